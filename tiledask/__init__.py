@@ -1,0 +1,59 @@
+"""tiledask: split large models over devices; predict, simulate and run it on Dask.
+
+The names below load their module when they are first used, so that ``import tiledask``
+brings in neither Dask nor CuPy nor matplotlib nor Bokeh.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOME = {
+    # plan: arithmetic
+    "load_model": "tiledask.plan.specs",
+    "load_cluster": "tiledask.plan.specs",
+    "Layout": "tiledask.plan.layout",
+    "estimate_memory": "tiledask.plan.memory",
+    "fits": "tiledask.plan.fit",
+    "Ledger": "tiledask.plan.ledger",
+    "Traffic": "tiledask.plan.traffic",
+    "Timeline": "tiledask.plan.timeline",
+    "partition": "tiledask.plan.partition",
+    "Partition": "tiledask.plan.partition",
+    "judge": "tiledask.plan.partition",
+    "schedule": "tiledask.plan.schedule",
+    "Schedule": "tiledask.plan.schedule",
+    "schedules": "tiledask.plan.schedule",
+    "simulate": "tiledask.plan.simulate",
+    # dist: many devices
+    "start_cluster": "tiledask.dist.cluster",
+    "Mesh": "tiledask.dist.mesh",
+    "Shard": "tiledask.plan.placement",
+    "Replicate": "tiledask.plan.placement",
+    "Partial": "tiledask.plan.placement",
+    "distribute": "tiledask.dist.array",
+    "from_function": "tiledask.dist.array",
+    "redistribute": "tiledask.dist.collectives",
+    "to_numpy": "tiledask.dist.array",
+    "matmul": "tiledask.dist.matmul",
+    "algorithms": "tiledask.dist.matmul",
+    "run_schedule": "tiledask.dist.pipeline",
+}
+_PACKAGES = ("plan", "tile", "dist", "lab")
+
+__all__ = [*_HOME, *_PACKAGES]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    elif name in _PACKAGES:
+        value = import_module(f"tiledask.{name}")
+    else:
+        raise AttributeError(f"tiledask has no {name!r}; it has {', '.join(sorted(__all__))}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Many devices: Dask workers as ranks, sharded arrays, products and pipelines over them."""

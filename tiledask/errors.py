@@ -1,0 +1,44 @@
+"""The errors tiledask raises: each states the rule, both numbers and a way out."""
+
+__all__ = [
+    "ClusterLostError",
+    "ConfigError",
+    "DeadlineError",
+    "DoesNotFitError",
+    "KernelError",
+    "PartitionError",
+    "PlacementError",
+    "ScheduleError",
+]
+
+
+class PlacementError(ValueError):
+    """An operation on a sharded array that its placements do not allow."""
+
+
+class PartitionError(ValueError):
+    """A split of layers over devices that breaks a rule, or that cannot exist."""
+
+
+class ScheduleError(ValueError):
+    """An order of pipeline actions that breaks a rule; the message names the action."""
+
+
+class ConfigError(ValueError):
+    """A model, hardware or run description that cannot be read without guessing."""
+
+
+class KernelError(ValueError):
+    """A tile kernel that does not exist, or that this machine or these operands cannot use."""
+
+
+class DoesNotFitError(MemoryError):
+    """A plan that needs more memory than is allowed, refused before anything runs."""
+
+
+class DeadlineError(TimeoutError):
+    """A wait on the cluster that ran out of time; the message says what it waited for."""
+
+
+class ClusterLostError(RuntimeError):
+    """The scheduler or the last worker is gone; the message says how to start again."""

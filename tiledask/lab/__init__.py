@@ -1,0 +1,1 @@
+"""What people look at: comparison tables, figures, puzzles and the report."""

@@ -1,0 +1,1 @@
+"""Arithmetic on frozen values: no arrays on devices, no Dask."""

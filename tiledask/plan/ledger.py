@@ -1,0 +1,113 @@
+"""A memory ledger: one row per place, tensor class and moment, predicted and measured alike."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tiledask.plan.units import format_bytes
+
+__all__ = ["ALWAYS", "Ledger", "Row"]
+
+ALWAYS = "always"
+"""The moment of what is resident from the first step to the last."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a ledger."""
+
+    place: int
+    """Pipeline stage, rank or worker slot."""
+    tensor: str
+    """Tensor class: "weights", "gradients", "activations", "panels", ..."""
+    moment: str
+    """When the bytes are there: ALWAYS, or a name such as "forward", "backward", "step 3"."""
+    bytes: int
+    """Size in bytes."""
+    formula: str = ""
+    """How the size follows from the inputs, in words and symbols; empty if measured."""
+    source: str = ""
+    """Where the formula or the measurement comes from."""
+
+
+@dataclass(frozen=True, repr=False)
+class Ledger:
+    """Rows, and what follows from them: a place's peak is what is always there
+    plus its largest moment.
+
+    >>> ledger = Ledger.of([Row(0, "weights", ALWAYS, 10), Row(0, "activations", "forward", 5),
+    ...                     Row(0, "activations", "backward", 7), Row(1, "weights", ALWAYS, 12)])
+    >>> ledger.per_place, ledger.peak, ledger.binding
+    ({0: 17, 1: 12}, 17, (0, 'backward', 'weights'))
+    """
+
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "Ledger":
+        return cls(tuple(rows))
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(sorted({row.place for row in self.rows}))
+
+    def moments(self, place: int) -> dict[str, int]:
+        """Bytes on ``place`` at each of its moments, what is always there included."""
+        mine = [row for row in self.rows if row.place == place]
+        always = sum(row.bytes for row in mine if row.moment == ALWAYS)
+        totals = {row.moment: always for row in mine}
+        for row in mine:
+            if row.moment != ALWAYS:
+                totals[row.moment] += row.bytes
+        return totals
+
+    @property
+    def per_place(self) -> dict[int, int]:
+        """Peak bytes of every place."""
+        return {place: max(self.moments(place).values()) for place in self.places}
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest place at its fullest moment; 0 for an empty ledger."""
+        return max(self.per_place.values(), default=0)
+
+    @property
+    def binding(self) -> tuple[int, str, str]:
+        """(place, moment, tensor class) that decide the peak: the largest class of that moment."""
+        per_place = self.per_place
+        place = max(per_place, key=per_place.__getitem__)
+        moments = self.moments(place)
+        moment = max(moments, key=moments.__getitem__)
+        classes = self.by_tensor(place, moment)
+        return place, moment, max(classes, key=classes.__getitem__)
+
+    def by_tensor(self, place: int, moment: str | None = None) -> dict[str, int]:
+        """Bytes of each tensor class on ``place`` at ``moment`` (default: its fullest)."""
+        if moment is None:
+            moments = self.moments(place)
+            moment = max(moments, key=moments.__getitem__)
+        totals: dict[str, int] = {}
+        for row in self.rows:
+            if row.place == place and row.moment in (ALWAYS, moment):
+                totals[row.tensor] = totals.get(row.tensor, 0) + row.bytes
+        return totals
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return "Ledger(empty)"
+        place, moment, tensor = self.binding
+        return (
+            f"Ledger({len(self.places)} places, peak {format_bytes(self.peak)} "
+            f"on {place} at {moment}, mostly {tensor})"
+        )
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            f"<tr><td>{r.place}</td><td>{r.tensor}</td><td>{r.moment}</td>"
+            f"<td style='text-align:right'>{format_bytes(r.bytes)}</td><td>{r.formula}</td>"
+            f"<td>{r.source}</td></tr>"
+            for r in self.rows
+        )
+        head = "".join(
+            f"<th>{h}</th>" for h in ("place", "tensor", "moment", "bytes", "formula", "source")
+        )
+        return f"<table><caption>{self!r}</caption><tr>{head}</tr>{body}</table>"

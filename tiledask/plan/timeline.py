@@ -1,0 +1,193 @@
+"""Who did what when: one table for simulated and for measured pipeline runs.
+
+device 0  F0 F1 F2 F3 .. .. .. B0 ...        each span has a device, a kind, a stage,
+device 1  .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
+                ^ idle: makespan minus the union of the device's compute spans
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tiledask.plan.units import format_seconds
+
+__all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline"]
+
+COMPUTE = ("F", "B", "I", "W")
+"""Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient."""
+TRANSFER = "T"
+"""A block on its way to the device; it may overlap compute and is never counted as busy."""
+
+Span = tuple[int, str, int, int, float, float]
+"""(device, kind, stage, microbatch, start, end), times in seconds."""
+
+
+def _union(intervals: np.ndarray) -> float:
+    """Length of the union of ``intervals`` [n, 2]."""
+    total, reach = 0.0, -np.inf
+    for start, end in intervals[np.argsort(intervals[:, 0], kind="stable")].tolist():
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """Spans in flat columns. Time 0 is the start of the first compute span.
+
+    >>> t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0)])
+    >>> t.makespan, t.busy, t.idle, t.bubble_fraction, t.bubble_overhead
+    (2.0, 2.0, 2.0, 0.5, 1.0)
+    """
+
+    devices: int
+    """Number of devices, those that did nothing included."""
+    device: np.ndarray
+    kind: np.ndarray
+    stage: np.ndarray
+    microbatch: np.ndarray
+    start: np.ndarray
+    """Seconds."""
+    end: np.ndarray
+    """Seconds."""
+    origin: str = "simulated"
+    """"simulated" or "measured"."""
+
+    @classmethod
+    def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
+        """A Timeline of ``spans``, moved so that the first compute span starts at 0."""
+        spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
+        zero = min((s[4] for s in spans if s[1] in COMPUTE), default=0.0)
+        columns = list(zip(*spans, strict=True)) or [()] * 6
+        return cls(
+            devices,
+            np.array(columns[0], np.int32),
+            np.array(columns[1], "<U1"),
+            np.array(columns[2], np.int32),
+            np.array(columns[3], np.int32),
+            np.array(columns[4], np.float64) - zero,
+            np.array(columns[5], np.float64) - zero,
+            origin,
+        )
+
+    @cached_property
+    def _computes(self) -> np.ndarray:
+        return np.isin(self.kind, COMPUTE)
+
+    def _spans(self, device: int, computes: bool = True) -> np.ndarray:
+        rows = (self.device == device) & (self._computes == computes)
+        return np.stack([self.start[rows], self.end[rows]], axis=1)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the start of the first compute span to the end of the last."""
+        return float(self.end[self._computes].max(initial=0.0))
+
+    @cached_property
+    def busy_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device computes (the union of its compute spans)."""
+        return tuple(_union(self._spans(d)) for d in range(self.devices))
+
+    @property
+    def idle_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device does not compute."""
+        return tuple(self.makespan - busy for busy in self.busy_per_device)
+
+    @property
+    def busy(self) -> float:
+        """Device-seconds of compute, all devices together."""
+        return sum(self.busy_per_device)
+
+    @property
+    def idle(self) -> float:
+        """Device-seconds without compute: devices x makespan - busy."""
+        return self.devices * self.makespan - self.busy
+
+    @property
+    def transfer(self) -> float:
+        """Device-seconds in which a block travels to a device (may overlap compute)."""
+        return sum(_union(self._spans(d, computes=False)) for d in range(self.devices))
+
+    @property
+    def utilisation(self) -> float:
+        """busy / (devices x makespan)."""
+        return self.busy / (self.devices * self.makespan) if self.makespan else 0.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """idle / (devices x makespan): the share of all device-time that is lost."""
+        return self.idle / (self.devices * self.makespan) if self.makespan else 0.0
+
+    @property
+    def bubble_overhead(self) -> float:
+        """idle / busy: the loss over the ideal, (p-1)/m for GPipe and 1F1B (SC21)."""
+        return self.idle / self.busy if self.busy else 0.0
+
+    @property
+    def span_bubble(self) -> float:
+        """1 - busy / (devices x the largest per-device span): the Zero Bubble paper's rate."""
+        spans = [self._spans(d) for d in range(self.devices)]
+        span = max((s[:, 1].max() - s[:, 0].min() for s in spans if len(s)), default=0.0)
+        return 1.0 - self.busy / (self.devices * span) if span else 0.0
+
+    @cached_property
+    def peak_in_flight(self) -> tuple[int, ...]:
+        """Per device, the most (stage, micro-batch) activations alive at once.
+
+        One is alive from the start of its forward to the end of its backward: the full
+        backward, or the weight gradient where the backward is split. Without a backward
+        (inference) it is alive until its forward ends.
+        """
+        return tuple(self._in_flight(d) for d in range(self.devices))
+
+    def _in_flight(self, device: int) -> int:
+        born: dict[tuple[int, int], float] = {}
+        dead: dict[tuple[int, int], float] = {}
+        for i in np.flatnonzero((self.device == device) & self._computes):
+            key = (int(self.stage[i]), int(self.microbatch[i]))
+            if self.kind[i] == "F":
+                born[key] = float(self.start[i])
+            dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
+        # at equal times the dead leave before the next are born
+        events = sorted([(t, 1) for t in born.values()] + [(dead[k], -1) for k in born])
+        events.sort(key=lambda e: (e[0], e[1]))
+        alive = peak = 0
+        for _, change in events:
+            alive += change
+            peak = max(peak, alive)
+        return peak
+
+    def state(self, device: int, time: float) -> str:
+        """What ``device`` does at ``time``: an action such as "F0", or "idle"."""
+        rows = self._computes & (self.device == device) & (self.start <= time) & (time < self.end)
+        hits = np.flatnonzero(rows)
+        return f"{self.kind[hits[0]]}{self.microbatch[hits[0]]}" if len(hits) else "idle"
+
+    def to_frame(self):
+        """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
+        import pandas as pd
+
+        names = ("device", "kind", "stage", "microbatch", "start", "end")
+        return pd.DataFrame({name: getattr(self, name) for name in names})
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def __repr__(self) -> str:
+        return (
+            f"Timeline({self.origin}: {int(self._computes.sum())} actions on {self.devices} "
+            f"devices, makespan {format_seconds(self.makespan)}, "
+            f"{self.bubble_fraction:.1%} of device-time idle)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{d}</td><td>{format_seconds(b)}</td><td>{format_seconds(i)}</td></tr>"
+            for d, (b, i) in enumerate(zip(self.busy_per_device, self.idle_per_device, strict=True))
+        )
+        return (
+            f"<table><caption>{self!r}</caption>"
+            f"<tr><th>device</th><th>busy</th><th>idle</th></tr>{rows}</table>"
+        )

@@ -1,0 +1,92 @@
+"""Bytes and messages between ranks: one type for predicted and for counted traffic."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiledask.plan.units import format_bytes
+
+__all__ = ["Traffic"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Traffic:
+    """What moved from rank to rank.
+
+    >>> t = Traffic.of(2, [(0, 1, 100), (0, 1, 50), (1, 0, 8)])
+    >>> t.total, t.count, t.sent, t.received
+    (158, 3, (150, 8), (8, 150))
+    """
+
+    bytes: np.ndarray
+    """int64 [source rank, destination rank], bytes."""
+    messages: np.ndarray
+    """int64 [source rank, destination rank], blocks sent, whatever their size."""
+
+    @classmethod
+    def of(cls, ranks: int, moves: Iterable[tuple[int, int, int]] = ()) -> "Traffic":
+        """The traffic of ``moves`` (source, destination, bytes) among ``ranks`` ranks.
+
+        A move from a rank to itself costs nothing and is not counted.
+        """
+        nbytes = np.zeros((ranks, ranks), np.int64)
+        messages = np.zeros((ranks, ranks), np.int64)
+        for source, destination, size in moves:
+            if source != destination:
+                nbytes[source, destination] += size
+                messages[source, destination] += 1
+        return cls(nbytes, messages)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.bytes)
+
+    @property
+    def total(self) -> int:
+        """Bytes moved between different ranks, all together."""
+        return int(self.bytes.sum())
+
+    @property
+    def count(self) -> int:
+        """Messages (blocks) between different ranks, all together."""
+        return int(self.messages.sum())
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """Bytes that left each rank."""
+        return tuple(self.bytes.sum(axis=1).tolist())
+
+    @property
+    def received(self) -> tuple[int, ...]:
+        """Bytes that reached each rank."""
+        return tuple(self.bytes.sum(axis=0).tolist())
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(self.bytes + other.bytes, self.messages + other.messages)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the byte and to the message, for every pair of ranks."""
+        if not isinstance(other, Traffic):
+            return NotImplemented
+        return np.array_equal(self.bytes, other.bytes) and np.array_equal(
+            self.messages, other.messages
+        )
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"Traffic({self.total:,} bytes in {self.count} messages among {self.ranks} ranks)"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>to {j}</th>" for j in range(self.ranks))
+        rows = "".join(
+            f"<tr><th>from {i}</th>"
+            + "".join(f"<td>{format_bytes(n) if n else '·'}</td>" for n in row)
+            + "</tr>"
+            for i, row in enumerate(self.bytes.tolist())
+        )
+        return (
+            f"<table><caption>{self.total:,} bytes in {self.count} messages</caption>"
+            f"<tr><th></th>{head}</tr>{rows}</table>"
+        )

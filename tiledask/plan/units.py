@@ -1,0 +1,57 @@
+"""Units, only where people read or type: inside the package everything is bytes and seconds."""
+
+import re
+
+from tiledask.errors import ConfigError
+
+__all__ = ["format_bytes", "format_seconds", "parse_bytes"]
+
+_SIZES = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50,
+}  # fmt: skip
+
+
+def format_bytes(n: float) -> str:
+    """``n`` bytes as text with a decimal unit: GB is 1e9 bytes.
+
+    >>> format_bytes(3_200_000_000_000), format_bytes(512), format_bytes(-2.5e9)
+    ('3.2 TB', '512 B', '-2.5 GB')
+    """
+    sign, n = ("-" if n < 0 else ""), abs(n)
+    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= size:
+            return f"{sign}{n / size:.4g} {unit}"
+    return f"{sign}{n:.4g} B"
+
+
+def format_seconds(s: float) -> str:
+    """``s`` seconds as text in s, ms or µs.
+
+    >>> format_seconds(4.95), format_seconds(0.0015)
+    ('4.95 s', '1.5 ms')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(s) >= size:
+            return f"{s / size:.3g} {unit}"
+    return f"{s:.3g} s"
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """Bytes from a number or from text such as "40GB" (1e9) or "40 GiB" (2**30).
+
+    >>> parse_bytes("40GB"), parse_bytes("1 MiB"), parse_bytes(17)
+    (40000000000, 1048576, 17)
+    """
+    if isinstance(text, bool) or (isinstance(text, int | float) and not text >= 0):
+        raise ConfigError(f"a size in bytes must be a number of 0 or more, got {text!r}")
+    if isinstance(text, int | float):
+        return int(text)
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in _SIZES:
+        raise ConfigError(
+            f"cannot read {text!r} as a size; write a number and a unit: '40GB' (1e9 bytes each), "
+            f"'40GiB' (2**30 each) or '512MB'"
+        )
+    return round(float(match[1]) * _SIZES[match[2]])
