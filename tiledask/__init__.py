@@ -26,7 +26,7 @@ _HOME = {
     "schedules": "tiledask.plan.schedule",
     "simulate": "tiledask.plan.simulate",
     # dist: many devices
-    "start_cluster": "tiledask.dist.cluster",
+    "start_cluster": "tiledask.dist.start",
     "Mesh": "tiledask.dist.mesh",
     "Shard": "tiledask.plan.placement",
     "Replicate": "tiledask.plan.placement",

@@ -1,0 +1,221 @@
+"""Arrays whose blocks live on workers: make them, look at them, bring them back.
+
+    distribute(a, mesh, (Shard(0), Shard(1)))
+        a  --save once-->  spool file  --each slot reads its region-->  one block per rank
+
+Blocks are made by tasks (from the file, or from a function), never scattered: when a worker
+dies, Dask runs the task again and the block is back.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from distributed import Future
+
+from tiledask.dist.mesh import Mesh
+from tiledask.errors import PlacementError
+from tiledask.plan.placement import Partial, Placement, Region, Replicate, Tiling
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import namespace
+from tiledask.tile.backend import to_numpy as off_device
+
+__all__ = ["Both", "ShardedArray", "distribute", "from_function", "to_numpy"]
+
+
+class Both(NamedTuple):
+    """A prediction and the measurement of the same thing."""
+
+    predicted: Any
+    measured: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShardedArray:
+    """One array, a block of it on every rank of a mesh."""
+
+    mesh: Mesh
+    tiling: Tiling
+    dtype: np.dtype
+    blocks: tuple[Future, ...] = field(repr=False)
+    """The block of rank 0, 1, ..."""
+    made_by: str = ""
+    """The operation that made it, such as "summa" or "all_gather"."""
+    traffic: Both | None = None
+    """Traffic of that operation, predicted and measured."""
+    memory: Both | None = None
+    """Ledger of that operation, a place per rank, predicted and measured."""
+    seconds: float = 0.0
+    """How long that operation took, measured by the client."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tiling.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return self.tiling.placements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, counted once."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of each rank's block."""
+        shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates())
+        return tuple(int(np.prod(s, dtype=np.int64)) * self.dtype.itemsize for s in shapes)
+
+    def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
+        from tiledask.dist.matmul import matmul
+
+        return matmul(self, other)
+
+    def __repr__(self) -> str:
+        return (
+            f"ShardedArray({'x'.join(map(str, self.shape))} {self.dtype}, mesh {self.mesh.shape}, "
+            f"{', '.join(map(repr, self.placements))})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{rank}</td><td>{at}</td><td>"
+            + " x ".join(f"{start}:{stop}" for start, stop in self.tiling.region(at))
+            + f"</td><td>{format_bytes(nbytes)}</td></tr>"
+            for rank, (at, nbytes) in enumerate(
+                zip(self.tiling.coordinates(), self.block_bytes, strict=True)
+            )
+        )
+        head = "<tr><th>rank</th><th>mesh</th><th>holds</th><th>bytes</th></tr>"
+        return f"<table><caption>{self!r}</caption>{head}{rows}</table>"
+
+
+def distribute(
+    array: np.ndarray,
+    mesh: Mesh,
+    placements: Iterable[Placement],
+    *,
+    name: str = "block",
+    timeout: float | None = None,
+) -> ShardedArray:
+    """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
+
+    The array is copied once to the cluster's spool folder, so changing it later changes nothing.
+    Raises PlacementError for placements that the mesh or the shape does not allow.
+    """
+    array = np.asanyarray(off_device(array))
+    tiling = Tiling(array.shape, mesh.shape, _checked(placements))
+    _check_dtype(array.dtype)
+    path = mesh.cluster.spool / f"{uuid.uuid4().hex}.npy"
+    np.save(path, array, allow_pickle=False)
+    blocks = [
+        mesh.cluster.submit(
+            rank, _read, str(path), tiling.region(at), mesh.cluster.backend, name=name
+        )
+        for rank, at in enumerate(tiling.coordinates())
+    ]
+    mesh.cluster.wait(blocks, f"distributing {array.shape} over {mesh.shape}", timeout)
+    return ShardedArray(mesh, tiling, array.dtype, tuple(blocks), "distribute")
+
+
+def from_function(
+    function: Callable[[tuple[slice, ...]], Any],
+    shape: Iterable[int],
+    dtype: Any,
+    mesh: Mesh,
+    placements: Iterable[Placement],
+    *,
+    name: str = "block",
+    timeout: float | None = None,
+) -> ShardedArray:
+    """A ShardedArray whose blocks are made where they live: ``function(slices)`` of each region.
+
+    ``function`` must give the same block whenever it is called with the same slices (a lost
+    block is made again), in the shape of the slices; the result is cast to ``dtype``.
+    """
+    tiling = Tiling(tuple(shape), mesh.shape, _checked(placements))
+    dtype = np.dtype(dtype)
+    _check_dtype(dtype)
+    backend = mesh.cluster.backend
+    blocks = [
+        mesh.cluster.submit(rank, _make, function, tiling.region(at), dtype.str, backend, name=name)
+        for rank, at in enumerate(tiling.coordinates())
+    ]
+    mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout)
+    return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
+
+
+def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
+    """The whole array on this machine; addends are summed in rank order."""
+    if not isinstance(array, ShardedArray):
+        return off_device(array)
+    partial = [isinstance(p, Partial) for p in array.placements]
+    wanted = [
+        (rank, at)
+        for rank, at in enumerate(array.tiling.coordinates())
+        if all(
+            i == 0 or not isinstance(p, Replicate)
+            for i, p in zip(at, array.placements, strict=True)
+        )
+    ]
+    blocks = array.mesh.cluster.gather(
+        [array.blocks[rank] for rank, _ in wanted], f"collecting {array!r}", timeout
+    )
+    whole = (
+        np.zeros(array.shape, array.dtype) if any(partial) else np.empty(array.shape, array.dtype)
+    )
+    for (_, at), block in zip(wanted, blocks, strict=True):
+        where = slices(array.tiling.region(at))
+        if any(partial):
+            whole[where] += off_device(block)
+        else:
+            whole[where] = off_device(block)
+    return whole
+
+
+def slices(region: Region) -> tuple[slice, ...]:
+    """``region`` as an index."""
+    return tuple(slice(start, stop) for start, stop in region)
+
+
+def _checked(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
+    if any(isinstance(p, Partial) for p in placements):
+        raise PlacementError(
+            f"an array cannot be distributed as {placements}: its addends are not unique; "
+            f"Partial() is only what a product leaves behind. Use Shard(dim) or Replicate()"
+        )
+    return placements
+
+
+def _check_dtype(dtype: np.dtype) -> None:
+    if dtype.kind not in "fiu":
+        raise PlacementError(
+            f"blocks hold real numbers (float16/32/64 or integers), got dtype {dtype}; "
+            f"convert first, for example with astype('float32')"
+        )
+
+
+def _read(path: str, region: Region, backend: str) -> Any:
+    """One block, read from the spool (on the worker)."""
+    block = np.load(path, mmap_mode="r", allow_pickle=False)[slices(region)]
+    return namespace(backend).array(block, copy=True, order="C")
+
+
+def _make(function: Callable, region: Region, dtype: str, backend: str) -> Any:
+    """One block, made by ``function`` (on the worker)."""
+    block = namespace(backend).asarray(function(slices(region)), dtype=dtype, order="C")
+    expected = tuple(stop - start for start, stop in region)
+    if block.shape != expected:
+        raise PlacementError(
+            f"the function gave a block of shape {block.shape} for the region {region}, which "
+            f"has shape {expected}; return exactly the slices it is called with"
+        )
+    return block

@@ -1,0 +1,247 @@
+"""Workers in numbered slots: give a slot work, wait for it with a deadline.
+
+One worker process per slot. Each carries a Dask *resource* named after its slot and each task
+asks for its slot's resource. Addresses and names will not do for pinning: a worker that dies
+comes back with another address, and Dask turns names into addresses at submit time, so work
+pinned by either waits for ever (dask/distributed issues 8600 and 7346). A resource follows the
+slot through a restart.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client, Future, SpecCluster, as_completed
+
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+
+__all__ = ["DEADLINE", "Cluster"]
+
+DEADLINE = 300.0
+"""Seconds a call waits for the cluster unless told otherwise."""
+
+
+def _aligned(value: Any) -> Any:
+    """``value``, and if it is a NumPy array then aligned and contiguous in C or Fortran order.
+
+    Blocks that were sent or spilled come back unaligned, and then sums round differently.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    return np.require(value, requirements=[order, "A"])
+
+
+def _enter(function: Callable, *args: Any) -> Any:
+    """Every task starts here, on its worker."""
+    return function(*map(_aligned, args))
+
+
+class Cluster:
+    """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
+
+    def __init__(self, dask_cluster: SpecCluster, slots: int, backend: str, why: str) -> None:
+        self.dask_cluster = dask_cluster
+        self.slots = slots
+        self.backend = backend
+        """"numpy" or "cupy": what the blocks on the workers are."""
+        self.why = why
+        """Why these devices were chosen, one sentence."""
+        self.client = Client(dask_cluster)
+        self.spool = Path(tempfile.mkdtemp(prefix="tiledask-"))
+        """Folder of the arrays that were distributed; workers make lost blocks again from it."""
+        self.memory_cap: int | None = None
+
+    # -- state ------------------------------------------------------------
+
+    @property
+    def dashboard_link(self) -> str:
+        return self.client.dashboard_link
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes one slot may hold."""
+        if self.memory_cap is not None:
+            return self.memory_cap
+        workers = self._workers().values()
+        return min((int(w["memory_limit"]) for w in workers), default=0)
+
+    def _workers(self) -> dict[int, dict]:
+        """slot -> what the scheduler knows of the worker there now."""
+        self._check_alive()
+        info = self.client.scheduler_info(n_workers=-1)["workers"]
+        found = {}
+        for address, facts in info.items():
+            for name in facts.get("resources", {}):
+                if name.startswith("slot"):
+                    found[int(name[4:])] = {**facts, "address": address}
+        return found
+
+    def address(self, slot: int) -> str:
+        """Where the worker of ``slot`` listens now; it changes when the worker restarts."""
+        return self.wait_for_slots([slot], 30.0)[slot]["address"]
+
+    def _check_alive(self) -> None:
+        if self.client.status != "running":
+            raise ClusterLostError(
+                f"the cluster is closed (client status {self.client.status!r}, needed 'running'); "
+                f"start a new one with td.start_cluster()"
+            )
+
+    def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict]:
+        """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
+        wanted, deadline = set(slots), time.monotonic() + timeout
+        while True:
+            workers = self._workers()
+            missing = sorted(wanted - workers.keys())
+            if not missing:
+                return workers
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"waited {timeout:g} s for workers in {len(wanted)} slots, slots {missing} "
+                    f"have none; look at the workers' output above, or start a new cluster"
+                )
+            time.sleep(0.05)
+
+    # -- work -------------------------------------------------------------
+
+    def submit(self, slot: int, function: Callable, *args: Any, name: str = "task") -> Future:
+        """A Future of ``function(*args)``, run by the worker in ``slot`` and nowhere else.
+
+        ``name`` is the task's name and colour on the dashboard.
+        """
+        if not 0 <= slot < self.slots:
+            raise ConfigError(
+                f"slot {slot} does not exist: this cluster has slots 0..{self.slots - 1}; "
+                f"start_cluster(workers={slot + 1}) would have it"
+            )
+        future = self.client.submit(
+            _enter,
+            function,
+            *args,
+            key=f"{name}-{uuid.uuid4().hex}",
+            resources={f"slot{slot}": 1},
+            pure=False,
+        )
+        future.slot = slot
+        return future
+
+    def wait(
+        self,
+        futures: Iterable[Future],
+        what: str,
+        timeout: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Return when all ``futures`` are done; raise what the first failed one raised.
+
+        After ``timeout`` seconds (default DEADLINE) raises DeadlineError, which says ``what``
+        was awaited and from which slots. On any error or interrupt the futures are cancelled.
+        """
+        self._check_alive()
+        timeout = DEADLINE if timeout is None else timeout
+        futures = list(futures)
+        pending = {f.key: f for f in futures}
+        try:
+            done = as_completed(futures, loop=self.client.loop, timeout=timeout, raise_errors=False)
+            for count, future in enumerate(done, 1):
+                pending.pop(future.key, None)
+                if future.status != "finished":
+                    self._raise(future, what)
+                if progress:
+                    progress(count, len(futures))
+        except TimeoutError as error:
+            if isinstance(error, DeadlineError) or not pending:
+                raise
+            message = self._late(pending.values(), what, timeout, len(futures))
+            self.client.cancel(futures, force=True)
+            raise DeadlineError(message) from None
+        except BaseException:
+            self.client.cancel(futures, force=True)
+            raise
+
+    def _raise(self, future: Future, what: str) -> None:
+        if future.status == "cancelled":
+            raise ClusterLostError(
+                f"{what}: task {future.key} was cancelled: its result or the scheduler is gone; "
+                f"run it again, on a new cluster if this one is closed"
+            )
+        error = future.exception(timeout=30)
+        error.add_note(f"raised in slot {getattr(future, 'slot', '?')} during {what}")
+        raise error.with_traceback(future.traceback(timeout=30))
+
+    def _late(self, pending: Iterable[Future], what: str, timeout: float, total: int) -> str:
+        pending = list(pending)
+        workers, now = self._workers(), time.time()
+        slots = sorted({getattr(f, "slot", -1) for f in pending})
+        states = [
+            f"slot {s} (its worker was last heard of {now - workers[s]['last_seen']:.1f} s ago)"
+            if s in workers
+            else f"slot {s} (it has no worker)"
+            for s in slots
+        ]
+        return (
+            f"{what}: {len(pending)} of {total} tasks not done after {timeout:g} s; waiting for "
+            f"{', '.join(states)}. First of them: {pending[0].key}. Give it longer with timeout=, "
+            f"or look at {self.dashboard_link}"
+        )
+
+    def gather(self, futures: Sequence[Future], what: str, timeout: float | None = None) -> list:
+        """The results of ``futures`` on this machine, waited for like ``wait``."""
+        self.wait(futures, what, timeout)
+        return self.client.gather(list(futures), direct=False)
+
+    def run(self, function: Callable, *args: Any, timeout: float = 60.0) -> list:
+        """``function(*args)`` on every worker at once, outside the task graph; results by slot.
+
+        A parameter called ``dask_worker`` receives the worker.
+        """
+        workers = self.wait_for_slots(range(self.slots), timeout)
+        addresses = [workers[slot]["address"] for slot in range(self.slots)]
+
+        async def everywhere() -> dict:
+            call = self.client._run(function, *args, workers=addresses)
+            return await asyncio.wait_for(call, timeout)
+
+        try:
+            results = self.client.sync(everywhere)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{getattr(function, '__name__', function)} did not return from all "
+                f"{self.slots} workers within {timeout:g} s; one of them is frozen or gone"
+            ) from None
+        return [results[address] for address in addresses]
+
+    # -- end --------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the workers and remove what was spooled; safe to call twice."""
+        with contextlib.suppress(Exception):
+            self.client.close(timeout=5)
+        self.dask_cluster.close(timeout=20)
+        shutil.rmtree(self.spool, ignore_errors=True)
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kind = "GPU" if self.backend == "cupy" else "CPU"
+        state = self.client.status
+        return f"Cluster({self.slots} {kind} workers, {state}, dashboard {self.dashboard_link})"
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<b>{self.slots} {'GPU' if self.backend == 'cupy' else 'CPU'} workers</b> "
+            f"({self.client.status}); {self.why}; "
+            f"<a href='{self.dashboard_link}' target='_blank'>{self.dashboard_link}</a>"
+        )

@@ -1,0 +1,80 @@
+"""What the workers themselves count: bytes received from whom, and the most memory held."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from tiledask.dist import worker as on_worker
+from tiledask.dist.cluster import Cluster
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.traffic import Traffic
+
+__all__ = ["Counted", "counting"]
+
+
+@dataclass
+class Counted:
+    """Filled when the ``counting`` block ends."""
+
+    traffic: Traffic | None = None
+    growth: tuple[int, ...] = ()
+    """Per slot, the most bytes the process held above what it held at the start."""
+    seconds: float = 0.0
+    transfers: list[tuple[int, int, float, float]] = field(default_factory=list)
+    """(source slot, destination slot, start, stop) of every message, scheduler's clock, seconds."""
+
+    def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger:
+        """The measured Ledger: ``resident`` bytes per slot by tensor class, plus the growth."""
+        rows = [
+            Row(slot, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
+            for tensor, per_slot in resident.items()
+            for slot, nbytes in enumerate(per_slot)
+        ]
+        rows += [
+            Row(slot, "process growth", "product", nbytes, source="peak resident set - at start")
+            for slot, nbytes in enumerate(self.growth)
+        ]
+        return Ledger.of(rows)
+
+
+@contextmanager
+def counting(cluster: Cluster) -> Iterator[Counted]:
+    """Counts what moves between workers, and how far their memory grows, inside the block."""
+    counted = Counted()
+    marks = cluster.run(_mark)
+    begun = perf_counter()
+    yield counted
+    counted.seconds = perf_counter() - begun
+    reports = cluster.run(_report, [mark["log"] for mark in marks])
+    slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
+    counted.growth = tuple(
+        max(0, report["peak"] - mark["held"]) for mark, report in zip(marks, reports, strict=True)
+    )
+    moves = []
+    for slot, report in enumerate(reports):
+        for who, sizes, start, stop in report["log"]:
+            source = slot_of.get(who, slot)
+            moves += [(source, slot, size) for size in sizes]
+            counted.transfers.append((source, slot, start, stop))
+    counted.traffic = Traffic.of(cluster.slots, moves)
+
+
+def _mark(dask_worker) -> dict:
+    """Where this worker's log of incoming transfers stands, and the bytes it holds."""
+    log = dask_worker.transfer_incoming_log
+    if len(log) > log.maxlen // 2:
+        log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
+    return {"address": dask_worker.address, "log": (dask_worker.address, len(log)),
+            "held": on_worker.reset_peak()}  # fmt: skip
+
+
+def _report(marks: list[tuple[str, int]], dask_worker) -> dict:
+    """What came in since the mark, and the peak. A restarted worker has a new address and log."""
+    since = dict(marks).get(dask_worker.address, 0)
+    log = list(dask_worker.transfer_incoming_log)[since:]
+    return {
+        "address": dask_worker.address,
+        "peak": on_worker.peak_bytes(),
+        "log": [(e["who"], list(e["keys"].values()), e["start"], e["stop"]) for e in log],
+    }

@@ -1,0 +1,301 @@
+"""Start a cluster on this machine: GPU workers if a GPU is usable, otherwise CPU workers.
+
+slot        0         1         2         3        one worker process per slot,
+resource  slot0     slot1     slot2     slot3      everything on 127.0.0.1
+device    GPU 0     GPU 0     GPU 1     GPU 1      (per_gpu=2), or one BLAS thread each
+"""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+from functools import partial
+from typing import Any
+
+import dask
+from dask.system import CPU_COUNT
+from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import offload
+
+from tiledask.dist import worker as on_worker
+from tiledask.dist.cluster import Cluster
+from tiledask.errors import ClusterLostError, ConfigError
+from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.tile.backend import namespace, probe
+
+__all__ = ["start_cluster"]
+
+_HOST = "127.0.0.1"
+_PRELOAD = ["tiledask.dist.worker"]
+_PLENTY = 1e6  # units of a slot's resource: threads are the limit, not this
+_IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
+_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def start_cluster(
+    workers: int | None = None,
+    *,
+    device: str = "auto",
+    per_gpu: int = 1,
+    threads: int = 1,
+    memory_limit: int | str | None = None,
+    memory_cap: int | str | None = None,
+    dashboard_port: int | None = None,
+    tls: bool = False,
+    timeout: float = 60.0,
+    quiet: bool = False,
+) -> Cluster:
+    """A Cluster of one worker per slot, ready to work; use it in a ``with`` block.
+
+    workers
+        Number of slots. Default: one per GPU (times ``per_gpu``), or one per CPU core, at least 2.
+    device
+        "auto" probes a GPU with a real allocation and falls back to the CPU; "cuda" and "cpu"
+        insist.
+    per_gpu
+        Workers that share one GPU and its memory.
+    threads
+        BLAS threads per worker.
+    memory_limit
+        Bytes of host memory per worker at which Dask's nanny restarts it (default: an even
+        share of this machine's memory).
+    memory_cap
+        Bytes that a worker's own allocations may take: beyond, they raise MemoryError. Stands in
+        for a device of that size. Enforced by the kernel on Linux and by the memory pool on a GPU.
+    dashboard_port
+        Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If it is
+        taken, any free one. Pages of other servers than JupyterLab on this machine may show the
+        dashboard if TILEDASK_DASHBOARD_ORIGINS names them ("host:port host:port").
+    tls
+        Encrypt and authenticate connections with certificates made for this cluster.
+
+    Raises ConfigError for impossible requests, DeadlineError if the workers are not all there
+    after ``timeout`` seconds.
+    """
+    _refuse_import_time()
+    backend, why = _choose(device)
+    slots = _slots(workers, backend, per_gpu, threads)
+    cap = None if memory_cap is None else parse_bytes(memory_cap)
+    options: dict[str, Any] = {
+        "threads": threads,
+        "memory_limit": (MEMORY_LIMIT // slots)
+        if memory_limit is None
+        else parse_bytes(memory_limit),
+        "dashboard_port": _dashboard_port(dashboard_port),
+        "security": _security(tls),
+    }
+    start = _start_cpu if backend == "numpy" else partial(_start_gpu, per_gpu=per_gpu)
+    with dask.config.set(_settings(threads, options["dashboard_port"])):
+        cluster = Cluster(start(slots, **options), slots, backend, why)
+    try:
+        cluster.wait_for_slots(range(slots), timeout)
+        if cap is not None:
+            cluster.client.register_plugin(_CapMemory(cap, backend))
+            cluster.memory_cap = cap
+    except BaseException:
+        cluster.close()
+        raise
+    if not quiet:
+        kind = "GPU" if backend == "cupy" else "CPU"
+        print(f"{slots} {kind} workers, {threads} BLAS thread each: {why}")
+        print(f"dashboard: {cluster.dashboard_link}")
+    return cluster
+
+
+def _refuse_import_time() -> None:
+    if multiprocessing.parent_process() is not None:
+        raise ClusterLostError(
+            "start_cluster() was called while a worker process was importing your script; "
+            "put the call under  if __name__ == '__main__':"
+        )
+
+
+def _choose(device: str) -> tuple[str, str]:
+    """("numpy" or "cupy", the reason in words)."""
+    if device not in ("auto", "cuda", "cpu"):
+        raise ConfigError(f"device is 'auto', 'cuda' or 'cpu', got {device!r}")
+    if device == "cpu":
+        return "numpy", "CPU workers were asked for"
+    found = probe()
+    if found.usable:
+        names = ", ".join(device.name for device in found.devices)
+        return "cupy", f"{names} took a real allocation"
+    if device == "cuda":
+        raise ConfigError(f"device='cuda' needs a usable GPU: {found.reason}; or device='cpu'")
+    return "numpy", f"no usable GPU ({found.reason})"
+
+
+def _slots(workers: int | None, backend: str, per_gpu: int, threads: int) -> int:
+    for name, value in (("workers", workers), ("per_gpu", per_gpu), ("threads", threads)):
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not whole and not (name == "workers" and value is None):
+            raise ConfigError(f"{name} is a whole number of 1 or more, got {value!r}")
+    if backend == "cupy":
+        gpus = len(probe().devices)
+        available = gpus * per_gpu
+        if workers is not None and workers > available:
+            raise ConfigError(
+                f"{workers} GPU workers need {workers} places, {gpus} GPUs with "
+                f"per_gpu={per_gpu} have {available}; raise per_gpu or take device='cpu'"
+            )
+        return workers or available
+    slots = workers or max(2, CPU_COUNT)
+    if slots * _IDLE_WORKER > MEMORY_LIMIT:
+        raise ConfigError(
+            f"{slots} workers hold {format_bytes(slots * _IDLE_WORKER)} before they do anything, "
+            f"this machine has {format_bytes(MEMORY_LIMIT)}; at most "
+            f"{MEMORY_LIMIT // _IDLE_WORKER} workers fit"
+        )
+    return slots
+
+
+def _dashboard_port(port: int | None) -> int:
+    """The port asked for if it is free, otherwise one that is."""
+    text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else port
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 65536:
+        raise ConfigError(f"a dashboard port is 0 (any free one) to 65535, got {text!r}")
+    for wanted in (number, 0):
+        with socket.socket() as probing, contextlib.suppress(OSError):
+            probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probing.bind((_HOST, wanted))
+            return probing.getsockname()[1]
+    raise ConfigError(f"no free port on {_HOST} for the dashboard; close a server and try again")
+
+
+def _origins(port: int) -> list[str]:
+    """Pages that may open the dashboard's websocket: itself, and JupyterLab on this machine.
+
+    Bokeh takes no wildcard for a port alone, and Dask's default takes every page of the web.
+    """
+    ports = [port, *range(8888, 8900)]
+    more = os.environ.get("TILEDASK_DASHBOARD_ORIGINS", "")
+    return [f"{host}:{p}" for p in ports for host in (_HOST, "localhost")] + more.split()
+
+
+def _security(tls: bool) -> Any:
+    if not tls:
+        return None
+    from distributed.security import Security
+
+    try:
+        return Security.temporary()
+    except ImportError:
+        raise ConfigError(
+            "tls=True needs the package 'cryptography': pip install cryptography"
+        ) from None
+
+
+def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
+    """Dask settings under which pinned work stays where it was put."""
+    origins = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+    environ = "distributed.nanny.pre-spawn-environ"
+    return {
+        "distributed.scheduler.work-stealing": False,
+        "distributed.scheduler.active-memory-manager.start": False,
+        "distributed.scheduler.no-workers-timeout": "60s",
+        "distributed.admin.low-level-log-length": 100_000,  # of transfers: they are counted
+        "distributed.comm.timeouts.connect": "10s",
+        "distributed.comm.timeouts.tcp": "15s",
+        origins: _origins(dashboard_port),
+        environ: {**dask.config.get(environ), **dict.fromkeys(_BLAS_THREADS, str(threads))},
+    }
+
+
+def _slot_options(slot: int) -> dict[str, Any]:
+    """What makes a worker the worker of ``slot``, on CPUs and GPUs alike."""
+    return {"name": slot, "resources": {f"slot{slot}": _PLENTY}}
+
+
+def _start_cpu(
+    slots: int, threads: int, memory_limit: int, dashboard_port: int, security: Any
+) -> SpecCluster:
+    protocol = "tls://" if security else "tcp://"
+    common = {
+        "host": _HOST, "protocol": protocol, "security": security,
+        "nthreads": 1, "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
+        "silence_logs": 40,
+    }  # fmt: skip
+    return SpecCluster(
+        scheduler={
+            "cls": Scheduler,
+            "options": {
+                "host": _HOST, "protocol": protocol, "port": 0, "security": security,
+                "dashboard": True, "dashboard_address": f"{_HOST}:{dashboard_port}",
+            },
+        },
+        workers={
+            slot: {"cls": Nanny, "options": {**common, **_slot_options(slot)}}
+            for slot in range(slots)
+        },
+        security=security,
+        silence_logs=40,
+    )  # fmt: skip
+
+
+def _start_gpu(
+    slots: int,
+    threads: int,
+    memory_limit: int,
+    dashboard_port: int,
+    security: Any,
+    per_gpu: int,
+) -> SpecCluster:
+    from dask_cuda import LocalCUDACluster
+
+    class SlotCUDACluster(LocalCUDACluster):
+        """LocalCUDACluster with slots, several of which may share a GPU."""
+
+        def new_worker_spec(self) -> dict:
+            slot = min(set(range(slots)) - set(self.worker_spec))
+            # the parent names a worker after its GPU and so allows one each: show it one GPU
+            # and no workers, and take what it would start there
+            gpus, started = self.cuda_visible_devices, self.worker_spec
+            self.cuda_visible_devices, self.worker_spec = [gpus[slot // per_gpu]], {}
+            try:
+                (spec,) = super().new_worker_spec().values()
+            finally:
+                self.cuda_visible_devices, self.worker_spec = gpus, started
+            spec["options"].update(_slot_options(slot))
+            return {slot: spec}
+
+    return SlotCUDACluster(
+        CUDA_VISIBLE_DEVICES=_visible_gpus(),
+        n_workers=slots,
+        threads_per_worker=1,
+        memory_limit=memory_limit,
+        device_memory_limit=int(0.9 * min(d.memory for d in probe().devices) / per_gpu),
+        dashboard_address=f"{_HOST}:{dashboard_port}",
+        host=_HOST,
+        security=security,
+        preload=_PRELOAD,
+        silence_logs=40,
+    )
+
+
+def _visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES gives them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(d.index) for d in probe().devices]
+
+
+class _CapMemory(WorkerPlugin):
+    """Caps a worker's memory when it starts, and again when it restarts."""
+
+    name = "tiledask-cap-memory"
+
+    def __init__(self, limit: int, backend: str) -> None:
+        self.limit, self.backend = limit, backend
+
+    async def setup(self, worker: Any) -> None:
+        if self.backend == "cupy":
+            namespace("cupy").get_default_memory_pool().set_limit(size=self.limit)
+            return
+        # thread stacks count too: bring the threads to life before the cap is measured
+        await offload(int)
+        loop, thread = worker.loop.asyncio_loop, worker.executors["default"]
+        await loop.run_in_executor(thread, on_worker.cap_memory, self.limit)

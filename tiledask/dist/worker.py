@@ -1,0 +1,76 @@
+"""What every worker process loads before its first task (a Dask preload), and what it can report.
+
+Interrupting a notebook sends SIGINT to the whole process group: the kernel shall stop,
+its workers shall not.
+"""
+
+import os
+import resource
+import signal
+import sys
+import threading
+
+import numpy as np
+
+__all__ = ["cap_memory", "dask_setup", "peak_bytes", "reset_peak", "resident_bytes"]
+
+
+def dask_setup(worker) -> None:
+    """Called by Dask in the new worker process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _status(field: str) -> int:
+    """Bytes of one field of /proc/self/status (Linux)."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory now."""
+    if sys.platform == "linux":
+        return _status("VmRSS")
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def reset_peak() -> int:
+    """Bytes in memory now; ``peak_bytes`` counts from here on."""
+    if sys.platform == "linux":
+        with open("/proc/self/clear_refs", "w") as clear:
+            clear.write("5")  # proc(5): reset the peak resident set size
+    return resident_bytes()
+
+
+def peak_bytes() -> int:
+    """The most bytes this process held since ``reset_peak`` (Linux; elsewhere since its start)."""
+    if sys.platform == "linux":
+        return _status("VmHWM")
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def cap_memory(limit: int, warm: int = 256) -> int:
+    """Bytes this process held when the cap was set.
+
+    From now on an allocation that takes the process more than ``limit`` bytes above
+    that raises MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
+    BLAS's own buffers are allocated first, by one small product, so that they count as the
+    device's runtime and not as the model's. Linux only.
+    """
+    a = np.ones((warm, warm), np.float32)
+    (a @ a).sum()
+    held = _status("VmData")
+    resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
+    return held
+
+
+def machine() -> dict:
+    """Process id and thread limits of this worker, for reports."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {"pid": os.getpid(), **{name: os.environ.get(name) for name in names}}
