@@ -117,6 +117,7 @@ class Cluster:
 
         ``name`` is the task's name and colour on the dashboard.
         """
+        self._check_alive()
         if not 0 <= slot < self.slots:
             raise ConfigError(
                 f"slot {slot} does not exist: this cluster has slots 0..{self.slots - 1}; "

@@ -6,6 +6,7 @@ device    GPU 0     GPU 0     GPU 1     GPU 1      (per_gpu=2), or one BLAS thre
 """
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import socket
@@ -78,7 +79,7 @@ def start_cluster(
     slots = _slots(workers, backend, per_gpu, threads)
     cap = None if memory_cap is None else parse_bytes(memory_cap)
     options: dict[str, Any] = {
-        "threads": threads,
+        "death_timeout": timeout,
         "memory_limit": (MEMORY_LIMIT // slots)
         if memory_limit is None
         else parse_bytes(memory_limit),
@@ -87,7 +88,14 @@ def start_cluster(
     }
     start = _start_cpu if backend == "numpy" else partial(_start_gpu, per_gpu=per_gpu)
     with dask.config.set(_settings(threads, options["dashboard_port"])):
-        cluster = Cluster(start(slots, **options), slots, backend, why)
+        try:
+            cluster = Cluster(start(slots, **options), slots, backend, why)
+        except (RuntimeError, TimeoutError) as error:
+            raise ClusterLostError(
+                f"{slots} workers were asked for and did not start within {timeout:g} s ({error}); "
+                f"their own words are above. In a script, put start_cluster() under "
+                f"if __name__ == '__main__':"
+            ) from error
     try:
         cluster.wait_for_slots(range(slots), timeout)
         if cap is not None:
@@ -104,7 +112,8 @@ def start_cluster(
 
 
 def _refuse_import_time() -> None:
-    if multiprocessing.parent_process() is not None:
+    # what multiprocessing itself looks at before it refuses to start a process of its own
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ClusterLostError(
             "start_cluster() was called while a worker process was importing your script; "
             "put the call under  if __name__ == '__main__':"
@@ -212,13 +221,13 @@ def _slot_options(slot: int) -> dict[str, Any]:
 
 
 def _start_cpu(
-    slots: int, threads: int, memory_limit: int, dashboard_port: int, security: Any
+    slots: int, death_timeout: float, memory_limit: int, dashboard_port: int, security: Any
 ) -> SpecCluster:
     protocol = "tls://" if security else "tcp://"
     common = {
         "host": _HOST, "protocol": protocol, "security": security,
         "nthreads": 1, "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
-        "silence_logs": 40,
+        "silence_logs": logging.ERROR, "death_timeout": death_timeout,
     }  # fmt: skip
     return SpecCluster(
         scheduler={
@@ -233,13 +242,13 @@ def _start_cpu(
             for slot in range(slots)
         },
         security=security,
-        silence_logs=40,
+        silence_logs=logging.ERROR,
     )  # fmt: skip
 
 
 def _start_gpu(
     slots: int,
-    threads: int,
+    death_timeout: float,
     memory_limit: int,
     dashboard_port: int,
     security: Any,
@@ -273,7 +282,8 @@ def _start_gpu(
         host=_HOST,
         security=security,
         preload=_PRELOAD,
-        silence_logs=40,
+        death_timeout=death_timeout,
+        silence_logs=logging.ERROR,
     )
 
 

@@ -1,0 +1,22 @@
+"""Fixtures that several test files share."""
+
+import pytest
+
+from tiledask.tile import namespace, probe
+
+
+@pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request):
+    """NumPy, then CuPy: one test body for both. CuPy is skipped with the probe's reason."""
+    if request.param == "cupy" and not probe().usable:
+        pytest.skip(f"no usable GPU: {probe().reason}")
+    return namespace(request.param)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Four CPU workers for the whole session; tests may kill workers but not close it."""
+    import tiledask as td
+
+    with td.start_cluster(workers=4, device="cpu", quiet=True) as started:
+        yield started

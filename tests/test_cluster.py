@@ -1,0 +1,256 @@
+"""Slots keep their work, waits end, caps hold, nothing listens off this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import tiledask as td
+from tiledask.dist import worker as on_worker
+from tiledask.dist.cluster import _aligned
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+
+pytestmark = pytest.mark.cluster
+
+
+def where(dask_worker=None):
+    from distributed import get_worker
+
+    return (dask_worker or get_worker()).name
+
+
+def fail():
+    raise ZeroDivisionError("on purpose")
+
+
+def kill_worker(cluster, slot):
+    """Kill the process of ``slot`` and wait until the slot has another."""
+    pid = cluster.run(on_worker.machine)[slot]["pid"]
+    old = cluster.address(slot)
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = cluster._workers().get(slot)
+        if found and found["address"] != old:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"slot {slot} was not refilled")
+
+
+def test_every_task_runs_in_its_slot(cluster):
+    slots = [i % cluster.slots for i in range(60)]
+    futures = [cluster.submit(slot, where, name="where") for slot in slots]
+    assert cluster.gather(futures, "pins") == slots
+
+
+def test_results_of_run_are_in_slot_order(cluster):
+    assert cluster.run(where) == list(range(cluster.slots))
+
+
+def test_pins_follow_a_worker_that_was_killed(cluster):
+    kill_worker(cluster, 1)
+    futures = [cluster.submit(slot, where) for slot in (1, 0, 1)]
+    assert cluster.gather(futures, "after the kill", timeout=30) == [1, 0, 1]
+
+
+def test_lost_blocks_are_made_again_with_the_same_bits(cluster):
+    a = np.random.default_rng(1).standard_normal((37, 11))
+    array = td.distribute(a, td.Mesh(cluster, (cluster.slots,)), (td.Shard(0),))
+    kill_worker(cluster, 0)
+    np.testing.assert_array_equal(td.to_numpy(array, timeout=30), a)
+
+
+def test_workers_ignore_the_interrupt_that_stops_a_notebook(cluster):
+    before = [m["pid"] for m in cluster.run(on_worker.machine)]
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert [m["pid"] for m in cluster.run(on_worker.machine)] == before
+
+
+def test_one_blas_thread_a_worker(cluster):
+    machines = cluster.run(on_worker.machine)
+    assert {m["OPENBLAS_NUM_THREADS"] for m in machines} == {"1"}
+    assert len({m["pid"] for m in machines}) == cluster.slots
+
+
+def test_a_deadline_says_what_it_waited_for(cluster):
+    future = cluster.submit(1, time.sleep, 3, name="nap")
+    with pytest.raises(DeadlineError, match=r"the nap: 1 of 1 tasks not done after 0\.3 s.*slot 1"):
+        cluster.wait([future], "the nap", timeout=0.3)
+    assert cluster.gather([cluster.submit(1, where)], "after the deadline", timeout=30) == [1]
+
+
+def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster):
+    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
+        cluster.wait([cluster.submit(1, fail)], "the failing one")
+    assert "slot 1 during the failing one" in caught.value.__notes__[0]
+    assert cluster.gather([cluster.submit(1, where)], "after the error") == [1]
+
+
+def test_an_interrupted_wait_cancels_its_tasks(cluster):
+    futures = [cluster.submit(0, time.sleep, 0.2, name="nap") for _ in range(50)]
+
+    def interrupt(done, of):
+        raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.wait(futures, "naps", progress=interrupt)
+    del futures
+    assert cluster.gather([cluster.submit(0, where)], "after the interrupt", timeout=10) == [0]
+    assert time.monotonic() - started < 5  # 50 naps would take 10
+
+
+def test_progress_is_told_of_every_task(cluster):
+    seen = []
+    futures = [cluster.submit(i % 2, where) for i in range(5)]
+    cluster.wait(futures, "five", progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(i, 5) for i in range(1, 6)]
+
+
+def test_everything_listens_on_this_machine_only(cluster):
+    me = psutil.Process()
+    workers = {m["pid"] for m in cluster.run(on_worker.machine)}
+    found = {}
+    for process in [me, *me.children(recursive=True)]:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.setdefault(process.pid, set()).add(connection.laddr.ip)
+    assert workers | {me.pid} <= set(found)  # the scheduler is in this process
+    assert set().union(*found.values()) == {"127.0.0.1"}
+    assert cluster.dashboard_link.startswith("http://127.0.0.1:")
+
+
+def test_the_dashboard_takes_no_pages_of_other_hosts(cluster):
+    port = int(cluster.dashboard_link.split(":")[2].split("/")[0])
+
+    def connect(origin):
+        """Status of a websocket handshake that claims to come from a page of ``origin``."""
+        lines = [
+            "GET /status/ws HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Origin: {origin}",
+            "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        ]  # fmt: skip
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
+            stream.sendall("\r\n".join([*lines, "", ""]).encode())
+            return int(stream.recv(64).split()[1])
+
+    assert connect("http://evil.example") == 403
+    assert connect(f"http://localhost:{port}") != 403
+    assert connect("http://localhost:8888") != 403  # JupyterLab's extension
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers is a whole number of 1 or more, got 0"),
+        ({"workers": True}, "workers is a whole number"),
+        ({"workers": 2.5}, "workers is a whole number"),
+        ({"workers": 10**6}, "workers fit"),
+        ({"threads": 0}, "threads is a whole number"),
+        ({"device": "tpu"}, "device is 'auto', 'cuda' or 'cpu', got 'tpu'"),
+        ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
+        ({"memory_limit": -1}, "0 or more"),
+        ({"dashboard_port": 70000}, "0 .* to 65535, got 70000"),
+    ],
+)
+def test_impossible_requests_are_refused_before_anything_starts(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        td.start_cluster(**arguments)
+
+
+def test_a_slot_that_does_not_exist(cluster):
+    with pytest.raises(ConfigError, match=r"slot 99 does not exist.*slots 0\.\."):
+        cluster.submit(99, where)
+
+
+def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
+    with td.start_cluster(workers=1, device="cpu", quiet=True) as cluster:
+        (machine,) = cluster.run(on_worker.machine)
+        spool = cluster.spool
+        assert spool.is_dir()
+    assert not psutil.pid_exists(machine["pid"])
+    assert not spool.exists()
+    with pytest.raises(ClusterLostError, match=r"closed.*td\.start_cluster"):
+        cluster.submit(0, where)
+    cluster.close()  # twice is fine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory caps need Linux")
+def test_a_memory_cap_raises_and_outlives_a_restart():
+    with td.start_cluster(workers=1, device="cpu", memory_cap="40MB", quiet=True) as cluster:
+        assert cluster.memory_limit == 40_000_000
+
+        def ask(nbytes):
+            cluster.wait([cluster.submit(0, np.ones, nbytes // 8)], "allocation", 30)
+
+        for _ in range(2):
+            ask(30_000_000)
+            with pytest.raises(MemoryError):
+                ask(45_000_000)
+            ask(30_000_000)  # the worker is none the worse for it
+            kill_worker(cluster, 0)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import tiledask as td\n"
+        "with td.start_cluster(workers=1, device='cpu', timeout=6) as c:\n"
+        "    print(c)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert "if __name__ == '__main__':" in done.stderr
+    assert done.returncode != 0
+
+
+def test_the_start_says_which_devices_and_why(capfd):
+    with td.start_cluster(workers=1, device="cpu") as cluster:
+        assert "1 CPU worker" in repr(cluster)
+        assert cluster.dashboard_link in cluster._repr_html_()
+    out = capfd.readouterr().out
+    assert "1 CPU worker" in out
+    assert "CPU workers were asked for" in out
+    assert "dashboard: http://127.0.0.1:" in out
+
+
+def test_a_port_that_is_taken_is_replaced(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
+        from tiledask.dist.start import _dashboard_port
+
+        assert _dashboard_port(None) not in (port, 0)
+
+
+def test_blocks_are_aligned_and_contiguous_on_entry():
+    raw = np.zeros(8 * 12 + 1, np.uint8)
+    askew = raw[1:].view(np.float64).reshape(3, 4)
+    assert not askew.flags.aligned
+    for array in (askew, np.zeros((3, 8))[:, ::2]):
+        entered = _aligned(array)
+        assert entered.flags.aligned
+        assert entered.flags.c_contiguous
+        np.testing.assert_array_equal(entered, array)
+    columns = np.asfortranarray(np.ones((3, 4)))
+    assert _aligned(columns) is columns  # a transposed block is not copied
+    assert _aligned("text") == "text"
+
+
+@pytest.mark.parametrize("security", [True])
+def test_tls_on_request(security):
+    pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
+    with td.start_cluster(workers=1, device="cpu", tls=security, quiet=True) as cluster:
+        assert cluster.address(0).startswith("tls://")
+        assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
