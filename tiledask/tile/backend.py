@@ -1,0 +1,277 @@
+"""Which arrays this machine can compute on: the one place that imports CuPy.
+
+``import cupy`` succeeds on a machine without a driver and so proves nothing. `probe` goes on
+until a real allocation came back, and says in one sentence where it stopped.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import KernelError
+
+__all__ = [
+    "Backend",
+    "Device",
+    "array_namespace",
+    "namespace",
+    "on_device",
+    "probe",
+    "synchronize",
+    "to_numpy",
+]
+
+_INSTALL = "pip install 'tiledask[gpu]' (in a checkout: pip install -e '.[gpu]')"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, as the driver or CuPy describes it."""
+
+    index: int
+    """Position among the devices that this process may use."""
+    name: str
+    """The maker's name, for example "NVIDIA H200"."""
+    compute_capability: str
+    """Such as "9.0", whose machine code is sm_90."""
+    memory: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What `probe` found. If ``usable`` is False, ``reason`` says why and what to do."""
+
+    usable: bool
+    """True once an array went to the first device and came back unchanged."""
+    reason: str
+    """Why CuPy arrays cannot be used here, in a sentence; empty if they can."""
+    cupy: str = ""
+    """CuPy's version; empty if it cannot be imported."""
+    devices: tuple[Device, ...] = ()
+    """The GPUs that CuPy sees, or without CuPy those that the driver reports."""
+    driver: str = ""
+    """Version of the NVIDIA driver; empty if there is none or nothing to ask it with."""
+    cuda: str = ""
+    """Version of the CUDA runtime that CuPy uses, such as "13.0"; empty if unknown."""
+    nvrtc_reason: str = ""
+    """Why CUDA C++ cannot be compiled here at run time; empty if it can, or if not usable."""
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """What NVML, the driver's own library, says."""
+
+    version: str = ""
+    devices: tuple[Device, ...] = ()
+    problem: str = ""
+
+
+@cache
+def probe() -> Backend:
+    """The facts of this machine's GPUs, found out once per process.
+
+    Raises nothing: whatever goes wrong becomes the reason.
+
+    >>> backend = probe()
+    >>> backend.usable == (backend.reason == "")
+    True
+    """
+    driver = _ask_driver()
+    try:
+        cp = _import_cupy()
+    except Exception as error:  # a broken installation raises all sorts of things
+        reason = _without_cupy(error, driver)
+        return Backend(False, reason, devices=driver.devices, driver=driver.version)
+    cuda = _attempt(lambda: _dotted(cp.cuda.runtime.runtimeGetVersion()))
+    known = {"cupy": cp.__version__, "driver": driver.version, "cuda": cuda}
+    try:
+        devices = _cupy_devices(cp)
+        _round_trip(cp)
+    except Exception as error:  # CUDARuntimeError, or a library that cannot be loaded
+        return Backend(False, _without_device(error, driver), devices=driver.devices, **known)
+    return Backend(True, "", devices=devices, nvrtc_reason=_nvrtc_reason(cp), **known)
+
+
+def array_namespace(*arrays: Any) -> ModuleType:
+    """NumPy or CuPy, whichever the arrays belong to. Imports CuPy only for a CuPy array.
+
+    Raises KernelError for anything else, and for a mixture of the two.
+
+    >>> array_namespace(np.ones(2)).__name__
+    'numpy'
+    """
+    families = [_family(x) for x in arrays]
+    if len(set(families)) > 1:
+        raise KernelError(
+            f"all arrays must live in one place, got {' and '.join(families)}; "
+            f"move one: cupy.asarray(x) or td.tile.to_numpy(x)"
+        )
+    return np if families[0] == "numpy" else _import_cupy()
+
+
+def namespace(name: str) -> ModuleType:
+    """The array module called ``name``: "numpy", or "cupy" where it is usable.
+
+    >>> namespace("numpy").__name__
+    'numpy'
+    """
+    if name == "numpy":
+        return np
+    if name != "cupy":
+        raise KernelError(f"arrays are 'numpy' or 'cupy', got {name!r}")
+    if not probe().usable:
+        raise KernelError(f"CuPy arrays cannot be used here: {probe().reason}; use 'numpy'")
+    return _import_cupy()
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """``x`` in host memory: itself if it is a NumPy array, a copy if it is a CuPy array."""
+    return np.asarray(x) if _family(x) == "numpy" else x.get()
+
+
+def synchronize(x: Any) -> None:
+    """None, once the device that holds ``x`` has finished all its work; for clocks."""
+    if _family(x) == "cupy":
+        x.device.synchronize()
+
+
+def on_device(x: Any) -> AbstractContextManager:
+    """A context in which new arrays and kernels go to the device that holds ``x``."""
+    return nullcontext() if _family(x) == "numpy" else x.device
+
+
+# -- steps of the probe --------------------------------------------------------------------------
+
+
+def _family(x: Any) -> str:
+    if isinstance(x, np.ndarray | np.generic):
+        return "numpy"
+    if type(x).__module__.partition(".")[0] == "cupy":
+        return "cupy"
+    raise KernelError(
+        f"a tile lives in one array, NumPy's or CuPy's, got {type(x).__name__}; "
+        f"convert it with numpy.asarray, or use td.matmul for blocked arrays"
+    )
+
+
+def _import_cupy() -> ModuleType:
+    return import_module("cupy")
+
+
+def _import_nvml() -> ModuleType:
+    return import_module("pynvml")
+
+
+def _ask_driver() -> _Driver:
+    try:
+        nvml = _import_nvml()
+    except ImportError:
+        return _Driver(problem="NVML's Python bindings (nvidia-ml-py) are not installed")
+    try:
+        nvml.nvmlInit()
+        try:
+            return _Driver(_text(nvml.nvmlSystemGetDriverVersion()), _nvml_devices(nvml))
+        finally:
+            nvml.nvmlShutdown()
+    except Exception as error:  # NVMLError, or a binding too old for the driver
+        return _Driver(problem=f"no NVIDIA driver answers ({_line(error)})")
+
+
+def _nvml_devices(nvml: ModuleType) -> tuple[Device, ...]:
+    devices = []
+    for i in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(i)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        name = _text(nvml.nvmlDeviceGetName(handle))
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+        devices.append(Device(i, name, f"{major}.{minor}", memory))
+    return tuple(devices)
+
+
+def _cupy_devices(cp: ModuleType) -> tuple[Device, ...]:
+    devices = []
+    for i in range(cp.cuda.runtime.getDeviceCount()):
+        facts = cp.cuda.runtime.getDeviceProperties(i)
+        capability = f"{facts['major']}.{facts['minor']}"
+        devices.append(Device(i, _text(facts["name"]), capability, facts["totalGlobalMem"]))
+    return tuple(devices)
+
+
+def _round_trip(cp: ModuleType) -> None:
+    """Sends four numbers to the device and back: an allocation and two copies, no kernel."""
+    sent = np.array([2, 3, 5, 7], np.int64)
+    received = cp.asarray(sent).get()
+    if not np.array_equal(sent, received):
+        raise RuntimeError(f"sent {sent.tolist()} to the device, {received.tolist()} came back")
+
+
+def _nvrtc_reason(cp: ModuleType) -> str:
+    try:
+        cp.cuda.nvrtc.getVersion()
+    except Exception as error:  # a missing library is a RuntimeError of its own kind
+        return (
+            f"CuPy finds no NVRTC, which compiles CUDA C++ at run time ({_line(error)}); "
+            f"install it with {_INSTALL}"
+        )
+    return ""
+
+
+def _without_cupy(error: Exception, driver: _Driver) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+        fault = "CuPy is not installed"
+    else:
+        fault = f"CuPy cannot be imported ({_line(error)})"
+    if driver.devices:
+        return f"{fault} although the driver reports {_listing(driver)}: {_INSTALL}"
+    if "bindings" in driver.problem:
+        return f"{fault} and {driver.problem}; on a machine with an NVIDIA GPU: {_INSTALL}"
+    return f"{driver.problem or 'the NVIDIA driver reports no device'}, and {fault}"
+
+
+def _without_device(error: Exception, driver: _Driver) -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if driver.devices and visible is not None:
+        hint = (
+            f"the driver reports {_listing(driver)}, and CUDA_VISIBLE_DEVICES={visible!r} says "
+            f"which of them may be used: unset or correct it"
+        )
+    elif driver.devices:
+        hint = (
+            f"the driver {driver.version} reports {_listing(driver)}: it may be older than CuPy's "
+            f"CUDA, or the device full or set aside for another process; see nvidia-smi"
+        )
+    else:
+        hint = driver.problem or "the NVIDIA driver reports no device"
+    return f"CuPy is installed but no device is usable ({_line(error)}); {hint}"
+
+
+def _listing(driver: _Driver) -> str:
+    return f"{len(driver.devices)} GPU(s), the first a {driver.devices[0].name}"
+
+
+def _attempt(ask: Callable[[], str]) -> str:
+    try:
+        return ask()
+    except Exception:  # a version is for reading only; without it the probe goes on
+        return ""
+
+
+def _dotted(version: int) -> str:
+    """CUDA's 13020 as "13.2"."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,142 @@
+"""What one tile level moves: the bytes a tiled product loads and stores, exactly.
+
+           tn                        for every tile of C (tm x tn):
+         +----+                        for every step along k:
+     tk  | B  |                          load A (tm x tk) and B (tk x tn)
+         +----+                        store C once
++----+   +----+
+| A  | tm| C  |                     A is loaded ceil(n / tn) times, B ceil(m / tm) times
++----+   +----+
+  tk
+"""
+
+from dataclasses import dataclass
+
+from tiledask.errors import KernelError
+from tiledask.plan.units import format_bytes
+
+__all__ = ["Tile", "TileTraffic", "as_tile", "traffic"]
+
+Tile = tuple[int, int, int]
+"""(tm, tn, tk): rows of C, columns of C, and steps along k that one tile covers."""
+
+
+@dataclass(frozen=True, repr=False)
+class TileTraffic:
+    """What a tiled product of m x k by k x n moves between two levels of memory.
+
+    Which levels depends on who holds the tile: a GPU's thread block loads from L2 into shared
+    memory, a NumPy tile from main memory into the cache. It is not the traffic of the device's
+    memory wherever a cache in between keeps tiles for its neighbours.
+
+    >>> t = traffic(4096, 4096, 4096, tile=32, itemsize=4)
+    >>> t, t.tile_intensity
+    (TileTraffic(17.25 GB, 2097152 tile products of 32x32x32, 8 FLOP per byte loaded), 8.0)
+    """
+
+    m: int
+    n: int
+    k: int
+    tile: Tile
+    itemsize: int
+    """Bytes per element."""
+    tiles: int
+    """Tile products: (tiles of C) x (steps along k), ragged ones included."""
+    a: int
+    """Bytes of A loaded."""
+    b: int
+    """Bytes of B loaded."""
+    c: int
+    """Bytes of C stored."""
+    c_loaded: int = 0
+    """Bytes of C loaded: m n itemsize if the product is added to what C holds, else 0."""
+
+    @property
+    def loaded(self) -> int:
+        """Bytes of A and B loaded."""
+        return self.a + self.b
+
+    @property
+    def total(self) -> int:
+        """Bytes moved: A and B loaded, C stored, and C loaded where it is added to."""
+        return self.a + self.b + self.c + self.c_loaded
+
+    @property
+    def flops(self) -> int:
+        """2 m n k: a multiplication and an addition per element triple."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of A and B loaded, over the whole product; C is not counted.
+
+        Equals `tile_intensity` where the tile divides m and n, and lies below it elsewhere.
+        """
+        return self.flops / self.loaded
+
+    @property
+    def tile_intensity(self) -> float:
+        """FLOP per byte of A and B loaded by one full tile product; C is not counted.
+
+        2 tm tn tk / ((tm tk + tk tn) itemsize): a function of the tile alone. How the product
+        around it was cut, over how many devices, and how large it is, does not enter.
+        """
+        tm, tn, tk = self.tile
+        return 2 * tm * tn * tk / ((tm * tk + tk * tn) * self.itemsize)
+
+    def __repr__(self) -> str:
+        extent = "x".join(map(str, self.tile))
+        return (
+            f"TileTraffic({format_bytes(self.total)}, {self.tiles} tile products of {extent}, "
+            f"{self.intensity:.4g} FLOP per byte loaded)"
+        )
+
+
+def traffic(
+    m: int, n: int, k: int, tile: int | Tile, itemsize: int, accumulate: bool = False
+) -> TileTraffic:
+    """The bytes that a tiled product of [m, k] by [k, n] loads and stores, ragged edges exact.
+
+    ``tile`` is (tm, tn, tk) or one number for all three; ``itemsize`` is in bytes;
+    ``accumulate`` counts C as loaded too. Where the tile divides, A and B together are
+    itemsize m n k (1/tn + 1/tm). With square tiles that fill a fast memory of S elements this is
+    within a constant factor of the least that any order can load (Hong and Kung, "I/O complexity:
+    the red-blue pebble game", STOC 1981).
+
+    >>> t = traffic(5, 7, 3, tile=(2, 4, 2), itemsize=4)
+    >>> t.a, t.b, t.c, t.tiles
+    (120, 252, 140, 12)
+    """
+    tile = as_tile(tile)
+    sizes = {"m": m, "n": n, "k": k, "itemsize": itemsize}
+    m, n, k, itemsize = (_positive(name, value) for name, value in sizes.items())
+    rows, columns, steps = (-(-extent // t) for extent, t in zip((m, n, k), tile, strict=True))
+    return TileTraffic(
+        m, n, k, tile, itemsize,
+        tiles=rows * columns * steps,
+        a=columns * m * k * itemsize,
+        b=rows * k * n * itemsize,
+        c=m * n * itemsize,
+        c_loaded=m * n * itemsize if accumulate else 0,
+    )  # fmt: skip
+
+
+def as_tile(tile: int | Tile) -> Tile:
+    """``tile`` as (tm, tn, tk); one number stands for all three.
+
+    >>> as_tile(32), as_tile((64, 64, 8))
+    ((32, 32, 32), (64, 64, 8))
+    """
+    extents = tuple(tile) if isinstance(tile, tuple | list) else (tile,) * 3
+    if len(extents) != 3:
+        raise KernelError(
+            f"a tile has 3 extents (tm, tn, tk), got {len(extents)} in {tile!r}; "
+            f"write tile=32 or tile=(32, 32, 8)"
+        )
+    return tuple(map(_positive, ("tm", "tn", "tk"), extents))
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise KernelError(f"{name} must be a whole number of 1 or more, got {value!r}")
+    return int(value)
