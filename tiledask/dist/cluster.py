@@ -112,9 +112,13 @@ class Cluster:
 
     # -- work -------------------------------------------------------------
 
-    def submit(self, slot: int, function: Callable, *args: Any, name: str = "task") -> Future:
+    def submit(
+        self, slot: int, function: Callable, *args: Any, name: str = "task", beside: bool = False
+    ) -> Future:
         """A Future of ``function(*args)``, run by the worker in ``slot`` and nowhere else.
 
+        A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
+        at a time too, so that no other slot waits for them until a computation ends.
         ``name`` is the task's name and colour on the dashboard.
         """
         self._check_alive()
@@ -128,7 +132,7 @@ class Cluster:
             function,
             *args,
             key=f"{name}-{uuid.uuid4().hex}",
-            resources={f"slot{slot}": 1},
+            resources={f"beside{slot}" if beside else f"slot{slot}": 1},
             pure=False,
         )
         future.slot = slot

@@ -86,8 +86,12 @@ class Sender:
         """``block[where]`` as a Future for one destination."""
         key = (block.key, *((s.start, s.stop) for s in where))
         if key not in self._cut:
-            self._cut[key] = self.cluster.submit(block.slot, _cut, block, where, name="cut")
-        return self.cluster.submit(block.slot, _same, self._cut[key], name=f"send_{self.name}")
+            self._cut[key] = self.cluster.submit(
+                block.slot, _cut, block, where, name="cut", beside=True
+            )
+        return self.cluster.submit(
+            block.slot, _same, self._cut[key], name=f"send_{self.name}", beside=True
+        )
 
 
 def _exchange(

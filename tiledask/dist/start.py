@@ -29,7 +29,7 @@ __all__ = ["start_cluster"]
 
 _HOST = "127.0.0.1"
 _PRELOAD = ["tiledask.dist.worker"]
-_PLENTY = 1e6  # units of a slot's resource: threads are the limit, not this
+_THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -217,7 +217,8 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
 
 def _slot_options(slot: int) -> dict[str, Any]:
     """What makes a worker the worker of ``slot``, on CPUs and GPUs alike."""
-    return {"name": slot, "resources": {f"slot{slot}": _PLENTY}}
+    resources = {f"slot{slot}": 1, f"beside{slot}": 1}
+    return {"name": slot, "nthreads": _THREADS, "resources": resources}
 
 
 def _start_cpu(
@@ -226,7 +227,7 @@ def _start_cpu(
     protocol = "tls://" if security else "tcp://"
     common = {
         "host": _HOST, "protocol": protocol, "security": security,
-        "nthreads": 1, "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
+        "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
         "silence_logs": logging.ERROR, "death_timeout": death_timeout,
     }  # fmt: skip
     return SpecCluster(
@@ -275,7 +276,7 @@ def _start_gpu(
     return SlotCUDACluster(
         CUDA_VISIBLE_DEVICES=_visible_gpus(),
         n_workers=slots,
-        threads_per_worker=1,
+        threads_per_worker=_THREADS,
         memory_limit=memory_limit,
         device_memory_limit=int(0.9 * min(d.memory for d in probe().devices) / per_gpu),
         dashboard_address=f"{_HOST}:{dashboard_port}",
