@@ -20,10 +20,11 @@ _HOME = {
     "Timeline": "tiledask.plan.timeline",
     "partition": "tiledask.plan.partition",
     "Partition": "tiledask.plan.partition",
-    "judge": "tiledask.plan.partition",
+    "judge": "tiledask.plan.judge",
     "schedule": "tiledask.plan.schedule",
     "Schedule": "tiledask.plan.schedule",
     "schedules": "tiledask.plan.schedule",
+    "validate": "tiledask.plan.needs",
     "simulate": "tiledask.plan.simulate",
     # dist: many devices
     "start_cluster": "tiledask.dist.start",

@@ -17,7 +17,6 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import offload
 
 from tiledask.dist import worker as on_worker
 from tiledask.dist.cluster import Cluster
@@ -228,7 +227,7 @@ def _start_cpu(
     common = {
         "host": _HOST, "protocol": protocol, "security": security,
         "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
-        "silence_logs": logging.ERROR, "death_timeout": death_timeout,
+        "silence_logs": logging.CRITICAL, "death_timeout": death_timeout,
     }  # fmt: skip
     return SpecCluster(
         scheduler={
@@ -243,7 +242,7 @@ def _start_cpu(
             for slot in range(slots)
         },
         security=security,
-        silence_logs=logging.ERROR,
+        silence_logs=logging.CRITICAL,
     )  # fmt: skip
 
 
@@ -284,7 +283,7 @@ def _start_gpu(
         security=security,
         preload=_PRELOAD,
         death_timeout=death_timeout,
-        silence_logs=logging.ERROR,
+        silence_logs=logging.CRITICAL,
     )
 
 
@@ -306,7 +305,5 @@ class _CapMemory(WorkerPlugin):
         if self.backend == "cupy":
             namespace("cupy").get_default_memory_pool().set_limit(size=self.limit)
             return
-        # thread stacks count too: bring the threads to life before the cap is measured
-        await offload(int)
-        loop, thread = worker.loop.asyncio_loop, worker.executors["default"]
-        await loop.run_in_executor(thread, on_worker.cap_memory, self.limit)
+        await on_worker.start_threads(worker)
+        on_worker.cap_memory(self.limit)

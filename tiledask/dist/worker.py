@@ -4,6 +4,7 @@ Interrupting a notebook sends SIGINT to the whole process group: the kernel shal
 its workers shall not.
 """
 
+import asyncio
 import os
 import resource
 import signal
@@ -11,8 +12,17 @@ import sys
 import threading
 
 import numpy as np
+from distributed.utils import offload
 
-__all__ = ["cap_memory", "dask_setup", "peak_bytes", "reset_peak", "resident_bytes"]
+__all__ = [
+    "cap_memory",
+    "dask_setup",
+    "machine",
+    "peak_bytes",
+    "reset_peak",
+    "resident_bytes",
+    "start_threads",
+]
 
 
 def dask_setup(worker) -> None:
@@ -55,16 +65,27 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-def cap_memory(limit: int, warm: int = 256) -> int:
+async def start_threads(worker) -> None:
+    """None, once every thread that the worker will ever use is alive: their stacks are memory."""
+    pool, count = worker.executors["default"], worker.state.nthreads
+    loop, together = asyncio.get_running_loop(), threading.Barrier(count)
+    await asyncio.gather(*(loop.run_in_executor(pool, together.wait) for _ in range(count)))
+    await offload(int)
+
+
+def cap_memory(limit: int) -> int:
     """Bytes this process held when the cap was set.
 
     From now on an allocation that takes the process more than ``limit`` bytes above
     that raises MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
-    BLAS's own buffers are allocated first, by one small product, so that they count as the
-    device's runtime and not as the model's. Linux only.
+    What any work needs is loaded first, BLAS's buffers too: that is the device's runtime and
+    not the model's. Linux only.
     """
-    a = np.ones((warm, warm), np.float32)
-    (a @ a).sum()
+    import tiledask.dist.matmul
+    import tiledask.dist.pipeline  # noqa: F401
+
+    a = np.random.default_rng(0).standard_normal((256, 256), np.float32)
+    (a @ a).astype(np.float16).sum()
     held = _status("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
     return held

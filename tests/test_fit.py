@@ -1,0 +1,246 @@
+"""Fit: verdicts at their borders, reasons, and the smallest change that fits."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.fit import minimum_devices, zero3_minimum_degree
+from tiledask.plan.layout import RECOMPUTE, Layout
+from tiledask.plan.model import Model
+from tiledask.plan.neighbours import FIELDS
+from tiledask.plan.overhead import CUDA_CONTEXT, FRAMEWORK, NCCL_BUFFERS, Overhead, default_overhead
+from tiledask.plan.specs import load_cluster, load_model
+
+SMALL = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=96)
+BIG = 200_000_000_000
+
+
+def cluster(devices, memory, node=4):
+    base = load_cluster(f"{devices}xT4")
+    device = replace(base.device, memory_bytes=memory, name="toy")
+    return replace(base, device=device, devices_per_node=node)
+
+
+# 200 billion parameters on 40 GB, flat ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "devices"),
+    [
+        ("fp16-weights", 10),
+        ("fp32-weights", 20),
+        ("fp32-sgd", 40),
+        ("fp32-momentum", 60),
+        ("fp32-adam", 80),
+        ("mixed-adam-16", 80),
+        ("mixed-adam-18", 90),
+        ("mixed-adam-20", 100),
+    ],
+)
+def test_minimum_devices_of_200_billion(recipe, devices):
+    assert minimum_devices(BIG, recipe, "40GB") == devices
+    assert minimum_devices(BIG + 1, recipe, 40 * 10**9) == devices + 1
+
+
+def test_zero_3_needs_80_copies_and_data_parallelism_alone_no_number():
+    assert zero3_minimum_degree(BIG, "mixed-adam-16", "40GB") == 80
+    assert zero3_minimum_degree(BIG, "mixed-adam-18", "40GB") == 90
+    model, fleet = load_model("gpt-200b"), load_cluster("100000xA100-40GB")
+    peaks = {td.fits(model, Layout(dp=d), fleet).memory.peak for d in (1, 10, 1000, 100_000)}
+    assert len(peaks) == 1
+    assert min(peaks) > 40e9
+
+
+def test_zero3_degree_is_the_first_that_fits():
+    for parameters, room in ((10, 16), (11, 33), (1000, 999), (7, 10**6)):
+        degree = zero3_minimum_degree(parameters, "mixed-adam-16", room)
+        assert parameters * 16 <= room * degree
+        assert degree == 1 or parameters * 16 > room * (degree - 1)
+    with pytest.raises(ConfigError, match="does not hold one parameter"):
+        zero3_minimum_degree(10, "mixed-adam-16", 15)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True])
+def test_parameters_are_checked(bad):
+    with pytest.raises(ConfigError, match="parameters must be an integer of 1 or more"):
+        minimum_devices(bad)
+    with pytest.raises(ConfigError, match="capacity must be 1 byte"):
+        minimum_devices(5, capacity=0)
+
+
+# verdicts -------------------------------------------------------------------------------
+
+
+def test_the_verdict_changes_exactly_at_the_borders_of_the_band():
+    peak = td.estimate_memory(SMALL, Layout(), sequence=32).peak
+    for extra, verdict in ((-1, "no"), (0, "tight"), (99, "tight"), (100, "fits")):
+        fit = td.fits(SMALL, Layout(), cluster(1, peak + extra), sequence=32, overhead=100)
+        assert fit.verdict == verdict
+        assert fit.shortfall == max(0, -extra)
+        assert fit.band == (peak, peak + 100)
+        assert verdict in repr(fit)
+
+
+def test_overheads_have_names():
+    assert default_overhead(2).total == CUDA_CONTEXT + NCCL_BUFFERS + FRAMEWORK
+    assert default_overhead(1).nccl == 0
+    with pytest.raises(ConfigError, match="overhead nccl must be bytes"):
+        Overhead(nccl=-1)
+    with pytest.raises(ConfigError, match="overhead framework must be bytes"):
+        td.fits(SMALL, Layout(), cluster(1, 10**9), overhead=1.5)
+    tight = td.fits(SMALL, Layout(dp=2), cluster(2, 10**9), sequence=32)
+    assert tight.verdict == "tight"
+    assert "CUDA context" in tight.reason
+    assert "NCCL" in tight.reason
+
+
+def test_the_reason_says_what_binds_and_what_does_not_help():
+    model, fleet = load_model("gpt-200b"), load_cluster("160xA100-40GB")
+    alone = td.fits(model, Layout(dp=160), fleet).reason
+    assert "optimizer states, 2.4 TB: every data-parallel copy holds all of it" in alone
+    assert "more data-parallel devices do not help" in alone
+    split = td.fits(model, Layout(tp=8, pp=10), fleet).reason
+    assert "all of its 1/80 of the model" in split
+    assert "stage 0 of 10" in split
+    zero = td.fits(model, Layout(dp=160, zero=1), fleet).reason
+    assert "weights, 400 GB" in zero
+    assert "ZeRO-3 would deal it out" in zero
+    batch = td.fits(model, Layout(tp=8, pp=10, microbatch=8, microbatches=64), fleet).reason
+    assert "activations" in batch
+    assert "8 x 2048 tokens" in batch
+    lone = td.fits(model, Layout(tp=8, zero=3), fleet).reason
+    assert "nobody to deal it out to" in lone
+    sharded = td.fits(model, Layout(tp=8, dp=2, zero=1, recompute="full"), fleet).reason
+    assert "what is left after ZeRO-1 dealt it out over dp 2" in sharded
+    logits = Model(hidden=64, layers=1, heads=4, ffn=64, vocab=10**6)
+    wide = td.fits(logits, Layout(), cluster(1, 10**9), "fp16-weights", sequence=4096)
+    assert "grows with the micro-batch" in wide.reason
+
+
+def test_more_devices_than_the_cluster_has():
+    fit = td.fits(SMALL, Layout(dp=8), cluster(4, 10**12), sequence=32, overhead=0)
+    assert (fit.verdict, fit.shortfall) == ("no", 0)
+    assert "needs 8 devices" in fit.reason
+    assert fit.smallest_fix.layout.devices <= 4
+
+
+# the smallest fix -----------------------------------------------------------------------
+
+
+def brute_force(model, start, fleet, sequence, overhead):
+    """Every layout within reach: (changed fields, devices) of the best that fits."""
+    found = []
+    heads = [t for t in range(1, fleet.devices_per_node + 1) if model.heads % t == 0]
+    micro = [b for b in range(1, start.microbatch + 1) if start.microbatch % b == 0]
+    for tp, pp, dp, zero, recompute, b in itertools.product(
+        heads, range(1, model.layers + 1), range(1, fleet.devices + 1), range(start.zero, 4),
+        RECOMPUTE[RECOMPUTE.index(start.recompute) :], micro,
+    ):  # fmt: skip
+        layout = replace(
+            start, tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, microbatch=b,
+            microbatches=start.microbatches * start.microbatch // b,
+        )  # fmt: skip
+        fit = td.fits(model, layout, fleet, sequence=sequence, overhead=overhead)
+        if fit.verdict == "fits":
+            changed = sum(getattr(layout, n) != getattr(start, n) for n in FIELDS)
+            found.append((changed, layout.devices))
+    return min(found, default=None), min((n for _, n in found), default=None)
+
+
+@pytest.mark.parametrize("start", [
+    Layout(), Layout(dp=4), Layout(dp=3, zero=1), Layout(tp=2, microbatch=2, microbatches=2),
+    Layout(pp=2, microbatches=4, microbatch=2), Layout(dp=2, tp=2, recompute="full"),
+])  # fmt: skip
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.35, 0.6, 0.9])
+def test_the_smallest_fix_is_the_best_of_all_layouts_in_reach(start, share):
+    fleet = cluster(6, int(td.estimate_memory(SMALL, start, sequence=64).peak * share))
+    fit = td.fits(SMALL, start, fleet, sequence=64, overhead=50)
+    assert fit.verdict == "no"
+    best, _ = brute_force(SMALL, start, fleet, 64, 50)
+    if best is None:
+        assert fit.smallest_fix is None or fit.smallest_fix.missing > 0
+    else:
+        fix = fit.smallest_fix
+        assert (len(fix.changed), fix.devices) == best
+        assert fix.missing == 0
+        again = td.fits(SMALL, fix.layout, fleet, sequence=64, overhead=50)
+        assert again.verdict == "fits"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.35, 0.6])
+def test_devices_lacking_are_counted_from_the_fewest_that_fit(share):
+    room = int(td.estimate_memory(SMALL, Layout(), sequence=64).peak * share)
+    fit = td.fits(SMALL, Layout(), cluster(1, room), sequence=64, overhead=50)
+    _, fewest = brute_force(SMALL, Layout(), cluster(12, room), 64, 50)
+    fix = fit.smallest_fix
+    if fewest == 1:
+        assert fix.missing == 0
+    elif fewest is not None:
+        assert (fix.devices, fix.missing) == (fewest, fewest - 1)
+        assert f"takes {fewest}, {fewest - 1} more" in str(fix)
+
+
+def test_nothing_to_fix_and_nothing_that_helps():
+    fine = td.fits(SMALL, Layout(), cluster(1, 10**12), sequence=32)
+    assert (fine.verdict, fine.smallest_fix) == ("fits", None)
+    hopeless = td.fits(SMALL, Layout(), cluster(8, 1000), sequence=32, overhead=0)
+    assert (hopeless.verdict, hopeless.smallest_fix) == ("no", None)
+    no_room = td.fits(SMALL, Layout(), cluster(8, 10**9), sequence=32, overhead=10**9)
+    assert (no_room.verdict, no_room.smallest_fix) == ("tight", None)
+
+
+def test_a_tight_layout_gets_a_fix_too():
+    peak = td.estimate_memory(SMALL, Layout(), sequence=32).peak
+    fit = td.fits(SMALL, Layout(), cluster(4, peak + 1), sequence=32, overhead=1000)
+    assert fit.verdict == "tight"
+    assert td.fits(
+        SMALL, fit.smallest_fix.layout, cluster(4, peak + 1), sequence=32, overhead=1000
+    ).verdict == "fits"  # fmt: skip
+
+
+def test_the_200_billion_story():
+    model = load_model("gpt-200b")
+    fit = td.fits(model, Layout(dp=160), load_cluster("160xA100-40GB"))
+    assert fit.verdict == "no"
+    assert fit.smallest_fix.layout == Layout(tp=8, pp=16)
+    assert "global batch goes from 160 to 1" in str(fit.smallest_fix)
+    few = td.fits(model, Layout(dp=80), load_cluster("80xA100-40GB"))
+    assert few.smallest_fix.missing > 0
+    assert "no layout on 80 devices fits" in str(few.smallest_fix)
+
+
+def test_a_fix_keeps_an_interleaved_schedule_valid_and_drops_a_partition():
+    start = Layout(pp=2, interleave=2, microbatches=4)
+    room = int(td.estimate_memory(SMALL, start, sequence=64).peak * 0.7)
+    fix = td.fits(SMALL, start, cluster(8, room), sequence=64, overhead=0).smallest_fix
+    assert fix.layout.interleave == 2
+    uneven = Layout(pp=2, partition=(0, 4, 4))
+    room = max(td.estimate_memory(SMALL, Layout(pp=4, recompute="full"), sequence=64).per_stage)
+    fix = td.fits(SMALL, uneven, cluster(4, room, node=1), sequence=64, overhead=0).smallest_fix
+    assert "pp" in fix.changed
+    assert fix.layout.partition is None
+
+
+def test_smaller_micro_batches_become_more_of_them():
+    start = Layout(microbatch=6, microbatches=2, recompute="full")
+    room = td.estimate_memory(SMALL, replace(start, microbatch=2), sequence=64).peak
+    fix = td.fits(SMALL, start, cluster(1, room), sequence=64, overhead=0).smallest_fix
+    assert fix.layout == replace(start, microbatch=2, microbatches=6)
+    assert "global batch" not in str(fix)
+
+
+def test_one_copy_may_fit_where_several_do_not_because_of_their_collectives():
+    start = Layout(dp=4, zero=1)
+    room = td.estimate_memory(SMALL, Layout(), sequence=64).peak + default_overhead(1).total
+    fit = td.fits(SMALL, start, cluster(4, room), sequence=64)
+    assert (fit.verdict, fit.smallest_fix.layout) == ("tight", Layout(zero=1))
+
+
+def test_shown():
+    fit = td.fits(load_model("gpt-200b"), Layout(tp=8, pp=10, dp=2), load_cluster("160xA100-40GB"))
+    html = fit._repr_html_()
+    assert "<b>no</b>" in html
+    assert "Smallest fix: zero 0 -> 1" in html

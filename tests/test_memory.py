@@ -1,0 +1,258 @@
+"""Memory: the ledger against closed forms, loops and laws."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError, PartitionError
+from tiledask.plan.activations import layer_bytes, saved_tensors
+from tiledask.plan.layout import Layout
+from tiledask.plan.memory import stage_parameters
+from tiledask.plan.model import Model
+from tiledask.plan.recipes import load_recipe, recipes, state_bytes
+
+SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=32, dropout=True)
+PER_PARAMETER = {
+    "fp32-weights": 4, "fp16-weights": 2, "fp32-sgd": 8, "fp32-momentum": 12, "fp32-adam": 16,
+    "mixed-adam-16": 16, "mixed-adam-18": 18, "mixed-adam-20": 20, "deepspeed-fp16-adam": 20,
+}  # fmt: skip
+
+
+def held(memory, tensor, stage=0, moment=None):
+    return memory.ledger.by_tensor(stage, moment).get(tensor, 0)
+
+
+def states(memory, stage=0):
+    names = {state.tensor for state in memory.recipe.states}
+    return sum(n for t, n in memory.ledger.by_tensor(stage).items() if t in names)
+
+
+def test_recipes_are_the_shipped_files():
+    assert {name: load_recipe(name).bytes_per_parameter for name in recipes()} == PER_PARAMETER
+    assert all(load_recipe(name).source for name in recipes())
+    with pytest.raises(ConfigError, match="did you mean 'fp32-adam'"):
+        load_recipe("fp32-adm")
+    with pytest.raises(ConfigError, match="a recipe is a name"):
+        load_recipe(16)
+
+
+@pytest.mark.parametrize("recipe", PER_PARAMETER)
+def test_states_on_one_device_are_bytes_per_parameter(recipe):
+    memory = td.estimate_memory(SMALL, Layout(), recipe, sequence=32)
+    assert states(memory) == PER_PARAMETER[recipe] * SMALL.parameters
+
+
+@given(dp=st.integers(1, 9), zero=st.integers(0, 3), recipe=st.sampled_from(list(PER_PARAMETER)))
+def test_zero_shards_cover_the_states_and_waste_less_than_one_parameter_each(dp, zero, recipe):
+    parameters = 1_000_003
+    each = state_bytes(parameters, recipe, zero, dp)
+    for state in load_recipe(recipe).states:
+        copies = 1 if state.sharded(zero) else dp
+        spare = each[state.tensor] * dp - state.bytes * parameters * copies
+        assert 0 <= spare < state.bytes * dp
+
+
+def test_zero_stages_deal_out_what_their_name_says():
+    by_stage = [state_bytes(1000, "mixed-adam-16", zero, 10) for zero in range(4)]
+    assert [sum(s.values()) for s in by_stage] == [16000, 5200, 3400, 1600]
+    assert by_stage[1]["gradients"] == 2000
+    assert by_stage[2]["weights"] == 2000
+
+
+@given(d=st.integers(1, 5000))
+def test_data_parallelism_alone_never_shrinks_a_device(d):
+    assert sum(state_bytes(10**9, "mixed-adam-16", 0, d).values()) == 16 * 10**9
+
+
+def reference_layer(h, a, s, b, t, sp, recompute):
+    """Korthikanti et al., Table 2, term by term; fractions of bytes do not occur here."""
+    if recompute == "full":
+        return 2 * s * b * h // (t if sp else 1)
+    outside = 2 + 1 + 2 + 1 + 4  # qkv input, mask, mlp input, mask, two norms
+    inside = 4 + 2 + 2 + 8 + 8  # query and key, value, projection, mlp twice
+    core = 0 if recompute == "selective" else 5 * a * s // h
+    return s * b * h * outside // (t if sp else 1) + s * b * h * (inside + core) // t
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize("b", [1, 3])
+def test_activations_are_korthikantis_table_2(recompute, sp, t, b):
+    h, a, s = 512, 8, 1024
+    model = Model(hidden=h, layers=2, heads=a, ffn=4 * h, vocab=64, dropout=True)
+    layout = Layout(tp=t, microbatch=b, sequence_parallel=sp, recompute=recompute)
+    assert layer_bytes(model, layout, s) == reference_layer(h, a, s, b, t, sp, recompute)
+
+
+def test_activations_of_grouped_heads_gates_experts_and_single_precision():
+    h, s = 512, 128
+    base = Model(hidden=h, layers=1, heads=8, ffn=1024, vocab=64)
+    each = layer_bytes(base, Layout(), s)
+    grouped = layer_bytes(replace(base, kv_heads=2), Layout(), s)
+    assert each - grouped == 2 * (2 * s * h) * 3 // 4
+    gated = layer_bytes(replace(base, mlp="swiglu"), Layout(), s)
+    assert gated - each == 2 * (2 * s * 1024)
+    assert layer_bytes(base, Layout(), s, width=4) == 2 * each
+    names = {t.name for t in saved_tensors(replace(base, experts=4, top_k=2), s, 1, 2)}
+    assert {"router probabilities", "expert outputs"} <= names
+    assert not any(t.mask for t in saved_tensors(base, s, 1, 2))
+    bare = layer_bytes(replace(base, norm="none"), Layout(), s)
+    assert each - bare == 2 * (2 * s * h)
+    normed = layer_bytes(replace(base, qk_norm="full"), Layout(), s)
+    assert normed - each == 2 * (2 * s * h)
+
+
+def test_stage_parameters_of_any_partition_sum_to_the_model():
+    for pp, bounds in (
+        (1, None),
+        (2, None),
+        (4, None),
+        (6, None),
+        (3, (0, 1, 5, 6)),
+        (2, (0, 0, 6)),
+    ):
+        for tied in (True, False):
+            model = replace(SMALL, tied=tied)
+            layout = Layout(pp=pp, partition=bounds)
+            copy = model.vocab * model.hidden if tied and pp > 1 else 0
+            held = [stage_parameters(model, layout, stage) for stage in range(pp)]
+            assert sum(held) == model.parameters + copy
+
+
+@pytest.mark.parametrize(("schedule", "alive"), [("naive", 1), ("gpipe", 8), ("1f1b", 3)])
+def test_activations_follow_the_schedule(schedule, alive):
+    layout = Layout(pp=3, microbatches=8, schedule=schedule)
+    memory = td.estimate_memory(SMALL, layout, sequence=32)
+    assert held(memory, "activations") == alive * 2 * layer_bytes(SMALL, layout, 32)
+    last = {"naive": 1, "gpipe": 8, "1f1b": 1}[schedule]
+    assert held(memory, "activations", 2) == last * 2 * layer_bytes(SMALL, layout, 32)
+    assert held(memory, "logits", 2, "loss") == last * 4 * 32 * 96
+
+
+def test_interleaving_scales_the_first_stage():
+    base = Layout(pp=3, microbatches=6)
+    plain = held(td.estimate_memory(SMALL, base, sequence=32), "activations")
+    chunks = td.estimate_memory(SMALL, replace(base, interleave=2), sequence=32)
+    assert held(chunks, "activations") * 6 == plain * (6 + 3 - 1)  # 1 + (p-1)/(p v)
+
+
+def test_uneven_chunks_take_the_fullest_state():
+    layout = Layout(pp=2, microbatches=4, interleave=2, partition=(0, 1, 2, 5, 6))
+    memory = td.estimate_memory(SMALL, layout, sequence=32)
+    # stage 0 holds chunks of 1 and 3 layers; 5 chunk forwards: 0 0 1 1 0, then B of chunk 1
+    # frees 3, and the next forwards are 0 1 1: never more than 3 x 1 + 2 x 3 layers
+    assert held(memory, "activations") == (3 * 1 + 2 * 3) * layer_bytes(SMALL, layout, 32)
+
+
+def test_moments_and_peak():
+    memory = td.estimate_memory(SMALL, Layout(pp=2), sequence=32)
+    assert list(memory.ledger.moments(0)) == ["always", "forward", "backward", "optimizer step"]
+    assert "loss" in memory.ledger.moments(1)
+    assert memory.per_stage == tuple(max(memory.ledger.moments(s).values()) for s in (0, 1))
+    assert memory.peak == max(memory.per_stage)
+    assert memory.total == sum(memory.per_stage)
+    step = memory.ledger.moments(0)["optimizer step"]
+    assert step == 16 * stage_parameters(SMALL, Layout(pp=2), 0)
+    assert all(row.formula and row.source for row in memory.ledger.rows if row.bytes)
+
+
+def test_what_recomputation_saves_it_pays_for_one_layer_in_the_backward():
+    full = td.estimate_memory(SMALL, Layout(recompute="full"), sequence=32)
+    none = td.estimate_memory(SMALL, Layout(), sequence=32)
+    whole = layer_bytes(SMALL, Layout(), 32)
+    kept = layer_bytes(SMALL, Layout(recompute="full"), 32)
+    assert held(full, "recomputed activations", 0, "backward") == whole - kept
+    assert held(none, "activations") - held(full, "activations") == 6 * (whole - kept)
+    assert held(none, "recomputed activations", 0, "backward") == 0
+    assert full.peak < none.peak
+
+
+def test_zero_3_gathers_one_item_and_zero_2_waits_for_its_gradients():
+    def tensors(zero, dp):
+        memory = td.estimate_memory(SMALL, Layout(dp=dp, zero=zero), sequence=32)
+        return memory.ledger.by_tensor(0, "backward")
+
+    layer = SMALL.item_parameters[1]
+    assert tensors(3, 4)["gathered weights"] == 2 * layer
+    assert tensors(2, 4)["unreduced gradients"] == 2 * layer
+    assert "gathered weights" not in tensors(2, 4)
+    assert "unreduced gradients" not in tensors(1, 4)
+    assert "gathered weights" not in tensors(3, 1)
+
+
+def test_serving_has_no_gradients_and_one_layer_at_work():
+    memory = td.estimate_memory(SMALL, Layout(pp=2), "fp16-weights", sequence=32)
+    assert set(memory.ledger.by_tensor(0)) == {"weights", "working activations"}
+    assert set(memory.ledger.by_tensor(1)) == {"weights", "working activations", "logits"}
+    assert held(memory, "weights") == 2 * stage_parameters(SMALL, Layout(pp=2), 0)
+    work = layer_bytes(SMALL, Layout(), 32, masks=False)
+    assert held(memory, "working activations") == work
+
+
+def test_bloom_adds_the_input_of_its_embedding_norm():
+    plain = td.estimate_memory(replace(SMALL, dropout=False), Layout(), sequence=32)
+    normed = replace(SMALL, dropout=False, embedding_norm=True)
+    assert held(plain, "embedding activations") == 0
+    assert held(td.estimate_memory(normed, Layout(), sequence=32), "embedding activations") == (
+        2 * 32 * 64
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 6), dp=st.integers(1, 5),
+    zero=st.integers(0, 2), b=st.integers(1, 3), m=st.integers(1, 7), sp=st.booleans(),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+)  # fmt: skip
+def test_more_of_anything_that_shards_never_needs_more(tp, pp, dp, zero, b, m, sp, recompute):
+    layout = Layout(dp, tp, pp, b, m, zero, sp, recompute)
+    peak = td.estimate_memory(SMALL, layout, sequence=32).peak
+    assert td.estimate_memory(SMALL, replace(layout, dp=dp + 1), sequence=32).peak <= peak or (
+        zero == 2 and dp == 1  # the first copy brings the gradients that wait
+    )
+    assert td.estimate_memory(SMALL, replace(layout, microbatch=b + 1), sequence=32).peak > peak
+    if tp < 8:
+        assert td.estimate_memory(SMALL, replace(layout, tp=2 * tp), sequence=32).peak < peak
+    if not sp:
+        cut = td.estimate_memory(SMALL, replace(layout, sequence_parallel=True), sequence=32)
+        assert cut.peak <= peak
+
+
+def test_sequence_parallelism_cuts_what_lies_outside_the_layers():
+    layout = Layout(tp=4, pp=2)
+    cut = replace(layout, sequence_parallel=True)
+    for stage, tensor in ((0, "embedding activations"), (1, "head activations")):
+        whole = held(td.estimate_memory(SMALL, layout, sequence=32), tensor, stage)
+        assert whole == 4 * held(td.estimate_memory(SMALL, cut, sequence=32), tensor, stage) > 0
+
+
+def test_layouts_that_the_model_does_not_allow():
+    with pytest.raises(ConfigError, match="tp=3 does not divide the 8 attention heads"):
+        td.estimate_memory(SMALL, Layout(tp=3))
+    with pytest.raises(ConfigError, match="tp=6 neither divides"):
+        td.estimate_memory(replace(SMALL, heads=12, kv_heads=4, head_dim=8), Layout(tp=6))
+    with pytest.raises(PartitionError, match="7 chunks need as many layers, the model has 6"):
+        td.estimate_memory(SMALL, Layout(pp=7))
+    for sequence in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="sequence must be an integer"):
+            td.estimate_memory(SMALL, Layout(), sequence=sequence)
+
+
+def test_a_device_wider_than_the_key_value_heads_copies_them():
+    model = replace(SMALL, kv_heads=2)
+    one = stage_parameters(model, Layout(tp=2), 0)
+    two = stage_parameters(model, Layout(tp=4), 0)
+    assert two > one / 2  # keys and values are copied, norms too
+    assert layer_bytes(model, Layout(tp=4), 32) > layer_bytes(model, Layout(tp=4), 32, masks=False)
+
+
+def test_shown():
+    memory = td.estimate_memory(SMALL, Layout(pp=2), sequence=32)
+    assert repr(memory).startswith("MemoryEstimate(model, dp=1 tp=1 pp=2, mixed-adam-16")
+    html = memory._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "GB = 1e9 bytes" in html

@@ -1,0 +1,154 @@
+"""What actions wait for, and a validator that names each fault."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.needs import action_needs, checked, needs, peak_in_flight, validate
+from tiledask.plan.schedule import Action, Schedule, schedule, schedules
+from tiledask.plan.simulate import simulate
+
+
+def words(actions):
+    return [str(a) for a in actions]
+
+
+def test_the_table_of_needs():
+    assert words(action_needs(Action("F", 0, 3), 3)) == []
+    assert words(action_needs(Action("F", 2, 3), 3)) == ["1F3"]
+    assert words(action_needs(Action("B", 2, 3), 3)) == ["2F3"]
+    assert words(action_needs(Action("B", 1, 3), 3)) == ["1F3", "2B3"]
+    assert words(action_needs(Action("I", 1, 3), 3, split=True)) == ["1F3", "2I3"]
+    assert words(action_needs(Action("I", 1, 3), 3)) == ["1F3", "2B3"]
+    assert words(action_needs(Action("B", 1, 3), 3, split=True)) == ["1F3", "2I3"]
+    assert words(action_needs(Action("W", 1, 3), 3, split=True)) == ["1I3"]
+
+
+def test_full_and_split_backwards_may_be_mixed():
+    mixed = Schedule.from_text("0F0,0F1,0B0,0B1 ; 1F0,1I0,1W0,1F1,1B1")
+    waits = needs(validate(mixed))
+    assert words(waits[Action("B", 0, 0)]) == ["0F0", "1I0"]
+    assert words(waits[Action("B", 0, 1)]) == ["0F1", "1B1"]
+
+
+@pytest.mark.parametrize("name", schedules)
+def test_a_feasible_order_respects_turns_and_data(name):
+    options = {"devices": 2} if name in ("interleaved", "looped-bfs") else {}
+    s = schedule(name, 4, 5, **options)
+    waits, order = checked(s)
+    when = {a: t for t, a in enumerate(order)}
+    assert sorted(when) == sorted(s)
+    assert all(when[b] < when[a] for a in order for b in waits[a])
+    for device in range(s.devices):
+        turns = [when[a] for a in s.actions(device)]
+        assert turns == sorted(turns)
+
+
+def pytorch_last_rank() -> Schedule:
+    """torch 2.13's single-stage 1F1B for p=4, m=8: the last rank is one micro-batch off."""
+    good = schedule("1f1b", 4, 8).to_text().splitlines()
+    shifted = ",".join(f"3F{i + 1},3B{i}" for i in range(8))
+    return Schedule.from_text("\n".join([*good[:3], shifted]))
+
+
+def test_refuses_pytorchs_shifted_last_rank():
+    with pytest.raises(ScheduleError, match=r"backward before forward: 3B0 .* needs 3F0, which"):
+        validate(pytorch_last_rank())
+    with pytest.raises(ScheduleError, match=r"3F8 on device 3: unknown micro-batch 8; .* 0 to 7"):
+        validate(pytorch_last_rank(), microbatches=8)
+
+
+def test_refuses_a_dropped_stage_and_a_dropped_microbatch():
+    with pytest.raises(ScheduleError, match="has 3 stages and the model 4"):
+        validate(schedule("1f1b", 3, 8), stages=4)
+    with pytest.raises(ScheduleError, match="missing 0F7 on device 0: all of 8 micro-batches"):
+        validate(schedule("1f1b", 4, 7), microbatches=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0F0,0B0,0F0", "0F0 is repeated on device 0: turns 0 and 2"),
+        ("0F0,0B0 ; 1F0,1B0,0F1", "0F1 is on device 1, but stage 0 is placed on device 0"),
+        ("0B0,0F0", "backward before forward: 0B0 at turn 0 on device 0 needs 0F0, .* turn 1"),
+        ("0F0,0W0,0I0", "too early: 0W0 at turn 1 on device 0 needs 0I0, which is only at turn 2"),
+        ("0F0,0W0", "too early: 0W0 .* never comes"),
+        ("0F0,0I0", "missing 0W0"),
+        ("0F0,0F1,0B0", "missing 0B1 on device 0: all of 2 micro-batches"),
+        ("0F0,0B0 ; 1F0", "too early: 0B0 .* 1B0|missing 1B0"),
+        ("0F1,0B1", "missing 0F0"),
+        ("0F0,0I0,0W0,0B0", "does the backward of micro-batch 0 twice: 0B0 and 0I0 and 0W0"),
+        ("0F0,2F0,1F0", "too early: 2F0 at turn 1 on device 0 needs 1F0"),
+        (
+            "0F0,0B0,0F1,0B1 ; 1F1,1B1,1F0,1B0",
+            "deadlock: device 0 is at 0B0 and waits for 1B0; device 1 is at 1F1 and waits for 0F1",
+        ),
+    ],
+)
+def test_names_each_fault(text, message):
+    with pytest.raises(ScheduleError, match=message):
+        validate(Schedule.from_text(text))
+    with pytest.raises(ScheduleError, match=message):
+        simulate(Schedule.from_text(text))
+
+
+@pytest.mark.parametrize(
+    ("order", "place", "message"),
+    [
+        ([Action("X", 0, 0)], (0,), "kinds are F, B, I, W"),
+        ([Action("F", 1, 0)], (0,), "unknown stage 1; the stages are 0 to 0"),
+        ([Action("F", 0, -1)], (0,), "unknown micro-batch -1"),
+        ([Action("F", 0, 0)], (3,), "stage 0 is placed on device 3"),
+    ],
+)
+def test_refuses_actions_that_are_none(order, place, message):
+    with pytest.raises(ScheduleError, match=message):
+        validate(Schedule.of([order], place))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6))
+def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
+    """Drop, double or move one action, or put it before what it needs: never accepted."""
+    draw = random.Random(seed)
+    s = schedule("1f1b", draw.randint(2, 4), draw.randint(2, 5))
+    orders = [list(order) for order in s.orders]
+    device = draw.randrange(s.devices)
+    turn = draw.randrange(len(orders[device]))
+    action = orders[device][turn]
+    fault = draw.choice(("drop", "double", "move", "reverse"))
+    if fault in ("drop", "move"):
+        del orders[device][turn]
+    if fault == "double":
+        orders[device].insert(draw.randrange(len(orders[device])), action)
+    if fault == "move":
+        orders[(device + 1) % s.devices].append(action)
+    if fault == "reverse":
+        orders[device].reverse()
+    with pytest.raises(ScheduleError):
+        validate(Schedule.of(orders, s.place), s.stages, s.microbatches)
+
+
+def test_memory_limit_names_the_action_and_takes_one_per_device():
+    gpipe = schedule("gpipe", 2, 4)
+    with pytest.raises(ScheduleError, match="device 0 keeps 4 activations at 0F3 and may keep 3"):
+        validate(gpipe, memory_limit=3)
+    with pytest.raises(ScheduleError, match="device 1 keeps 4 activations at 1F3 and may keep 2"):
+        validate(gpipe, memory_limit=[4, 2])
+    assert validate(gpipe, memory_limit=4) is gpipe
+    assert validate(schedule("1f1b", 3, 9), memory_limit=[3, 2, 1])
+    with pytest.raises(ScheduleError, match="got 3 memory limits for 2 devices"):
+        validate(gpipe, memory_limit=[4, 4, 4])
+    inference = schedule("gpipe", 2, 4, forward_only=True)
+    assert validate(inference, memory_limit=1) is inference
+    with pytest.raises(ScheduleError, match="its first forward"):
+        validate(inference, memory_limit=0)
+
+
+def test_a_split_backward_keeps_its_activation_until_w():
+    late = Schedule.from_text("0F0,0I0,0F1,0I1,0W0,0W1")
+    assert peak_in_flight(late) == (2,)
+    assert peak_in_flight(Schedule.from_text("0F0,0I0,0W0,0F1,0I1,0W1")) == (1,)

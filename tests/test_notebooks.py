@@ -1,0 +1,374 @@
+"""The notebook files keep their shape; nbval runs them and compares the facts in them.
+
+A cell whose output is a fact carries the tags `nbval-check-output` and `keep_output`; all other
+outputs are stripped. An exercise is five cells in a row, each with its tag:
+
+    task       what to do, with every target as a number           (markdown)
+    answer     `answer = None`: not attempted                      (code)
+    draw       a picture of the answer                             (code)
+    check      a verdict on it, quiet if not attempted             (code)
+    solution   collapsed; raises unless every target is met        (code)
+"""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+FIRST = {"00", "01", "02", "07", "08"}
+"""The walkthroughs that must be there."""
+
+CHECKED, KEPT = "nbval-check-output", "keep_output"
+EXERCISE = ("task", "answer", "draw", "check", "solution")
+LINES = 10
+"""Lines of code in a cell, blank ones not counted."""
+PRIVATE = {
+    "a path of this machine": r"(?<![\w.:/])/(?:home|root|tmp|Users|work|var|usr|opt|mnt)/",
+    "a path of this machine ": r"\b[A-Z]:\\",
+    "an address": r"\b(?:tcp|tls|ucx|inproc|https?)://|\b127\.0\.0\.1\b|\blocalhost:\d",
+    "an object's address": r"\b0x[0-9a-f]{6,}",
+}
+OPENING = {word: rf"\byou(?:['’]ll|\s+will)?\s+{word}\b" for word in ("do", "learn", "need")}
+
+Cell = nbformat.NotebookNode
+
+
+# -- the rules, each a generator of what is wrong ------------------------------------------------
+
+
+def faults(notebook: nbformat.NotebookNode) -> list[str]:
+    """Everything that is wrong with ``notebook``, a sentence each, beginning with the cell."""
+    try:
+        nbformat.validate(notebook)
+    except nbformat.ValidationError as error:
+        return [f"not a valid notebook: {error.message}"]
+    rules = (opening, order, short_cells, outputs, checked_outputs, exercises, closing)
+    return [fault for rule in rules for fault in rule(notebook.cells)]
+
+
+def tags(cell: Cell) -> set[str]:
+    return set(cell.metadata.get("tags", ()))
+
+
+def code(cells: list[Cell]) -> Iterator[tuple[int, Cell]]:
+    return ((i, c) for i, c in enumerate(cells) if c.cell_type == "code" and c.source.strip())
+
+
+def opening(cells: list[Cell]) -> Iterator[str]:
+    first = cells[0] if cells else None
+    if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
+        yield "cell 0: begin with a markdown cell whose first line is a title: '# ...'"
+        return
+    for word, pattern in OPENING.items():
+        if not re.search(pattern, first.source, re.IGNORECASE):
+            yield f'cell 0: say what "you\'ll {word}" (or "you will {word}", "you {word}")'
+
+
+def order(cells: list[Cell]) -> Iterator[str]:
+    for expected, (i, cell) in enumerate(code(cells), 1):
+        if cell.execution_count != expected:
+            yield (
+                f"cell {i}: execution count {cell.execution_count}, expected {expected}: restart, "
+                f"run all, save (and strip with --keep-count)"
+            )
+
+
+def short_cells(cells: list[Cell]) -> Iterator[str]:
+    for i, cell in code(cells):
+        lines = sum(bool(line.strip()) for line in cell.source.splitlines())
+        if lines > LINES:
+            yield f"cell {i}: {lines} lines of code, at most {LINES}; move them into the package"
+
+
+def outputs(cells: list[Cell]) -> Iterator[str]:
+    for i, cell in enumerate(cells):
+        has = tags(cell)
+        if (CHECKED in has) != (KEPT in has):
+            yield f"cell {i}: the tags {CHECKED} and {KEPT} go together, has {sorted(has)}"
+        if has & {"nbval-skip", "raises-exception"}:
+            yield f"cell {i}: is not run or may fail unseen: {sorted(has)}"
+        if cell.cell_type != "code":
+            continue
+        if CHECKED in has and not cell.outputs:
+            yield f"cell {i}: tagged {CHECKED}, but nothing is stored to compare with"
+        if not has & {CHECKED, KEPT} and cell.outputs:
+            yield f"cell {i}: has outputs and no tag {KEPT}: run pre-commit"
+
+
+def checked_outputs(cells: list[Cell]) -> Iterator[str]:
+    checked = [(i, cell) for i, cell in code(cells) if CHECKED in tags(cell)]
+    if not checked:
+        yield f"no cell is tagged {CHECKED}: then nothing in the notebook is compared"
+    for i, cell in checked:
+        if cell.outputs and not text_of(cell).strip():
+            yield f"cell {i}: nbval compares no pictures: show the data as text"
+        if any(out.get("name") == "stderr" or out.output_type == "error" for out in cell.outputs):
+            yield f"cell {i}: an error or a warning is stored as a fact"
+        for what, pattern in PRIVATE.items():
+            if match := re.search(pattern, text_of(cell, html=True)):
+                yield f"cell {i}: {what.strip()} in a compared output: {match[0]!r}"
+
+
+def text_of(cell: Cell, html: bool = False) -> str:
+    """The text that the cell shows, what is printed and the value of its last line."""
+    kinds = ("text/plain", "text/html") if html else ("text/plain",)
+    shown = []
+    for out in cell.outputs:
+        data = out.get("data", {})
+        picture = any(kind.startswith("image/") for kind in data)
+        shown.append(out.get("text", ""))
+        shown.extend(data.get(kind, "") for kind in kinds if not picture)
+    return "\n".join(shown)
+
+
+def exercises(cells: list[Cell]) -> Iterator[str]:
+    inside = 0  # cells of an exercise still to come
+    for i, cell in enumerate(cells):
+        part = tags(cell) & set(EXERCISE)
+        if not part and not inside:
+            continue
+        if inside or part == {"task"}:
+            wanted = EXERCISE[-inside] if inside else "task"
+            inside = (inside or len(EXERCISE)) - 1
+            if part != {wanted}:
+                yield f"cell {i}: the exercise's next cell is tagged {wanted!r}, got {sorted(part)}"
+                inside = 0
+                continue
+            yield from exercise_cell(i, cell, wanted)
+        else:
+            yield f"cell {i}: tagged {sorted(part)} outside an exercise ({', '.join(EXERCISE)})"
+    if inside:
+        yield f"the last exercise lacks {', '.join(EXERCISE[-inside:])}"
+
+
+def exercise_cell(i: int, cell: Cell, part: str) -> Iterator[str]:
+    if part == "task":
+        if cell.cell_type != "markdown" or not re.search(r"\d", cell.source):
+            yield f"cell {i}: a task is markdown and gives its targets as numbers"
+        return
+    if cell.cell_type != "code":
+        yield f"cell {i}: the {part} of an exercise is code"
+    elif part == "answer" and not re.search(r"^\w+ = None\b.*\Z", cell.source, re.MULTILINE):
+        yield f"cell {i}: an answer is not attempted yet: its last line is 'answer = None'"
+    elif part == "solution" and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+        yield f"cell {i}: collapse the solution (metadata jupyter.source_hidden)"
+
+
+def closing(cells: list[Cell]) -> Iterator[str]:
+    """A cluster that is started outside a `with` is closed further down."""
+    still_open = None
+    for i, cell in code(cells):
+        try:
+            tree = ast.parse(cell.source)
+        except SyntaxError:
+            yield f"cell {i}: not plain Python"
+            continue
+        held = {id(item.context_expr) for w in ast.walk(tree) for item in getattr(w, "items", ())}
+        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+            name = ast.unparse(call.func)
+            if name.endswith("start_cluster") and id(call) not in held:
+                still_open = i
+            elif name.endswith(".close"):
+                still_open = None
+    if still_open is not None:
+        yield f"cell {still_open}: starts a cluster that no later cell closes"
+
+
+# -- the notebooks -------------------------------------------------------------------------------
+
+
+def test_the_walkthroughs_are_there():
+    if not NOTEBOOKS:
+        reason = "NO NOTEBOOKS: nbs/ is empty, so nothing about them was checked"
+        warnings.warn(reason, stacklevel=1)
+        pytest.skip(reason)
+    named = [re.fullmatch(r"(\d\d)_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS]
+    assert all(named), f"name notebooks 00_some_words.ipynb: {[p.name for p in NOTEBOOKS]}"
+    numbers = [match[1] for match in named]
+    assert len(set(numbers)) == len(numbers), "two notebooks have one number"
+    assert set(numbers) >= FIRST, f"missing: {sorted(FIRST - set(numbers))}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_keeps_its_shape(path):
+    assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stripped(path):
+    assert nbstripout(path, "--verify").returncode == 0, "run pre-commit, or nbstripout as it does"
+
+
+# -- the checker ---------------------------------------------------------------------------------
+
+TITLE = "# Cuts\nYou'll do a cut, you will learn why; you need 2 cores."
+
+
+def fact(source: str = "1 + 1", text: str = "2", **output) -> Cell:
+    shown = new_output("execute_result", {"text/plain": text}, execution_count=1, **output)
+    return new_code_cell(source, outputs=[shown], metadata={"tags": [CHECKED, KEPT]})
+
+
+def tagged(part: str, source: str = "x = 1") -> Cell:
+    make = new_markdown_cell if part == "task" else new_code_cell
+    hidden = {"jupyter": {"source_hidden": True}} if part == "solution" else {}
+    return make(source, metadata={"tags": [part], **hidden})
+
+
+def exercise(**sources: str) -> list[Cell]:
+    usual = {"task": "Reach 12.", "answer": "# a list\nanswer = None"}
+    return [tagged(part, {**usual, **sources}.get(part, "x = 1")) for part in EXERCISE]
+
+
+def notebook(*cells: Cell, title: str = TITLE) -> nbformat.NotebookNode:
+    cells = [new_markdown_cell(title), *cells]
+    for count, (_, cell) in enumerate(code(cells), 1):
+        cell.execution_count = count
+        for out in cell.outputs:
+            if out.output_type == "execute_result":
+                out.execution_count = count
+    return new_notebook(cells=cells)
+
+
+def test_a_good_notebook_has_no_faults():
+    steps = [
+        new_code_cell("c = td.start_cluster()"),
+        fact(),
+        *exercise(),
+        new_code_cell("c.close()"),
+    ]
+    assert faults(notebook(*steps)) == []
+    assert faults(notebook(new_code_cell("with td.start_cluster() as c:\n    pass"), fact())) == []
+
+
+def picture() -> Cell:
+    cell = fact()
+    cell.outputs[0].data = {"image/png": "aGk=", "text/plain": "<Figure size 640x480>"}
+    return cell
+
+
+def warned() -> Cell:
+    cell = fact()
+    cell.outputs.append(new_output("stream", name="stderr", text="UserWarning: port taken"))
+    return cell
+
+
+def untagged() -> Cell:
+    cell = fact()
+    cell.metadata.tags = []
+    return cell
+
+
+def stripped() -> Cell:
+    cell = fact()
+    cell.outputs = []
+    return cell
+
+
+def in_place(cells: list[Cell], index: int, cell: Cell) -> list[Cell]:
+    return [*cells[:index], cell, *cells[index + 1 :]]
+
+
+PLANTED = [
+    ([fact()], "# Cuts", "say what \"you'll do\""),
+    ([fact()], "Cuts: you'll do, you'll learn, you need", "first line is a title"),
+    ([new_code_cell("\n".join(["x = 1"] * 11)), fact()], TITLE, "11 lines of code"),
+    ([new_code_cell("x = 1")], TITLE, "then nothing in the notebook is compared"),
+    ([stripped()], TITLE, "nothing is stored"),
+    ([untagged(), fact()], TITLE, "has outputs and no tag"),
+    ([tagged(CHECKED), fact()], TITLE, "go together"),
+    ([tagged("nbval-skip"), fact()], TITLE, "is not run"),
+    ([picture()], TITLE, "no pictures"),
+    ([warned()], TITLE, "a warning is stored"),
+    ([fact(text="PosixPath('/home/me/x')")], TITLE, "a path of this machine"),
+    ([fact(text="worker at tcp://10.0.0.1:4000")], TITLE, "an address"),
+    ([fact(text="<object at 0x7f3a2b4c5d60>")], TITLE, "an object's address"),
+    ([fact(), *exercise()[:3]], TITLE, "lacks check, solution"),
+    ([fact(), *exercise()[1:]], TITLE, "outside an exercise"),
+    ([fact(), *in_place(exercise(), 2, tagged("check"))], TITLE, "next cell is tagged 'draw'"),
+    ([fact(), *in_place(exercise(), 2, new_markdown_cell("so"))], TITLE, "tagged 'draw', got []"),
+    ([fact(), *exercise(task="Make it fast.")], TITLE, "targets as numbers"),
+    ([fact(), *exercise(answer="answer = [1, 2]")], TITLE, "not attempted yet"),
+    ([fact(), *exercise(answer="answer = None\nanswer = 3")], TITLE, "not attempted yet"),
+    ([fact(), new_code_cell("c = td.start_cluster()")], TITLE, "no later cell closes"),
+    ([fact(), new_code_cell("%matplotlib inline")], TITLE, "not plain Python"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cells", "title", "fault"), PLANTED)
+def test_a_planted_fault_is_found(cells, title, fault):
+    found = faults(notebook(*cells, title=title))
+    assert [f for f in found if fault in f], found
+
+
+def test_cells_run_out_of_order_are_found():
+    bad = notebook(fact(), fact())
+    bad.cells[1].execution_count = 7
+    assert faults(bad) == [
+        "cell 1: execution count 7, expected 1: restart, run all, save "
+        "(and strip with --keep-count)"
+    ]
+
+
+def test_an_uncollapsed_solution_is_found():
+    cells = exercise()
+    del cells[-1].metadata["jupyter"]
+    assert [f for f in faults(notebook(fact(), *cells)) if "collapse" in f]
+
+
+def test_an_invalid_notebook_is_found():
+    bad = notebook(fact())
+    bad.cells[1].outputs = "2"
+    assert faults(bad)[0].startswith("not a valid notebook")
+
+
+# -- the stripping hook --------------------------------------------------------------------------
+
+
+def nbstripout(path: Path, *more: str) -> subprocess.CompletedProcess:
+    """nbstripout as pre-commit calls it."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    (hook,) = (h for h in config["repos"][0]["hooks"] if h["id"] == "nbstripout")
+    _, *options = shlex.split(hook["entry"])
+    command = [sys.executable, "-m", "nbstripout", *options, *more, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_hook_keeps_facts_counts_and_collapsed_solutions(tmp_path):
+    path = tmp_path / "00_x.ipynb"
+    nbformat.write(notebook(fact(), untagged(), *exercise()), path)
+    assert nbstripout(path, "--verify").returncode == 1
+    assert nbstripout(path).returncode == 0
+    kept = nbformat.read(path, as_version=4)
+    assert faults(kept) == []
+    assert text_of(kept.cells[1]).strip() == "2"
+    assert kept.cells[2].outputs == []
+    assert nbstripout(path, "--verify").returncode == 0
+
+
+# -- nbval, as `make test` calls it --------------------------------------------------------------
+
+
+def nbval(path: Path) -> subprocess.CompletedProcess:
+    options = ["--nbval-lax", "--nbval-current-env", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=path.parent)
+
+
+def test_nbval_passes_a_true_fact_and_fails_a_false_one(tmp_path):
+    good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
+    nbformat.write(notebook(fact(), new_code_cell("import time; time.time()")), good)
+    nbformat.write(notebook(fact(text="3")), bad)
+    assert nbval(good).returncode == 0
+    assert nbval(bad).returncode == 1

@@ -1,0 +1,459 @@
+"""Figures: the data drawn, every word inside the picture, and no word upon another."""
+
+import subprocess
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from tiledask.errors import ConfigError
+from tiledask.lab import plots
+from tiledask.lab.plots.style import PALETTE, ink_on
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.timeline import Timeline
+from tiledask.plan.traffic import Traffic
+
+GB = 10**9
+
+
+def pipeline(devices: int, microbatches: int, forward=1.0, backward=2.0) -> Timeline:
+    """GPipe, typed as loops: all forwards, then all backwards; transfers of no length."""
+    ends: dict[tuple[str, int, int], float] = {}
+    free, spans = [0.0] * devices, []
+    for kind, length, step in (("F", forward, 1), ("B", backward, -1)):
+        for m in range(microbatches):
+            for d in range(devices)[::step]:
+                start = max(free[d], ends.get((kind, d - step, m), 0.0))
+                free[d] = ends[kind, d, m] = start + length
+                spans.append((d, kind, d, m, start, start + length))
+                if 0 <= d - step < devices:
+                    spans.append((d, "T", d, m, start, start))
+    return Timeline.of(devices, spans, origin="measured")
+
+
+FULL = Ledger.of(
+    Row(place, tensor, ALWAYS, size * GB)
+    for place in range(4)
+    for tensor, size in (("weights", 400), ("gradients", 400), ("optimizer", 2400))
+)
+SPLIT = Ledger.of(
+    row
+    for place in range(6)
+    for row in (
+        Row(place, "weights", ALWAYS, 10 * GB),
+        Row(place, "optimizer", ALWAYS, 20 * GB),
+        Row(place, "activations", "forward", (12 - 2 * place) * GB),
+        Row(place, "activations", "backward", 1 * GB),
+    )
+)
+RING = Traffic.of(4, [(i, (i + 1) % 4, 16_777_216) for i in range(4)])
+QUARTERS = plots.Blocks([[0, 1], [2, 3]], [0, 500, 1001], [0, 512, 1024])
+COPIES = plots.Blocks([[(0, 2), (1, 3)]], [0, 1024], [0, 300, 640])
+INTENSITIES = [[10.7, 10.7], [21.3, 21.3], [42.7, 42.7]]
+BYTES = [[200, 134], [200, 134], [200, 134]]
+
+
+def long_name(n: int) -> str:
+    return f"interleaved 1F1B, {n} workers, 16 micro-batches"
+
+
+FIGURES = {
+    "gantt": lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 1.1, 2.3), titles=["a", "b"]),
+    "gantt 16 x 64": lambda: plots.gantt(pipeline(16, 64)),
+    "gantt 40 devices": lambda: plots.gantt(pipeline(40, 2)),
+    "gantt 1 x 1": lambda: plots.gantt(pipeline(1, 1, 1e-5, 2e-5)),
+    "gantt nothing": lambda: plots.gantt(Timeline.of(2, [])),
+    "gantt split": lambda: plots.gantt(SPLIT_BACKWARD),
+    "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
+    "memory bare": lambda: plots.memory_bars(SPLIT, place="GPU"),
+    "traffic": lambda: plots.traffic_matrix(RING, RING),
+    "traffic differs": lambda: plots.traffic_matrix(RING, RING + Traffic.of(4, [(0, 1, 7)])),
+    "traffic 12": lambda: plots.traffic_matrix(*[dense(12)] * 2),
+    "traffic 40": lambda: plots.traffic_matrix(dense(40)),
+    "traffic none": lambda: plots.traffic_matrix(Traffic.of(1), Traffic.of(1)),
+    "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
+    "owners thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
+    "layers": lambda: plots.layers_on_devices(
+        {"contiguous": [n // 6 for n in range(24)], "round robin": [n % 4 for n in range(24)]}
+    ),
+    "layers 1": lambda: plots.layers_on_devices({"all": [0]}),
+    "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
+    "intensity": lambda: plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES),
+}
+SPLIT_BACKWARD = Timeline.of(
+    2,
+    [
+        (0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2), (0, "F", 2, 0, 2, 3), (1, "F", 3, 0, 3, 4),
+        (1, "I", 3, 0, 4, 5), (1, "W", 3, 0, 5, 6), (0, "I", 2, 0, 5, 6), (0, "B", 0, 0, 7, 9),
+    ],
+)  # fmt: skip
+
+
+def dense(ranks: int) -> Traffic:
+    return Traffic.of(
+        ranks, [(i, j, 123_456_789 * (i + j)) for i in range(ranks) for j in range(ranks)]
+    )
+
+
+def thin(rows: int, columns: int) -> plots.Blocks:
+    """One block a rank in each of ``rows`` rows, each 100 high, and one ragged column."""
+    cells = [[i * columns + j for j in range(columns)] for i in range(rows)]
+    return plots.Blocks(
+        cells, [100 * i for i in range(rows + 1)], [*(90 * j for j in range(columns)), 90 * columns]
+    )
+
+
+def words(figure) -> list[str]:
+    found = figure.findobj(lambda a: isinstance(a, Text) and a.get_visible() and a.get_text())
+    return [text.get_text() for text in found]
+
+
+def boxes(axes, gid: str) -> list[tuple[float, float, float, float]]:
+    """(x, y, width, height) of every polygon or rectangle with this gid."""
+    polygons = [p.vertices for c in axes.collections if c.get_gid() == gid for p in c.get_paths()]
+    found = [(*p.min(axis=0), *np.ptp(p, axis=0)) for p in polygons]
+    bars = [bar for bar in axes.patches if bar.get_gid() == gid]
+    return found + [(b.get_x(), b.get_y(), b.get_width(), b.get_height()) for b in bars]
+
+
+def drawn_texts(figure, monkeypatch) -> list[Text]:
+    """What is really drawn: a tick outside the axes' limits has a label, but nobody sees it."""
+    drawn: dict[Text, None] = {}
+    draw = Text.draw
+
+    def note(self, renderer, *args, **kwargs):
+        if self.get_visible() and self.get_text().strip():
+            drawn[self] = None
+        return draw(self, renderer, *args, **kwargs)
+
+    monkeypatch.setattr(Text, "draw", note)
+    figure.draw_without_rendering()
+    return list(drawn)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_word_is_inside_the_picture_and_upon_no_other(name, monkeypatch):
+    figure = FIGURES[name]()
+    width, height = figure.canvas.get_width_height()
+    shown = [(text, text.get_window_extent()) for text in drawn_texts(figure, monkeypatch)]
+    assert len(shown) >= 3
+    for text, extent in shown:
+        inside = extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= width and extent.y1 <= height
+        assert inside, f"{text.get_text()!r} is clipped: {extent}"
+    for (a, box), (b, other) in combinations(shown, 2):
+        across = min(box.x1, other.x1) - max(box.x0, other.x0)
+        down = min(box.y1, other.y1) - max(box.y0, other.y0)
+        assert across <= 1 or down <= 1, f"{a.get_text()!r} lies upon {b.get_text()!r}"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_a_title_and_units(name):
+    figure = FIGURES[name]()
+    assert figure.get_suptitle()
+    labels = " ".join(words(figure))
+    units = ("time (", "bytes", "row", "layer", "idle /", "FLOP/byte")
+    assert any(unit in labels for unit in units)
+
+
+@pytest.mark.parametrize("name", ["gantt", "memory", "traffic", "owners"])
+def test_the_same_data_is_the_same_file(name):
+    assert FIGURES[name]().to_png() == FIGURES[name]().to_png()
+
+
+def test_a_notebook_shows_it_without_pyplot():
+    png, size = FIGURES["layers"]()._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert size == {"width": 900}
+
+
+def test_the_user_settings_neither_change_the_figure_nor_are_changed():
+    import matplotlib as mpl
+
+    expected = FIGURES["idle"]().to_png()
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+        assert FIGURES["idle"]().to_png() == expected
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_matplotlib_waits_for_the_first_figure():
+    code = (
+        "import sys, tiledask, tiledask.lab.plots, tiledask.lab.table, tiledask.lab.report;"
+        "print([m for m in ('matplotlib', 'dask', 'bokeh', 'rich', 'jinja2', 'pandas')"
+        " if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+# gantt ---------------------------------------------------------------------------------------
+
+
+def test_gantt_draws_every_action_where_and_as_long_as_it_was():
+    timeline = pipeline(3, 4)
+    (axes,) = plots.gantt(timeline).axes
+    for kind in "FB":
+        rows = timeline.kind == kind
+        drawn = sorted((round(y), x, w) for x, y, w, _ in boxes(axes, f"{kind}0"))
+        spans = zip(
+            timeline.device[rows].tolist(),
+            timeline.start[rows].tolist(),
+            (timeline.end - timeline.start)[rows].tolist(),
+            strict=True,
+        )
+        # a box is centred on its row, so its lower edge rounds to the device
+        assert drawn == sorted((d, s, pytest.approx(w)) for d, s, w in spans)
+
+
+def test_gantt_idle_is_a_row_as_long_as_the_makespan():
+    timeline = pipeline(3, 4)
+    (axes,) = plots.gantt(timeline).axes
+    assert [w for _, _, w, _ in boxes(axes, "idle")] == [timeline.makespan] * 3
+
+
+def test_gantt_marks_transfers_below_the_box():
+    timeline = pipeline(2, 2)
+    (axes,) = plots.gantt(timeline).axes
+    marks = boxes(axes, "T")
+    assert len(marks) == (timeline.kind == "T").sum() == 4
+    for _, y, _, height in marks:
+        assert 0.36 < y - round(y - 0.4) < y - round(y - 0.4) + height < 0.5
+
+
+def test_gantt_numbers_the_boxes_with_their_micro_batch_if_there_is_room():
+    roomy, crowded = plots.gantt(pipeline(2, 3)), plots.gantt(pipeline(16, 64))
+    numbers = sorted(t.get_text() for t in roomy.axes[0].texts)
+    assert numbers == sorted("012" * 4)
+    assert not crowded.axes[0].texts
+    assert "number in a box: the micro-batch" in words(roomy)
+    assert "number in a box: the micro-batch" not in words(crowded)
+
+
+def test_gantt_panels_share_the_time_and_say_their_idle_share():
+    simulated, measured = pipeline(4, 8), pipeline(4, 8, 2.0, 4.0)
+    figure = plots.gantt(simulated, measured, titles=["simulated", "measured"])
+    top, bottom = figure.axes
+    assert top.get_xlim() == bottom.get_xlim() == (0, measured.makespan)
+    assert top.get_title(loc="left") == "simulated: 27.3% of device-time idle, done after 33 s"
+    assert bottom.get_title(loc="left") == "measured: 27.3% of device-time idle, done after 66 s"
+
+
+@pytest.mark.parametrize(("scale", "unit"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")])
+def test_gantt_time_unit_suits_the_run(scale, unit):
+    figure = plots.gantt(pipeline(2, 2, scale, 2 * scale))
+    assert figure.axes[-1].get_xlabel() == f"time ({unit})"
+    figure.draw_without_rendering()
+    last = [t.get_text() for t in figure.axes[-1].get_xticklabels()]
+    assert "8" in last
+
+
+def test_gantt_legend_names_what_is_there():
+    found = words(plots.gantt(SPLIT_BACKWARD))
+    for label in (
+        "forward", "backward", "backward: input gradient", "backward: weight gradient", "idle",
+        "paler: a later stage of the device",
+    ):  # fmt: skip
+        assert label in found
+    assert "transfer to the device" not in found
+    plain = words(plots.gantt(pipeline(2, 2)))
+    assert "transfer to the device" in plain
+    assert "backward: weight gradient" not in plain
+    assert "paler: a later stage of the device" not in plain
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.gantt(), "1 timeline or more, got 0"),
+        (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "1 timelines, 2 titles"),
+        (lambda: plots.memory_bars({}), "1 row or more, got 0"),
+        (lambda: plots.memory_bars(Ledger.of([])), "1 row or more, got 0"),
+        (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "4 predicted, 3 measured"),
+        (lambda: plots.owners({}), "1 matrix or more, got 0"),
+        (lambda: plots.Blocks([[0, 1]], [0, 5], [0, 5]), "1 x 2 owners"),
+        (lambda: plots.Blocks([[0, 1], [2]], [0, 1, 2], [0, 1, 2]), "one owner"),
+        (lambda: plots.Blocks([], [0, 1], [0, 1]), "0 x 0 owners"),
+        (lambda: plots.Blocks([[0]], [1, 5], [0, 5]), "start at 0"),
+        (lambda: plots.Blocks([[0], [1]], [0, 5, 3], [0, 5]), "ascend"),
+        (lambda: plots.layers_on_devices({}), "1 assignment or more"),
+        (lambda: plots.layers_on_devices({"none": []}), "1 layer or more"),
+        (lambda: plots.idle_bars({}), "1 configuration or more"),
+        (lambda: plots.idle_bars({"a": (0.5, 0.5)}), "3 shares"),
+        (lambda: plots.intensity(["8"], ["2x2"], [[1, 2]], [[1]]), "flop_per_byte has"),
+        (lambda: plots.intensity(["8"], ["2x2"], [[1]], [[1], [2]]), "bytes_moved has"),
+        (lambda: plots.intensity([], [], [], []), "0 x 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+# memory --------------------------------------------------------------------------------------
+
+
+def test_memory_bars_are_the_bytes_of_the_fullest_moment():
+    (axes,) = plots.memory_bars(SPLIT, 40 * GB).axes
+    for tensor in ("weights", "optimizer", "activations"):
+        drawn = [w for _, _, w, _ in boxes(axes, tensor)]
+        assert drawn == [SPLIT.by_tensor(place)[tensor] for place in SPLIT.places]
+    ends = [x + w for x, _, w, _ in boxes(axes, "activations")]
+    assert ends == list(SPLIT.per_place.values())
+
+
+def test_memory_marks_what_is_over_the_capacity():
+    (axes,) = plots.memory_bars(SPLIT, 40 * GB).axes
+    assert [(x, w) for x, _, w, _ in boxes(axes, "over")] == [(40 * GB, 2 * GB)]
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [40 * GB] * 2
+    (roomy,) = plots.memory_bars(SPLIT, 42 * GB).axes
+    assert not boxes(roomy, "over")
+    assert "over the capacity" not in words(roomy.figure)
+
+
+def test_memory_of_unlike_size_has_panels_of_their_own_with_the_same_capacity():
+    figure = plots.memory_bars({"full": FULL, "split": SPLIT}, 40 * GB)
+    big, small = figure.axes
+    assert [w for _, _, w, _ in boxes(big, "optimizer")] == [2400 * GB]
+    assert len(boxes(small, "optimizer")) == 6
+    for axes in (big, small):
+        assert axes.get_xscale() == "linear"
+        assert axes.get_xlim()[0] == 0
+        assert list(axes.lines[0].get_xdata()) == [40 * GB] * 2
+    assert "3.2 TB: 80 times capacity" in words(figure)
+    assert "42 GB: 105% of capacity" in words(figure)
+    assert "this panel's scale: up to 3.2 TB" in words(figure)
+
+
+def test_memory_draws_equal_places_once():
+    figure = plots.memory_bars(FULL, place="GPU")
+    assert "every GPU" in words(figure)
+    one = Ledger.of([Row(p, "weights", ALWAYS, 5 if p < 3 else 6) for p in range(5)])
+    assert {"ranks 0 to 2", "ranks 3 to 4"} <= set(words(plots.memory_bars(one, place="rank")))
+
+
+def test_memory_gives_every_tensor_class_a_colour_of_its_own():
+    many = Ledger.of([Row(0, f"class {i}", ALWAYS, 10 + i) for i in range(14)])
+    (axes,) = plots.memory_bars(many, 100).axes
+    assert len({bar.get_facecolor() for bar in axes.patches if bar.get_gid() != "over"}) == 14
+
+
+def test_memory_leaves_out_what_is_empty():
+    found = words(plots.memory_bars(Ledger.of([Row(0, "a", ALWAYS, 5), Row(0, "b", ALWAYS, 0)])))
+    assert "a" in found
+    assert "b" not in found
+
+
+# traffic -------------------------------------------------------------------------------------
+
+
+def test_traffic_cells_are_the_bytes_with_their_number():
+    figure = plots.traffic_matrix(RING, RING)
+    for axes in figure.axes[:2]:
+        np.testing.assert_array_equal(axes.images[0].get_array(), RING.bytes)
+        numbers = [t.get_text() for t in axes.texts]
+        assert numbers.count("16.78\nMB") == 4
+        assert numbers.count("·") == 4
+        assert not axes.patches
+    assert figure.get_suptitle() == "Bytes between ranks: measured equals predicted to the byte"
+
+
+def test_traffic_that_differs_is_framed_and_says_by_how_much():
+    figure = plots.traffic_matrix(RING, RING + Traffic.of(4, [(0, 1, 7)]))
+    for axes in figure.axes[:2]:
+        (frame,) = axes.patches
+        assert (round(frame.get_x() + 0.47), round(frame.get_y() + 0.47)) == (1, 0)
+    assert "16.78\nMB\n(+7)" in words(figure)
+    assert figure.get_suptitle() == "Bytes between ranks: 1 cell differs"
+
+
+# owners --------------------------------------------------------------------------------------
+
+
+def test_owners_are_drawn_to_scale():
+    figure = plots.owners({"A": QUARTERS, "B": COPIES})
+    a, b = figure.axes
+    drawn = [(p.get_x(), p.get_y(), p.get_width(), p.get_height()) for p in a.patches]
+    assert drawn == [
+        (0, 0, 512, 500), (512, 0, 512, 500),
+        (0, 500, 512, 501), (512, 500, 512, 501),
+    ]  # fmt: skip
+    assert [t.get_text() for t in a.texts] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert [t.get_text() for t in b.texts] == ["ranks\n0, 2", "ranks\n1, 3"]
+    assert a.get_title(loc="left") == "A, 1001 x 1024"
+    assert a.get_aspect() == 1
+    colours = {p.get_facecolor() for p in a.patches}
+    assert len(colours) == 4
+
+
+# layers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "crossings"),
+    [
+        ([n // 6 for n in range(24)], 3),
+        ([n % 4 for n in range(24)], 23),
+        ([0], 0),
+        ([0, 0, 1, 0], 2),
+    ],
+)
+def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings):
+    (axes,) = plots.layers_on_devices({"cut": devices}).axes
+    assert [round(p.get_y() + 0.36) for p in axes.patches] == devices
+    assert sum(line.get_gid() == "crossing" for line in axes.lines) == crossings
+    assert len(axes.lines) == len(devices) - 1
+    plural = "" if crossings == 1 else "s"
+    assert axes.get_title(loc="left") == f"cut: {crossings} crossing{plural}"
+    assert [t.get_text() for t in axes.texts] == [str(n) for n in range(len(devices))]
+
+
+# idle ----------------------------------------------------------------------------------------
+
+
+def test_idle_bars_are_as_high_as_the_shares():
+    idle = {"naive": (0.5, 0.5, 0.512), "gpipe": (0.2727, None, 0.291)}
+    (axes,) = plots.idle_bars(idle).axes
+    drawn = {
+        column: [h for _, _, _, h in boxes(axes, column)]
+        for column in ("predicted", "simulated", "measured")
+    }
+    assert drawn == {"predicted": [0.5, 0.2727], "simulated": [0.5], "measured": [0.512, 0.291]}
+    labels = [t.get_text().strip() for t in axes.texts]
+    assert labels.count("—") == 1
+    assert {"50.0", "51.2", "27.3", "29.1"} <= set(labels)
+
+
+# intensity -----------------------------------------------------------------------------------
+
+
+def test_intensity_says_what_the_numbers_say():
+    figure = plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES)
+    left, right = figure.axes
+    for axes, table in ((left, INTENSITIES), (right, BYTES)):
+        heights = sorted(bar.get_height() for bar in axes.patches)
+        assert heights == sorted(value for row in table for value in row)
+    assert figure.get_suptitle() == "The two levels are independent"
+    assert left.get_title(loc="left") == "Intensity of a tile: same for every blocking"
+    assert [t.get_text() for t in left.texts] == ["10.7", "21.3", "42.7"]
+
+
+def test_intensity_does_not_claim_what_is_not_so():
+    moved = [[134_217_728], [134_217_729]]
+    figure = plots.intensity(["8", "16"], ["2x2"], [[10.7], [21.3]], moved)
+    assert figure.get_suptitle() == "The two levels are not independent"
+    assert figure.axes[1].get_title(loc="left") == "Between workers: differs by tile"
+    assert [t.get_text() for t in figure.axes[1].texts] == ["134,217,728 to 134,217,729"]
+
+
+@pytest.mark.parametrize("colour", [*PALETTE, "white", "black"])
+def test_ink_has_the_contrast_that_small_text_needs(colour):
+    from matplotlib.colors import to_rgb
+
+    def luminance(c):
+        r, g, b = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(c))
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    dark, light = sorted((luminance(colour), luminance(ink_on(colour))))
+    assert (light + 0.05) / (dark + 0.05) >= 4.5

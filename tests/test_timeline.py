@@ -1,0 +1,135 @@
+"""The Timeline: time is conserved, overlaps count once, and edges are quiet."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.plan.timeline import Timeline
+
+SPANS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from("FBIWT"),
+        st.integers(0, 3),
+        st.integers(0, 5),
+        st.integers(0, 40),
+        st.integers(0, 12),
+    ),
+    max_size=25,
+)
+
+
+def timeline(rows, devices=4) -> Timeline:
+    """From rows of (device, kind, stage, micro-batch, start, length) in half seconds."""
+    spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
+    return Timeline.of(devices, spans)
+
+
+def ticks(rows, device, computes=True):
+    """The half seconds in which a device is busy, counted one by one."""
+    busy = set()
+    for d, kind, _, _, start, length in rows:
+        if d == device and (kind != "T") == computes:
+            busy |= set(range(start, start + length))
+    return busy
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS)
+def test_busy_and_idle_by_counting_half_seconds(rows):
+    t = timeline(rows)
+    assert t.busy_per_device == tuple(len(ticks(rows, d)) / 2 for d in range(4))
+    assert t.transfer == sum(len(ticks(rows, d, computes=False)) for d in range(4)) / 2
+    starts = [r[4] for r in rows if r[1] != "T"]
+    ends = [r[4] + r[5] for r in rows if r[1] != "T"]
+    assert t.makespan == (max(ends) - min(starts)) / 2 if starts else t.makespan == 0
+    assert t.busy + t.idle == 4 * t.makespan
+    assert sum(t.idle_per_device) == t.idle
+    assert all(idle >= 0 for idle in t.idle_per_device)
+    if t.makespan:
+        assert t.utilisation + t.bubble_fraction == pytest.approx(1)
+    assert len(t) == len(rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPANS, st.integers(-50, 50))
+def test_when_the_clock_started_does_not_matter(rows, shift):
+    moved = [(d, k, s, i, a + shift, n) for d, k, s, i, a, n in rows]
+    t, later = timeline(rows), timeline(moved)
+    for column in ("device", "kind", "stage", "microbatch"):
+        assert (getattr(t, column) == getattr(later, column)).all()
+    if any(r[1] != "T" for r in rows):
+        assert (t.start == later.start).all()
+        assert t.start[t.kind != "T"].min() == 0
+
+
+def test_overlapping_spans_count_once():
+    t = Timeline.of(1, [(0, "F", 0, 0, 1.0, 3.0), (0, "F", 0, 1, 2.0, 5.0), (0, "F", 0, 2, 2.5, 3)])
+    assert (t.makespan, t.busy, t.idle) == (4.0, 4.0, 0.0)
+
+
+def test_a_transfer_is_neither_busy_nor_part_of_the_makespan():
+    rows = [(0, "F", 0, 0, 0.0, 1.0), (1, "T", 1, 0, 1.0, 9.0), (1, "F", 1, 0, 2.0, 3.0)]
+    t = Timeline.of(2, rows)
+    assert (t.makespan, t.busy, t.transfer) == (3.0, 2.0, 8.0)
+    assert t.state(1, 1.5) == "idle"
+
+
+def test_empty():
+    t = Timeline.of(3, [])
+    assert (t.makespan, t.busy, t.idle, t.transfer) == (0, 0, 0, 0)
+    assert (t.bubble_fraction, t.bubble_overhead, t.span_bubble, t.utilisation) == (0, 0, 0, 0)
+    assert t.peak_in_flight == (0, 0, 0)
+    assert len(t) == 0
+    assert t.state(0, 0.0) == "idle"
+    assert list(t.to_frame().columns) == ["device", "kind", "stage", "microbatch", "start", "end"]
+    assert "0 actions on 3 devices" in repr(t)
+
+
+def test_a_device_that_does_nothing_is_idle_all_the_time():
+    t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 4.0)])
+    assert t.busy_per_device == (4.0, 0.0)
+    assert t.idle_per_device == (0.0, 4.0)
+    assert (t.bubble_fraction, t.bubble_overhead) == (0.5, 1.0)
+
+
+def test_the_two_shares_and_the_papers_rate_are_three_numbers():
+    # device 1 works in the middle of the run, so its own span is shorter than the makespan
+    rows = [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0), (1, "B", 1, 0, 2.0, 4.0)]
+    t = Timeline.of(2, [*rows, (0, "B", 0, 0, 4.0, 6.0)])
+    assert (t.bubble_fraction, t.bubble_overhead, t.span_bubble) == (0.5, 1.0, 0.5)
+    late = Timeline.of(2, [(0, "F", 0, 0, 0.0, 4.0), (1, "F", 1, 0, 2.0, 6.0)])
+    assert late.bubble_fraction == pytest.approx(1 / 3)
+    assert late.span_bubble == 0
+
+
+@pytest.mark.parametrize(
+    ("spans", "peak"),
+    [
+        ([("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 0, 2, 4), ("B", 1, 4, 6)], 2),
+        ([("F", 0, 0, 1), ("B", 0, 1, 3), ("F", 1, 3, 4), ("B", 1, 4, 6)], 1),  # leaves, then comes
+        ([("F", 0, 0, 1), ("I", 0, 1, 2), ("F", 1, 2, 3), ("I", 1, 3, 4), ("W", 0, 4, 5)], 2),
+        ([("F", 0, 0, 1), ("I", 0, 1, 2), ("W", 0, 2, 3), ("F", 1, 3, 4)], 1),
+        ([("F", 0, 0, 1), ("F", 1, 1, 2), ("F", 2, 2, 3)], 1),  # inference
+    ],
+)
+def test_in_flight(spans, peak):
+    t = Timeline.of(1, [(0, kind, 0, i, float(a), float(b)) for kind, i, a, b in spans])
+    assert t.peak_in_flight == (peak,)
+
+
+def test_state_at_the_edges_of_a_span():
+    t = Timeline.of(1, [(0, "F", 0, 7, 0.0, 1.0), (0, "B", 0, 7, 2.0, 3.0)])
+    assert [t.state(0, x) for x in (0.0, 1.0, 2.0, 2.9, 3.0)] == ["F7", "idle", "B7", "B7", "idle"]
+
+
+def test_to_frame_and_reprs():
+    t = Timeline.of(1, [(0, "F", 0, 0, 5.0, 6.5)], origin="measured")
+    frame = t.to_frame()
+    assert frame.to_dict("records") == [
+        {"device": 0, "kind": "F", "stage": 0, "microbatch": 0, "start": 0.0, "end": 1.5}
+    ]
+    assert "measured: 1 actions on 1 devices, makespan 1.5 s" in repr(t)
+    assert "<table>" in t._repr_html_()
+    assert t.start.dtype == np.float64

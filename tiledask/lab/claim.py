@@ -1,0 +1,283 @@
+"""One claim: a quantity predicted, simulated and measured, and the rule by which they agree.
+
+rule                   holds if, among the columns compared,
+"equal"                all values are the same, bytes to the byte
+("within", d)          every two values are at most d apart
+("ratio", low, high)   the last value over each earlier one lies in [low, high]
+"at most"              no later value is above the first, which is the bound
+"at least"             no later value is below the first, which is the bound
+"true"                 every value is True
+None                   nothing is claimed; the row informs
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["COLUMNS", "MISSING", "Claim", "Value", "Verdict", "exact", "format_value"]
+
+COLUMNS = ("predicted", "simulated", "measured")
+MISSING = "—"
+
+_ROUND_OFF = 1e-9
+"""Relative slack of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
+
+Value = int | float | str | bool | tuple | None
+"""What a column holds; None where that way of knowing was not used."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds, and the reason in a few words."""
+
+    holds: bool | None
+    """None: nothing was claimed."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return "" if self.holds is None else f"{'✓' if self.holds else '✗'} {self.reason}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of a comparison. Bytes and seconds as such; a percentage as a share of 1.
+
+    >>> bytes_moved = Claim("bytes moved", 4096, None, 4096, unit="bytes", rule="equal")
+    >>> str(bytes_moved.verdict), bytes_moved.shown
+    ('✓ equal to the byte', ('4.096 kB', '—', '4.096 kB'))
+    >>> str(Claim("idle", 0.27, 0.28, 0.34, unit="percent", rule=("within", 0.03)).verdict)
+    '✗ 7 points apart, 3 allowed'
+    """
+
+    quantity: str
+    predicted: Value = None
+    simulated: Value = None
+    measured: Value = None
+    unit: str = ""
+    """"bytes", "seconds", "percent" (values are shares of 1), "count", or a unit to print."""
+    rule: str | tuple | None = None
+    note: str = ""
+    compare: tuple[str, ...] = COLUMNS
+    """The columns that the rule compares, in this order."""
+
+    def __post_init__(self) -> None:
+        for column in COLUMNS:
+            object.__setattr__(self, column, _plain(self.quantity, getattr(self, column)))
+        rule = (self.rule,) if isinstance(self.rule, str) else self.rule
+        object.__setattr__(self, "rule", rule if rule is None else tuple(rule))
+        object.__setattr__(self, "compare", tuple(self.compare))
+        _check(self)
+
+    @property
+    def values(self) -> tuple[Value, Value, Value]:
+        return self.predicted, self.simulated, self.measured
+
+    @property
+    def compared(self) -> tuple[Value, ...]:
+        """The values that the rule compares: those of its columns that are there."""
+        values = (getattr(self, column) for column in self.compare)
+        return tuple(value for value in values if value is not None)
+
+    @property
+    def shown(self) -> tuple[str, str, str]:
+        """The three values as people read them."""
+        return tuple(format_value(value, self.unit) for value in self.values)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the claim holds. One whose values are missing does not hold."""
+        if self.rule is None:
+            return Verdict(None)
+        name, *limits = self.rule
+        rule = _RULES[name]
+        if len(self.compared) < rule.values:
+            return Verdict(False, "nothing to compare")
+        return Verdict(*rule.judge(self.compared, self.unit, *limits))
+
+
+def format_value(value: Value, unit: str = "") -> str:
+    """``value`` as people read it, in ``unit``.
+
+    >>> format_value(3.2e12, "bytes"), format_value(0.275, "percent"), format_value(1771, "count")
+    ('3.2 TB', '27.5%', '1,771')
+    >>> format_value(None), format_value(True), format_value((6, 6)), format_value(21.33, "FLOP/B")
+    ('—', 'yes', '6, 6', '21.33 FLOP/B')
+    """
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple):
+        return ", ".join(format_value(v, unit) for v in value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "seconds":
+        return format_seconds(value)
+    if unit == "percent":
+        return f"{_points(value)}%"
+    return _number(value) if unit in ("", "count") else f"{_number(value)} {unit}"
+
+
+def exact(value: Value, unit: str) -> str:
+    """Every digit of a whole number of bytes; empty for anything else.
+
+    >>> exact(134217728, "bytes")
+    '134,217,728 B'
+    """
+    whole = isinstance(value, int) and not isinstance(value, bool) and unit == "bytes"
+    return f"{value:,} B" if whole else ""
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _points(share: float) -> str:
+    points = 100 * share
+    return f"{points:.1f}" if points == 0 or abs(points) >= 0.1 else f"{points:.2g}"
+
+
+def _plain(quantity: str, value: object) -> Value:
+    """``value`` without NumPy's types, so that it prints and travels as JSON."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return tuple(_plain(quantity, v) for v in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{quantity!r}: a claim compares numbers, text, True or False, or a tuple of them; got "
+        f"{type(value).__name__}; pass the number or text to be shown"
+    )
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check(claim: Claim) -> None:
+    unknown = [column for column in claim.compare if column not in COLUMNS]
+    if unknown:
+        raise ConfigError(
+            f"{claim.quantity!r}: there is no column {unknown[0]!r}; compare= takes some of "
+            f"{', '.join(COLUMNS)}"
+        )
+    if claim.rule is None:
+        return
+    name, *limits = claim.rule
+    if name not in _RULES:
+        raise ConfigError(
+            f"{claim.quantity!r}: there is no rule {name!r}; rules are {', '.join(_RULES)}"
+        )
+    rule = _RULES[name]
+    if len(limits) != rule.limits or not all(_is_number(x) for x in limits):
+        raise ConfigError(
+            f"{claim.quantity!r}: the rule {name!r} takes {rule.limits} numbers, "
+            f"got {len(limits)}: {limits}; write {rule.example}"
+        )
+    if not all(low <= high for low, high in zip((0, *limits), limits, strict=False)):
+        raise ConfigError(
+            f"{claim.quantity!r}: the limits of {name!r} must be 0 or more and ascend, got "
+            f"{limits}; write {rule.example}"
+        )
+    wrong = [v for v in claim.compared if not rule.takes(v)]
+    if wrong:
+        raise ConfigError(
+            f"{claim.quantity!r}: the rule {name!r} compares {rule.kind}, got {wrong[0]!r}; "
+            f"pass {rule.kind}, or use another rule"
+        )
+
+
+def _same(a: Value, b: Value) -> bool:
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
+def _apart(values: tuple) -> float:
+    """The largest distance between two of ``values``; nan if one of them is."""
+    gaps = [abs(a - b) for a, b in combinations(values, 2)]
+    return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps)
+
+
+def _gap(distance: float, unit: str) -> str:
+    if unit == "percent":
+        return f"{100 * distance:.3g} points"
+    return format_value(distance, unit)
+
+
+def _equal(values: tuple, unit: str) -> tuple[bool, str]:
+    if all(_same(a, b) for a, b in combinations(values, 2)):
+        return True, "equal to the byte" if unit == "bytes" else "equal"
+    if all(_is_number(v) for v in values):
+        gap = _apart(values)
+        return False, f"differ by {exact(gap, unit) or _gap(gap, unit)}"
+    return False, "differ"
+
+
+def _within(values: tuple, unit: str, allowed: float) -> tuple[bool, str]:
+    gap = _apart(values)
+    limit = f"{100 * allowed:.3g}" if unit == "percent" else format_value(allowed, unit)
+    return gap <= allowed * (1 + _ROUND_OFF), f"{_gap(gap, unit)} apart, {limit} allowed"
+
+
+def _ratio(values: tuple, unit: str, low: float, high: float) -> tuple[bool, str]:
+    *earlier, last = values
+    ratios = [last / value if value else (1.0 if last == 0 else math.inf) for value in earlier]
+    text = " and ".join(f"{r:.3g}" for r in ratios)
+    lowest, highest = low * (1 - _ROUND_OFF), high * (1 + _ROUND_OFF)
+    holds = all(lowest <= r <= highest for r in ratios)
+    return holds, f"{text} times, {low:g} to {high:g} allowed"
+
+
+def _of_bound(value: float, bound: float) -> str:
+    return f"{100 * value / bound:.3g}% of the bound" if bound > 0 else "within the bound"
+
+
+def _at_most(values: tuple, unit: str) -> tuple[bool, str]:
+    bound, *later = values
+    if all(value <= bound for value in later):
+        return True, _of_bound(max(later), bound)
+    return False, f"above the bound by {_gap(max(later) - bound, unit)}"
+
+
+def _at_least(values: tuple, unit: str) -> tuple[bool, str]:
+    bound, *later = values
+    if all(value >= bound for value in later):
+        return True, _of_bound(min(later), bound)
+    return False, f"below the bound by {_gap(bound - min(later), unit)}"
+
+
+def _true(values: tuple, unit: str) -> tuple[bool, str]:
+    return all(values), "true" if all(values) else "not true"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    judge: Callable[..., tuple[bool, str]]
+    example: str
+    limits: int = 0
+    values: int = 2
+    """How many values it takes to judge."""
+    kind: str = "numbers"
+    takes: Callable[[Value], bool] = _is_number
+
+
+_RULES = {
+    "equal": _Rule(_equal, '"equal"', kind="values", takes=lambda value: True),
+    "within": _Rule(_within, '("within", 0.03)', limits=1),
+    "ratio": _Rule(_ratio, '("ratio", 0.9, 1.1)', limits=2),
+    "at most": _Rule(_at_most, '"at most"'),
+    "at least": _Rule(_at_least, '"at least"'),
+    "true": _Rule(
+        _true, '"true"', values=1, kind="True or False", takes=lambda v: isinstance(v, bool)
+    ),
+}

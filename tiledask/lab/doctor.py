@@ -1,0 +1,413 @@
+"""What this machine has, what tiledask will use of it, what is missing and what brings it.
+
+    examine() -> [Finding, ...] -> show (terminal), to_html (notebook, report), to_json (files)
+
+Nothing here may crash or hang, whatever is broken: each question is asked inside `_careful`,
+and the GPU is asked by a child process that is left behind if the driver does not answer.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.plan.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Finding", "examine", "show", "to_html", "to_json"]
+
+STATES = ("ok", "missing", "note")
+DRIVER_DEADLINE = 60.0
+"""Seconds the driver has to answer; CuPy's first import on a cold disk takes tens of them."""
+
+_SMALL_SHM = 1_000_000_000  # bytes; containers give 64 MiB unless told otherwise
+_SMALL_DISK = 5_000_000_000  # bytes; workers spill blocks to it when memory runs short
+_SMALL_MEMORY = 4_000_000_000  # bytes; `tiledask tour` needs about 2 GB
+_MARKS = {"ok": ("✓", "green"), "missing": ("✗", "yellow"), "note": ("•", "cyan")}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for."""
+
+    name: str
+    """What it is: "cores", "CuPy", "g++"."""
+    state: str
+    """"ok", "missing" (tiledask runs without it, but not all of it), or "note"."""
+    found: str
+    """What was found, for reading."""
+    used_for: str
+    """What tiledask does with it."""
+    fix: str = ""
+    """The command or the change that helps; empty if nothing needs to."""
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ConfigError(
+                f"{self.name}: a finding is {' or '.join(STATES)}, got {self.state!r}"
+            )
+        if self.state == "missing" and not self.fix:
+            raise ConfigError(f"{self.name} is missing and no fix is given: say what brings it")
+
+
+def examine() -> list[Finding]:
+    """Findings from Python up to the GPU; the last one says which workers will be started.
+
+    Takes some seconds (a child process imports CuPy) and at most a minute. Raises nothing.
+
+    >>> findings = examine()
+    >>> findings[0].name, findings[-1].name
+    ('Python', 'workers')
+    """
+    gpu = _ask_gpu()
+    questions: list[tuple[str, Callable[[], Finding]]] = [
+        ("Python", _python),
+        ("system", _system),
+        ("cores", _cores),
+        ("memory", _memory),
+        ("shared memory", _shared_memory),
+        ("temporary disk", _disk),
+        ("NumPy", _numpy),
+        ("Dask", _dask),
+        ("JupyterLab", _jupyterlab),
+        ("Dask panels", _labextension),
+        ("g++", _compiler),
+        ("NVRTC", lambda: _nvrtc(gpu)),
+        ("GPU", lambda: _gpu(gpu)),
+        ("CuPy", lambda: _cupy(gpu)),
+        ("Dask-CUDA", lambda: _dask_cuda(gpu)),
+        ("workers", lambda: _workers(gpu)),
+    ]
+    return [_careful(name, question) for name, question in questions]
+
+
+def _careful(name: str, question: Callable[[], Finding]) -> Finding:
+    try:
+        return question()
+    except Exception as error:  # a broken installation raises all sorts of things
+        found = f"could not be found out: {type(error).__name__}: {_line(error)}"
+        return Finding(name, "note", found, "see the other lines")
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
+    return Finding("Python", "ok", found, "everything; 3.11 to 3.13")
+
+
+def _system() -> Finding:
+    names = {}
+    with contextlib.suppress(OSError):
+        names = platform.freedesktop_os_release()
+    system = names.get("PRETTY_NAME", platform.system())
+    return Finding("system", "ok", f"{system}, {platform.machine()}", "memory caps need Linux")
+
+
+def _cores() -> Finding:
+    from dask.system import CPU_COUNT as usable
+
+    present = os.cpu_count() or 1
+    found = f"{usable} usable" + (f" of {present}" if usable != present else "")
+    if usable >= 2:
+        return Finding("cores", "ok", found, "one CPU worker each")
+    return Finding("cores", "note", found, "idle times are measured with 2 cores or more")
+
+
+def _memory() -> Finding:
+    import psutil
+    from distributed.system import MEMORY_LIMIT
+
+    free = min(psutil.virtual_memory().available, MEMORY_LIMIT)
+    found = f"{format_bytes(MEMORY_LIMIT)} usable, {format_bytes(free)} free now"
+    used_for = "blocks; workers share it evenly"
+    if free >= _SMALL_MEMORY:
+        return Finding("memory", "ok", found, used_for)
+    return Finding("memory", "note", found, used_for, "close other programs, or use fewer workers")
+
+
+def _shared_memory() -> Finding:
+    if not os.path.isdir("/dev/shm"):
+        return Finding("shared memory", "note", "no /dev/shm", "not needed on one node without it")
+    total = shutil.disk_usage("/dev/shm").total
+    used_for = "transports between GPU workers (UCX)"
+    if total >= _SMALL_SHM:
+        return Finding("shared memory", "ok", f"{format_bytes(total)} in /dev/shm", used_for)
+    fix = "give the container more: docker run --shm-size=1g"
+    return Finding("shared memory", "note", f"{format_bytes(total)} in /dev/shm", used_for, fix)
+
+
+def _disk() -> Finding:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    found, used_for = f"{format_bytes(free)} free in {folder}", "spooled arrays, spilled blocks"
+    if free >= _SMALL_DISK:
+        return Finding("temporary disk", "ok", found, used_for)
+    return Finding("temporary disk", "note", found, used_for, "set TMPDIR to a larger disk")
+
+
+# -- packages and programs -----------------------------------------------------------------------
+
+
+def _numpy() -> Finding:
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    pools = [p for p in threadpool_info() if p["user_api"] == "blas"]
+    blas = [f"{p['internal_api']} {p['version']}, {p['num_threads']} threads" for p in pools]
+    if not blas:  # a library threadpoolctl does not know, such as Apple's Accelerate
+        facts = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        blas = [f"{facts.get('name', 'unknown BLAS')} {facts.get('version', '')}".strip()]
+    used_for = "tiles on the CPU; workers have one BLAS thread each"
+    return Finding("NumPy", "ok", f"{np.__version__} with {', '.join(blas)}", used_for)
+
+
+def _dask() -> Finding:
+    found = f"dask {version('dask')}, distributed {version('distributed')}"
+    return Finding("Dask", "ok", found, "workers, transfers, the dashboard")
+
+
+def _jupyterlab() -> Finding:
+    return _package("JupyterLab", "jupyterlab", "the walkthroughs: make lab", "lab")
+
+
+def _labextension() -> Finding:
+    return _package("Dask panels", "dask-labextension", "the dashboard inside JupyterLab", "lab")
+
+
+def _compiler() -> Finding:
+    path = shutil.which("g++")
+    used_for = "checking CUDA kernels on the CPU"
+    if path is None:
+        return Finding("g++", "missing", "not installed", used_for, "apt-get install g++")
+    return Finding("g++", "ok", _first_line([path, "--version"]), used_for)
+
+
+def _package(name: str, distribution: str, used_for: str, extra: str) -> Finding:
+    installed = _version(distribution)
+    if installed:
+        return Finding(name, "ok", installed, used_for)
+    return Finding(name, "missing", "not installed", used_for, _install(extra))
+
+
+def _version(distribution: str) -> str:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(distribution)
+    return ""
+
+
+def _install(extra: str) -> str:
+    return f"pip install --constraint constraints.txt -e .[{extra}]"
+
+
+def _first_line(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+    )
+    return done.stdout.partition("\n")[0]
+
+
+# -- the GPU -------------------------------------------------------------------------------------
+
+_PROBE = """
+import dataclasses, json
+from tiledask.tile.backend import probe
+print("PROBE " + json.dumps(dataclasses.asdict(probe())))
+"""
+
+
+def _ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]:
+    """What tile.backend.probe() finds, as a dict, asked in a process of its own.
+
+    A driver that crashes takes only the child along; one that does not answer within
+    ``deadline`` seconds is reported as such.
+    """
+    deadline = DRIVER_DEADLINE if deadline is None else deadline
+    try:
+        status, out, err = _run_child(code, deadline)
+    except OSError as error:
+        return _unusable(f"no process could be started to ask for the GPU: {_line(error)}")
+    except subprocess.TimeoutExpired:
+        return _unusable(f"the NVIDIA driver did not answer within {deadline:g} s")
+    for line in out.splitlines():
+        with contextlib.suppress(ValueError):
+            if line.startswith("PROBE "):
+                return json.loads(line.removeprefix("PROBE "))
+    last = err.strip().splitlines()[-1:] or ["no message"]
+    return _unusable(f"asking for the GPU ended with status {status}: {last[0]}")
+
+
+def _run_child(code: str, deadline: float) -> tuple[int, str, str]:
+    """(exit status, stdout, stderr) of Python running ``code``; raises TimeoutExpired."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        out, err = child.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        child.kill()  # and no wait: a process stuck inside the driver cannot be killed
+        raise
+    return child.returncode, out, err
+
+
+def _unusable(reason: str) -> dict[str, Any]:
+    return {
+        "usable": False, "reason": reason, "cupy": _version("cupy-cuda13x"), "devices": [],
+        "driver": "", "cuda": "", "nvrtc_reason": "",
+    }  # fmt: skip
+
+
+def _gpu(gpu: dict[str, Any]) -> Finding:
+    used_for = "one worker per GPU"
+    names = [f"{d['name']} ({format_bytes(d['memory'])})" for d in gpu["devices"]]
+    listing = f"{len(names)}: {', '.join(names)}; driver {gpu['driver'] or 'unknown'}"
+    if gpu["usable"]:
+        return Finding("GPU", "ok", listing, used_for)
+    if names:
+        fix = "nvidia-smi says whether it is free" if gpu["cupy"] else _install("gpu")
+        return Finding("GPU", "missing", f"{listing}; {gpu['reason']}", used_for, fix)
+    if _driver_traces():
+        fix = "nvidia-smi says what is wrong with the driver"
+        return Finding("GPU", "missing", f"none answers: {gpu['reason']}", used_for, fix)
+    return Finding("GPU", "note", f"none: {gpu['reason']}", used_for)
+
+
+def _driver_traces() -> bool:
+    """Whether somebody installed an NVIDIA driver here, working or not."""
+    files = ("/dev/nvidia0", "/proc/driver/nvidia/version")
+    return any(map(os.path.exists, files)) or shutil.which("nvidia-smi") is not None
+
+
+def _cupy(gpu: dict[str, Any]) -> Finding:
+    used_for = "tiles on a GPU"
+    if not gpu["cupy"]:
+        return _without_gpu_extra("CuPy", used_for, gpu)
+    found = gpu["cupy"] + (f", CUDA {gpu['cuda']}" if gpu["cuda"] else "")
+    if gpu["usable"]:
+        return Finding("CuPy", "ok", f"{found}, a real allocation worked", used_for)
+    return Finding("CuPy", "note", f"{found}, without a usable GPU", used_for)
+
+
+def _dask_cuda(gpu: dict[str, Any]) -> Finding:
+    installed, used_for = _version("dask-cuda"), "GPU workers"
+    if not installed:
+        return _without_gpu_extra("Dask-CUDA", used_for, gpu)
+    state = "ok" if gpu["devices"] else "note"
+    return Finding(
+        "Dask-CUDA", state, installed + ("" if gpu["devices"] else ", nothing to do here"), used_for
+    )
+
+
+def _without_gpu_extra(name: str, used_for: str, gpu: dict[str, Any]) -> Finding:
+    """Missing where there is a GPU to use it with, otherwise only a note."""
+    state = "missing" if gpu["devices"] else "note"
+    return Finding(name, state, "not installed", used_for, f"with a GPU: {_install('gpu')}")
+
+
+def _nvrtc(gpu: dict[str, Any]) -> Finding:
+    used_for = "compiling CUDA C++, also without a GPU"
+    installed = _version("nvidia-cuda-nvrtc")
+    if gpu["usable"] and gpu["nvrtc_reason"]:
+        return Finding("NVRTC", "missing", gpu["nvrtc_reason"], used_for, _install("gpu"))
+    if not installed:
+        return Finding("NVRTC", "missing", "not installed", used_for, _install("test"))
+    return Finding("NVRTC", "ok", installed, used_for)
+
+
+def _workers(gpu: dict[str, Any]) -> Finding:
+    from dask.system import CPU_COUNT
+    from distributed.system import MEMORY_LIMIT
+
+    used_for = "td.start_cluster() without arguments"
+    dask_cuda = importlib.util.find_spec("dask_cuda") is not None
+    if gpu["usable"] and dask_cuda:
+        count = len(gpu["devices"])
+        return Finding("workers", "ok", f"{count} GPU workers, one per GPU", used_for)
+    count = max(2, CPU_COUNT)
+    share = format_bytes(MEMORY_LIMIT // count)
+    found = f"{count} CPU workers, one BLAS thread and {share} each"
+    return Finding("workers", "ok", found, used_for)
+
+
+# -- showing it ----------------------------------------------------------------------------------
+
+
+def show(findings: Sequence[Finding], console: "Console | None" = None) -> None:
+    """Prints the findings as a table, then the commands that bring what is missing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "", "found", "used for"):
+        table.add_column(title)
+    for finding in findings:
+        mark, style = _MARKS[finding.state]
+        mark = Text(mark if _can_print(mark, console) else finding.state, style=style)
+        table.add_row(mark, finding.name, Text(finding.found), Text(finding.used_for, style="dim"))
+    console.print(table)
+    console.print()
+    for line in _closing(findings):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _can_print(text: str, console: "Console") -> bool:
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _closing(findings: Sequence[Finding]) -> Iterator[str]:
+    fixes = [finding for finding in findings if finding.state == "missing"]
+    yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in fixes)
+    yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
+    yield "nothing is missing" if not fixes else f"{len(fixes)} missing"
+    yield from (f"will be used: {f.found}" for f in findings if f.name == "workers")
+
+
+def to_html(findings: Sequence[Finding]) -> str:
+    """The findings as an HTML table, everything in them escaped."""
+    head = "".join(f"<th>{h}</th>" for h in ("", "", "found", "used for", "what helps"))
+    rows = "".join(map(_row, findings))
+    closing = escape(list(_closing(findings))[-1]) if findings else ""
+    return f"<table class='doctor'><caption>{closing}</caption><tr>{head}</tr>{rows}</table>"
+
+
+def _row(finding: Finding) -> str:
+    cells = (finding.name, finding.found, finding.used_for, finding.fix)
+    mark = f"<td title='{finding.state}'>{_MARKS[finding.state][0]}</td>"
+    return f"<tr>{mark}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    """The findings as a JSON list of objects with Finding's fields.
+
+    >>> json.loads(to_json([Finding("g++", "ok", "g++ 12", "kernels")]))[0]["state"]
+    'ok'
+    """
+    return json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or "no message"

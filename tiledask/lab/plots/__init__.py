@@ -1,0 +1,24 @@
+"""Figures of timelines, memory, traffic, owners, layers, idle time and intensity.
+
+Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
+it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import.
+"""
+
+from tiledask.lab.plots.gantt import gantt
+from tiledask.lab.plots.idle import idle_bars
+from tiledask.lab.plots.intensity import intensity
+from tiledask.lab.plots.layers import layers_on_devices
+from tiledask.lab.plots.memory import memory_bars
+from tiledask.lab.plots.owners import Blocks, owners
+from tiledask.lab.plots.traffic import traffic_matrix
+
+__all__ = [
+    "Blocks",
+    "gantt",
+    "idle_bars",
+    "intensity",
+    "layers_on_devices",
+    "memory_bars",
+    "owners",
+    "traffic_matrix",
+]

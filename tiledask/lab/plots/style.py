@@ -1,0 +1,109 @@
+"""The look that all figures share: colours, sizes, and text that fits its box."""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PALE", "PALETTE", "PINK", "RED", "SKY", "WIDTH",
+    "YELLOW", "canvas", "fitting_text", "ink_on", "lighter", "look", "styled",
+]  # fmt: skip
+
+# Okabe and Ito's colours, told apart with every common kind of colour blindness:
+# https://jfly.uni-koeln.de/color/
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, RED, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
+PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, "#8C6D31", "#999999", "#5254A3")
+INK, GREY, PALE = "#222222", "#767676", "#E9E9E9"
+
+WIDTH = 9.0
+"""Inches: a notebook's column at 100 pixels per inch, 1350 pixels at 150 dpi."""
+
+_RC = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so every machine draws the same
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.6,
+    "hatch.linewidth": 0.7,
+}
+
+
+def look() -> AbstractContextManager:
+    """The settings of this look, for as long as the context lasts."""
+    import matplotlib.style
+
+    return matplotlib.style.context(["default", _RC])
+
+
+def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
+    """``draw`` run under this look, whatever the user's own matplotlib settings are."""
+
+    @functools.wraps(draw)
+    def wrapper(*args, **kwargs) -> "Figure":
+        with look():
+            figure = draw(*args, **kwargs)
+            # the layout settles with the second drawing: the first is not the one people see
+            figure.draw_without_rendering()
+            return figure
+
+    return wrapper
+
+
+def canvas(height: float, title: str, width: float = WIDTH) -> "Figure":
+    """An empty figure of ``width`` x ``height`` inches with its title at the left."""
+    from tiledask.lab.plots.picture import Picture
+
+    figure = Picture(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure
+
+
+def lighter(colour: str, share: float) -> tuple[float, float, float]:
+    """``colour`` mixed with ``share`` of white."""
+    from matplotlib.colors import to_rgb
+
+    return tuple(c + (1 - c) * share for c in to_rgb(colour))
+
+
+def ink_on(colour) -> str:
+    """Black or white, whichever has more contrast with ``colour`` (WCAG 2 luminance)."""
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"
+
+
+def fitting_text(axes: "Axes", box: tuple, words: str, colour, size: float = 7.5) -> None:
+    """Write ``words`` in the middle of ``box`` (x, y, width, height in data) if they fit.
+
+    Call it after ``figure.draw_without_rendering()``, which fixes what the data's units measure.
+    """
+    x, y, width, height = box
+    (left, bottom), (right, top) = axes.transData.transform([(x, y), (x + width, y + height)])
+    points = 72 / axes.figure.dpi
+    # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
+    wide = size * (0.64 * max(map(len, words.splitlines())) + 0.3)
+    tall = size * 1.25 * len(words.splitlines())
+    if wide <= abs(right - left) * points and tall <= abs(top - bottom) * points:
+        axes.text(
+            x + width / 2, y + height / 2, words,
+            ha="center", va="center_baseline" if "\n" not in words else "center",
+            fontsize=size, color=ink_on(colour), clip_on=True, gid="in-box",
+        )  # fmt: skip

@@ -1,0 +1,93 @@
+"""One distributed product beside its prediction: bytes, messages, memory, error and time."""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+import tiledask as td
+from tiledask.dist.array import ShardedArray
+from tiledask.lab.table import Claim, Comparison
+from tiledask.tile import count_traffic
+
+__all__ = ["GRID", "Problem", "compare_product", "product_rows"]
+
+GRID = (td.Shard(0), td.Shard(1))
+EPS = float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Two random matrices and their product by one process."""
+
+    a: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+    seconds: float
+    """The faster of two single-process products, with all of BLAS's threads."""
+
+    @classmethod
+    def random(cls, n: int, seed: int = 0) -> "Problem":
+        rng = np.random.default_rng(seed)
+        a, b = (rng.standard_normal((n, n), np.float32) for _ in range(2))
+        times = []
+        for _ in range(2):
+            begun = perf_counter()
+            c = a @ b
+            times.append(perf_counter() - begun)
+        return cls(a, b, c, min(times))
+
+
+def product_rows(problem: Problem, C: ShardedArray, tile: int | None) -> list[Claim]:
+    """What SUMMA's formula, the plan and the workers say of one square product."""
+    n, itemsize = len(problem.a), C.dtype.itemsize
+    p, q = C.mesh.shape
+    # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
+    formula = n * n * itemsize * (p + q - 2)
+    planned, counted = C.traffic
+    predicted, measured = C.memory
+    block = slice(0, n // p), slice(0, n // q)
+    formula_tile = td.tile.traffic(n // p, n // q, n, tile, itemsize)
+    _, by_loop = count_traffic(problem.a[block[0]], problem.b[:, block[1]], tile=tile)
+    result = td.to_numpy(C)
+    error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
+    return [
+        Claim("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
+        Claim(
+            "messages between workers", p * q * (p + q - 2), planned.count, counted.count,
+            rule="equal",
+        ),
+        Claim("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most"),
+        Claim(
+            "bytes that tiles of a block load",
+            formula_tile.loaded, None, by_loop.loaded, "bytes", "equal",
+            note="counted in a run of the first block's tile loop",
+        ),
+        Claim(
+            "relative error of the answer", n * EPS, None, error, rule="at most",
+            note="bound n eps; against one process",
+        ),
+        Claim("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
+        Claim("seconds, over the workers", None, None, C.seconds, "seconds"),
+        Claim(
+            "speed against one process", None, None, problem.seconds / C.seconds, "x",
+            note=f"{2 * n**3 / 1e9:.0f} GFLOP; transfers and scheduling included",
+        ),
+    ]  # fmt: skip
+
+
+def compare_product(
+    n: int,
+    mesh: tuple[int, int],
+    kernel: str = "blas",
+    tile: int | None = None,
+    device: str = "auto",
+) -> Comparison:
+    """The comparison for an n x n x n float32 product on a mesh of new workers."""
+    problem = Problem.random(n)
+    with td.start_cluster(workers=int(np.prod(mesh)), device=device, quiet=True) as cluster:
+        over = td.Mesh(cluster, mesh)
+        a, b = (td.distribute(x, over, GRID) for x in (problem.a, problem.b))
+        c = td.matmul(a, b, algorithm="summa", kernel=kernel, tile=tile)
+        title = f"{n} x {n} x {n} float32 on {mesh[0]} x {mesh[1]} workers, kernel {kernel}"
+        return Comparison(title, product_rows(problem, c, tile))

@@ -1,0 +1,222 @@
+"""Comparison: predicted, simulated and measured side by side, with a verdict for every row.
+
+One value serves the terminal (rich), the notebook and the report (HTML), files (JSON) and text.
+"""
+
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab.claim import COLUMNS, Claim, Value, Verdict, exact
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["Claim", "Comparison", "Verdict"]
+
+_ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
+_STYLE = {True: "green", False: "bold red", None: ""}
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Claims under one title: a table for each part of a story.
+
+    >>> table = Comparison("Idle time", (
+    ...     Claim("2 workers", 0.5, 0.5, 0.51, unit="percent", rule=("within", 0.03)),
+    ...     Claim("4 workers", 0.75, 0.75, 0.81, unit="percent", rule=("within", 0.03))))
+    >>> table, table.ok, table.failures[0].quantity
+    (Comparison('Idle time': 1 of 2 claims hold), False, '4 workers')
+    """
+
+    title: str
+    rows: tuple[Claim, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(self.rows))
+        if not self.rows or not all(isinstance(row, Claim) for row in self.rows):
+            kinds = [type(row).__name__ for row in self.rows]
+            raise ConfigError(
+                f"{self.title!r}: a comparison has one Claim or more in its rows, got "
+                f"{kinds or 'none'}; a table without claims proves nothing"
+            )
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return tuple(row.verdict for row in self.rows)
+
+    @property
+    def checked(self) -> int:
+        """How many rows claim something."""
+        return sum(verdict.holds is not None for verdict in self.verdicts)
+
+    @property
+    def held(self) -> int:
+        """How many claims hold."""
+        return sum(verdict.holds is True for verdict in self.verdicts)
+
+    @property
+    def failures(self) -> tuple[Claim, ...]:
+        """The claims that do not hold."""
+        pairs = zip(self.rows, self.verdicts, strict=True)
+        return tuple(row for row, verdict in pairs if verdict.holds is False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no claim fails."""
+        return not self.failures
+
+    @property
+    def summary(self) -> str:
+        return f"{self.held} of {self.checked} claims hold" if self.checked else "no claims"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in the table as JSON can hold it; raw values in bytes, seconds and shares."""
+        return {
+            "title": self.title,
+            "ok": self.ok,
+            "held": self.held,
+            "checked": self.checked,
+            "rows": [_row_dict(*pair) for pair in zip(self.rows, self.verdicts, strict=True)],
+        }
+
+    def to_text(self, width: int = 100) -> str:
+        """The table as plain text, no line longer than ``width`` characters."""
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=width, color_system=None, legacy_windows=False).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.title!r}: {self.summary})"
+
+    def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
+        """A table where there is room for one, otherwise a list: no digit is ever cut off."""
+        table = _table(self, ascii_only=options.ascii_only)
+        if table.__rich_measure__(console, options).minimum <= options.max_width:
+            yield table
+        else:
+            yield _stack(self, ascii_only=options.ascii_only)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th scope='col'>{name}</th>" for name in ("", *COLUMNS, "verdict"))
+        body = "".join(map(_row_html, self.rows, self.verdicts))
+        return (
+            f"<table class='comparison'><caption>{escape(self.title)} "
+            f"<small>({self.summary})</small></caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+
+def _digits(claim: Claim, verdict: Verdict) -> tuple[str, str, str, str]:
+    """Every digit of what is claimed to be equal to the byte: once under the verdict where it
+    is, under each value where it is not."""
+    if claim.rule != ("equal",):
+        return "", "", "", ""
+    if verdict.holds:
+        return "", "", "", exact(claim.compared[0], claim.unit)
+    return *(exact(value, claim.unit) for value in claim.values), ""
+
+
+def _table(comparison: Comparison, ascii_only: bool) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(words: str, style: str = "", **kwargs) -> Text:
+        return Text(words.translate(_ASCII) if ascii_only else words, style=style, **kwargs)
+
+    table = Table(
+        title=text(comparison.title, "bold"), title_justify="left", title_style="",
+        caption=text(comparison.summary), caption_justify="left", caption_style="dim",
+        box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    table.add_column("")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for row, verdict in zip(comparison.rows, comparison.verdicts, strict=True):
+        firsts = [*map(text, row.shown), text(str(verdict), _STYLE[verdict.holds])]
+        seconds = [text(digits, "dim") for digits in _digits(row, verdict)]
+        table.add_row(_two(text(row.quantity), text(row.note, "dim")), *map(_two, firsts, seconds))
+    for column, name in zip(table.columns[1:4], COLUMNS, strict=True):
+        lines = [line for cell in column.cells for line in str(cell).splitlines()]
+        column.min_width = max(map(len, [name, *(p for line in lines for p in _unbroken(line))]))
+    table.columns[0].min_width = 18
+    table.columns[4].min_width = 14
+    return table
+
+
+def _unbroken(line: str) -> list[str]:
+    """The parts of ``line`` that stay on one line: a number with its unit, otherwise a word."""
+    return [line] if line[:1].isdigit() and len(line) <= 20 else line.split()
+
+
+def _two(first: "Text", second: "Text") -> "Text":
+    return first.append("\n").append_text(second) if second.plain else first
+
+
+def _stack(comparison: Comparison, ascii_only: bool) -> "Text":
+    from rich.text import Text
+
+    lines = [comparison.title]
+    for row, verdict in zip(comparison.rows, comparison.verdicts, strict=True):
+        lines += ["", f"{row.quantity}{f' ({row.note})' if row.note else ''}"]
+        shown = (*row.shown, str(verdict))
+        for name, value, digits in zip((*COLUMNS, ""), shown, _digits(row, verdict), strict=True):
+            if value:
+                lines.append(" ".join(word for word in (" ", name, value, digits) if word))
+    lines += ["", comparison.summary]
+    text = "\n".join(lines)
+    return Text(text.translate(_ASCII) if ascii_only else text)
+
+
+def _row_dict(row: Claim, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "quantity": row.quantity,
+        **{column: _json(getattr(row, column)) for column in COLUMNS},
+        "unit": row.unit,
+        "rule": None if row.rule is None else list(row.rule),
+        "compare": list(row.compare),
+        "note": row.note,
+        "holds": verdict.holds,
+        "reason": verdict.reason,
+    }
+
+
+def _json(value: Value) -> Any:
+    if isinstance(value, tuple):
+        return [_json(v) for v in value]
+    # JSON has no words for infinity and not-a-number
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _row_html(row: Claim, verdict: Verdict) -> str:
+    name = {True: "holds", False: "fails", None: "informs"}[verdict.holds]
+    *below, last = _digits(row, verdict)
+    titles = [exact(value, row.unit) for value in row.values]
+    return (
+        f"<tr class='{name}'><th scope='row' style='text-align:left'>"
+        f"{_lines(row.quantity, row.note)}</th>"
+        + "".join(map(_cell_html, row.shown, below, titles))
+        + f"<td style='text-align:left'>{_lines(str(verdict), last)}</td></tr>"
+    )
+
+
+def _cell_html(shown: str, below: str, title: str) -> str:
+    title = f" title='{title}'" if title else ""
+    return f"<td style='text-align:right'{title}>{_lines(shown, below)}</td>"
+
+
+def _lines(first: str, second: str) -> str:
+    return escape(first) + (f"<br><small>{escape(second)}</small>" if second else "")

@@ -1,0 +1,85 @@
+"""The tour's own work: start clusters, run the parts in turn, print, write the report."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+
+import tiledask as td
+from tiledask.lab.doctor import examine
+from tiledask.lab.report import Report, Section
+from tiledask.lab.tour.fit import at_scale, on_paper
+from tiledask.lab.tour.idle import idle_time
+from tiledask.lab.tour.layers import layers_on_devices
+from tiledask.lab.tour.product import two_levels
+from tiledask.plan.units import format_seconds
+
+__all__ = ["tour"]
+
+WORKERS = 4
+
+
+def tour(
+    folder: str | os.PathLike = "build/tour",
+    *,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Report:
+    """The Report of the whole story, run on this machine; its page and pictures are in ``folder``.
+
+    ``device`` is "auto", "cuda" or "cpu", as for ``start_cluster``. Tables are printed as their
+    part ends. Takes about a minute on two cores.
+    """
+    console = console or Console()
+    report = Report("tiledask: the tour", facts={f.name: f.found for f in examine()})
+    begun = perf_counter()
+    with _part(report, console, "1. Does it fit? 200 B parameters on 40 GB GPUs") as (section, say):
+        on_paper(section)
+        say("12 workers with a cap of 40 MB")
+        # a cap stands for a device of that size; on a GPU it would be the pool's, so take CPUs
+        at_scale(section, partial(td.start_cluster, device="cpu", quiet=True))
+    with _start(device, console) as cluster:
+        title = "2. The two-level tiled product"
+        with _part(report, console, title) as (section, say):
+            say("multiplying")
+            two_levels(section, cluster)
+        with _part(report, console, "3. 24 layers on 4 devices") as (section, say):
+            say("running the layers")
+            layers_on_devices(section, cluster)
+        with _part(report, console, "4. Idle time") as (section, say):
+            idle_time(section, cluster, say)
+    page = report.write(Path(folder))
+    console.print(f"[bold]{report.summary}[/bold] in {format_seconds(perf_counter() - begun)}")
+    console.print(f"the report: {page}", soft_wrap=True)
+    return report
+
+
+def _start(device: str, console: Console) -> td.dist.cluster.Cluster:
+    """Four workers: on the CPU, or sharing however many GPUs there are."""
+    from tiledask.tile import probe
+
+    gpus = len(probe().devices) if device != "cpu" and probe().usable else 0
+    per_gpu = -(-WORKERS // gpus) if gpus else 1
+    return td.start_cluster(workers=WORKERS, device=device, per_gpu=per_gpu)
+
+
+@contextmanager
+def _part(report: Report, console: Console, title: str) -> Iterator[tuple[Section, object]]:
+    """A section that shows what it is doing, and prints its tables when it is done."""
+    console.rule(f"[bold]{title}[/bold]", align="left")
+    section, begun = report.section(title), perf_counter()
+    with console.status(title) as status:
+
+        def say(doing: str) -> None:
+            status.update(f"{title}: {doing}")
+            if not console.is_terminal:
+                console.print(f"  {doing} ...")
+
+        yield section, say
+    for comparison in section.comparisons:
+        console.print(comparison)
+    console.print(f"[dim]part done in {format_seconds(perf_counter() - begun)}[/dim]\n")

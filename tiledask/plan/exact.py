@@ -1,0 +1,69 @@
+"""Numbers that people give, read as exact fractions, so that no rounding decides a split."""
+
+import math
+from fractions import Fraction
+
+from tiledask.errors import PartitionError
+
+__all__ = ["capacities", "count", "exact", "whole"]
+
+
+def count(value: int, name: str) -> int:
+    """``value`` as an int of at least 1.
+
+    >>> count(4, "stages")
+    4
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise PartitionError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
+
+
+def exact(values, name: str, length: int | None = None, positive: bool = False) -> list[Fraction]:
+    """The values as fractions; what is not usable is refused with its position from 1.
+
+    >>> exact([0.5, 2], "cost")
+    [Fraction(1, 2), Fraction(2, 1)]
+    """
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise PartitionError(f"give the {name} values as a list of numbers, got {values!r}")
+    if length is not None and len(values) != length:
+        raise PartitionError(
+            f"got {len(values)} {name} values where {length} are needed: one for each"
+        )
+    return [_fraction(v, f"{name} number {i}", positive) for i, v in enumerate(values, start=1)]
+
+
+def _fraction(value, name: str, positive: bool) -> Fraction:
+    try:
+        number = value if isinstance(value, int | Fraction) else float(value)
+        fraction = Fraction(number)
+    except (TypeError, ValueError, OverflowError):  # not a number, NaN, infinite
+        fraction = None
+    if fraction is None or fraction < 0 or (positive and fraction == 0):
+        rule = "more than 0" if positive else "0 or more"
+        raise PartitionError(f"{name} must be a finite number, {rule}; got {value!r}")
+    return fraction
+
+
+def whole(values: list[Fraction]) -> list[int]:
+    """The values in the largest unit that makes all of them whole.
+
+    >>> whole([Fraction(1, 2), Fraction(3), Fraction(3, 2)])
+    [1, 6, 3]
+    """
+    scale = math.lcm(*(v.denominator for v in values))
+    scaled = [int(v * scale) for v in values]
+    unit = math.gcd(*scaled) or 1
+    return [v // unit for v in scaled]
+
+
+def capacities(capacity, devices: int) -> list[float]:
+    """One capacity per device; a single number stands for all, math.inf for no limit.
+
+    >>> capacities(80, 2)
+    [80, 80]
+    """
+    values = capacity if hasattr(capacity, "__len__") else [capacity] * devices
+    exact([1 if v == math.inf else v for v in values], "capacity", devices, positive=True)
+    return list(values)

@@ -1,0 +1,227 @@
+"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit.
+
+0 ........ estimate ...... estimate + overhead      capacity right of both:    "fits"
+                                                    between them:              "tight"
+                                                    left of the estimate:      "no"
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tiledask.plan.hardware import ClusterSpec
+from tiledask.plan.layout import Layout
+from tiledask.plan.memory import MemoryEstimate, estimate_memory
+from tiledask.plan.minimum import minimum_devices, zero3_minimum_degree
+from tiledask.plan.model import Model
+from tiledask.plan.neighbours import FIELDS, Search
+from tiledask.plan.overhead import Overhead, default_overhead
+from tiledask.plan.recipes import Recipe
+from tiledask.plan.units import format_bytes
+
+__all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A layout that fits, near the one that does not."""
+
+    layout: Layout
+    changed: tuple[str, ...]
+    """Names of the fields that differ."""
+    devices: int
+    """Devices that it needs."""
+    missing: int
+    """Devices that the cluster lacks for it; 0 if it has enough."""
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True, repr=False)
+class Fit:
+    """The answer to "does it fit?"."""
+
+    memory: MemoryEstimate
+    cluster: ClusterSpec
+    overhead: Overhead
+
+    @property
+    def layout(self) -> Layout:
+        return self.memory.layout
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of one device, nominal."""
+        return self.cluster.device.memory_bytes
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """Bytes per device without and with the whole overhead budget."""
+        return self.memory.peak, self.memory.peak + self.overhead.total
+
+    @cached_property
+    def verdict(self) -> str:
+        """The answer: "fits", "tight" (it depends on the overhead) or "no"."""
+        low, high = self.band
+        if low > self.capacity or self.layout.devices > self.cluster.devices:
+            return "no"
+        return "fits" if high <= self.capacity else "tight"
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes by which the estimate alone, without overhead, exceeds one device; 0 if it
+        does not."""
+        return max(0, self.memory.peak - self.capacity)
+
+    @cached_property
+    def reason(self) -> str:
+        """One sentence: the stage, the moment and the tensor class that decide, and why."""
+        stage, moment, _ = self.memory.ledger.binding
+        tensor, held = _largest(self.memory, stage)
+        low, high = map(format_bytes, self.band)
+        room, device = format_bytes(self.capacity), self.cluster.device.name
+        where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
+        largest = f"the largest class is {tensor}, {format_bytes(held)}"
+        if self.verdict == "fits":
+            return (
+                f"the fullest device ({where}) needs {low}, with overhead {high}, of {room} on "
+                f"{device}; {largest}"
+            )
+        why = f"{largest}: {_why(self.memory, tensor)}"
+        if self.verdict == "tight":
+            return (
+                f"the fullest device ({where}) needs {low} and up to {high} with overhead "
+                f"({self.overhead}), between which lie the {room} of {device}; {why}"
+            )
+        if not self.shortfall:
+            return (
+                f"the layout needs {self.layout.devices} devices (dp {self.layout.dp} x tp "
+                f"{self.layout.tp} x pp {self.layout.pp}), the cluster has {self.cluster.devices}"
+            )
+        return (
+            f"the fullest device ({where}) needs {low}, {format_bytes(self.shortfall)} more than "
+            f"the {room} of {device}; {why}"
+        )
+
+    @cached_property
+    def smallest_fix(self) -> Fix | None:
+        """The layout that fits with the fewest changed fields, then on the fewest devices.
+
+        Searched over tp (within a node), pp, dp, zero, recompute and microbatch; smaller
+        micro-batches become more of them, so that a copy's work in a step stays. If no
+        layout on the cluster's devices fits: the one that fits on the fewest devices, with
+        ``missing`` saying how many are lacking. None if it fits already or if nothing does.
+        """
+        if self.verdict == "fits":
+            return None
+        search = Search(self.memory, self.cluster, self.overhead)
+        found = search.nearest()
+        return self._fix(found if found is not None else search.fewest_devices())
+
+    def _fix(self, layout: Layout | None) -> Fix | None:
+        if layout is None:
+            return None
+        again = fits(
+            self.memory.model, layout, replace(self.cluster, devices=layout.devices),
+            self.memory.recipe, self.memory.sequence, self._overhead(layout),
+        )  # fmt: skip
+        if again.verdict != "fits":
+            raise AssertionError(f"the search returned {layout}, which does not fit")
+        changed = tuple(n for n in FIELDS if getattr(layout, n) != getattr(self.layout, n))
+        missing = max(0, layout.devices - self.cluster.devices)
+        steps = ", ".join(f"{n} {getattr(self.layout, n)} -> {getattr(layout, n)}" for n in changed)
+        need = (
+            f"no layout on {self.cluster.devices} devices fits; the smallest that does takes "
+            f"{layout.devices}, {missing} more"
+            if missing
+            else f"{layout.devices} of {self.cluster.devices} devices"
+        )
+        before, after = self.layout.sequences, layout.sequences
+        batch = f", the global batch goes from {before} to {after}" if before != after else ""
+        sentence = (
+            f"{steps or 'no change but the number of devices'} ({need}{batch}): "
+            f"{format_bytes(again.band[0])}, with overhead {format_bytes(again.band[1])}, of "
+            f"{format_bytes(self.capacity)} per device"
+        )
+        return Fix(layout, changed, layout.devices, missing, sentence)
+
+    def _overhead(self, layout: Layout) -> Overhead:
+        given = self.overhead != default_overhead(self.layout.devices)
+        return self.overhead if given else default_overhead(layout.devices)
+
+    def __repr__(self) -> str:
+        return f"Fit({self.verdict}: {self.reason})"
+
+    def _repr_html_(self) -> str:
+        fix = self.smallest_fix
+        return (
+            f"<p><b>{self.verdict}</b>: {self.reason}.</p>"
+            + (f"<p>Smallest fix: {fix}.</p>" if fix else "")
+            + self.memory._repr_html_()
+        )
+
+
+def fits(
+    model: Model,
+    layout: Layout,
+    cluster: ClusterSpec,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+    overhead: Overhead | int | None = None,
+) -> Fit:
+    """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
+
+    The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
+    what no tensor accounts for (bytes, or an Overhead; default: ``default_overhead``).
+
+    >>> from tiledask.plan.specs import load_cluster, load_model
+    >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
+    >>> fit = fits(model, Layout(dp=160), cluster)
+    >>> fit.verdict, fit.smallest_fix.changed
+    ('no', ('tp', 'pp', 'dp'))
+    """
+    if overhead is None:
+        overhead = default_overhead(layout.devices)
+    elif not isinstance(overhead, Overhead):
+        overhead = Overhead(0, 0, overhead)
+    return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead)
+
+
+_OPTIMIZER = "optimizer states"
+
+
+def _largest(memory: MemoryEstimate, stage: int) -> tuple[str, int]:
+    """The largest class on ``stage`` at its fullest moment, what ZeRO-1 deals out as one."""
+    dealt = {state.tensor for state in memory.recipe.states if state.zero == 1}
+    classes: dict[str, int] = {}
+    for tensor, size in memory.ledger.by_tensor(stage).items():
+        name = _OPTIMIZER if tensor in dealt else tensor
+        classes[name] = classes.get(name, 0) + size
+    largest = max(classes, key=classes.__getitem__)
+    return largest, classes[largest]
+
+
+def _why(memory: MemoryEstimate, tensor: str) -> str:
+    """Why the class that binds is as large as it is, and what would not help."""
+    layout = memory.layout
+    zero = {state.tensor: state.zero for state in memory.recipe.states}
+    zero[_OPTIMIZER] = 1
+    if tensor == "activations":
+        return (
+            f"recompute {layout.recompute} keeps them of every layer in flight under "
+            f"{layout.schedule}, for micro-batches of {layout.microbatch} x {memory.sequence} "
+            f"tokens"
+        )
+    if tensor not in zero:
+        return f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
+    if layout.zero >= zero[tensor] and layout.dp > 1:
+        return f"that is what is left after ZeRO-{layout.zero} dealt it out over dp {layout.dp}"
+    slices = layout.tp * layout.pp
+    whole = "all of it" if slices == 1 else f"all of its 1/{slices} of the model"
+    if layout.zero >= zero[tensor]:
+        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to deal it out to"
+    return (
+        f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
+        f"(ZeRO-{zero[tensor]} would deal it out over dp)"
+    )

@@ -1,0 +1,160 @@
+"""Devices, links and clusters: datasheet numbers as frozen values."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiledask.errors import ConfigError
+from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.units import format_bytes
+
+__all__ = ["ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection of one device, in one direction."""
+
+    name: str
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator.
+
+    >>> a100 = load_device("A100-40GB")
+    >>> a100.memory_bytes, a100.memory_mib, a100.peak("bf16")
+    (40000000000, 40960, 312000000000000.0)
+    """
+
+    name: str
+    memory_bytes: int
+    """The nominal capacity, 1e9 bytes a GB: the budget that the arithmetic uses. What the
+    driver reports differs: 40960 MiB, 7 % more, on an A100 of 40 GB."""
+    memory_bandwidth: float
+    """Bytes per second."""
+    peak_flops: tuple[tuple[str, float], ...]
+    """(precision, FLOP/s), dense: without the factor for structured sparsity."""
+    memory_mib: int | None = None
+    """What the driver reports in MiB, where a source for it is at hand."""
+    source: str = ""
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s in ``precision``; one that the datasheet does not give is a ConfigError."""
+        peaks = dict(self.peak_flops)
+        if precision not in peaks:
+            raise ConfigError(
+                f"{self.name} has no peak for {precision!r}; it has {', '.join(peaks)}"
+            )
+        return peaks[precision]
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Equal devices in equal nodes: what a plan is made for.
+
+    >>> spec = load_cluster("80xA100-40GB")
+    >>> spec.devices, spec.nodes, spec.device.memory_bytes
+    (80, 10, 40000000000)
+    """
+
+    devices: int
+    device: Device
+    devices_per_node: int
+    within_node: Link
+    between_nodes: Link
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.devices // self.devices_per_node)
+
+    def __str__(self) -> str:
+        size = format_bytes(self.device.memory_bytes)
+        return f"{self.devices} x {self.device.name} ({size} each)"
+
+
+def load_device(name: str) -> Device:
+    """The shipped device ``name``; unknown names are a ConfigError."""
+    return _device(_find(name))
+
+
+def load_cluster(spec: str | os.PathLike) -> ClusterSpec:
+    """The cluster written as COUNTxNAME, or described in a JSON file.
+
+    A file holds ``devices`` (their number) and ``device``: a shipped name or an object
+    like those in data/hardware; ``devices_per_node``, ``within_node`` and
+    ``between_nodes`` replace the device's own.
+
+    >>> str(load_cluster("8xH100"))
+    '8 x H100 (80 GB each)'
+    """
+    text = os.fspath(spec)
+    if text.lower().endswith(".json") or Path(text).is_file():
+        return _cluster(read(text))
+    match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(\S+)\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(
+            f"cannot read {text!r} as a cluster; write COUNTxNAME such as '80xA100-40GB', or the "
+            f"path of a JSON file"
+        )
+    if not int(match[1]):
+        raise ConfigError(f"a cluster has 1 device or more, got {text!r}")
+    return _whole(int(match[1]), _find(match[2]))
+
+
+def _find(name: str) -> Fields:
+    """The shipped description of a device by its name or one of its aliases."""
+    for shipped in names("hardware"):
+        fields = read_named("hardware", shipped)
+        if name.lower() in {shipped, *(alias.lower() for alias in fields.texts("aliases", ()))}:
+            return fields
+    return read_named("hardware", name)  # says which names there are
+
+
+def _device(fields: Fields) -> Device:
+    fields.texts("aliases", ())
+    mib = fields.integer("memory_mib") if "memory_mib" in fields else None
+    return Device(
+        name=fields.text("name"),
+        memory_bytes=fields.integer("memory_bytes"),
+        memory_bandwidth=fields.number("memory_bandwidth"),
+        peak_flops=fields.numbers("peak_flops"),
+        memory_mib=mib,
+        source=fields.text("source", ""),
+    )
+
+
+def _link(fields: Fields) -> Link:
+    link = Link(fields.text("name"), fields.number("bytes_per_second"))
+    fields.done()
+    return link
+
+
+def _whole(devices: int, fields: Fields) -> ClusterSpec:
+    """``devices`` of the device in ``fields``, in the nodes described there."""
+    spec = ClusterSpec(
+        devices=devices,
+        device=_device(fields),
+        devices_per_node=fields.integer("devices_per_node"),
+        within_node=_link(fields.object("within_node")),
+        between_nodes=_link(fields.object("between_nodes")),
+    )
+    fields.integer("memory_mib", 1)
+    fields.done()
+    return spec
+
+
+def _cluster(fields: Fields) -> ClusterSpec:
+    devices = fields.integer("devices")
+    named = isinstance(fields.values.get("device"), str)
+    base = _find(fields.text("device")) if named else fields.object("device")
+    over = ("devices_per_node", "within_node", "between_nodes")
+    given = {key: fields.values[key] for key in over if key in fields}
+    unknown = [key for key in fields.left() if key not in (*over, "source")]
+    if unknown:
+        raise fields.fail(
+            unknown[0], "is not known here; known: devices, device, " + ", ".join(over)
+        )
+    return _whole(devices, Fields({**base.values, **given}, fields.where))

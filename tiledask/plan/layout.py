@@ -1,0 +1,179 @@
+"""A layout: how a training run is dealt out over devices, and when micro-batches run.
+
+dp copies x pp stages x tp slices = devices
+
+           stage 0      stage 1            one data-parallel copy: pp x tp devices
+slice 0  [layers 0-5] [layers 6-11]        each device holds 1/tp of its stage's layers
+slice 1  [layers 0-5] [layers 6-11]
+"""
+
+import operator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import pairwise
+
+from tiledask.errors import ConfigError, PartitionError, ScheduleError
+
+__all__ = ["RECOMPUTE", "SCHEDULES", "Layout"]
+
+RECOMPUTE = ("none", "selective", "full")
+"""What the backward pass computes again: nothing, the attention core, every layer."""
+SCHEDULES = ("naive", "gpipe", "1f1b")
+"""Orders of micro-batches; with ``interleave`` > 1, "1f1b" is the interleaved one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A validated layout.
+
+    >>> layout = Layout(tp=8, pp=10, dp=2, zero=1)
+    >>> layout.devices, layout.stage_layers(0, layers=105)
+    (160, 11)
+    """
+
+    dp: int = 1
+    """Data-parallel copies."""
+    tp: int = 1
+    """Tensor-parallel slices of each layer."""
+    pp: int = 1
+    """Pipeline stages."""
+    microbatch: int = 1
+    """Sequences in a micro-batch."""
+    microbatches: int = 1
+    """Micro-batches of one copy in a step."""
+    zero: int = 0
+    """ZeRO stage: 1 deals out optimizer states over dp, 2 gradients too, 3 weights too."""
+    sequence_parallel: bool = False
+    """What tensor parallelism leaves whole is cut along the sequence over tp."""
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    interleave: int = 1
+    """Chunks of layers per stage."""
+    partition: tuple[int, ...] | None = None
+    """Bounds of the layers of each chunk, 0 .. layers, in model order: chunk c holds the
+    layers bounds[c] .. bounds[c+1]-1 and runs on stage c mod pp. None: as even as can be."""
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave"):
+            object.__setattr__(self, name, _integer(name, getattr(self, name), 1))
+        object.__setattr__(self, "zero", _integer("zero", self.zero, 0))
+        if self.zero > 3:
+            raise ConfigError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
+        if not isinstance(self.sequence_parallel, bool):
+            raise ConfigError(
+                f"sequence_parallel must be True or False, got {self.sequence_parallel!r}"
+            )
+        for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        self._check_interleave()
+        if self.partition is not None:
+            object.__setattr__(self, "partition", self._bounds())
+
+    def _check_interleave(self) -> None:
+        if self.interleave == 1:
+            return
+        if self.schedule != "1f1b":
+            raise ScheduleError(
+                f"only schedule='1f1b' is interleaved, got {self.schedule!r} with "
+                f"interleave={self.interleave}"
+            )
+        if self.pp == 1:
+            raise ScheduleError(
+                f"interleave={self.interleave} needs pp of 2 or more, got pp=1; use interleave=1"
+            )
+        if self.microbatches % self.pp:
+            # Megatron-LM sends groups of pp micro-batches through each chunk in turn
+            near = -(-self.microbatches // self.pp) * self.pp
+            raise ScheduleError(
+                f"an interleaved schedule needs microbatches to be a multiple of pp, got "
+                f"{self.microbatches} and {self.pp}; {near} works"
+            )
+
+    def _bounds(self) -> tuple[int, ...]:
+        try:
+            bounds = tuple(operator.index(bound) for bound in self.partition)
+        except TypeError:
+            raise PartitionError(
+                f"partition must be a sequence of integers such as (0, 6, 12), "
+                f"got {self.partition!r}"
+            ) from None
+        if len(bounds) != self.chunks + 1:
+            raise PartitionError(
+                f"partition needs {self.chunks + 1} bounds for {self.chunks} chunks "
+                f"(pp x interleave), got {len(bounds)}"
+            )
+        inner = [b - a for a, b in pairwise(bounds)]
+        if bounds[0] != 0 or min(inner) < 0 or (self.chunks > 2 and min(inner[1:-1]) < 1):
+            raise PartitionError(
+                f"partition bounds must start at 0 and rise, got {bounds}; only the first and "
+                f"the last chunk may be without layers (they hold the embedding and the head)"
+            )
+        return bounds
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    @property
+    def chunks(self) -> int:
+        """Pieces that the layers are cut into: pp x interleave."""
+        return self.pp * self.interleave
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one step over all copies: the global batch."""
+        return self.dp * self.microbatch * self.microbatches
+
+    def chunk_layers(self, layers: int) -> tuple[int, ...]:
+        """Layers of each chunk, in model order.
+
+        Without a partition, the first ``layers mod chunks`` chunks get one layer more.
+
+        >>> Layout(pp=4).chunk_layers(10)
+        (3, 3, 2, 2)
+        """
+        return _chunk_layers(self, layers)
+
+    def stage_layers(self, stage: int, layers: int) -> int:
+        """Layers of all chunks of ``stage``."""
+        return sum(self.chunk_layers(layers)[stage :: self.pp])
+
+    def __str__(self) -> str:
+        """The fields that differ from the default: "dp=2 tp=8 pp=10 zero=1"."""
+        sizes = f"dp={self.dp} tp={self.tp} pp={self.pp}"
+        others = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if f.name not in ("dp", "tp", "pp") and getattr(self, f.name) != f.default
+        ]
+        return " ".join([sizes, *others])
+
+
+def _integer(name: str, value: object, minimum: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < minimum:
+        raise ConfigError(f"{name} must be an integer of {minimum} or more, got {value!r}")
+    return number
+
+
+@lru_cache(maxsize=4096)
+def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
+    bounds = layout.partition
+    if bounds is not None:
+        if bounds[-1] != layers:
+            raise PartitionError(
+                f"the partition ends at {bounds[-1]}, the model has {layers} layers; "
+                f"the last bound must be the number of layers"
+            )
+        return tuple(b - a for a, b in pairwise(bounds))
+    if layout.chunks > layers:
+        raise PartitionError(
+            f"pp x interleave = {layout.chunks} chunks need as many layers, the model has "
+            f"{layers}; use pp x interleave of {layers} or less"
+        )
+    each, more = divmod(layers, layout.chunks)
+    return tuple(each + (chunk < more) for chunk in range(layout.chunks))
