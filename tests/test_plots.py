@@ -457,3 +457,10 @@ def test_ink_has_the_contrast_that_small_text_needs(colour):
 
     dark, light = sorted((luminance(colour), luminance(ink_on(colour))))
     assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_a_transfer_makes_no_stage_a_later_one():
+    from tiledask.lab.plots.gantt import _chunks
+
+    spans = [(0, "F", 0, 0, 0.0, 1.0), (0, "T", -1, -1, 0.0, 0.5), (0, "F", 2, 0, 1.0, 2.0)]
+    assert _chunks(Timeline.of(1, spans, "measured")) == {(0, 0): 0, (0, 2): 1}

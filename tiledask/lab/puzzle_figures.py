@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_microbatches", "draw_order", "draw_partition"]
 
 _HEIGHT = 0.72
-_LONGEST_TITLE = 110
+_LONGEST_TITLE = 88
 Box = tuple[float, float, float, float]
 
 

@@ -84,6 +84,7 @@ def _reachable(limits: Sequence[np.ndarray]) -> list[np.ndarray] | None:
         change = np.bincount(starts + 1, minlength=layers + 2)
         change -= np.bincount(far[starts] + 1, minlength=layers + 2)
         found = np.flatnonzero(np.cumsum(change)[: layers + 1])
+        # leave a layer for each later stage: no other end can lead to the last layer
         ends.append(found[found <= layers - (stages - 1 - s)])
     return ends if layers in ends[-1] else None
 

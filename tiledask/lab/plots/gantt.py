@@ -120,7 +120,9 @@ def _draw(axes: "Axes", boxes: list[tuple], colour, gid: str, edgecolor) -> None
 
 def _chunks(timeline: Timeline) -> dict[tuple[int, int], int]:
     """(device, stage) -> which of its device's stages it is: 0, 1, ... ."""
-    pairs = sorted(set(zip(timeline.device.tolist(), timeline.stage.tolist(), strict=True)))
+    computing = np.isin(timeline.kind, COMPUTE)  # a transfer belongs to no stage
+    columns = timeline.device[computing].tolist(), timeline.stage[computing].tolist()
+    pairs = sorted(set(zip(*columns, strict=True)))
     count: dict[int, int] = {}
     chunks = {}
     for device, stage in pairs:

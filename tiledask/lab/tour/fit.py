@@ -148,9 +148,10 @@ def run_at_scale(cluster: Any) -> tuple[Comparison, dict[str, Ledger]]:
             note="float32; one device sums with several threads",
         ),
     ]  # fmt: skip
+    fullest = max(measured.rows, key=lambda row: row.bytes)
     return Comparison("The same question run at 1:1000", rows), {
         "predicted": predicted,
-        "measured": measured,
+        "measured": Ledger.of([fullest]),
     }
 
 

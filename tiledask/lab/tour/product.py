@@ -25,7 +25,7 @@ __all__ = ["two_levels"]
 
 N = 4096
 MESH = (2, 2)
-TILES = (128, 256, 512)
+TILES = (64, 128, 256)
 MESHES = ((1, 4), (4, 1), (2, 2))
 
 
@@ -89,8 +89,7 @@ def independence(
         rows.append(
             Claim(
                 f"blocking {p}x{q}: bytes between workers, tiles {_words(_tiles(kernel))}",
-                (n * n * 4 * (p + q - 2),) * len(moved), None, tuple(m[j] for m in moved),
-                "bytes", "equal",
+                n * n * 4 * (p + q - 2), None, _one(m[j] for m in moved), "bytes", "equal",
             )
         )  # fmt: skip
     for i, tile in enumerate(_tiles(kernel)):
@@ -98,10 +97,16 @@ def independence(
             Claim(
                 f"tile {tile}: FLOP per byte loaded, blockings "
                 f"{_words('x'.join(map(str, s)) for s in MESHES)}",
-                (tile / 4,) * len(MESHES), None, tuple(intensity[i]), rule="equal",
+                tile / 4, None, _one(intensity[i]), rule="equal",
             )
         )  # fmt: skip
     return Comparison("The levels are independent (1024 x 1024 x 1024)", rows), moved, intensity
+
+
+def _one(values: Iterable) -> float | tuple:
+    """The value that all of ``values`` have, or all of them if they differ."""
+    values = tuple(values)
+    return values[0] if len(set(values)) == 1 else values
 
 
 def _words(values: Iterable) -> str:
