@@ -406,7 +406,7 @@ def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings
     assert len(axes.lines) == len(devices) - 1
     plural = "" if crossings == 1 else "s"
     assert axes.get_title(loc="left") == f"cut: {crossings} crossing{plural}"
-    assert [t.get_text() for t in axes.texts] == [str(n) for n in range(len(devices))]
+    assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(devices))]
 
 
 # idle ----------------------------------------------------------------------------------------

@@ -131,16 +131,22 @@ def test_workspace_is_what_numpy_really_allocates(kernel, tile, dtype, accumulat
     out = np.zeros((m, n), dtype)
     run = partial(td.tile.matmul, a, b, kernel, tile, out, accumulate)
     run()  # what is imported on the way is not the kernel's
+    measured = min(peak_of(run) for _ in range(3))
+    predicted = td.tile.workspace(m, n, k, a.itemsize, kernel, tile, accumulate)
+    # beside the arrays there are Python's own objects, and those of a cluster's threads
+    assert predicted <= measured <= predicted + 50_000
+
+
+def peak_of(run):
+    """Bytes that this process allocated on top while ``run()`` ran; other threads' count too."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         run()
-        measured = tracemalloc.get_traced_memory()[1] - before
+        return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    predicted = td.tile.workspace(m, n, k, a.itemsize, kernel, tile, accumulate)
-    assert predicted <= measured <= predicted + 5_000  # Python's own objects
 
 
 def test_workspace_answers_for_kernels_this_machine_lacks():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledask.errors import ScheduleError
 from tiledask.plan.timeline import Timeline
 
 SPANS = st.lists(
@@ -133,3 +134,11 @@ def test_to_frame_and_reprs():
     assert "measured: 1 actions on 1 devices, makespan 1.5 s" in repr(t)
     assert "<table>" in t._repr_html_()
     assert t.start.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "span", [(2, "F", 0, 0, 0.0, 1.0), (-1, "F", 0, 0, 0.0, 1.0), (0, "F", 0, 0, 1.0, 0.5)]
+)
+def test_impossible_spans_are_refused(span):
+    with pytest.raises(ScheduleError, match=r"on device .* of 2, from"):
+        Timeline.of(2, [span])

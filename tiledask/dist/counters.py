@@ -19,7 +19,7 @@ class Counted:
 
     traffic: Traffic | None = None
     growth: tuple[int, ...] = ()
-    """Per slot, the most bytes the process held above what it held at the start."""
+    """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
     transfers: list[tuple[int, int, float, float]] = field(default_factory=list)
     """(source slot, destination slot, start, stop) of every message, scheduler's clock, seconds."""
@@ -42,11 +42,11 @@ class Counted:
 def counting(cluster: Cluster) -> Iterator[Counted]:
     """Counts what moves between workers, and how far their memory grows, inside the block."""
     counted = Counted()
-    marks = cluster.run(_mark)
+    marks = cluster.run(_mark, cluster.backend)
     begun = perf_counter()
     yield counted
     counted.seconds = perf_counter() - begun
-    reports = cluster.run(_report, [mark["log"] for mark in marks])
+    reports = cluster.run(_report, cluster.backend, [mark["log"] for mark in marks])
     slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
     counted.growth = tuple(
         max(0, report["peak"] - mark["held"]) for mark, report in zip(marks, reports, strict=True)
@@ -60,21 +60,21 @@ def counting(cluster: Cluster) -> Iterator[Counted]:
     counted.traffic = Traffic.of(cluster.slots, moves)
 
 
-def _mark(dask_worker) -> dict:
+def _mark(backend: str, dask_worker) -> dict:
     """Where this worker's log of incoming transfers stands, and the bytes it holds."""
     log = dask_worker.transfer_incoming_log
     if len(log) > log.maxlen // 2:
         log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
     return {"address": dask_worker.address, "log": (dask_worker.address, len(log)),
-            "held": on_worker.reset_peak()}  # fmt: skip
+            "held": on_worker.reset_peak(backend)}  # fmt: skip
 
 
-def _report(marks: list[tuple[str, int]], dask_worker) -> dict:
+def _report(backend: str, marks: list[tuple[str, int]], dask_worker) -> dict:
     """What came in since the mark, and the peak. A restarted worker has a new address and log."""
     since = dict(marks).get(dask_worker.address, 0)
     log = list(dask_worker.transfer_incoming_log)[since:]
     return {
         "address": dask_worker.address,
-        "peak": on_worker.peak_bytes(),
+        "peak": on_worker.peak_bytes(backend),
         "log": [(e["who"], list(e["keys"].values()), e["start"], e["stop"]) for e in log],
     }

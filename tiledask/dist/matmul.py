@@ -20,6 +20,7 @@ from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import matmul as tile_matmul
+from tiledask.tile import workspace
 from tiledask.tile.backend import namespace
 
 __all__ = ["algorithms", "matmul"]
@@ -163,7 +164,7 @@ def matmul(
         raise PlacementError(f"no algorithm {name!r}; td.algorithms has {', '.join(algorithms)}")
     plan = algorithms[name](a.tiling, b.tiling)
     cluster, itemsize = a.mesh.cluster, a.dtype.itemsize
-    ledger = _ledger(plan, a, b)
+    ledger = _ledger(plan, a, b, kernel, tile)
     _refuse_if_too_large(ledger, memory_limit, cluster.memory_limit, plan)
     pieces = [p for rank in (*plan.a, *plan.b) for p in rank]
     predicted = traffic_of(cluster.slots, pieces, itemsize)
@@ -264,37 +265,37 @@ def _check(a: Any, b: Any) -> None:
         )
 
 
-def _ledger(plan: Plan, a: ShardedArray, b: ShardedArray) -> Ledger:
+def _ledger(plan: Plan, a: ShardedArray, b: ShardedArray, kernel: str, tile: Any) -> Ledger:
     """What every rank holds: its operands, what it fetches, what it cuts for others, its C."""
-    size, rows = a.dtype.itemsize, []
+    size, depth, cut, rows = a.dtype.itemsize, a.shape[1], _cut_elements(plan, a, b), []
+    for rank, at in enumerate(plan.result.coordinates()):
+        fetched = sum(p.size for p in (*plan.a[rank], *plan.b[rank]) if p.source != rank)
+        m, n = plan.result.block_shape(at)
+        work = workspace(max(1, m), max(1, n), depth, size, kernel, tile, accumulate=True)
+        extent = "rows x columns x itemsize"
+        mine = [
+            Row(rank, "A", ALWAYS, a.block_bytes[rank], extent),
+            Row(rank, "B", ALWAYS, b.block_bytes[rank], extent),
+            Row(rank, "fetched panels", "product", fetched * size, "pieces held elsewhere"),
+            Row(rank, "cut pieces", "product", cut[rank] * size, "sent pieces that are no blocks"),
+            Row(rank, "C", "product", m * n * size, extent),
+            Row(rank, "tile workspace", "product", work, f"td.tile.workspace, {kernel}"),
+        ]
+        runtime = RUNTIME + sum(row.bytes for row in mine) // 50
+        rows += [*mine, Row(rank, "runtime", "product", runtime, "8 MiB + 2 %", _SEEN)]
+    return Ledger.of(rows)
+
+
+def _cut_elements(plan: Plan, a: ShardedArray, b: ShardedArray) -> list[int]:
+    """Per rank, the elements that it copies because others need a part of its block."""
     cut = [0] * a.mesh.ranks
     for array, pieces in ((a, plan.a), (b, plan.b)):
         owners = [array.tiling.region(at) for at in array.tiling.coordinates()]
-        travelling = {
-            (p.source, p.region): p.size for r in pieces for p in r if p.source != p.destination
-        }
-        for (source, region), elements in travelling.items():
+        sent = {p for of_rank in pieces for p in of_rank if p.source != p.destination}
+        for source, region in {(p.source, p.region) for p in sent}:
             if region != owners[source]:
-                cut[source] += elements * size
-    for rank, at in enumerate(plan.result.coordinates()):
-        fetched = sum(p.size for p in (*plan.a[rank], *plan.b[rank]) if p.source != rank) * size
-        c = prod(plan.result.block_shape(at)) * size
-        rows += [
-            Row(rank, "A", ALWAYS, a.block_bytes[rank], "rows x columns x itemsize"),
-            Row(rank, "B", ALWAYS, b.block_bytes[rank], "rows x columns x itemsize"),
-            Row(rank, "fetched panels", "product", fetched, "pieces of A and B held elsewhere"),
-            Row(
-                rank,
-                "pieces cut for others",
-                "product",
-                cut[rank],
-                "pieces that are not whole blocks",
-            ),
-            Row(rank, "C", "product", c, "rows x columns x itemsize"),
-        ]
-        blocks = a.block_bytes[rank] + b.block_bytes[rank] + fetched + cut[rank] + c
-        rows.append(Row(rank, "runtime", "product", RUNTIME + blocks // 50, "8 MiB + 2 %", _SEEN))
-    return Ledger.of(rows)
+                cut[source] += prod(stop - start for start, stop in region)
+    return cut
 
 
 def _refuse_if_too_large(ledger: Ledger, asked: int | str | None, has: int, plan: Plan) -> None:

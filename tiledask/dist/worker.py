@@ -12,7 +12,10 @@ import sys
 import threading
 
 import numpy as np
+import psutil
 from distributed.utils import offload
+
+from tiledask.tile.backend import namespace
 
 __all__ = [
     "cap_memory",
@@ -20,7 +23,6 @@ __all__ = [
     "machine",
     "peak_bytes",
     "reset_peak",
-    "resident_bytes",
     "start_threads",
 ]
 
@@ -40,29 +42,30 @@ def _status(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def resident_bytes() -> int:
-    """Bytes of this process that are in memory now."""
-    if sys.platform == "linux":
-        return _status("VmRSS")
-    import psutil
+def reset_peak(backend: str) -> int:
+    """Bytes held now; ``peak_bytes`` counts from here on.
 
-    return psutil.Process().memory_info().rss
+    "numpy": of the process. "cupy": of the device's memory pool, which keeps what it once held.
+    """
+    if backend == "cupy":
+        pool = namespace("cupy").get_default_memory_pool()
+        pool.free_all_blocks()
+        return pool.total_bytes()
+    if sys.platform != "linux":
+        return psutil.Process().memory_info().rss
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")  # proc(5): reset the peak resident set size
+    return _status("VmRSS")
 
 
-def reset_peak() -> int:
-    """Bytes in memory now; ``peak_bytes`` counts from here on."""
-    if sys.platform == "linux":
-        with open("/proc/self/clear_refs", "w") as clear:
-            clear.write("5")  # proc(5): reset the peak resident set size
-    return resident_bytes()
-
-
-def peak_bytes() -> int:
-    """The most bytes this process held since ``reset_peak`` (Linux; elsewhere since its start)."""
-    if sys.platform == "linux":
-        return _status("VmHWM")
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+def peak_bytes(backend: str) -> int:
+    """The most bytes held since ``reset_peak`` (on other systems than Linux: since the start)."""
+    if backend == "cupy":
+        return namespace("cupy").get_default_memory_pool().total_bytes()
+    if sys.platform != "linux":
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    return _status("VmHWM")
 
 
 async def start_threads(worker) -> None:

@@ -46,9 +46,12 @@ def product_rows(problem: Problem, C: ShardedArray, tile: int | None) -> list[Cl
     formula = n * n * itemsize * (p + q - 2)
     planned, counted = C.traffic
     predicted, measured = C.memory
-    block = slice(0, n // p), slice(0, n // q)
-    formula_tile = td.tile.traffic(n // p, n // q, n, tile, itemsize)
-    _, by_loop = count_traffic(problem.a[block[0]], problem.b[:, block[1]], tile=tile)
+    # of the first block as many tiles as a loop in Python counts in a moment
+    rows, columns, depth = (min(extent, 8 * (tile or 512)) for extent in (n // p, n // q, n))
+    formula_tile = td.tile.traffic(rows, columns, depth, tile or 512, itemsize)
+    _, by_loop = count_traffic(
+        problem.a[:rows, :depth], problem.b[:depth, :columns], tile=tile or 512
+    )
     result = td.to_numpy(C)
     error = float(np.abs(result - problem.c).max() / np.abs(problem.c).max())
     return [
@@ -59,9 +62,9 @@ def product_rows(problem: Problem, C: ShardedArray, tile: int | None) -> list[Cl
         ),
         Claim("peak bytes per worker", predicted.peak, None, measured.peak, "bytes", "at most"),
         Claim(
-            "bytes that tiles of a block load",
+            f"bytes that tiles load, {rows}x{depth}x{columns}",
             formula_tile.loaded, None, by_loop.loaded, "bytes", "equal",
-            note="counted in a run of the first block's tile loop",
+            note="counted while the tile loop ran in the first block",
         ),
         Claim(
             "relative error of the answer", n * EPS, None, error, rule="at most",

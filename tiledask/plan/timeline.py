@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tiledask.errors import ScheduleError
 from tiledask.plan.units import format_seconds
 
 __all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline"]
@@ -57,9 +58,18 @@ class Timeline:
 
     @classmethod
     def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
-        """A Timeline of ``spans``, moved so that the first compute span starts at 0."""
+        """A Timeline of ``spans``, moved so that the first compute span starts at 0.
+
+        Raises ScheduleError for a span on no device of 0..devices-1, or that ends before it starts.
+        """
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
         zero = min((s[4] for s in spans if s[1] in COMPUTE), default=0.0)
+        for device, kind, stage, microbatch, start, end in spans:
+            if not 0 <= device < devices or not start <= end:
+                raise ScheduleError(
+                    f"{stage}{kind}{microbatch} is on device {device} of {devices}, from {start} "
+                    f"to {end} s; devices count from 0 and a span ends at or after its start"
+                )
         columns = list(zip(*spans, strict=True)) or [()] * 6
         return cls(
             devices,

@@ -19,7 +19,7 @@ def layers_on_devices(
     assignments: Mapping[str, Sequence[int]], *, title: str = "Which device holds which layer"
 ) -> "Figure":
     """A figure with one panel per assignment (the device of each layer, in order), one lane per
-    device, a line from layer to layer, red where it crosses from one device to another."""
+    device, layers counted from 1, a line from layer to layer, red where it changes devices."""
     if not assignments or not all(len(devices) for devices in assignments.values()):
         raise ConfigError(
             "layers_on_devices draws 1 assignment or more of 1 layer or more, got "
@@ -37,7 +37,9 @@ def layers_on_devices(
     figure.draw_without_rendering()
     for axes, devices in zip(panels, assignments.values(), strict=True):
         for layer, device in enumerate(devices):
-            fitting_text(axes, (layer - 0.42, device - 0.36, 0.84, 0.72), f"{layer}", _tone(device))
+            fitting_text(
+                axes, (layer - 0.42, device - 0.36, 0.84, 0.72), f"{layer + 1}", _tone(device)
+            )
     return figure
 
 
@@ -74,6 +76,7 @@ def _panel(axes: "Axes", name: str, devices: Sequence[int]) -> None:
     axes.set_yticks(lanes, [f"device {d}" for d in lanes])
     axes.set_ylim(len(lanes) - 0.45, -0.55)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(lambda layer, _: f"{layer + 1:.0f}")
     axes.tick_params(axis="y", length=0)
     axes.spines[["left"]].set_visible(False)
 

@@ -1,5 +1,6 @@
 """Part 4: idle time. One device at a time, then micro-batches; simulated, run and compared."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> Non
         f"24 real layers with their backwards, cut evenly. Each action does its work and keeps "
         f"its device for {FORWARD:g} s forward and {BACKWARD:g} s backward in all, so that four "
         f"devices of one speed can be studied on a machine with fewer cores. Idle time is what is "
-        f"left of devices x makespan: waiting, transfers and the scheduler's own time alike."
+        f"left of devices x makespan: waiting, transfers and the scheduler's own time alike. "
+        f"Load of this machine before the runs: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
     )
     rng = np.random.default_rng(8)
     batch, target = (rng.standard_normal((ROWS, SHAPE["width"])) for _ in range(2))

@@ -1,0 +1,90 @@
+"""The command line: answers, exit codes, JSON, and errors a person can act on."""
+
+import json
+
+import pytest
+
+from tiledask.cli import main
+
+
+def run(capsys, *arguments):
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_fit_says_no_why_and_what_would(capsys):
+    code, answer = run(capsys, "fit", "gpt-200b", "160xA100-40GB", "--dp", "160")
+    assert (code, answer["verdict"]) == (1, "no")
+    assert answer["shortfall"] > 3e12
+    assert "->" in answer["smallest_fix"]
+
+
+def test_fit_says_yes(capsys):
+    code, answer = run(capsys, "fit", "gpt2", "1xA100-40GB")
+    assert (code, answer["verdict"], answer["smallest_fix"]) == (0, "fits", None)
+
+
+def test_partition(capsys):
+    code, answer = run(capsys, "partition", "24", "4")
+    assert (code, answer["sizes"], answer["bottleneck"]) == (0, [6, 6, 6, 6], 6.0)
+    assert run(capsys, "partition", "4,4,9,8", "3")[1]["bottleneck"] == 9.0
+    assert run(capsys, "partition", "6", "2", "--speeds", "1,2")[1]["sizes"] == [2, 4]
+
+
+def test_partition_judges(capsys):
+    code, answer = run(capsys, "partition", "4", "2", "--judge", "1,3 | 2,4")
+    assert (code, answer["rule"]) == (1, "not contiguous")
+    assert run(capsys, "partition", "4", "2", "--judge", "1-2 | 3-4")[0] == 0
+
+
+def test_idle(capsys, tmp_path):
+    picture = tmp_path / "gantt.png"
+    code, answer = run(capsys, "idle", "1f1b", "4", "8", "--figure", str(picture))
+    assert (code, answer["makespan"], answer["peak_in_flight"]) == (0, 33.0, [4, 3, 2, 1])
+    assert answer["bubble_fraction"] == pytest.approx(3 / 11)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run(capsys, "idle", "interleaved", "8", "8", "--devices", "4")[1]["makespan"] == 57.0
+
+
+@pytest.mark.cluster
+def test_matmul(capsys):
+    code, answer = run(capsys, "matmul", "256", "--mesh", "1x2", "--device", "cpu")
+    assert (code, answer["ok"]) == (0, True)
+    moved = next(r for r in answer["rows"] if r["quantity"] == "bytes between workers")
+    assert moved["measured"] == 256 * 256 * 4
+
+
+def test_doctor(capsys):
+    code, answer = run(capsys, "doctor")
+    assert code == 0
+    assert {"Python", "GPU"} <= {finding["name"] for finding in answer}
+
+
+def test_tables_for_people(capsys):
+    assert main(["partition", "24", "4"]) == 0
+    assert "[1-6][7-12][13-18][19-24]: sizes (6, 6, 6, 6), bottleneck 6" in capsys.readouterr().out
+    assert main(["idle", "naive", "4", "1"]) == 0
+    assert "bubble_fraction          0.75" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "gpt-9", "1xH100"], "tiledask fit: .*gpt-9"),
+        (["fit", "gpt2", "0xH100"], "tiledask fit: .*0xH100"),
+        (["partition", "2", "5"], "2 layers are fewer than 5 stages"),
+        (["partition", "1,x", "2"], "numbers between commas"),
+        (["partition", "4", "2", "--judge", "a | b"], "cannot read 'a'"),
+        (["idle", "zb-h9", "4", "8"], "no schedule 'zb-h9'"),
+        (["idle", "gpipe", "4", "0"], "microbatches must be a whole number of at least 1, got 0"),
+        (["matmul", "64", "--mesh", "two"], "a mesh is rows x columns"),
+        (["matmul", "64", "--mesh", "0x2"], "workers is a whole number of 1 or more, got 0"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(capsys, arguments, message):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    import re
+
+    assert re.search(message, error)
