@@ -5,7 +5,7 @@ import pytest
 
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
-from tiledask.errors import PlacementError
+from tiledask.errors import DoesNotFitError, PlacementError
 
 pytestmark = pytest.mark.cluster
 
@@ -107,6 +107,17 @@ def test_meshes_that_do_not_exist(cluster, shape, message):
 
 def test_a_mesh_of_one_axis_may_be_a_number(cluster):
     assert td.Mesh(cluster, 3).shape == (3,)
+
+
+def test_a_block_that_no_worker_can_hold_is_refused_before_it_is_made(cluster, monkeypatch):
+    monkeypatch.setattr(cluster, "memory_limit", 1000)
+    mesh = td.Mesh(cluster, (4,))
+    message = r"has 1\.024 kB, a worker may hold 1 kB; shard it over at least 2 times as many"
+    with pytest.raises(DoesNotFitError, match=message):
+        td.distribute(np.ones((8, 64)), mesh, (td.Shard(0),))
+    with pytest.raises(DoesNotFitError, match=message):
+        td.from_function(lambda index: 1 / 0, (8, 64), "f8", mesh, (td.Shard(0),))
+    td.distribute(np.ones((7, 17)), mesh, (td.Shard(0),))
 
 
 def test_it_says_what_it_is(cluster):

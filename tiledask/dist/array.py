@@ -16,7 +16,7 @@ import numpy as np
 from distributed import Future
 
 from tiledask.dist.mesh import Mesh
-from tiledask.errors import PlacementError
+from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.placement import Partial, Placement, Region, Replicate, Tiling
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
@@ -113,6 +113,7 @@ def distribute(
     array = np.asanyarray(off_device(array))
     tiling = Tiling(array.shape, mesh.shape, _checked(placements))
     _check_dtype(array.dtype)
+    _refuse_large_blocks(tiling, array.dtype, mesh)
     path = mesh.cluster.spool / f"{uuid.uuid4().hex}.npy"
     np.save(path, array, allow_pickle=False)
     blocks = [
@@ -143,6 +144,7 @@ def from_function(
     tiling = Tiling(tuple(shape), mesh.shape, _checked(placements))
     dtype = np.dtype(dtype)
     _check_dtype(dtype)
+    _refuse_large_blocks(tiling, dtype, mesh)
     backend = mesh.cluster.backend
     blocks = [
         mesh.cluster.submit(rank, _make, function, tiling.region(at), dtype.str, backend, name=name)
@@ -200,6 +202,19 @@ def _check_dtype(dtype: np.dtype) -> None:
         raise PlacementError(
             f"blocks hold real numbers (float16/32/64 or integers), got dtype {dtype}; "
             f"convert first, for example with astype('float32')"
+        )
+
+
+def _refuse_large_blocks(tiling: Tiling, dtype: np.dtype, mesh: Mesh) -> None:
+    """Raise DoesNotFitError, before anything runs, if a worker could not even hold its block."""
+    shapes = (tiling.block_shape(at) for at in tiling.coordinates())
+    largest = max(int(np.prod(s, dtype=np.int64)) for s in shapes) * dtype.itemsize
+    allowed = mesh.cluster.memory_limit
+    if largest > allowed:
+        raise DoesNotFitError(
+            f"the largest block of {tiling.shape} {dtype} under {tiling.placements} has "
+            f"{format_bytes(largest)}, a worker may hold {format_bytes(allowed)}; shard it over "
+            f"at least {-(-largest // max(1, allowed))} times as many ranks"
         )
 
 

@@ -47,7 +47,9 @@ def _enter(function: Callable, *args: Any) -> Any:
 class Cluster:
     """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
 
-    def __init__(self, dask_cluster: SpecCluster, slots: int, backend: str, why: str) -> None:
+    def __init__(
+        self, dask_cluster: SpecCluster, slots: int, backend: str, why: str, memory_limit: int
+    ) -> None:
         self.dask_cluster = dask_cluster
         self.slots = slots
         self.backend = backend
@@ -57,21 +59,14 @@ class Cluster:
         self.client = Client(dask_cluster)
         self.spool = Path(tempfile.mkdtemp(prefix="tiledask-"))
         """Folder of the arrays that were distributed; workers make lost blocks again from it."""
-        self.memory_cap: int | None = None
+        self.memory_limit = memory_limit
+        """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
 
     # -- state ------------------------------------------------------------
 
     @property
     def dashboard_link(self) -> str:
         return self.client.dashboard_link
-
-    @property
-    def memory_limit(self) -> int:
-        """Bytes one slot may hold."""
-        if self.memory_cap is not None:
-            return self.memory_cap
-        workers = self._workers().values()
-        return min((int(w["memory_limit"]) for w in workers), default=0)
 
     def _workers(self) -> dict[int, dict]:
         """slot -> what the scheduler knows of the worker there now."""

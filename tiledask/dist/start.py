@@ -6,10 +6,12 @@ device    GPU 0     GPU 0     GPU 1     GPU 1      (per_gpu=2), or one BLAS thre
 """
 
 import contextlib
+import importlib.util
 import logging
 import multiprocessing
 import os
 import socket
+import sys
 from functools import partial
 from typing import Any
 
@@ -76,19 +78,23 @@ def start_cluster(
     _refuse_import_time()
     backend, why = _choose(device)
     slots = _slots(workers, backend, per_gpu, threads)
-    cap = None if memory_cap is None else parse_bytes(memory_cap)
+    cap = _cap(memory_cap, backend)
+    host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     options: dict[str, Any] = {
         "death_timeout": timeout,
-        "memory_limit": (MEMORY_LIMIT // slots)
-        if memory_limit is None
-        else parse_bytes(memory_limit),
+        "memory_limit": host,
         "dashboard_port": _dashboard_port(dashboard_port),
         "security": _security(tls),
     }
-    start = _start_cpu if backend == "numpy" else partial(_start_gpu, per_gpu=per_gpu)
+    if backend == "numpy":
+        start, room = _start_cpu, host
+    else:
+        room = int(0.9 * min(d.memory for d in probe().devices) / per_gpu)
+        start = partial(_start_gpu, per_gpu=per_gpu, device_memory_limit=room)
     with dask.config.set(_settings(threads, options["dashboard_port"])):
         try:
-            cluster = Cluster(start(slots, **options), slots, backend, why)
+            room = room if cap is None else cap
+            cluster = Cluster(start(slots, **options), slots, backend, why, room)
         except (RuntimeError, TimeoutError) as error:
             raise ClusterLostError(
                 f"{slots} workers were asked for and did not start within {timeout:g} s ({error}); "
@@ -99,7 +105,6 @@ def start_cluster(
         cluster.wait_for_slots(range(slots), timeout)
         if cap is not None:
             cluster.client.register_plugin(_CapMemory(cap, backend))
-            cluster.memory_cap = cap
     except BaseException:
         cluster.close()
         raise
@@ -126,12 +131,13 @@ def _choose(device: str) -> tuple[str, str]:
     if device == "cpu":
         return "numpy", "CPU workers were asked for"
     found = probe()
-    if found.usable:
+    if found.usable and importlib.util.find_spec("dask_cuda"):
         names = ", ".join(device.name for device in found.devices)
         return "cupy", f"{names} took a real allocation"
+    reason = found.reason or "dask-cuda is not installed: pip install 'tiledask[gpu]'"
     if device == "cuda":
-        raise ConfigError(f"device='cuda' needs a usable GPU: {found.reason}; or device='cpu'")
-    return "numpy", f"no usable GPU ({found.reason})"
+        raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
+    return "numpy", f"no usable GPU ({reason})"
 
 
 def _slots(workers: int | None, backend: str, per_gpu: int, threads: int) -> int:
@@ -156,6 +162,15 @@ def _slots(workers: int | None, backend: str, per_gpu: int, threads: int) -> int
             f"{MEMORY_LIMIT // _IDLE_WORKER} workers fit"
         )
     return slots
+
+
+def _cap(memory_cap: int | str | None, backend: str) -> int | None:
+    if memory_cap is not None and backend == "numpy" and sys.platform != "linux":
+        raise ConfigError(
+            f"memory_cap={memory_cap!r} needs Linux, where the kernel enforces it; this is "
+            f"{sys.platform}: leave it out"
+        )
+    return None if memory_cap is None else parse_bytes(memory_cap)
 
 
 def _dashboard_port(port: int | None) -> int:
@@ -253,6 +268,7 @@ def _start_gpu(
     dashboard_port: int,
     security: Any,
     per_gpu: int,
+    device_memory_limit: int,
 ) -> SpecCluster:
     from dask_cuda import LocalCUDACluster
 
@@ -277,7 +293,7 @@ def _start_gpu(
         n_workers=slots,
         threads_per_worker=_THREADS,
         memory_limit=memory_limit,
-        device_memory_limit=int(0.9 * min(d.memory for d in probe().devices) / per_gpu),
+        device_memory_limit=device_memory_limit,
         dashboard_address=f"{_HOST}:{dashboard_port}",
         host=_HOST,
         security=security,
