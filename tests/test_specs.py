@@ -1,6 +1,7 @@
 """Models and clusters: exact counts, and every way of not being readable."""
 
 import json
+import re
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -200,13 +201,42 @@ def test_load_cluster_by_count_and_name():
 @pytest.mark.parametrize("name", names("hardware"))
 def test_every_device_is_complete_and_names_its_datasheet(name):
     device = load_device(name)
-    assert device.source
+    assert "NVIDIA" in device.source
+    assert re.search(r"opened itself|docs\.nvidia\.com", device.checked)
     assert device.memory_bandwidth > 1e11
     assert device.peak("fp16") > device.peak("fp32")
-    if device.memory_mib is not None:  # drivers hide a little or show binary gigabytes
-        assert 0.99 < device.memory_mib * 2**20 / device.memory_bytes < 1.08
+    # drivers hide a little or show binary gigabytes
+    assert 0.99 < device.memory_mib * 2**20 / device.memory_bytes < 1.08
     with pytest.raises(ConfigError, match="no peak for 'int1'"):
         device.peak("int1")
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_half_the_width_is_twice_the_dense_peak(name):
+    peaks = dict(load_device(name).peak_flops)
+    assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+    for narrow, wide in (("fp8", "fp16"), ("fp16", "tf32")):  # 4: one of them with sparsity
+        if {narrow, wide} <= peaks.keys():
+            assert peaks[narrow] / peaks[wide] == pytest.approx(2, rel=0.03)
+
+
+LANES = {  # of one direction: lanes or links, times what each carries, in bytes per second
+    "PCIe 3.0 x16": 16 * 8e9 * 128 / 130 / 8,
+    "PCIe 4.0 x16": 16 * 16e9 * 128 / 130 / 8,
+    "NVLink 3": 12 * 25e9,
+    "NVLink 4": 18 * 25e9,
+    "NVLink 5": 18 * 50e9,
+    "Ethernet 100 Gb/s": 100e9 / 8,
+    "InfiniBand HDR, one adapter per GPU": 200e9 / 8,
+    "InfiniBand NDR, one adapter per GPU": 400e9 / 8,
+}
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_links_count_one_direction(name):
+    cluster = load_cluster(f"1x{name}")
+    for link in (cluster.within_node, cluster.between_nodes):
+        assert link.bytes_per_second == pytest.approx(LANES[link.name], rel=1e-3)
 
 
 def test_the_ridge_of_an_h200():
@@ -218,9 +248,13 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
     path = write(tmp_path, {"devices": 6, "device": "T4", "devices_per_node": 2}, "c.json")
     assert load_cluster(path).nodes == 3
     own = json.loads((td.plan.data._root() / "hardware" / "t4.json").read_text())
-    own |= {"name": "mine", "memory_bytes": 10**9, "aliases": []}
+    own |= {"name": "mine", "memory_bytes": 10**9, "aliases": [], "checked": "by hand"}
     cluster = load_cluster(write(tmp_path, {"devices": 2, "device": own}, "d.json"))
     assert (cluster.device.name, cluster.device.memory_bytes) == ("mine", 10**9)
+    assert cluster.device.checked == "by hand"
+    del own["checked"], own["memory_mib"]  # a file of one's own needs neither
+    cluster = load_cluster(write(tmp_path, {"devices": 2, "device": own}, "h.json"))
+    assert (cluster.device.checked, cluster.device.memory_mib) == ("", None)
     bad = write(tmp_path, {"devices": 2, "device": {**own, "memory_bytes": -1}}, "e.json")
     with pytest.raises(ConfigError, match=r"e\.json.*'memory_bytes' must be 1 or more, got -1"):
         load_cluster(bad)

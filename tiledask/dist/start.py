@@ -39,7 +39,7 @@ def start_cluster(
     workers: int | None = None,
     *,
     device: str = "auto",
-    per_gpu: int = 1,
+    per_gpu: int | None = None,
     threads: int = 1,
     memory_limit: int | str | None = None,
     memory_cap: int | str | None = None,
@@ -56,7 +56,7 @@ def start_cluster(
         "auto" probes a GPU with a real allocation and falls back to the CPU; "cuda" and "cpu"
         insist.
     per_gpu
-        Workers that share one GPU and its memory.
+        Workers that share one GPU and its memory. Default: as few as make room for ``workers``.
     threads
         BLAS threads per worker.
     memory_limit
@@ -77,6 +77,7 @@ def start_cluster(
     """
     _refuse_import_time()
     backend, why = _choose(device)
+    per_gpu = _sharing(workers, backend) if per_gpu is None else per_gpu
     slots = _slots(workers, backend, per_gpu, threads)
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
@@ -138,6 +139,12 @@ def _choose(device: str) -> tuple[str, str]:
     if device == "cuda":
         raise ConfigError(f"device='cuda' needs a usable GPU: {reason}; or device='cpu'")
     return "numpy", f"no usable GPU ({reason})"
+
+
+def _sharing(workers: int | None, backend: str) -> int:
+    """Workers per GPU: as few as make room for ``workers`` of them."""
+    gpus = len(probe().devices) if backend == "cupy" else 0
+    return max(1, -(-workers // gpus)) if gpus and isinstance(workers, int) else 1
 
 
 def _slots(workers: int | None, backend: str, per_gpu: int, threads: int) -> int:

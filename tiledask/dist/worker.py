@@ -69,10 +69,16 @@ def peak_bytes(backend: str) -> int:
 
 
 async def start_threads(worker) -> None:
-    """None, once every thread that the worker will ever use is alive: their stacks are memory."""
-    pool, count = worker.executors["default"], worker.state.nthreads
-    loop, together = asyncio.get_running_loop(), threading.Barrier(count)
-    await asyncio.gather(*(loop.run_in_executor(pool, together.wait) for _ in range(count)))
+    """None, once the threads that the worker is known to use are alive: stacks are memory too.
+
+    Any other that comes later gets a stack of 1 MiB instead of the system's 8.
+    """
+    threading.stack_size(2**20)
+    loop = asyncio.get_running_loop()
+    # asyncio's own pool looks up the addresses of peers
+    for pool, count in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
+        together = threading.Barrier(count)
+        await asyncio.gather(*(loop.run_in_executor(pool, together.wait) for _ in range(count)))
     await offload(int)
 
 

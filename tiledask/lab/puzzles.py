@@ -97,9 +97,8 @@ class Result:
             f"<td>{'met' if t.met else 'missed'}</td></tr>"
             for t in self.targets
         )
-        return (
-            f"<table><caption>{escape(self.reason)}</caption>{head if rows else ''}{rows}</table>"
-        )
+        # not a caption: those wrap at the table's width, which is nothing without rows
+        return f"<p>{escape(self.reason)}</p>" + (f"<table>{head}{rows}</table>" if rows else "")
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ class Section:
 
     title: str
     items: list[tuple[str, object]] = field(default_factory=list)
-    """(kind, content): ("text", HTML), ("table", Comparison), ("figure", Picture)."""
+    """(kind, content): ("text", Markdown), ("table", Comparison), ("figure", Picture)."""
 
     def text(self, markdown: str) -> "Section":
         """Add text: Markdown's paragraphs, lists, tables, ``code``, *emphasis*. HTML in it is
         shown, not used, and so are links."""
-        self.items.append(("text", _markdown(markdown)))
+        self.items.append(("text", markdown))
         return self
 
     def table(self, comparison: Comparison) -> "Section":
@@ -159,6 +159,7 @@ class Report:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        jinja.filters["markdown"] = _markdown
         date = self.date or datetime.now().astimezone()
         return jinja.get_template("report.html.j2").render(
             report=self, date=date.strftime("%Y-%m-%d %H:%M %Z").strip()

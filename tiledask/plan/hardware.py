@@ -40,6 +40,9 @@ class Device:
     memory_mib: int | None = None
     """What the driver reports in MiB, where a source for it is at hand."""
     source: str = ""
+    """The documents that the numbers are from; what is arithmetic or a convention says so."""
+    checked: str = ""
+    """What the numbers were compared with, and what was not seen."""
 
     def peak(self, precision: str) -> float:
         """FLOP/s in ``precision``; one that the datasheet does not give is a ConfigError."""
@@ -123,6 +126,7 @@ def _device(fields: Fields) -> Device:
         peak_flops=fields.numbers("peak_flops"),
         memory_mib=mib,
         source=fields.text("source", ""),
+        checked=fields.text("checked", ""),
     )
 
 

@@ -41,15 +41,16 @@ def on_paper(section: Section) -> None:
     fix = copies.smallest_fix
     split = td.fits(model, fix.layout, cluster)
     section.text(
-        f"`{MODEL}` has {model.parameters:,} parameters. **Full copy per GPU** "
-        f"(`dp={cluster.devices}`): *{copies.verdict}*: {copies.reason}.\n\n"
-        f"**The smallest change that fits**: {fix}. Verdict: *{split.verdict}*."
+        f"Training `{MODEL}`, {model.parameters:,} parameters, on {CLUSTER}.\n\n"
+        f"**A full copy per GPU** (`dp={cluster.devices}`), *{copies.verdict}*: "
+        f"{copies.reason}.\n\n"
+        f"**The smallest change that fits**: {fix}.\n\n" + _by_class(copies, split)
     )
-    section.table(Comparison("Training on 40 GB GPUs, by arithmetic", _rows(copies, split)))
+    section.table(Comparison("200 B parameters on 40 GB GPUs", _rows(copies, split)))
     section.figure(
         plots.memory_bars(
             {
-                "full copy per GPU": _first(copies),
+                "full copy per GPU": copies.memory.ledger,
                 f"tp {fix.layout.tp}, pp {fix.layout.pp}": split.memory.ledger,
             },
             copies.capacity,
@@ -61,23 +62,55 @@ def on_paper(section: Section) -> None:
     )
 
 
-def _first(fit: Fit) -> Ledger:
-    return fit.memory.ledger
+def _by_class(copies: Fit, split: Fit) -> str:
+    """Bytes of each tensor class on the fullest GPU of both set-ups, as a Markdown table."""
+    a, b = (fit.memory.ledger.by_tensor(fit.memory.ledger.binding[0]) for fit in (copies, split))
+    rows = [
+        f"| {tensor} | {format_bytes(a.get(tensor, 0))} | {format_bytes(b.get(tensor, 0))} |"
+        for tensor in dict.fromkeys((*a, *b))
+        if a.get(tensor) or b.get(tensor)
+    ]
+    total = (
+        f"| **all** | **{format_bytes(sum(a.values()))}** | **{format_bytes(sum(b.values()))}** |"
+    )
+    head = ["| fullest GPU, bytes of | full copy | split |", "|---|---:|---:|"]
+    return "\n".join([*head, *rows, total])
 
 
 def _rows(copies: Fit, split: Fit) -> list[Claim]:
-    flat = 200_000_000_000
-    rows = [
-        Claim("GPUs for fp16 weights alone, 200e9 x 2 B", minimum_devices(flat, "fp16-weights")),
-        Claim("GPUs for training, 200e9 x 16 B", minimum_devices(flat, "mixed-adam-16")),
-    ]
-    for name, fit in (("full copy", copies), ("split", split)):
-        stage = fit.memory.ledger.binding[0]
-        for tensor, nbytes in fit.memory.ledger.by_tensor(stage).items():
-            rows.append(Claim(f"{name}: {tensor}", nbytes, unit="bytes"))
-        rows.append(Claim(f"{name}: bytes per GPU", fit.memory.peak, unit="bytes"))
-        rows.append(Claim(f"{name}: verdict at {format_bytes(fit.capacity)}", fit.verdict))
-    return rows
+    flat, capacity = 200_000_000_000, copies.capacity
+    embedding, layer, *_ = (2 * n for n in copies.memory.model.item_parameters)
+    allocations = [2 * n for n in copies.memory.model.item_parameters]
+    return [
+        Claim(
+            "GPUs for fp16 weights alone, 200e9 x 2 B", minimum_devices(flat, "fp16-weights"),
+            _filled(flat, 2, capacity), rule="equal", note="simulated: filled one after the other",
+        ),
+        Claim(
+            "GPUs for training, 200e9 x 16 B", minimum_devices(flat, "mixed-adam-16"),
+            _filled(flat, 16, capacity), rule="equal",
+        ),
+        Claim(
+            "full copy: fp16 layer that no longer fits", 1 + (capacity - embedding) // layer,
+            replay(allocations, capacity).failed, rule="equal",
+            note="simulated: embedding, then layer after layer, on 40 GB",
+        ),
+        Claim("full copy: bytes per GPU", copies.memory.peak, unit="bytes"),
+        Claim("full copy: verdict", copies.verdict),
+        Claim("split: bytes per GPU", split.memory.peak, unit="bytes"),
+        Claim("split: verdict", split.verdict),
+    ]  # fmt: skip
+
+
+def _filled(parameters: int, each: int, capacity: int) -> int:
+    """Devices in use after filling one after the other with a thousandth of the parameters
+    at a time."""
+    device, held = 1, 0
+    for _ in range(1000):
+        held += parameters // 1000 * each
+        if held > capacity:
+            device, held = device + 1, parameters // 1000 * each
+    return device
 
 
 def at_scale(section: Section, start: Callable[..., td.dist.cluster.Cluster]) -> None:

@@ -22,21 +22,22 @@ LAYERS, ROWS, MICROBATCHES = 24, 64, 8
 POINTS = 0.03
 
 RUNS = {
-    "naive, 2 workers": ("naive", 2, 1),
-    "naive, 4 workers": ("naive", 4, 1),
-    "GPipe, 4 workers, 8 micro-batches": ("gpipe", 4, MICROBATCHES),
-    "1F1B, 4 workers, 8 micro-batches": ("1f1b", 4, MICROBATCHES),
+    "naive p=2": ("naive", 2, 1),
+    "naive p=4": ("naive", 4, 1),
+    "GPipe p=4 m=8": ("gpipe", 4, MICROBATCHES),
+    "1F1B p=4 m=8": ("1f1b", 4, MICROBATCHES),
 }
 
 
 def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> None:
     """Each schedule predicted, simulated and executed; the tables, the Gantt chart, the bars."""
     section.text(
-        f"24 real layers with their backwards, cut evenly. Each action does its work and keeps "
-        f"its device for {FORWARD:g} s forward and {BACKWARD:g} s backward in all, so that four "
-        f"devices of one speed can be studied on a machine with fewer cores. Idle time is what is "
-        f"left of devices x makespan: waiting, transfers and the scheduler's own time alike. "
-        f"Load of this machine before the runs: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+        f"24 real layers with their backwards, cut evenly over p workers, m micro-batches. Each "
+        f"action does its work and keeps its device for {FORWARD:g} s forward and {BACKWARD:g} s "
+        f"backward in all, so that four devices of one speed can be studied on a machine with "
+        f"fewer cores. Idle time is what is left of devices x makespan: waiting, transfers and "
+        f"the scheduler's own time alike. Load of this machine before the runs: "
+        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
     )
     rng = np.random.default_rng(8)
     batch, target = (rng.standard_normal((ROWS, SHAPE["width"])) for _ in range(2))
@@ -59,7 +60,7 @@ def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> Non
         rows += _rows(label, bars[label], simulated, run, workers, m, name)
         rows.append(
             Claim(
-                f"{label}: gradients differ from one worker's by", 1e-12, None,
+                f"{label}: gradient error against one worker", 1e-12, None,
                 gradient_difference(run, reference), rule="at most",
             )
         )  # fmt: skip

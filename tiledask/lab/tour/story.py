@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console
+from rich.markdown import Markdown
 
 import tiledask as td
 from tiledask.lab.doctor import examine
@@ -69,7 +70,7 @@ def _start(device: str, console: Console) -> td.dist.cluster.Cluster:
 
 @contextmanager
 def _part(report: Report, console: Console, title: str) -> Iterator[tuple[Section, object]]:
-    """A section that shows what it is doing, and prints its tables when it is done."""
+    """A section that shows what it is doing, and prints its text and tables when it is done."""
     console.rule(f"[bold]{title}[/bold]", align="left")
     section, begun = report.section(title), perf_counter()
     with console.status(title) as status:
@@ -80,6 +81,8 @@ def _part(report: Report, console: Console, title: str) -> Iterator[tuple[Sectio
                 console.print(f"  {doing} ...")
 
         yield section, say
-    for comparison in section.comparisons:
-        console.print(comparison)
+    for kind, item in section.items:
+        if kind != "figure":
+            console.print(Markdown(item) if kind == "text" else item)
+            console.print()
     console.print(f"[dim]part done in {format_seconds(perf_counter() - begun)}[/dim]\n")
