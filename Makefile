@@ -36,7 +36,8 @@ lint: env ## ruff: rules and format
 lab: env ## open the walkthroughs in JupyterLab, with the Dask panels (DASHBOARD_PORT=8787 LAB_ARGS=)
 	@mkdir -p build/lab/labconfig
 	@echo '{"dask-labextension:plugin": {"defaultURL": "http://127.0.0.1:$(DASHBOARD_PORT)",' \
-		'"hideClusterManager": true}}' > build/lab/labconfig/default_setting_overrides.json
+		'"hideClusterManager": true},' \
+		'"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > build/lab/labconfig/default_setting_overrides.json
 	JUPYTER_CONFIG_PATH="$(CURDIR)/build/lab:$$JUPYTER_CONFIG_PATH" \
 	JUPYTERLAB_WORKSPACES_DIR="$(CURDIR)/build/lab/workspaces" \
 	TILEDASK_DASHBOARD_PORT=$(DASHBOARD_PORT) \

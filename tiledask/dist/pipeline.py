@@ -200,6 +200,9 @@ class _Job:
             time.sleep(0.01)
 
 
+REPORT_AFTER = 0.02
+"""Seconds after its end at which an action is reported."""
+
 NAMES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """Task names on the dashboard; each has its colour there."""
 
@@ -302,15 +305,12 @@ def _act(spot: tuple, turn: Any, stage: Any, *args: Any) -> dict[str, Any]:
     synchronize(_an_array(result))
     late = max(0.0, time.time() - start - seconds) if seconds else 0.0
     time.sleep(max(0.0, start + seconds - time.time()))
-    get_worker().log_event(
-        topic,
-        {
-            "action": (kind, s, i),
-            "device": device,
-            "start": start,
-            "end": time.time(),
-            "late": late,
-        },
+    ran = {"action": (kind, s, i), "device": device, "start": start, "end": time.time()}
+    worker = get_worker()
+    # later, because a worker's messages go out 2 ms apart: the news that this action is done,
+    # for which another device may be waiting, shall not queue behind its time of day
+    worker.loop.add_callback(
+        worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, ran | {"late": late}
     )
     return result
 

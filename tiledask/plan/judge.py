@@ -56,8 +56,7 @@ class Verdict:
             f"<tr><th>{name}</th><td>{'-' if value is None else format(value, 'g')}</td></tr>"
             for name, value in numbers
         )
-        caption = f"<b>{mark}</b>. {escape(self.reason)}"
-        return f"<table><caption>{caption}</caption>{rows}</table>"
+        return f"<p><b>{mark}</b>. {escape(self.reason)}</p><table>{rows}</table>"
 
 
 def judge(

@@ -15,7 +15,7 @@ from tiledask.plan import closed_form
 
 __all__ = ["idle_time"]
 
-FORWARD, BACKWARD = 0.25, 0.5
+FORWARD, BACKWARD = 0.3, 0.6
 """Seconds that an action occupies its device."""
 SHAPE = {"width": 64, "hidden": 128, "seed": 8, "dtype": "float64"}
 LAYERS, ROWS, MICROBATCHES = 24, 64, 8

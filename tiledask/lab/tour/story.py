@@ -43,7 +43,7 @@ def tour(
         say("12 workers with a cap of 40 MB")
         # a cap stands for a device of that size; on a GPU it would be the pool's, so take CPUs
         at_scale(section, partial(td.start_cluster, device="cpu", quiet=True))
-    with _start(device, console) as cluster:
+    with td.start_cluster(workers=WORKERS, device=device) as cluster:
         title = "2. The two-level tiled product"
         with _part(report, console, title) as (section, say):
             say("multiplying")
@@ -57,15 +57,6 @@ def tour(
     console.print(f"[bold]{report.summary}[/bold] in {format_seconds(perf_counter() - begun)}")
     console.print(f"the report: {page}", soft_wrap=True)
     return report
-
-
-def _start(device: str, console: Console) -> td.dist.cluster.Cluster:
-    """Four workers: on the CPU, or sharing however many GPUs there are."""
-    from tiledask.tile import probe
-
-    gpus = len(probe().devices) if device != "cpu" and probe().usable else 0
-    per_gpu = -(-WORKERS // gpus) if gpus else 1
-    return td.start_cluster(workers=WORKERS, device=device, per_gpu=per_gpu)
 
 
 @contextmanager
