@@ -186,3 +186,82 @@ def test_an_array_cannot_become_addends(cluster):
     array = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (2,)), (Shard(0),))
     with pytest.raises(PlacementError, match="no unique addends"):
         td.redistribute(array, Partial())
+
+
+# -- what must not be silently wrong --------------------------------------------------------------
+
+
+def test_blocks_are_cast_to_what_was_asked(cluster):
+    mesh = td.Mesh(cluster, (2,))
+    x = td.from_function(lambda index: np.ones((2, 3), "f8"), (4, 3), "f4", mesh, Shard(0))
+    kinds = [cluster.submit(0, lambda block: block.dtype.str, x.blocks[0])]
+    assert cluster.gather(kinds, "dtype") == ["<f4"]
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(1j, "f8"), (1.7, "i4")])
+def test_blocks_that_would_lose_their_values_are_refused(cluster, value, dtype):
+    with pytest.raises(PlacementError, match="which would lose"):
+        td.from_function(
+            lambda index: np.full((2, 2), value), (4, 2), dtype, td.Mesh(cluster, (2,)), Shard(0)
+        )
+
+
+def test_masked_arrays_are_refused(cluster):
+    masked = np.ma.masked_array(np.ones((4, 4)), mask=np.eye(4))
+    with pytest.raises(PlacementError, match=r"masked.*filled"):
+        td.distribute(masked, td.Mesh(cluster, (2,)), Shard(0))
+
+
+def test_foreign_byte_order_comes_back_native(cluster):
+    array = td.distribute(np.arange(4, dtype=">f8"), td.Mesh(cluster, (2,)), Shard(0))
+    assert array.dtype.isnative
+    np.testing.assert_array_equal(td.to_numpy(array), np.arange(4.0))
+
+
+def test_the_sign_of_zero_survives_a_move(cluster):
+    array = td.distribute(np.full((4, 1), -0.0), td.Mesh(cluster, (2,)), Shard(0))
+    assert np.signbit(td.to_numpy(td.redistribute(array, Replicate()))).all()
+
+
+def test_addends_are_added_in_rank_order(cluster):
+    mesh = td.Mesh(cluster, (3,))
+    row = np.array([[1.0, 1e16, -1e16]])  # 0 in this order, 1 in the other
+    product = td.distribute(row, mesh, Shard(1)) @ td.distribute(np.ones((3, 1)), mesh, Shard(0))
+    for target in (Replicate(), Shard(0)):
+        assert td.to_numpy(td.redistribute(product, target))[0, 0] == (1.0 + 1e16) - 1e16
+    assert td.to_numpy(product)[0, 0] == (1.0 + 1e16) - 1e16
+
+
+def test_the_longest_free_dimension_is_scattered():
+    from tiledask.dist.collectives import _reduced
+    from tiledask.plan.placement import Tiling
+
+    tiling = Tiling((3, 9), (2,), (Partial(),))
+    assert _reduced(tiling, tiling.replaced(Replicate())).placements == (Shard(1),)
+
+
+def test_a_piece_is_cut_once(cluster):
+    from tiledask.dist.collectives import Sender
+
+    x = td.distribute(np.ones((4, 4)), td.Mesh(cluster, (2,)), Shard(0))
+    sender = Sender(cluster, "x")
+    sent = [sender.send(x.blocks[0], (slice(0, 1), slice(0, 4))) for _ in range(3)]
+    assert len({future.key for future in sent}) == 3
+    assert len(sender._cut) == 1
+
+
+def test_plain_things_are_not_meshes_or_sharded_arrays(cluster):
+    with pytest.raises(TypeError, match=r"on a mesh, got Cluster; td\.Mesh"):
+        td.distribute(np.ones(4), cluster, Shard(0))
+    with pytest.raises(TypeError, match="a mesh is made of a cluster's slots, got NoneType"):
+        td.Mesh(None, (2,))
+    with pytest.raises(TypeError, match="redistribute moves a sharded array, got ndarray"):
+        td.redistribute(np.ones(4), Shard(0))
+    x = td.distribute(np.ones((4, 4)), td.Mesh(cluster, (np.int64(2),)), Shard(0))
+    with pytest.raises(TypeError):
+        np.ones((4, 4)) @ x
+
+
+def test_huge_shapes_are_refused_by_arithmetic(cluster):
+    with pytest.raises(DoesNotFitError):
+        td.from_function(np.ones, (2**32, 2**33), "f8", td.Mesh(cluster, (2,)), Shard(0))

@@ -78,6 +78,10 @@ def test_tables_for_people(capsys):
         (["idle", "zb-h9", "4", "8"], "no schedule 'zb-h9'"),
         (["idle", "gpipe", "4", "0"], "microbatches must be a whole number of at least 1, got 0"),
         (["matmul", "64", "--mesh", "two"], "a mesh is rows x columns"),
+        (["matmul", "-5"], "a size is 1 or more, got -5"),
+        (["matmul", "64", "--mesh", "2x2x2"], "a mesh is rows x columns"),
+        (["idle", "interleaved", "4", "8", "--devices", "0"], "devices must be a whole number"),
+        (["partition", "99999999999", "2"], "tiledask partition: ."),
         (["matmul", "64", "--mesh", "0x2"], "workers is a whole number of 1 or more, got 0"),
     ],
 )

@@ -254,3 +254,152 @@ def test_tls_on_request(security):
     with td.start_cluster(workers=1, device="cpu", tls=security, quiet=True) as cluster:
         assert cluster.address(0).startswith("tls://")
         assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
+
+
+# -- deadlines, whatever happens ------------------------------------------------------------------
+
+
+def test_tasks_get_aligned_arrays(cluster):
+    def aligned(x):
+        return x.flags.aligned and x.flags.c_contiguous
+
+    raw = np.zeros(8 * 12 + 1, np.uint8)
+    views = (raw[1:].view("f8"), np.zeros((4, 8))[:, ::2])
+    futures = [cluster.submit(0, aligned, view) for view in views]
+    assert cluster.gather(futures, "entry") == [True, True]
+
+
+def test_after_a_deadline_nothing_is_left_running(cluster):
+    naps = [cluster.submit(0, time.sleep, 0.5) for _ in range(20)]
+    with pytest.raises(DeadlineError):
+        cluster.wait(naps, "naps", timeout=0.2)
+    begun = time.monotonic()
+    cluster.gather([cluster.submit(0, where)], "next", timeout=20)
+    assert time.monotonic() - begun < 5  # the naps, whose futures are still held, would take 10
+
+
+def test_the_default_deadline_is_used(cluster, monkeypatch):
+    monkeypatch.setattr("tiledask.dist.cluster.DEADLINE", 0.2)
+    with pytest.raises(DeadlineError, match=r"after 0\.2 s"):
+        cluster.wait([cluster.submit(0, time.sleep, 1)], "nap")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1s"])
+def test_impossible_timeouts(cluster, timeout):
+    with pytest.raises(ConfigError, match="a timeout is a number of seconds above 0"):
+        cluster.wait([], "nothing", timeout=timeout)
+
+
+def test_a_cancelled_task_says_so(cluster):
+    future = cluster.submit(0, time.sleep, 1)
+    cluster.client.cancel([future], force=True)
+    with pytest.raises(ClusterLostError, match="was cancelled"):
+        cluster.wait([future], "gone", timeout=10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs signals to worker processes")
+def test_a_frozen_worker_meets_every_deadline(cluster):
+    x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), (td.Shard(0),))
+    pid = cluster.run(on_worker.machine)[3]["pid"]
+    calls = (
+        lambda: cluster.run(abs, 1, timeout=1),
+        lambda: td.to_numpy(x, timeout=1),
+        lambda: td.redistribute(x, td.Replicate(), timeout=1),
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for call in calls:
+            begun = time.monotonic()
+            with pytest.raises(DeadlineError):
+                call()
+            assert time.monotonic() - begun < 10
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert cluster.run(abs, -1, timeout=30) == [1] * cluster.slots
+
+
+def test_results_of_run_stay_in_slot_order_after_a_restart(cluster):
+    kill_worker(cluster, 0)
+    assert cluster.run(where) == list(range(cluster.slots))
+
+
+def test_threads_reach_the_workers(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    with td.start_cluster(1, device="cpu", threads=2, quiet=True) as started:
+        assert started.run(on_worker.machine)[0]["OPENBLAS_NUM_THREADS"] == "2"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
+
+
+def test_more_origins_may_be_named(monkeypatch):
+    from tiledask.dist.start import _origins
+
+    monkeypatch.setenv("TILEDASK_DASHBOARD_ORIGINS", "hub:1 b:2")
+    assert {"hub:1", "b:2"} < set(_origins(5))
+
+
+@pytest.mark.slow
+def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
+    with td.start_cluster(2, device="cpu", quiet=True) as started:
+        kill_worker(started, 1)
+        time.sleep(13.5)  # Dask looks 15 s after a death whether the worker is there
+        os.kill(started.run(on_worker.machine)[1]["pid"], signal.SIGKILL)
+        time.sleep(4)
+        started.wait_for_slots([0, 1], 10)
+
+
+def test_start_keeps_its_deadline():
+    begun = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"did not start within 0\.3 s"):
+        td.start_cluster(4, device="cpu", timeout=0.3, quiet=True)
+    assert time.monotonic() - begun < 30
+
+
+def test_a_cap_too_small_for_a_worker_itself():
+    with pytest.raises(ConfigError, match=r"memory_cap='1MB' is 1 MB; below 8 MB"):
+        td.start_cluster(1, device="cpu", memory_cap="1MB")
+
+
+def test_a_tasks_own_timeout_is_not_the_waits(cluster):
+    def late():
+        raise TimeoutError("mine")
+
+    futures = [cluster.submit(0, late), cluster.submit(1, time.sleep, 1)]
+    with pytest.raises(TimeoutError, match="mine"):
+        cluster.wait(futures, "both", 30)
+
+
+def test_a_task_that_exits_is_an_error(cluster):
+    with pytest.raises(RuntimeError, match="the task raised SystemExit: 3"):
+        cluster.wait([cluster.submit(0, sys.exit, 3)], "exit", 30)
+
+
+def test_a_task_that_kills_its_worker_each_time_is_named(cluster):
+    with pytest.raises(ClusterLostError, match=r"poison: slot 2 .* lost its worker"):
+        cluster.wait([cluster.submit(2, os._exit, 1, name="poison")], "poison", 60)
+    cluster.wait_for_slots(range(cluster.slots), 20)
+
+
+def test_gather_takes_a_generator(cluster):
+    assert cluster.gather((cluster.submit(i, abs, -i) for i in range(3)), "all") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("slot", [-1, 1.0, True, "0", None])
+def test_slots_are_whole_numbers(cluster, slot):
+    with pytest.raises(ConfigError, match="does not exist"):
+        cluster.submit(slot, where)
+
+
+def test_the_spool_goes_with_a_process_that_closes_nothing(tmp_path):
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        "import tiledask as td\n"
+        "if __name__ == '__main__':\n"
+        "    cluster = td.start_cluster(1, device='cpu', quiet=True)\n"
+        "    print(cluster.spool)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=True
+    )
+    folder = done.stdout.strip()
+    assert "tiledask-" in folder
+    assert not os.path.exists(folder)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
 from tiledask.dist import worker as on_worker
-from tiledask.dist.matmul import RUNTIME
-from tiledask.errors import DoesNotFitError, KernelError, PlacementError
+from tiledask.dist.matmul import RUNTIME, _multiply
+from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 
 pytestmark = pytest.mark.cluster
 
@@ -169,3 +170,54 @@ def test_an_unknown_kernel_is_named(cluster):
     a = td.distribute(np.ones((4, 4)), td.Mesh(cluster, (2, 2)), GRID)
     with pytest.raises(KernelError, match="nonsense"):
         td.matmul(a, a, kernel="nonsense")
+
+
+def test_the_deadline_reaches_the_product(cluster):
+    a = td.distribute(np.ones((1500, 1500)), td.Mesh(cluster, (2, 2)), GRID)
+    with pytest.raises(DeadlineError, match=r"after 0\.5 s"):
+        td.matmul(a, a, kernel="tiled", tile=16, timeout=0.5)
+
+
+def test_what_the_workers_have_is_the_limit(cluster, monkeypatch):
+    a = td.distribute(np.ones((64, 64)), td.Mesh(cluster, (2, 2)), GRID)
+    monkeypatch.setattr(cluster, "memory_limit", 1000)
+    with pytest.raises(DoesNotFitError, match="allowed are 1 kB"):
+        td.matmul(a, a)
+
+
+def test_rows_of_a_win_over_columns_of_b(cluster):
+    c = multiply(cluster, (4,), 8, 8, 8, (Shard(0),), (Shard(1),))
+    assert (c.made_by, c.placements) == ("gather", (Shard(0),))
+
+
+def test_the_measured_ledger_has_both_operands(cluster):
+    c = multiply(cluster, (2, 2), 8, 8, 8, GRID, GRID)
+    assert {row.tensor for row in c.memory.measured.rows} == {"A", "B", "process growth"}
+
+
+def test_the_summed_dimension_is_taken_in_ascending_order():
+    a, b = np.array([[1.0, 1e16, -1e16]]), np.ones((3, 1))
+    whole = (slice(None), slice(None))
+    parts = [(0, ((0, 1), (k, k + 1)), whole) for k in range(3)] + [(1, ((0, 3), (0, 1)), whole)]
+    blocks = [*(a[:, k : k + 1] for k in range(3)), b]
+    for order in ((0, 1, 2, 3), (2, 1, 0, 3)):
+        c = _multiply(
+            ((0, 1), (0, 1)), "<f8", [parts[i] for i in order], "blas", None, "numpy",
+            *(blocks[i] for i in order),
+        )  # fmt: skip
+        assert c[0, 0] == (1.0 + 1e16) - 1e16
+
+
+def test_float16_has_its_kernels(cluster):
+    a = td.distribute(np.ones((8, 8), "f2"), td.Mesh(cluster, (2, 2)), GRID)
+    with pytest.raises(PlacementError, match=r"'blas' takes float32, float64, A and B are float16"):
+        td.matmul(a, a)
+    np.testing.assert_array_equal(td.to_numpy(td.matmul(a, a, kernel="tiled")), np.full((8, 8), 8))
+
+
+def test_threads_that_multiply_at_once_are_counted_apart(cluster):
+    mesh = td.Mesh(cluster, (2, 2))
+    operands = [td.distribute(integers((16 * n, 16 * n), n), mesh, GRID) for n in (1, 2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        products = list(pool.map(lambda x: td.matmul(x, x), operands))
+    assert all(c.traffic.predicted == c.traffic.measured for c in products)

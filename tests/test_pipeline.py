@@ -197,3 +197,38 @@ def test_weights_belong_to_the_layer_and_not_to_the_stage():
     for a, b in zip(whole.init("numpy")[1:], second.init("numpy"), strict=True):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_transfers_are_drawn_where_they_arrive(cluster):
+    schedule = td.schedule("gpipe", 2, 3, forward_only=True)
+    run = td.run_schedule(schedule, stack((0, 1, 2), **SHAPE), BATCH, cluster)
+    transfers = run.timeline.to_frame().query("kind == 'T'")
+    assert transfers.device.tolist() == [1, 1, 1]
+
+
+def test_a_split_backward_takes_half_each():
+    from tiledask.dist.pipeline import _pace
+
+    pace = _pace(td.schedule("gpipe", 2, 1), 1.0, 4.0)
+    assert (pace["B"], pace["I"], pace["W"]) == ([4, 4], [2, 2], [2, 2])
+
+
+def test_late_is_the_longest(cluster):
+    schedule = td.schedule("gpipe", 2, 1, forward_only=True)
+    stages = [Sleeper(12), *stack((0, 1), **SHAPE)]  # the second is on time
+    run = td.run_schedule(schedule, stages, BATCH, cluster, forward=[0.01, 0.3])
+    assert run.late > 0.03
+
+
+def test_a_run_says_what_its_slots_held(cluster):
+    stages = stack((0, 3, 6), width=512, hidden=2048)
+    batch = np.ones((4, 512), "f4")
+    run = td.run_schedule(td.schedule("gpipe", 2, 1, forward_only=True), stages, batch, cluster)
+    assert all(run.memory.per_place[slot] > 0.9 * stages[slot].weight_bytes for slot in (0, 1))
+
+
+def test_stages_say_their_bytes():
+    stage = FeedForward((0, 1), 12, 20)
+    held = sum(w.nbytes for layer in stage.init("numpy") for w in layer.values())
+    assert stage.weight_bytes == held
+    assert HalfFeedForward((0,), 64, 128, rows=16).workspace_bytes == 16 * 128 * 4

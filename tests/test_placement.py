@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiledask.errors import PlacementError
 from tiledask.plan.comms import collective, fetch, redistribution, traffic_of
 from tiledask.plan.placement import Partial, Replicate, Shard, Tiling, split
+from tiledask.plan.replay import Replay, replay
 from tiledask.plan.traffic import Traffic
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
@@ -137,3 +138,37 @@ def test_all_pairs_of_placements_have_a_name_or_an_error():
             continue
         moved = traffic_of(2, redistribution(tiling, tiling.replaced(new)), 1).total
         assert (collective(tiling, tiling.replaced(new)) != "none") == (moved > 0)
+
+
+def test_two_axes_split_one_inside_the_other_in_mesh_order():
+    t = Tiling((12,), (2, 3), (Shard(0), Shard(0)))
+    assert [t.region(at)[0] for at in t.coordinates()] == [(2 * i, 2 * i + 2) for i in range(6)]
+
+
+def test_traffic_rows_are_sources():
+    t = Traffic.of(3, [(0, 2, 7)])
+    assert (t.bytes[0, 2], t.messages[0, 2]) == (7, 1)
+    assert (t.sent, t.received) == ((7, 0, 0), (0, 0, 7))
+
+
+def test_a_collective_on_two_axes_is_named_once():
+    t = Tiling((8, 8), (2, 2), (Shard(0), Shard(1)))
+    assert collective(t, t.replaced(Replicate(), Replicate())) == "all_gather"
+
+
+@pytest.mark.parametrize("dim", [True, "0", 0.0, None])
+def test_a_shard_names_a_dimension(dim):
+    with pytest.raises(PlacementError, match="Shard takes the number of a dimension"):
+        Shard(dim)
+
+
+@pytest.mark.parametrize("shape", [(4.0, 4), (-4, 4), (True, 4)])
+def test_shapes_are_whole_numbers(shape):
+    with pytest.raises(PlacementError, match="a shape is a tuple of whole numbers of 0 or more"):
+        Tiling(shape, (2,), (Replicate(),))
+
+
+def test_replay_counts_workspace_and_takes_exactly_the_cap():
+    assert replay([20, 20], cap=40) == Replay(40, None)
+    assert replay([20, 20], cap=40, workspace=1) == Replay(21, 1)
+    assert replay([], cap=0) == Replay(0, None)

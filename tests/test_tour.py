@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from tiledask.errors import ConfigError
 from tiledask.lab.tour import tour
 from tiledask.lab.tour.idle import POINTS
 
@@ -59,3 +60,25 @@ def test_the_report_and_its_pictures_are_left(told):
     assert len(list(folder.glob("*.png"))) == sum(len(s.pictures) for s in report.sections) >= 9
     assert report.summary in printed
     assert "predicted  simulated" in printed
+
+
+def test_a_part_that_breaks_off_is_a_claim_that_fails_and_the_others_go_on(monkeypatch, tmp_path):
+    from tiledask.lab.tour import story
+
+    def breaks(section, *_):
+        section.text("begun")
+        raise RuntimeError("half way")
+
+    for part in ("on_paper", "two_levels", "layers_on_devices"):
+        monkeypatch.setattr(story, part, breaks)
+    monkeypatch.setattr(story, "idle_time", lambda section, *_: section.text("fine"))
+    monkeypatch.setattr(story, "WORKERS", 1)
+    report = tour(tmp_path, device="cpu", console=Console(file=io.StringIO(), width=100))
+    assert (report.ok, report.held, report.checked) == (False, 0, 3)
+    assert "RuntimeError: half way" in (tmp_path / "report.html").read_text()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="device is 'auto', 'cuda' or 'cpu', got 'tpu'"):
+        tour(tmp_path / "never", device="tpu")
+    assert not (tmp_path / "never").exists()

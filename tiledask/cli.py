@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code, result = args.run(args, console)
     except _ERRORS as error:
-        print(f"tiledask {args.command}: {error}", file=sys.stderr)
+        print(f"tiledask {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"tiledask {args.command}: stopped", file=sys.stderr)
@@ -165,7 +165,7 @@ def _partition(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _idle(args: argparse.Namespace, console: Console) -> Result:
-    options = {"devices": args.devices} if args.devices else {}
+    options = {} if args.devices is None else {"devices": args.devices}
     schedule = td.schedule(args.schedule, args.stages, args.microbatches, **options)
     t = td.simulate(schedule, forward=args.forward, backward=args.backward, latency=args.latency)
     result = {
@@ -201,7 +201,11 @@ def _matmul(args: argparse.Namespace, console: Console) -> Result:
     try:
         mesh = tuple(int(n) for n in args.mesh.split("x"))
     except ValueError:
-        raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {args.mesh!r}") from None
+        mesh = ()
+    if len(mesh) != 2:
+        raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {args.mesh!r}")
+    if args.size < 1:
+        raise ConfigError(f"a size is 1 or more, got {args.size}")
     table = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
     console.print(table)
     return (0 if table.ok else 1), table.to_dict()

@@ -10,6 +10,7 @@ dies, Dask runs the task again and the block is back.
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ class Both(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class ShardedArray:
     """One array, a block of it on every rank of a mesh."""
+
+    __array_ufunc__ = None  # numpy_array @ sharded is nobody's guess: both must be sharded
 
     mesh: Mesh
     tiling: Tiling
@@ -65,13 +68,13 @@ class ShardedArray:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole array, counted once."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     @property
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of each rank's block."""
         shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates())
-        return tuple(int(np.prod(s, dtype=np.int64)) * self.dtype.itemsize for s in shapes)
+        return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
         from tiledask.dist.matmul import matmul
@@ -110,7 +113,14 @@ def distribute(
     The array is copied once to the cluster's spool folder, so changing it later changes nothing.
     Raises PlacementError for placements that the mesh or the shape does not allow.
     """
-    array = np.asanyarray(off_device(array))
+    _check_mesh(mesh)
+    if isinstance(array, np.ma.MaskedArray):
+        raise PlacementError(
+            "a masked array has values that do not count, and blocks hold only values; "
+            "fill it first: array.filled(0)"
+        )
+    array = np.asarray(off_device(array))
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     tiling = Tiling(array.shape, mesh.shape, _checked(placements))
     _check_dtype(array.dtype)
     _refuse_large_blocks(tiling, array.dtype, mesh)
@@ -141,6 +151,7 @@ def from_function(
     ``function`` must give the same block whenever it is called with the same slices (a lost
     block is made again), in the shape of the slices; the result is cast to ``dtype``.
     """
+    _check_mesh(mesh)
     tiling = Tiling(tuple(shape), mesh.shape, _checked(placements))
     dtype = np.dtype(dtype)
     _check_dtype(dtype)
@@ -187,6 +198,14 @@ def slices(region: Region) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in region)
 
 
+def _check_mesh(mesh: Any) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"arrays lie on a mesh, got {type(mesh).__name__}; td.Mesh(cluster, (2, 2)) makes one"
+        )
+    mesh.cluster.check_alive()
+
+
 def _checked(placements: Iterable[Placement]) -> tuple[Placement, ...]:
     placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
     if any(isinstance(p, Partial) for p in placements):
@@ -207,8 +226,7 @@ def _check_dtype(dtype: np.dtype) -> None:
 
 def _refuse_large_blocks(tiling: Tiling, dtype: np.dtype, mesh: Mesh) -> None:
     """Raise DoesNotFitError, before anything runs, if a worker could not even hold its block."""
-    shapes = (tiling.block_shape(at) for at in tiling.coordinates())
-    largest = max(int(np.prod(s, dtype=np.int64)) for s in shapes) * dtype.itemsize
+    largest = max(prod(tiling.block_shape(at)) for at in tiling.coordinates()) * dtype.itemsize
     allowed = mesh.cluster.memory_limit
     if largest > allowed:
         raise DoesNotFitError(
@@ -226,7 +244,13 @@ def _read(path: str, region: Region, backend: str) -> Any:
 
 def _make(function: Callable, region: Region, dtype: str, backend: str) -> Any:
     """One block, made by ``function`` (on the worker)."""
-    block = namespace(backend).asarray(function(slices(region)), dtype=dtype, order="C")
+    block = namespace(backend).asarray(function(slices(region)), order="C")
+    if not np.can_cast(block.dtype, np.dtype(dtype), "same_kind"):
+        raise PlacementError(
+            f"the function gave {block.dtype} for an array of {np.dtype(dtype)}, which would lose "
+            f"what is not {np.dtype(dtype).kind!r}; cast it in the function if you mean it"
+        )
+    block = block.astype(dtype, copy=False)
     expected = tuple(stop - start for start, stop in region)
     if block.shape != expected:
         raise PlacementError(

@@ -9,20 +9,24 @@ slot through a restart.
 
 import asyncio
 import contextlib
+import operator
 import shutil
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, SpecCluster, as_completed
+from distributed import Client, Future, KilledWorker, SpecCluster, as_completed
+from distributed.scheduler import NoValidWorkerError
 
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 
-__all__ = ["DEADLINE", "Cluster"]
+__all__ = ["DEADLINE", "Cluster", "seconds_of"]
 
 DEADLINE = 300.0
 """Seconds a call waits for the cluster unless told otherwise."""
@@ -41,7 +45,23 @@ def _aligned(value: Any) -> Any:
 
 def _enter(function: Callable, *args: Any) -> Any:
     """Every task starts here, on its worker."""
-    return function(*map(_aligned, args))
+    try:
+        return function(*map(_aligned, args))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # these would end the worker's thread, and the task would never be heard of again
+        raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
+
+
+def seconds_of(timeout: float | None) -> float:
+    """Seconds to wait: ``timeout``, or DEADLINE for None."""
+    if timeout is None:
+        return DEADLINE
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < float("inf"):
+        raise ConfigError(
+            f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
+        )
+    return float(timeout)
 
 
 class Cluster:
@@ -56,9 +76,18 @@ class Cluster:
         """"numpy" or "cupy": what the blocks on the workers are."""
         self.why = why
         """Why these devices were chosen, one sentence."""
-        self.client = Client(dask_cluster)
-        self.spool = Path(tempfile.mkdtemp(prefix="tiledask-"))
-        """Folder of the arrays that were distributed; workers make lost blocks again from it."""
+        try:
+            self.client = Client(dask_cluster)
+            self.spool = Path(tempfile.mkdtemp(prefix="tiledask-"))
+            """Folder of the arrays that were distributed; workers make lost blocks again from
+            it, so it only grows until the cluster is closed."""
+        except BaseException:
+            dask_cluster.close(timeout=20)
+            raise
+        # also if nobody closes the cluster: finalizers run when the interpreter ends
+        self._remove_spool = weakref.finalize(self, shutil.rmtree, self.spool, True)
+        self.counting = threading.Lock()
+        """Held while transfers and memory are counted: one operation at a time."""
         self.memory_limit = memory_limit
         """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
 
@@ -70,7 +99,7 @@ class Cluster:
 
     def _workers(self) -> dict[int, dict]:
         """slot -> what the scheduler knows of the worker there now."""
-        self._check_alive()
+        self.check_alive()
         info = self.client.scheduler_info(n_workers=-1)["workers"]
         found = {}
         for address, facts in info.items():
@@ -83,7 +112,8 @@ class Cluster:
         """Where the worker of ``slot`` listens now; it changes when the worker restarts."""
         return self.wait_for_slots([slot], 30.0)[slot]["address"]
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise ClusterLostError if this cluster is closed."""
         if self.client.status != "running":
             raise ClusterLostError(
                 f"the cluster is closed (client status {self.client.status!r}, needed 'running'); "
@@ -116,12 +146,14 @@ class Cluster:
         at a time too, so that no other slot waits for them until a computation ends.
         ``name`` is the task's name and colour on the dashboard.
         """
-        self._check_alive()
-        if not 0 <= slot < self.slots:
+        self.check_alive()
+        whole = hasattr(slot, "__index__") and not isinstance(slot, bool)
+        if not whole or not 0 <= slot < self.slots:
             raise ConfigError(
-                f"slot {slot} does not exist: this cluster has slots 0..{self.slots - 1}; "
-                f"start_cluster(workers={slot + 1}) would have it"
+                f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
+                f"start_cluster(workers=...) makes more"
             )
+        slot = operator.index(slot)
         future = self.client.submit(
             _enter,
             function,
@@ -145,37 +177,56 @@ class Cluster:
         After ``timeout`` seconds (default DEADLINE) raises DeadlineError, which says ``what``
         was awaited and from which slots. On any error or interrupt the futures are cancelled.
         """
-        self._check_alive()
-        timeout = DEADLINE if timeout is None else timeout
-        futures = list(futures)
-        pending = {f.key: f for f in futures}
+        futures, seconds = list(futures), seconds_of(timeout)
+        self.check_alive()
+        pending, failed, count = {f.key: f for f in futures}, None, 0
         try:
-            done = as_completed(futures, loop=self.client.loop, timeout=timeout, raise_errors=False)
-            for count, future in enumerate(done, 1):
+            done = as_completed(
+                futures, loop=self.client.loop, timeout=seconds, raise_errors=False
+            )
+            for future in done:
+                if future.status in ("pending", "lost"):  # its worker died since; it is made again
+                    done.add(future)
+                    continue
                 pending.pop(future.key, None)
                 if future.status != "finished":
-                    self._raise(future, what)
+                    failed = self._failure(future, what)
+                    break
+                count += 1
                 if progress:
                     progress(count, len(futures))
-        except TimeoutError as error:
-            if isinstance(error, DeadlineError) or not pending:
-                raise
-            message = self._late(pending.values(), what, timeout, len(futures))
-            self.client.cancel(futures, force=True)
-            raise DeadlineError(message) from None
+        except TimeoutError:
+            failed = DeadlineError(self._late(pending.values(), what, seconds, len(futures)))
         except BaseException:
-            self.client.cancel(futures, force=True)
+            self._cancel(futures)
+            self.check_alive()  # if it was closed meanwhile, say that
             raise
+        if failed is not None:
+            self._cancel(futures)
+            raise failed
 
-    def _raise(self, future: Future, what: str) -> None:
+    def _cancel(self, futures: list[Future]) -> None:
+        with contextlib.suppress(Exception):  # of a client that is closed: nothing is left to stop
+            self.client.cancel(futures, force=True)
+
+    def _failure(self, future: Future, what: str) -> BaseException:
+        """What the failed ``future`` raised, and where."""
+        slot = getattr(future, "slot", "?")
         if future.status == "cancelled":
-            raise ClusterLostError(
+            return ClusterLostError(
                 f"{what}: task {future.key} was cancelled: its result or the scheduler is gone; "
                 f"run it again, on a new cluster if this one is closed"
             )
         error = future.exception(timeout=30)
-        error.add_note(f"raised in slot {getattr(future, 'slot', '?')} during {what}")
-        raise error.with_traceback(future.traceback(timeout=30))
+        if isinstance(error, KilledWorker | NoValidWorkerError):
+            words = str(error).splitlines()[0]
+            return ClusterLostError(
+                f"{what}: slot {slot} or one that it waits for lost its worker, or the task killed "
+                f"it each time it was tried ({words}); look at the memory it needs, then start a "
+                f"new cluster"
+            )
+        error.add_note(f"raised in slot {slot} during {what}")
+        return error.with_traceback(future.traceback(timeout=30))
 
     def _late(self, pending: Iterable[Future], what: str, timeout: float, total: int) -> str:
         pending = list(pending)
@@ -193,16 +244,30 @@ class Cluster:
             f"or look at {self.dashboard_link}"
         )
 
-    def gather(self, futures: Sequence[Future], what: str, timeout: float | None = None) -> list:
+    def gather(self, futures: Iterable[Future], what: str, timeout: float | None = None) -> list:
         """The results of ``futures`` on this machine, waited for like ``wait``."""
-        self.wait(futures, what, timeout)
-        return self.client.gather(list(futures), direct=False)
+        futures, seconds, begun = list(futures), seconds_of(timeout), time.monotonic()
+        self.wait(futures, what, seconds)
+        left = max(0.5, seconds - (time.monotonic() - begun))
 
-    def run(self, function: Callable, *args: Any, timeout: float = 60.0) -> list:
+        async def fetch() -> list:
+            return await asyncio.wait_for(self.client._gather(futures, direct=False), left)
+
+        try:
+            return self.client.sync(fetch)
+        except TimeoutError:
+            slots = sorted({getattr(f, "slot", -1) for f in futures})
+            raise DeadlineError(
+                f"{what}: the results were ready and did not arrive within {seconds:g} s; a worker "
+                f"of slots {slots} is frozen or gone. Give it longer with timeout="
+            ) from None
+
+    def run(self, function: Callable, *args: Any, timeout: float | None = 60.0) -> list:
         """``function(*args)`` on every worker at once, outside the task graph; results by slot.
 
         A parameter called ``dask_worker`` receives the worker.
         """
+        timeout = seconds_of(timeout)
         workers = self.wait_for_slots(range(self.slots), timeout)
         addresses = [workers[slot]["address"] for slot in range(self.slots)]
 
@@ -226,7 +291,7 @@ class Cluster:
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         self.dask_cluster.close(timeout=20)
-        shutil.rmtree(self.spool, ignore_errors=True)
+        self._remove_spool()
 
     def __enter__(self) -> "Cluster":
         return self

@@ -29,6 +29,11 @@ def redistribute(
     all_reduce (done as a reduce_scatter and an all_gather), Shard -> Shard an all_to_all;
     Replicate -> Shard moves nothing. Sums are taken in rank order: the same bits every time.
     """
+    if not isinstance(array, ShardedArray):
+        raise TypeError(
+            f"redistribute moves a sharded array, got {type(array).__name__}; "
+            f"td.distribute(x, mesh, placements) makes one"
+        )
     placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
     target = Tiling(array.shape, array.mesh.shape, placements)
     name = collective(array.tiling, target)
@@ -41,12 +46,11 @@ def redistribute(
         plans.append((source, stop, redistribution(source, stop)))
         source = stop
     predicted = [traffic_of(cluster.slots, pieces, array.dtype.itemsize) for *_, pieces in plans]
-    with counting(cluster) as counted:
+    with counting(cluster, timeout) as counted:
         blocks: Sequence[Future] = array.blocks
         for old, new, pieces in plans:
             blocks = _exchange(cluster, blocks, old, new, pieces, name)
         cluster.wait(blocks, f"{name} of {array!r}", timeout)
-        # the pieces that were sent leave with the futures that held them
     return ShardedArray(
         array.mesh, target, array.dtype, tuple(blocks), name,
         traffic=Both(sum(predicted[1:], predicted[0]), counted.traffic), seconds=counted.seconds,
@@ -134,8 +138,12 @@ def _same(piece: Any) -> Any:
 
 def _join(shape: tuple[int, ...], where: list[tuple[slice, ...]], like: Any, *parts: Any) -> Any:
     """A new block with every part at its place; parts for the same place are added in order."""
-    xp = array_namespace(like)
-    block = xp.zeros(shape, like.dtype)
+    block, begun = array_namespace(like).empty(shape, like.dtype), set()
     for index, part in zip(where, parts, strict=True):
-        block[index] += part
+        place = tuple((s.start, s.stop) for s in index)
+        if place in begun:
+            block[index] += part
+        else:  # assigned, not added to zero: the sign of a zero stays
+            block[index] = part
+            begun.add(place)
     return block

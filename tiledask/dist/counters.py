@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from tiledask.dist import worker as on_worker
-from tiledask.dist.cluster import Cluster
+from tiledask.dist.cluster import Cluster, seconds_of
+from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.traffic import Traffic
 
@@ -39,14 +40,30 @@ class Counted:
 
 
 @contextmanager
-def counting(cluster: Cluster) -> Iterator[Counted]:
-    """Counts what moves between workers, and how far their memory grows, inside the block."""
-    counted = Counted()
-    marks = cluster.run(_mark, cluster.backend)
-    begun = perf_counter()
-    yield counted
-    counted.seconds = perf_counter() - begun
-    reports = cluster.run(_report, cluster.backend, [mark["log"] for mark in marks])
+def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted]:
+    """Counts what moves between workers, and how far their memory grows, inside the block.
+
+    One block at a time on a cluster; another thread's waits until ``timeout`` (seconds) is over.
+    """
+    seconds = min(60.0, seconds_of(timeout))
+    if not cluster.counting.acquire(timeout=seconds):
+        raise DeadlineError(
+            f"waited {seconds:g} s for another operation on this cluster to end its counting; "
+            f"run one at a time, or give each thread a cluster of its own"
+        )
+    try:
+        counted = Counted()
+        marks = cluster.run(_mark, cluster.backend, timeout=seconds)
+        begun = perf_counter()
+        yield counted
+        counted.seconds = perf_counter() - begun
+        logs = [mark["log"] for mark in marks]
+        _fill(counted, marks, cluster.run(_report, cluster.backend, logs, timeout=seconds))
+    finally:
+        cluster.counting.release()
+
+
+def _fill(counted: Counted, marks: list[dict], reports: list[dict]) -> None:
     slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
     counted.growth = tuple(
         max(0, report["peak"] - mark["held"]) for mark, report in zip(marks, reports, strict=True)
@@ -54,10 +71,10 @@ def counting(cluster: Cluster) -> Iterator[Counted]:
     moves = []
     for slot, report in enumerate(reports):
         for who, sizes, start, stop in report["log"]:
-            source = slot_of.get(who, slot)
+            source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
             moves += [(source, slot, size) for size in sizes]
             counted.transfers.append((source, slot, start, stop))
-    counted.traffic = Traffic.of(cluster.slots, moves)
+    counted.traffic = Traffic.of(len(reports), moves)
 
 
 def _mark(backend: str, dask_worker) -> dict:

@@ -19,8 +19,8 @@ from tiledask.plan.comms import Piece, fetch, traffic_of
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.tile import kernels, workspace
 from tiledask.tile import matmul as tile_matmul
-from tiledask.tile import workspace
 from tiledask.tile.backend import namespace
 
 __all__ = ["algorithms", "matmul"]
@@ -158,7 +158,7 @@ def matmul(
     ``C.traffic`` and ``C.memory`` hold what was predicted and what the workers counted.
     Raises PlacementError for shapes, dtypes or placements that do not multiply.
     """
-    _check(a, b)
+    _check(a, b, kernel)
     name = algorithm or choose(a.tiling, b.tiling)
     if name not in algorithms:
         raise PlacementError(f"no algorithm {name!r}; td.algorithms has {', '.join(algorithms)}")
@@ -168,7 +168,7 @@ def matmul(
     _refuse_if_too_large(ledger, memory_limit, cluster.memory_limit, plan)
     pieces = [p for rank in (*plan.a, *plan.b) for p in rank]
     predicted = traffic_of(cluster.slots, pieces, itemsize)
-    with counting(cluster) as counted:
+    with counting(cluster, timeout) as counted:
         blocks = _run(plan, a, b, kernel, tile)
         cluster.wait(blocks, f"{name} product {a.shape} @ {b.shape}", timeout)
     resident = {"A": a.block_bytes, "B": b.block_bytes}
@@ -236,7 +236,7 @@ def _multiply(
     return c
 
 
-def _check(a: Any, b: Any) -> None:
+def _check(a: Any, b: Any, kernel: str) -> None:
     for name, x in (("A", a), ("B", b)):
         if not isinstance(x, ShardedArray):
             raise TypeError(
@@ -252,6 +252,10 @@ def _check(a: Any, b: Any) -> None:
                 f"{name} is {x.dtype}, products are floating point; distribute "
                 f"{name}.astype('float32') or 'float64'"
             )
+    if a.mesh.cluster is not b.mesh.cluster:
+        raise PlacementError(
+            f"A is on {a.mesh.cluster} and B on another, {b.mesh.cluster}; distribute both on one"
+        )
     if a.mesh != b.mesh:
         raise PlacementError(f"A lies on {a.mesh} and B on {b.mesh}; distribute both on one mesh")
     if a.shape[1] != b.shape[0]:
@@ -262,6 +266,13 @@ def _check(a: Any, b: Any) -> None:
     if a.dtype != b.dtype:
         raise PlacementError(
             f"A is {a.dtype} and B is {b.dtype}, they must be equal; convert one with astype"
+        )
+    takes = kernels[kernel].dtypes if kernel in kernels else ()
+    if takes and a.dtype.name not in takes:
+        others = [name for name, info in kernels.items() if a.dtype.name in info.dtypes]
+        raise PlacementError(
+            f"the kernel {kernel!r} takes {', '.join(takes)}, A and B are {a.dtype}; use kernel="
+            f"{' or '.join(map(repr, others)) or 'another'}, or convert them with astype"
         )
 
 

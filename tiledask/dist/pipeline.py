@@ -21,6 +21,7 @@ from tiledask.dist.array import Both
 from tiledask.dist.cluster import DEADLINE, Cluster
 from tiledask.dist.counters import counting
 from tiledask.errors import DeadlineError, PlacementError, ScheduleError
+from tiledask.plan.ledger import Ledger
 from tiledask.plan.needs import needs, validate
 from tiledask.plan.placement import split
 from tiledask.plan.schedule import Action, Schedule
@@ -46,7 +47,10 @@ class Run:
     gradients: tuple[Any, ...]
     """Per stage, the gradients of its weights summed over micro-batches; () if forward only."""
     traffic: Both
-    """Traffic between devices, predicted and measured."""
+    """Traffic between devices, predicted and measured; after a worker died and its work was done
+    again, more is measured than predicted."""
+    memory: Ledger
+    """Measured: bytes by which each slot grew, weights included."""
     late: float
     """The longest that an action took beyond the duration it was given, seconds; 0 if none."""
 
@@ -84,10 +88,11 @@ def run_schedule(
     pace = _pace(schedule, forward, backward)
     _check(schedule, stages, batch, target, cluster)
     job = _Job(schedule, stages, batch, target, cluster, pace)
-    with counting(cluster) as counted:
+    with counting(cluster, timeout) as counted:
         outputs, gradients, losses = job.submit()
         spans, late = job.follow([*outputs, *gradients, *losses], timeout)
-    outputs, gradients, losses = cluster.client.gather([outputs, gradients, losses])
+    parts = (outputs, gradients, losses)
+    outputs, gradients, losses = (cluster.gather(part, "the run's results", timeout) for part in parts)
     moved = [
         (destination, TRANSFER, -1, -1, start, stop)
         for _, destination, start, stop in counted.transfers
@@ -98,6 +103,7 @@ def run_schedule(
         None if target is None else float(sum(losses)),
         tuple(gradients),
         Both(_predicted_traffic(schedule, stages, batch, cluster), counted.traffic),
+        counted.ledger({}),
         late,
     )
 
@@ -173,6 +179,7 @@ class _Job:
         parts = split(0, len(self.batch), self.schedule.microbatches)
         if array is None:
             return [None] * len(parts)
+        self.cluster.check_alive()
         path = self.cluster.spool / f"{uuid.uuid4().hex}.npy"
         np.save(path, array, allow_pickle=False)
         return [

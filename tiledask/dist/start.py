@@ -5,6 +5,7 @@ resource  slot0     slot1     slot2     slot3      everything on 127.0.0.1
 device    GPU 0     GPU 0     GPU 1     GPU 1      (per_gpu=2), or one BLAS thread each
 """
 
+import asyncio
 import contextlib
 import importlib.util
 import logging
@@ -12,26 +13,30 @@ import multiprocessing
 import os
 import socket
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
 from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
+from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.dist import worker as on_worker
-from tiledask.dist.cluster import Cluster
-from tiledask.errors import ClusterLostError, ConfigError
+from tiledask.dist.cluster import Cluster, seconds_of
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile.backend import namespace, probe
 
-__all__ = ["start_cluster"]
+__all__ = ["choose_device", "start_cluster"]
 
 _HOST = "127.0.0.1"
 _PRELOAD = ["tiledask.dist.worker"]
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
+_LEAST_CAP = 8_000_000  # bytes
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -64,7 +69,8 @@ def start_cluster(
         share of this machine's memory).
     memory_cap
         Bytes that a worker's own allocations may take: beyond, they raise MemoryError. Stands in
-        for a device of that size. Enforced by the kernel on Linux and by the memory pool on a GPU.
+        for a device of that size, at least 8 MB. Enforced by the kernel on Linux, which leaves
+        4 MiB more for Dask's messages, and by the memory pool on a GPU.
     dashboard_port
         Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If it is
         taken, any free one. Pages of other servers than JupyterLab on this machine may show the
@@ -76,13 +82,12 @@ def start_cluster(
     after ``timeout`` seconds.
     """
     _refuse_import_time()
-    backend, why = _choose(device)
+    backend, why = choose_device(device)
     per_gpu = _sharing(workers, backend) if per_gpu is None else per_gpu
     slots = _slots(workers, backend, per_gpu, threads)
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     options: dict[str, Any] = {
-        "death_timeout": timeout,
         "memory_limit": host,
         "dashboard_port": _dashboard_port(dashboard_port),
         "security": _security(tls),
@@ -92,16 +97,10 @@ def start_cluster(
     else:
         room = int(0.9 * min(d.memory for d in probe().devices) / per_gpu)
         start = partial(_start_gpu, per_gpu=per_gpu, device_memory_limit=room)
-    with dask.config.set(_settings(threads, options["dashboard_port"])):
-        try:
-            room = room if cap is None else cap
-            cluster = Cluster(start(slots, **options), slots, backend, why, room)
-        except (RuntimeError, TimeoutError) as error:
-            raise ClusterLostError(
-                f"{slots} workers were asked for and did not start within {timeout:g} s ({error}); "
-                f"their own words are above. In a script, put start_cluster() under "
-                f"if __name__ == '__main__':"
-            ) from error
+    settings = _settings(threads, options["dashboard_port"])
+    with dask.config.set(settings), _blas_threads(threads):
+        running = _launch(start, slots, seconds_of(timeout), options)
+    cluster = Cluster(running, slots, backend, why, room if cap is None else cap)
     try:
         cluster.wait_for_slots(range(slots), timeout)
         if cap is not None:
@@ -116,6 +115,22 @@ def start_cluster(
     return cluster
 
 
+def _launch(start: Callable, slots: int, seconds: float, options: dict[str, Any]) -> SpecCluster:
+    """The running Dask cluster, or an error within ``seconds`` that says what to look at."""
+    try:
+        return start(slots, seconds, **options)
+    except TimeoutError:
+        raise DeadlineError(
+            f"{slots} workers were asked for and did not start within {seconds:g} s; give them "
+            f"longer with timeout=, or ask for fewer"
+        ) from None
+    except RuntimeError as error:
+        raise ClusterLostError(
+            f"{slots} workers were asked for and could not start ({error}); their own words are "
+            f"above. In a script, put start_cluster() under  if __name__ == '__main__':"
+        ) from error
+
+
 def _refuse_import_time() -> None:
     # what multiprocessing itself looks at before it refuses to start a process of its own
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -125,8 +140,8 @@ def _refuse_import_time() -> None:
         )
 
 
-def _choose(device: str) -> tuple[str, str]:
-    """("numpy" or "cupy", the reason in words)."""
+def choose_device(device: str) -> tuple[str, str]:
+    """("numpy" or "cupy", the reason in words), for "auto", "cuda" or "cpu"."""
     if device not in ("auto", "cuda", "cpu"):
         raise ConfigError(f"device is 'auto', 'cuda' or 'cpu', got {device!r}")
     if device == "cpu":
@@ -177,7 +192,13 @@ def _cap(memory_cap: int | str | None, backend: str) -> int | None:
             f"memory_cap={memory_cap!r} needs Linux, where the kernel enforces it; this is "
             f"{sys.platform}: leave it out"
         )
-    return None if memory_cap is None else parse_bytes(memory_cap)
+    cap = None if memory_cap is None else parse_bytes(memory_cap)
+    if cap is not None and cap < _LEAST_CAP:
+        raise ConfigError(
+            f"memory_cap={memory_cap!r} is {format_bytes(cap)}; below {format_bytes(_LEAST_CAP)} a "
+            f"worker could not even hold its own messages. Cap it higher"
+        )
+    return cap
 
 
 def _dashboard_port(port: int | None) -> int:
@@ -236,22 +257,54 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _blas_threads(threads: int) -> Iterator[None]:
+    """This process's own variables say ``threads``: a nanny prefers them to any setting.
+
+    BLAS reads them when a worker's process begins, long before any code of ours runs there.
+    """
+    before = {name: os.environ.get(name) for name in _BLAS_THREADS}
+    os.environ.update(dict.fromkeys(_BLAS_THREADS, str(threads)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def _slot_options(slot: int) -> dict[str, Any]:
     """What makes a worker the worker of ``slot``, on CPUs and GPUs alike."""
     resources = {f"slot{slot}": 1, f"beside{slot}": 1}
     return {"name": slot, "nthreads": _THREADS, "resources": resources}
 
 
+class _Slots:
+    """Keeps the slots: a worker that is away for a while is one that its nanny restarts."""
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        # SpecCluster would close the nanny of a worker that is away 15 s after an earlier death
+        # (distributed.deploy.lost-worker-timeout), and nothing would ever refill the slot
+        BaseCluster._update_worker_status(self, op, msg)
+
+
+class _SlotCluster(_Slots, SpecCluster):
+    pass
+
+
 def _start_cpu(
-    slots: int, death_timeout: float, memory_limit: int, dashboard_port: int, security: Any
+    slots: int, seconds: float, memory_limit: int, dashboard_port: int, security: Any
 ) -> SpecCluster:
     protocol = "tls://" if security else "tcp://"
     common = {
         "host": _HOST, "protocol": protocol, "security": security,
         "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
-        "silence_logs": logging.CRITICAL, "death_timeout": death_timeout,
+        "silence_logs": logging.CRITICAL, "death_timeout": max(60.0, seconds),
     }  # fmt: skip
-    return SpecCluster(
+    cluster = _SlotCluster(
+        workers={},
         scheduler={
             "cls": Scheduler,
             "options": {
@@ -259,18 +312,45 @@ def _start_cpu(
                 "dashboard": True, "dashboard_address": f"{_HOST}:{dashboard_port}",
             },
         },
-        workers={
-            slot: {"cls": Nanny, "options": {**common, **_slot_options(slot)}}
-            for slot in range(slots)
-        },
         security=security,
         silence_logs=logging.CRITICAL,
     )  # fmt: skip
+    cluster.worker_spec.update(
+        {s: {"cls": Nanny, "options": {**common, **_slot_options(s)}} for s in range(slots)}
+    )
+    _start_workers(cluster, seconds)
+    return cluster
+
+
+def _start_workers(cluster: SpecCluster, seconds: float) -> None:
+    """None once the nannies of ``cluster`` have started their workers; TimeoutError if that takes
+    longer. Then the cluster is closed in the background, when they have: a nanny that is stopped
+    half way leaves its worker behind."""
+
+    async def all_of_them() -> None:
+        await cluster._correct_state()
+
+    started = asyncio.run_coroutine_threadsafe(all_of_them(), cluster.loop.asyncio_loop)
+
+    def close(patience: float) -> None:
+        with contextlib.suppress(Exception):
+            started.result(patience)
+        with contextlib.suppress(Exception):  # nannies that failed fail again at their end
+            cluster.close(timeout=20)
+
+    try:
+        started.result(seconds)
+    except TimeoutError:
+        threading.Thread(target=close, args=(120.0,), daemon=True).start()
+        raise
+    except BaseException:
+        close(0.0)
+        raise
 
 
 def _start_gpu(
     slots: int,
-    death_timeout: float,
+    seconds: float,
     memory_limit: int,
     dashboard_port: int,
     security: Any,
@@ -279,7 +359,7 @@ def _start_gpu(
 ) -> SpecCluster:
     from dask_cuda import LocalCUDACluster
 
-    class SlotCUDACluster(LocalCUDACluster):
+    class SlotCUDACluster(_Slots, LocalCUDACluster):
         """LocalCUDACluster with slots, several of which may share a GPU."""
 
         def new_worker_spec(self) -> dict:
@@ -305,7 +385,7 @@ def _start_gpu(
         host=_HOST,
         security=security,
         preload=_PRELOAD,
-        death_timeout=death_timeout,
+        death_timeout=max(60.0, seconds),
         silence_logs=logging.CRITICAL,
     )
 

@@ -18,6 +18,7 @@ from distributed.utils import offload
 from tiledask.tile.backend import namespace
 
 __all__ = [
+    "RESERVE",
     "cap_memory",
     "dask_setup",
     "machine",
@@ -25,6 +26,11 @@ __all__ = [
     "reset_peak",
     "start_threads",
 ]
+
+
+RESERVE = 4 * 2**20
+"""Bytes beyond a cap for the worker's own messages: its event loop must not be refused memory
+because a task took the last of it."""
 
 
 def dask_setup(worker) -> None:
@@ -85,7 +91,7 @@ async def start_threads(worker) -> None:
 def cap_memory(limit: int) -> int:
     """Bytes this process held when the cap was set.
 
-    From now on an allocation that takes the process more than ``limit`` bytes above
+    From now on an allocation that takes the process more than ``limit`` + RESERVE bytes above
     that raises MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
     What any work needs is loaded first, BLAS's buffers too: that is the device's runtime and
     not the model's. Linux only.
@@ -96,7 +102,7 @@ def cap_memory(limit: int) -> int:
     a = np.random.default_rng(0).standard_normal((256, 256), np.float32)
     (a @ a).astype(np.float16).sum()
     held = _status("VmData")
-    resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_DATA, (held + RESERVE + limit, resource.RLIM_INFINITY))
     return held
 
 

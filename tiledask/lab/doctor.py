@@ -388,7 +388,9 @@ def _closing(findings: Sequence[Finding]) -> Iterator[str]:
 
 def to_html(findings: Sequence[Finding]) -> str:
     """The findings as an HTML table, everything in them escaped."""
-    head = "".join(f"<th>{h}</th>" for h in ("", "", "found", "used for", "what helps"))
+    head = "".join(
+        f"<th style='text-align:left'>{h}</th>" for h in ("", "", "found", "used for", "what helps")
+    )
     rows = "".join(map(_row, findings))
     closing = escape(list(_closing(findings))[-1]) if findings else ""
     return f"<table class='doctor'><caption>{closing}</caption><tr>{head}</tr>{rows}</table>"
@@ -397,7 +399,8 @@ def to_html(findings: Sequence[Finding]) -> str:
 def _row(finding: Finding) -> str:
     cells = (finding.name, finding.found, finding.used_for, finding.fix)
     mark = f"<td title='{finding.state}'>{_MARKS[finding.state][0]}</td>"
-    return f"<tr>{mark}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    words = "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells)
+    return f"<tr>{mark}{words}</tr>"
 
 
 def to_json(findings: Sequence[Finding]) -> str:

@@ -202,7 +202,7 @@ def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16)
     def figure(answer: Any) -> "Figure":
         layout = Layout() if answer is None else answer
         ledger = _fit(what, layout, spec).memory.ledger
-        title = f"{model} on {device}: {layout}, {layout.devices} GPU(s), without overhead"
+        title = f"{model} on {layout.devices} {device}, without overhead: {layout}"
         return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
 
     return Exercise("the fewest GPUs", measure, figure)
@@ -269,7 +269,7 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
     def figure(answer: Any) -> "Figure":
         numbers = (1,) * 4 if answer is None else _degrees(answer)
         ledgers = {
-            f"ZeRO-{zero}, {'any number' if dp is None else dp}": fit(
+            f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": fit(
                 zero, dp or ENDLESS
             ).memory.ledger
             for zero, dp in enumerate(numbers)

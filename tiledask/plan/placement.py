@@ -27,6 +27,12 @@ class Shard:
 
     dim: int
 
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not hasattr(self.dim, "__index__"):
+            raise PlacementError(
+                f"Shard takes the number of a dimension, 0 for the first; got {self.dim!r}"
+            )
+
     def __repr__(self) -> str:
         return f"Shard({self.dim})"
 
@@ -75,6 +81,12 @@ class Tiling:
     placements: tuple[Placement, ...]
 
     def __post_init__(self) -> None:
+        for name, extents, least in (("shape", self.shape, 0), ("mesh", self.mesh, 1)):
+            whole = (hasattr(n, "__index__") and not isinstance(n, bool) for n in extents)
+            if not all(whole) or any(n < least for n in extents):
+                raise PlacementError(
+                    f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
+                )
         if len(self.placements) != len(self.mesh):
             raise PlacementError(
                 f"a mesh of {len(self.mesh)} axes {self.mesh} needs one placement per axis, got "

@@ -11,7 +11,7 @@ import numpy as np
 from distributed import Future
 
 import tiledask as td
-from tiledask.dist.counters import counting
+from tiledask.dist.cluster import Cluster
 from tiledask.dist.stages import HalfFeedForward, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
@@ -113,7 +113,7 @@ def _filled(parameters: int, each: int, capacity: int) -> int:
     return device
 
 
-def at_scale(section: Section, start: Callable[..., td.dist.cluster.Cluster]) -> None:
+def at_scale(section: Section, start: Callable[..., Cluster]) -> None:
     """The same question at 1:1000, run: caps of 40 MB, weights of two bytes."""
     with start(workers=DEVICES, memory_cap=CAP) as cluster:
         section.text(
@@ -144,13 +144,10 @@ def run_at_scale(cluster: Any) -> tuple[Comparison, dict[str, Ledger]]:
 
     batch = np.random.default_rng(1).standard_normal((TOKENS, whole.width), np.float32)
     schedule = td.schedule("gpipe", DEVICES, 1, forward_only=True)
-    with counting(cluster) as counted:
-        run = td.run_schedule(schedule, parts, batch, cluster)
+    run = td.run_schedule(schedule, parts, batch, cluster)
     reference, _ = whole.forward(whole.init("numpy"), batch)
     predicted = predicted_ledger(parts)
-    measured = Ledger.of(
-        Row(slot, "process growth", ALWAYS, n) for slot, n in enumerate(counted.growth)
-    )
+    measured = run.memory
     rows = [
         Claim("full copy: bytes per worker", whole.weight_bytes, unit="bytes"),
         Claim(
@@ -217,10 +214,11 @@ def full_copies(cluster: Any, whole: HalfFeedForward) -> list[int]:
 
 def _hold_all(whole: HalfFeedForward, backend: str) -> int:
     """Allocate layer after layer; the number of the layer whose allocation raised MemoryError."""
-    held = []
+    held: list = []
     try:
         for n in whole.layers:
             held += HalfFeedForward((n,), whole.width, whole.hidden, whole.seed).init(backend)
-    except MemoryError:
+    except MemoryError as error:
+        error.__traceback__ = None  # it would keep the layer that was begun
         return len(held) + 1
     return 0

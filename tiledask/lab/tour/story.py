@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 import tiledask as td
+from tiledask.dist.start import choose_device
 from tiledask.lab.doctor import examine
 from tiledask.lab.report import Report, Section
+from tiledask.lab.table import Claim, Comparison
 from tiledask.lab.tour.fit import at_scale, on_paper
 from tiledask.lab.tour.idle import idle_time
 from tiledask.lab.tour.layers import layers_on_devices
@@ -33,9 +35,12 @@ def tour(
     """The Report of the whole story, run on this machine; its page and pictures are in ``folder``.
 
     ``device`` is "auto", "cuda" or "cpu", as for ``start_cluster``. Tables are printed as their
-    part ends. Takes about a minute on two cores.
+    part ends; a part that breaks off becomes a claim that fails, and the others go on. Takes
+    about a minute on two cores that do nothing else.
     """
     console = console or Console()
+    choose_device(device)  # what cannot be had is refused now, not in the middle
+    Path(folder).mkdir(parents=True, exist_ok=True)
     report = Report("tiledask: the tour", facts={f.name: f.found for f in examine()})
     begun = perf_counter()
     with _part(report, console, "1. Does it fit? 200 B parameters on 40 GB GPUs") as (section, say):
@@ -71,7 +76,12 @@ def _part(report: Report, console: Console, title: str) -> Iterator[tuple[Sectio
             if not console.is_terminal:
                 console.print(f"  {doing} ...")
 
-        yield section, say
+        try:
+            yield section, say
+        except Exception as error:  # the other parts, and the report, shall not go with it
+            words = f"{type(error).__name__}: {error}"
+            broken = Claim("runs to its end", measured=False, rule="true", note=words)
+            section.table(Comparison(title, (broken,)))
     for kind, item in section.items:
         if kind != "figure":
             console.print(Markdown(item) if kind == "text" else item)
