@@ -102,14 +102,13 @@ def _rows(copies: Fit, split: Fit) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _filled(parameters: int, each: int, capacity: int) -> int:
-    """Devices in use after filling one after the other with a thousandth of the parameters
-    at a time."""
+def _filled(parameters: int, each: int, capacity: int, step: int = 1_000_000) -> int:
+    """Devices in use after filling one after the other, ``step`` parameters at a time."""
     device, held = 1, 0
-    for _ in range(1000):
-        held += parameters // 1000 * each
-        if held > capacity:
-            device, held = device + 1, parameters // 1000 * each
+    for _ in range(parameters // step):
+        if held + step * each > capacity:
+            device, held = device + 1, 0
+        held += step * each
     return device
 
 
