@@ -7,18 +7,17 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.lab import exercises
 from tiledask.lab.exercises import (
     blocks_of,
-    bytes_planned,
     copies_that_fit,
     fewest_bytes,
     fewest_gpus,
-    fewest_planned,
-    layouts_that_fit,
-    least_load,
     tasks_on_slots,
 )
+from tiledask.lab.exercises import slots as on_slots
+from tiledask.lab.exercises.gpus import layouts_that_fit
+from tiledask.lab.exercises.placements import bytes_planned, fewest_planned
+from tiledask.lab.exercises.slots import least_load
 from tiledask.lab.puzzles import UnsolvedError
 from tiledask.plan.placement import Tiling
 
@@ -33,7 +32,7 @@ def cluster():
 
 @pytest.fixture
 def slots(cluster, monkeypatch):
-    monkeypatch.setattr(exercises, "UNIT", 0.001)
+    monkeypatch.setattr(on_slots, "UNIT", 0.001)
     return tasks_on_slots(cluster)
 
 
@@ -107,7 +106,7 @@ def test_the_best_placement_is_solved_and_longest_first_is_not(slots):
 @pytest.mark.cluster
 def test_the_load_is_what_the_workers_say_they_did(slots, monkeypatch):
     monkeypatch.setattr(
-        exercises, "_run_naps", lambda cluster, places, units: [(0, n) for n in units]
+        on_slots, "_run_naps", lambda cluster, places, units: [(0, n) for n in units]
     )
     assert targets(slots.check((0, 1, 2, 2, 0, 1, 3, 3, 3))) == {
         "units in the fullest slot": (48, 12, 12)

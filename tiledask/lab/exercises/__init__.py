@@ -1,0 +1,25 @@
+"""The walkthroughs' exercises: each draws an answer, runs it or works it out, and judges it.
+
+    exercise = tasks_on_slots(cluster)
+    answer = None
+    exercise.draw(answer)
+    exercise.check(answer)             # a Result, as of the puzzles: quiet if not attempted
+    exercise.check(answer).require()   # raises unless every target is met
+
+No answer is stored. What the answer reaches is measured on the cluster or computed by the planner;
+the best possible is found by trying everything.
+"""
+
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
+from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
+from tiledask.lab.exercises.slots import tasks_on_slots
+
+__all__ = [
+    "Exercise",
+    "blocks_of",
+    "copies_that_fit",
+    "fewest_bytes",
+    "fewest_gpus",
+    "tasks_on_slots",
+]

@@ -1,0 +1,139 @@
+"""Place two matrices so that their product moves the fewest bytes; run and counted."""
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.dist.array import ShardedArray, distribute, to_numpy
+from tiledask.dist.cluster import Cluster
+from tiledask.dist.collectives import redistribute
+from tiledask.dist.matmul import algorithms, choose, matmul
+from tiledask.dist.mesh import Mesh
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.lab import plots
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.puzzles import Target
+from tiledask.plan.comms import redistribution, traffic_of
+from tiledask.plan.placement import Partial, Placement, Replicate, Shard, Tiling
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["blocks_of", "bytes_planned", "fewest_bytes", "fewest_planned"]
+
+MB = 1_000_000
+
+Pair = tuple[tuple[Placement, ...], tuple[Placement, ...]]
+"""Placements of X and of A, one per mesh axis."""
+
+
+def fewest_bytes(
+    cluster: Cluster, x: np.ndarray, a: np.ndarray, *, mesh: tuple[int, ...], limit: int
+) -> Exercise:
+    """Choose placements of X and A so that Y = X A moves the fewest bytes between workers.
+
+    ``limit``: bytes of X and A that a worker may hold when the product begins. Addends that the
+    product leaves are summed with Partial() -> Shard(0), and those bytes count too. The answer is
+    (placements of X, placements of A); it is run, and the bytes are those that workers received.
+    """
+    over, expected = Mesh(cluster, mesh), x @ a
+    least = fewest_planned(x.shape, a.shape, mesh, x.dtype.itemsize, limit) / MB
+
+    def measure(answer: Any) -> list[Target]:
+        X, A = (distribute(m, over, p) for m, p in zip((x, a), _pair(answer), strict=True))
+        held = max(map(sum, zip(X.block_bytes, A.block_bytes, strict=True))) / MB
+        Y = matmul(X, A)
+        moved = Y.traffic.measured.total
+        if Partial() in Y.placements:
+            Y = redistribute(Y, _summed(Y.placements))
+            moved += Y.traffic.measured.total
+        wrong = int(np.count_nonzero(to_numpy(Y) != expected))
+        return [
+            Target("MB of X and A on the fullest worker", limit / MB, held, None),
+            Target("MB between workers", least, moved / MB, least),
+            Target("wrong numbers in Y", 0, wrong, 0),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        none = ((Replicate(),) * len(mesh),) * 2
+        title = "Who owns which block" + (" (not attempted: everything everywhere)" * (not answer))
+        tilings = [
+            Tiling(m.shape, mesh, p)
+            for m, p in zip((x, a), none if answer is None else _pair(answer), strict=True)
+        ]
+        named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
+        return plots.owners(named, title=title)
+
+    return Exercise("the fewest bytes", measure, figure)
+
+
+def _pair(answer: Any) -> Pair:
+    pair = tuple(answer) if isinstance(answer, tuple | list) else ()
+    if len(pair) != 2 or not all(isinstance(p, tuple | list) for p in pair):
+        raise PlacementError(
+            f"an answer is two tuples, the placements of X and those of A, for instance "
+            f"((Shard(0), Replicate()), (Replicate(), Shard(1))); got {answer!r}"
+        )
+    return tuple(tuple(p) for p in pair)
+
+
+def _summed(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    return tuple(Shard(0) if p == Partial() else p for p in placements)
+
+
+def fewest_planned(
+    x: tuple[int, int], a: tuple[int, int], mesh: tuple[int, ...], itemsize: int, limit: int
+) -> int:
+    """The fewest bytes that any placements within ``limit`` move, found by planning them all."""
+    each = list(product((Replicate(), Shard(0), Shard(1)), repeat=len(mesh)))
+    moved = [
+        bytes_planned(tx, ta, itemsize)
+        for tx, ta in product(
+            (Tiling(x, mesh, p) for p in each), (Tiling(a, mesh, p) for p in each)
+        )
+        if _held(tx, ta, itemsize) <= limit
+    ]
+    if not moved:
+        raise ConfigError(
+            f"no placements on a mesh of {mesh} hold X {x} and A {a} in {limit:,} bytes a worker; "
+            f"raise the limit"
+        )
+    return min(moved)
+
+
+def _held(x: Tiling, a: Tiling, itemsize: int) -> int:
+    """Bytes of both blocks on the fullest rank."""
+    return itemsize * max(
+        sum(int(np.prod(tiling.block_shape(at))) for tiling in (x, a)) for at in x.coordinates()
+    )
+
+
+def bytes_planned(x: Tiling, a: Tiling, itemsize: int) -> int:
+    """Bytes between ranks for Y = X A, with the sum of the addends that it leaves."""
+    plan = algorithms[choose(x, a)](x, a)
+    pieces = [p for rank in (*plan.a, *plan.b) for p in rank]
+    if Partial() in plan.result.placements:
+        pieces += redistribution(
+            plan.result, plan.result.replaced(*_summed(plan.result.placements))
+        )
+    return traffic_of(plan.result.ranks, pieces, itemsize).total
+
+
+def blocks_of(array: ShardedArray | Tiling) -> plots.Blocks:
+    """The blocks of a matrix for ``plots.owners``: edges, and the ranks that hold each block.
+
+    >>> blocks_of(Tiling((4, 6), (2,), (Shard(1),)))
+    Blocks(ranks=[[(0,), (1,)]], rows=[0, 4], columns=[0, 3, 6])
+    """
+    tiling = array.tiling if isinstance(array, ShardedArray) else array
+    regions = [tiling.region(at) for at in tiling.coordinates()]
+    rows, columns = (sorted({edge for region in regions for edge in region[dim]}) for dim in (0, 1))
+    ranks = [
+        [
+            tuple(r for r, region in enumerate(regions) if (region[0][0], region[1][0]) == (i, j))
+            for j in columns[:-1]
+        ]
+        for i in rows[:-1]
+    ]
+    return plots.Blocks(ranks, rows, columns)
