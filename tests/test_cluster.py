@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 import tiledask as td
+from tiledask.dist import start
 from tiledask.dist import worker as on_worker
 from tiledask.dist.cluster import _aligned
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.tile import backend
 
 pytestmark = pytest.mark.cluster
 
@@ -164,6 +166,18 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster):
 def test_impossible_requests_are_refused_before_anything_starts(arguments, message):
     with pytest.raises(ConfigError, match=message):
         td.start_cluster(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "per_gpu"), [(4, 1, 4), (4, 2, 2), (4, 3, 2), (2, 8, 1), (None, 2, 1)]
+)
+def test_workers_share_gpus_where_there_are_more_of_them(monkeypatch, workers, gpus, per_gpu):
+    device = backend.Device(0, "pretended GPU", "9.0", 10**9)
+    found = backend.Backend(True, "", devices=(device,) * gpus)
+    monkeypatch.setattr(start, "probe", lambda: found)
+    assert start._sharing(workers, "cupy") == per_gpu
+    assert start._slots(workers, "cupy", per_gpu, 1) == (workers or gpus)
+    assert start._sharing(workers, "numpy") == 1
 
 
 def test_a_slot_that_does_not_exist(cluster):
