@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.dist.stages import FeedForward, HalfFeedForward, stack
+from tiledask.dist.stages import FeedForward, HalfFeedForward, first_that_fails, stack
 from tiledask.errors import DeadlineError, PlacementError, ScheduleError
 
 pytestmark = pytest.mark.cluster
@@ -232,3 +232,22 @@ def test_stages_say_their_bytes():
     held = sum(w.nbytes for layer in stage.init("numpy") for w in layer.values())
     assert stage.weight_bytes == held
     assert HalfFeedForward((0,), 64, 128, rows=16).workspace_bytes == 16 * 128 * 4
+
+
+def test_a_stage_that_no_memory_limits_is_held_whole():
+    (stage,) = stack((0, 3), HalfFeedForward, width=8, hidden=16)
+    assert first_that_fails(stage, "numpy") == 0
+
+
+def test_the_layer_that_fails_is_counted_from_one(monkeypatch):
+    drawn = []
+
+    def draw(self, layer, which, shape, backend):
+        drawn.append(layer)
+        if len(drawn) == 6:  # the second matrix of the third layer
+            raise MemoryError
+        return np.empty(shape, np.float16)
+
+    monkeypatch.setattr(HalfFeedForward, "_draw", draw)
+    (stage,) = stack((4, 12), HalfFeedForward, width=8, hidden=16)
+    assert first_that_fails(stage, "numpy") == 3

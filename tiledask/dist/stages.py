@@ -6,7 +6,7 @@ micro-batches can be in flight.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from tiledask.tile.functions import (
     mlp_init,
 )
 
-__all__ = ["FeedForward", "HalfFeedForward", "Stage", "stack"]
+__all__ = ["FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "stack"]
 
 
 class Stage(Protocol):
@@ -141,6 +141,19 @@ class HalfFeedForward:
 
     def _chunks(self, n: int) -> list[tuple[int, int]]:
         return split(0, n, max(1, -(-n // self.rows)))
+
+
+def first_that_fails(stage: HalfFeedForward, backend: str) -> int:
+    """Which layer of ``stage``, counted from 1, raises MemoryError if this device is to hold all
+    layers; 0 if it holds them all. Nothing is held any more when this returns."""
+    held: list = []
+    try:
+        for n in stage.layers:
+            held += replace(stage, layers=(n,)).init(backend)
+    except MemoryError as error:
+        error.__traceback__ = None  # it would keep the layer that was begun
+        return len(held) + 1
+    return 0
 
 
 def stack(bounds: Sequence[int], kind: type = FeedForward, **shape: Any) -> list[Any]:

@@ -97,7 +97,8 @@ def cap_memory(limit: int) -> int:
     not the model's. Linux only.
     """
     import tiledask.dist.matmul
-    import tiledask.dist.pipeline  # noqa: F401
+    import tiledask.dist.pipeline
+    import tiledask.dist.stages  # noqa: F401
 
     a = np.random.default_rng(0).standard_normal((256, 256), np.float32)
     (a @ a).astype(np.float16).sum()

@@ -12,7 +12,7 @@ from distributed import Future
 
 import tiledask as td
 from tiledask.dist.cluster import Cluster
-from tiledask.dist.stages import HalfFeedForward, stack
+from tiledask.dist.stages import HalfFeedForward, first_that_fails, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
@@ -205,19 +205,7 @@ def predicted_ledger(parts: list[HalfFeedForward]) -> Ledger:
 def full_copies(cluster: Any, whole: HalfFeedForward) -> list[int]:
     """Per slot, the layer (from 1) at which holding all of them raised; 0 if none did."""
     tries: list[Future] = [
-        cluster.submit(slot, _hold_all, whole, cluster.backend, name="full_copy")
+        cluster.submit(slot, first_that_fails, whole, cluster.backend, name="full_copy")
         for slot in range(cluster.slots)
     ]
     return cluster.gather(tries, "full copies on capped workers")
-
-
-def _hold_all(whole: HalfFeedForward, backend: str) -> int:
-    """Allocate layer after layer; the number of the layer whose allocation raised MemoryError."""
-    held: list = []
-    try:
-        for n in whole.layers:
-            held += HalfFeedForward((n,), whole.width, whole.hidden, whole.seed).init(backend)
-    except MemoryError as error:
-        error.__traceback__ = None  # it would keep the layer that was begun
-        return len(held) + 1
-    return 0
