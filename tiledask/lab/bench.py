@@ -6,6 +6,7 @@ round 2   one process | td.matmul | dask.array ...    slow minute slows all of t
 
 import argparse
 import json
+import os
 import platform
 import warnings
 from collections.abc import Callable
@@ -144,7 +145,7 @@ def _record(path: Path, rows: list[dict[str, Any]], overhead: float) -> None:
     facts = {
         "command": "python -m tiledask.lab.bench --record FILE.json",
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "machine": {f.name: f.found for f in examine()},
+        "machine": {f.name: f.found.replace(os.getcwd(), ".") for f in examine()},
         "processor": platform.processor() or platform.machine(),
         "versions": library_versions(),
         "seconds per empty task": overhead,

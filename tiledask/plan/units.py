@@ -29,11 +29,11 @@ def format_bytes(n: float) -> str:
 def format_seconds(s: float) -> str:
     """``s`` seconds as text in s, ms or µs.
 
-    >>> format_seconds(4.95), format_seconds(0.0015)
-    ('4.95 s', '1.5 ms')
+    >>> format_seconds(4.95), format_seconds(0.0015), format_seconds(0.0009999)
+    ('4.95 s', '1.5 ms', '1 ms')
     """
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(s) >= size:
+        if abs(s) >= 0.9995 * size:  # what would round to 1000 of the smaller unit
             return f"{s / size:.3g} {unit}"
     return f"{s:.3g} s"
 
