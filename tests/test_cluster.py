@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -387,10 +388,21 @@ def test_a_task_that_exits_is_an_error(cluster):
         cluster.wait([cluster.submit(0, sys.exit, 3)], "exit", 30)
 
 
-def test_a_task_that_kills_its_worker_each_time_is_named(cluster):
-    with pytest.raises(ClusterLostError, match=r"poison: slot 2 .* lost its worker"):
-        cluster.wait([cluster.submit(2, os._exit, 1, name="poison")], "poison", 60)
-    cluster.wait_for_slots(range(cluster.slots), 20)
+def test_a_task_that_kills_its_worker_each_time_is_named():
+    # a cluster of its own: a nanny whose worker dies while it starts is never quite well again
+    with td.start_cluster(2, device="cpu", quiet=True) as started:
+        with pytest.raises(ClusterLostError, match=r"poison: slot 1 .* lost its worker"):
+            started.wait([started.submit(1, os._exit, 1, name="poison")], "poison", 60)
+        assert started.gather([started.submit(0, where)], "the other slot", 30) == [0]
+
+
+def test_run_asks_again_when_a_worker_dies_meanwhile(cluster):
+    pid = cluster.run(on_worker.machine)[2]["pid"]
+    killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    assert cluster.run(time.sleep, 0.8, timeout=30) == [None] * cluster.slots
+    killer.join()
+    assert cluster.run(on_worker.machine)[2]["pid"] != pid
 
 
 def test_gather_takes_a_generator(cluster):
@@ -417,3 +429,21 @@ def test_the_spool_goes_with_a_process_that_closes_nothing(tmp_path):
     folder = done.stdout.strip()
     assert "tiledask-" in folder
     assert not os.path.exists(folder)
+
+
+def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
+    started = td.start_cluster(2, device="cpu", quiet=True)
+    pids = [machine["pid"] for machine in started.run(on_worker.machine)]
+    in_order = started.dask_cluster.close
+
+    def stuck(timeout):
+        raise TimeoutError(f"timed out after {timeout} s.")
+
+    monkeypatch.setattr(started.dask_cluster, "close", stuck)
+    started.close()
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, pids))
+    assert not started.spool.exists()
+    in_order(timeout=20)

@@ -10,7 +10,9 @@ slot through a restart.
 import asyncio
 import contextlib
 import operator
+import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from distributed import Client, Future, KilledWorker, SpecCluster, as_completed
+from distributed.comm import CommClosedError
 from distributed.scheduler import NoValidWorkerError
 
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -62,6 +65,16 @@ def seconds_of(timeout: float | None) -> float:
             f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
         )
     return float(timeout)
+
+
+def _kill_workers(dask_cluster: SpecCluster) -> None:
+    """End every worker process at once; their nannies start no others."""
+    for nanny in dask_cluster.workers.values():
+        nanny.auto_restart = False
+        pid = getattr(getattr(nanny.process, "process", None), "pid", None)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class Cluster:
@@ -265,24 +278,36 @@ class Cluster:
     def run(self, function: Callable, *args: Any, timeout: float | None = 60.0) -> list:
         """``function(*args)`` on every worker at once, outside the task graph; results by slot.
 
-        A parameter called ``dask_worker`` receives the worker.
+        A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, all
+        are asked again when its slot has another.
         """
-        timeout = seconds_of(timeout)
-        workers = self.wait_for_slots(range(self.slots), timeout)
-        addresses = [workers[slot]["address"] for slot in range(self.slots)]
+        seconds = seconds_of(timeout)
+        deadline = time.monotonic() + seconds
+        late = (
+            f"{getattr(function, '__name__', function)} did not return from all {self.slots} "
+            f"workers within {seconds:g} s; one of them is frozen or gone"
+        )
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            workers = self.wait_for_slots(range(self.slots), left)
+            addresses = [workers[slot]["address"] for slot in range(self.slots)]
+            try:
+                results = self.client.sync(self._everywhere, function, args, addresses, left)
+            except TimeoutError:
+                raise DeadlineError(late) from None
+            except CommClosedError:  # a worker died meanwhile: its slot is refilled
+                results = {}
+            if results.keys() >= set(addresses):
+                return [results[address] for address in addresses]
+            if time.monotonic() > deadline:
+                raise DeadlineError(late)
+            time.sleep(0.1)
 
-        async def everywhere() -> dict:
-            call = self.client._run(function, *args, workers=addresses)
-            return await asyncio.wait_for(call, timeout)
-
-        try:
-            results = self.client.sync(everywhere)
-        except TimeoutError:
-            raise DeadlineError(
-                f"{getattr(function, '__name__', function)} did not return from all "
-                f"{self.slots} workers within {timeout:g} s; one of them is frozen or gone"
-            ) from None
-        return [results[address] for address in addresses]
+    async def _everywhere(
+        self, function: Callable, args: tuple, addresses: list[str], seconds: float
+    ) -> dict:
+        call = self.client._run(function, *args, workers=addresses)
+        return await asyncio.wait_for(call, seconds)
 
     # -- end --------------------------------------------------------------
 
@@ -290,7 +315,10 @@ class Cluster:
         """Stop the workers and remove what was spooled; safe to call twice."""
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
-        self.dask_cluster.close(timeout=20)
+        try:
+            self.dask_cluster.close(timeout=10)
+        except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
+            _kill_workers(self.dask_cluster)
         self._remove_spool()
 
     def __enter__(self) -> "Cluster":
