@@ -7,7 +7,6 @@ Blocks are made by tasks (from the file, or from a function), never scattered: w
 dies, Dask runs the task again and the block is back.
 """
 
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
@@ -23,7 +22,7 @@ from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 from tiledask.tile.backend import to_numpy as off_device
 
-__all__ = ["Both", "ShardedArray", "distribute", "from_function", "to_numpy"]
+__all__ = ["Both", "ShardedArray", "distribute", "from_function", "read_block", "to_numpy"]
 
 
 class Both(NamedTuple):
@@ -124,11 +123,10 @@ def distribute(
     tiling = Tiling(array.shape, mesh.shape, _checked(placements))
     _check_dtype(array.dtype)
     _refuse_large_blocks(tiling, array.dtype, mesh)
-    path = mesh.cluster.spool / f"{uuid.uuid4().hex}.npy"
-    np.save(path, array, allow_pickle=False)
+    path = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
-            rank, _read, str(path), tiling.region(at), mesh.cluster.backend, name=name
+            rank, read_block, path, tiling.region(at), mesh.cluster.backend, name=name
         )
         for rank, at in enumerate(tiling.coordinates())
     ]
@@ -236,7 +234,7 @@ def _refuse_large_blocks(tiling: Tiling, dtype: np.dtype, mesh: Mesh) -> None:
         )
 
 
-def _read(path: str, region: Region, backend: str) -> Any:
+def read_block(path: str, region: Region, backend: str) -> Any:
     """One block, read from the spool (on the worker)."""
     block = np.load(path, mmap_mode="r", allow_pickle=False)[slices(region)]
     return namespace(backend).array(block, copy=True, order="C")

@@ -107,6 +107,11 @@ class Cluster:
     # -- state ------------------------------------------------------------
 
     @property
+    def kind(self) -> str:
+        """"GPU" or "CPU": what computes."""
+        return "GPU" if self.backend == "cupy" else "CPU"
+
+    @property
     def dashboard_link(self) -> str:
         return self.client.dashboard_link
 
@@ -309,6 +314,13 @@ class Cluster:
         call = self.client._run(function, *args, workers=addresses)
         return await asyncio.wait_for(call, seconds)
 
+    def keep(self, array: np.ndarray) -> str:
+        """The path of a copy of ``array`` in the spool, for tasks that make blocks of it."""
+        self.check_alive()
+        path = self.spool / f"{uuid.uuid4().hex}.npy"
+        np.save(path, array, allow_pickle=False)
+        return str(path)
+
     # -- end --------------------------------------------------------------
 
     def close(self) -> None:
@@ -328,13 +340,12 @@ class Cluster:
         self.close()
 
     def __repr__(self) -> str:
-        kind = "GPU" if self.backend == "cupy" else "CPU"
         state = self.client.status
-        return f"Cluster({self.slots} {kind} workers, {state}, dashboard {self.dashboard_link})"
+        return f"Cluster({self.slots} {self.kind} workers, {state}, dashboard {self.dashboard_link})"
 
     def _repr_html_(self) -> str:
         return (
-            f"<b>{self.slots} {'GPU' if self.backend == 'cupy' else 'CPU'} workers</b> "
+            f"<b>{self.slots} {self.kind} workers</b> "
             f"({self.client.status}); {self.why}; "
             f"<a href='{self.dashboard_link}' target='_blank'>{self.dashboard_link}</a>"
         )

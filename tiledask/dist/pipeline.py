@@ -10,24 +10,24 @@ Stage s reads and writes what :func:`tiledask.plan.needs.needs` says, and nothin
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from distributed import Future, get_worker
 
-from tiledask.dist.array import Both
-from tiledask.dist.cluster import DEADLINE, Cluster
+from tiledask.dist.array import Both, read_block
+from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.dist.counters import counting
 from tiledask.errors import DeadlineError, PlacementError, ScheduleError
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.needs import needs, validate
+from tiledask.plan.needs import Needs, checked
 from tiledask.plan.placement import split
 from tiledask.plan.schedule import Action, Schedule
 from tiledask.plan.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.traffic import Traffic
-from tiledask.tile.backend import namespace, synchronize
+from tiledask.tile.backend import synchronize
 from tiledask.tile.backend import to_numpy as off_device
 from tiledask.tile.functions import mean_square, mean_square_grad
 
@@ -86,8 +86,9 @@ def run_schedule(
     for the input gradient and half for the weights.
     """
     pace = _pace(schedule, forward, backward)
+    waits, order = checked(schedule, stages=len(stages))
     _check(schedule, stages, batch, target, cluster)
-    job = _Job(schedule, stages, batch, target, cluster, pace)
+    job = _Job(schedule, waits, order, stages, batch, target, cluster, pace)
     with counting(cluster, timeout) as counted:
         outputs, gradients, losses = job.submit()
         spans, late = job.follow([*outputs, *gradients, *losses], timeout)
@@ -102,7 +103,7 @@ def run_schedule(
         np.concatenate([off_device(y) for y in outputs]),
         None if target is None else float(sum(losses)),
         tuple(gradients),
-        Both(_predicted_traffic(schedule, stages, batch, cluster), counted.traffic),
+        Both(_predicted_traffic(schedule, waits, batch, cluster), counted.traffic),
         counted.ledger({}),
         late,
     )
@@ -117,6 +118,10 @@ class _Job:
     """One run: its futures while it is being submitted, and the name its events go by."""
 
     schedule: Schedule
+    waits: Needs
+    """What each action needs."""
+    order: Sequence[Action]
+    """All actions, each after those before it on its device and those it needs."""
     stages: Sequence[Any]
     batch: np.ndarray
     target: np.ndarray | None
@@ -144,8 +149,8 @@ class _Job:
         hand: dict[Action, Future] = {}  # the part of it that goes to another stage
         turn: dict[int, Future | None] = {}  # by device: its action before
         sums: dict[int, Future | None] = {}  # by stage: its result with the gradients so far
-        waits = needs(self.schedule)
-        for action in _in_order(self.schedule, waits):
+        waits = self.waits
+        for action in self.order:
             kind, s, i = action
             device = place[s]
             spot = (self.topic, device, *action, self.pace[kind][s])
@@ -179,17 +184,17 @@ class _Job:
         parts = split(0, len(self.batch), self.schedule.microbatches)
         if array is None:
             return [None] * len(parts)
-        self.cluster.check_alive()
-        path = self.cluster.spool / f"{uuid.uuid4().hex}.npy"
-        np.save(path, array, allow_pickle=False)
+        path, columns = self.cluster.keep(array), (0, array.shape[1])
         return [
-            self.cluster.submit(slot, _read_rows, str(path), part, self.cluster.backend, name=name)
+            self.cluster.submit(
+                slot, read_block, path, (part, columns), self.cluster.backend, name=name
+            )
             for part in parts
         ]
 
     def follow(self, futures: list[Future], timeout: float | None) -> tuple[list[Span], float]:
         """(the span of every action, the longest overrun), once all have been reported."""
-        timeout = DEADLINE if timeout is None else timeout
+        timeout = seconds_of(timeout)
         deadline = time.monotonic() + timeout
         self.cluster.wait(futures, f"{self.schedule!r}", timeout)
         while True:
@@ -212,18 +217,6 @@ REPORT_AFTER = 0.02
 
 NAMES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 """Task names on the dashboard; each has its colour there."""
-
-
-def _in_order(schedule: Schedule, waits: dict[Action, tuple[Action, ...]]) -> Iterator[Action]:
-    """All actions, each after those on its device before it and those whose results it needs."""
-    turn, done = [0] * schedule.devices, set()
-    while len(done) < len(schedule):
-        for device, order in enumerate(schedule.orders):
-            while turn[device] < len(order) and done.issuperset(waits[order[turn[device]]]):
-                action = order[turn[device]]
-                yield action
-                done.add(action)
-                turn[device] += 1
 
 
 def _pace(schedule: Schedule, forward: Any, backward: Any) -> _Pace:
@@ -250,7 +243,6 @@ def _pace(schedule: Schedule, forward: Any, backward: Any) -> _Pace:
 def _check(
     schedule: Schedule, stages: Sequence[Any], batch: Any, target: Any, cluster: Cluster
 ) -> None:
-    validate(schedule, stages=len(stages))
     if schedule.devices > cluster.slots:
         raise PlacementError(
             f"the schedule has {schedule.devices} devices, the cluster {cluster.slots} slots; "
@@ -277,7 +269,7 @@ def _check(
 
 
 def _predicted_traffic(
-    schedule: Schedule, stages: Sequence[Any], batch: np.ndarray, cluster: Cluster
+    schedule: Schedule, waits: Needs, batch: np.ndarray, cluster: Cluster
 ) -> Traffic:
     """Activations [rows, width] to the next stage's device, gradients of that shape back."""
     rows = [stop - start for start, stop in split(0, len(batch), schedule.microbatches)]
@@ -286,7 +278,7 @@ def _predicted_traffic(
         cluster.slots,
         (
             (place[b.stage], place[a.stage], rows[a.microbatch] * batch[0].nbytes)
-            for a, before in needs(schedule).items()
+            for a, before in waits.items()
             for b in before
         ),
     )
@@ -297,11 +289,6 @@ def _predicted_traffic(
 
 def _init(stage: Any, backend: str) -> Any:
     return stage.init(backend)
-
-
-def _read_rows(path: str, rows: tuple[int, int], backend: str) -> Any:
-    part = np.load(path, mmap_mode="r", allow_pickle=False)[slice(*rows)]
-    return namespace(backend).array(part, copy=True, order="C")
 
 
 def _act(spot: tuple, turn: Any, stage: Any, *args: Any) -> dict[str, Any]:

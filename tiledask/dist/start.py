@@ -26,6 +26,7 @@ from distributed.system import MEMORY_LIMIT
 
 from tiledask.dist import worker as on_worker
 from tiledask.dist.cluster import Cluster, seconds_of
+from tiledask.dist.worker import BLAS_THREADS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile.backend import namespace, probe
@@ -37,7 +38,6 @@ _PRELOAD = ["tiledask.dist.worker"]
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
-_BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def start_cluster(
@@ -109,8 +109,7 @@ def start_cluster(
         cluster.close()
         raise
     if not quiet:
-        kind = "GPU" if backend == "cupy" else "CPU"
-        print(f"{slots} {kind} workers, {threads} BLAS thread each: {why}")
+        print(f"{slots} {cluster.kind} workers, {threads} BLAS thread each: {why}")
         print(f"dashboard: {cluster.dashboard_link}")
     return cluster
 
@@ -253,7 +252,7 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.comm.timeouts.connect": "10s",
         "distributed.comm.timeouts.tcp": "15s",
         origins: _origins(dashboard_port),
-        environ: {**dask.config.get(environ), **dict.fromkeys(_BLAS_THREADS, str(threads))},
+        environ: {**dask.config.get(environ), **dict.fromkeys(BLAS_THREADS, str(threads))},
     }
 
 
@@ -263,8 +262,8 @@ def _blas_threads(threads: int) -> Iterator[None]:
 
     BLAS reads them when a worker's process begins, long before any code of ours runs there.
     """
-    before = {name: os.environ.get(name) for name in _BLAS_THREADS}
-    os.environ.update(dict.fromkeys(_BLAS_THREADS, str(threads)))
+    before = {name: os.environ.get(name) for name in BLAS_THREADS}
+    os.environ.update(dict.fromkeys(BLAS_THREADS, str(threads)))
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from distributed.utils import offload
 from tiledask.tile.backend import namespace
 
 __all__ = [
+    "BLAS_THREADS",
     "RESERVE",
     "cap_memory",
     "dask_setup",
@@ -27,6 +28,9 @@ __all__ = [
     "start_threads",
 ]
 
+
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What BLAS libraries read to learn how many threads they may use."""
 
 RESERVE = 4 * 2**20
 """Bytes beyond a cap for the worker's own messages: its event loop must not be refused memory
@@ -109,5 +113,4 @@ def cap_memory(limit: int) -> int:
 
 def machine() -> dict:
     """Process id and thread limits of this worker, for reports."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {"pid": os.getpid(), **{name: os.environ.get(name) for name in names}}
+    return {"pid": os.getpid(), **{name: os.environ.get(name) for name in BLAS_THREADS}}

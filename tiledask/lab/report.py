@@ -213,11 +213,9 @@ def _markdown(text: str):
 
 
 def _png(figure: "Figure") -> bytes:
-    import io
+    from tiledask.lab.plots.picture import png_of  # loads matplotlib
 
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
-    return out.getvalue()
+    return png_of(figure, _DPI)
 
 
 def _write_whole(path: Path, content: bytes) -> Path:

@@ -162,7 +162,6 @@ class Timeline:
             dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
         # at equal times the dead leave before the next are born
         events = sorted([(t, 1) for t in born.values()] + [(dead[k], -1) for k in born])
-        events.sort(key=lambda e: (e[0], e[1]))
         alive = peak = 0
         for _, change in events:
             alive += change

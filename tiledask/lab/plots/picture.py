@@ -7,9 +7,17 @@ from matplotlib.figure import Figure
 
 from tiledask.lab.plots.style import look
 
-__all__ = ["DPI", "Picture"]
+__all__ = ["DPI", "Picture", "png_of"]
 
 DPI = 150
+
+
+def png_of(figure: Figure, dpi: float = DPI) -> bytes:
+    """Any ``figure`` as a PNG file on white."""
+    out = io.BytesIO()
+    # no metadata: matplotlib's own would change with its version
+    figure.savefig(out, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
 
 
 class Picture(Figure):
@@ -26,10 +34,7 @@ class Picture(Figure):
 
     def to_png(self, dpi: float = DPI) -> bytes:
         """The figure as a PNG file, equal to the byte for equal data."""
-        out = io.BytesIO()
-        # no metadata: matplotlib's own would change with its version
-        self.savefig(out, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-        return out.getvalue()
+        return png_of(self, dpi)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         # sharp on dense screens: more pixels than the width it is shown at

@@ -79,8 +79,8 @@ def _by_class(copies: Fit, split: Fit) -> str:
 
 def _rows(copies: Fit, split: Fit) -> list[Claim]:
     flat, capacity = 200_000_000_000, copies.capacity
-    embedding, layer, *_ = (2 * n for n in copies.memory.model.item_parameters)
     allocations = [2 * n for n in copies.memory.model.item_parameters]
+    embedding, layer, *_ = allocations
     return [
         Claim(
             "GPUs for fp16 weights alone, 200e9 x 2 B", minimum_devices(flat, "fp16-weights"),
