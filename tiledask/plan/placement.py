@@ -10,6 +10,7 @@ A mesh (2, 2) with (Shard(0), Shard(1)), the words of PyTorch's DTensor:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
@@ -129,6 +130,11 @@ class Tiling:
             if isinstance(placement, Shard):
                 region[placement.dim] = split(*region[placement.dim], size)[i]
         return tuple(region)
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """What rank 0, 1, ... holds."""
+        return tuple(map(self.region, self.coordinates()))
 
     def block_shape(self, at: Sequence[int]) -> tuple[int, ...]:
         """Shape of the block at ``at``."""
