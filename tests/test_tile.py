@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import KernelError
-from tiledask.tile import backend, table
+from tiledask.tile import backend, numpy_kernels, product, table
 
 EXTENTS = st.integers(1, 9)
 TILES = st.tuples(EXTENTS, EXTENTS, EXTENTS)
-EPS = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 0, "float32": 0, "float64": 0}
+HALVES = ["float16", "bfloat16"]
 
 
 def reference(a, b):
@@ -28,18 +30,19 @@ def reference(a, b):
 def operands(m, n, k, dtype="float64", order="CC", seed=0):
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    dtype = td.tile.as_dtype(dtype)
     return a.astype(dtype, order=order[0]), b.astype(dtype, order=order[1])
 
 
 def assert_close(c, a, b, added=0.0):
-    """Within the bound for k products and sums in c's type (float16 is summed in float32)."""
+    """Within the bound for k products and sums in c's type (halves are summed in float32)."""
     c, a, b = (td.tile.to_numpy(x) for x in (c, a, b))
-    dtype, wide = str(c.dtype), "float32" if c.dtype == "float16" else str(c.dtype)
-    a, b = a.astype("f8"), b.astype("f8")
+    dtype, wide = c.dtype.name, td.tile.accumulator(c.dtype).name
+    a, b, c = a.astype("f8"), b.astype("f8"), c.astype("f8")
     exact, scale = a @ b + added, abs(a) @ abs(b) + abs(added)
     assert not np.isnan(c).any()
     error = (a.shape[1] + 3) * EPS[wide] * scale + EPS[dtype] * abs(exact)
-    assert (abs(c - exact) <= error + (2.0**-24 if dtype == "float16" else 0)).all()
+    assert (abs(c - exact) <= error + SMALLEST[dtype]).all()
 
 
 # -- the kernels ---------------------------------------------------------------------------------
@@ -54,7 +57,7 @@ def test_numpy_kernels_agree_with_float64(kernel, dtype, order, shape):
     a, b = operands(*shape, dtype, order)
     tile = {"tile": (4, 5, 6)} if kernel == "tiled" else {}
     c = td.tile.matmul(a, b, kernel=kernel, **tile)
-    assert c.dtype == dtype
+    assert c.dtype == td.tile.as_dtype(dtype)
     assert c.shape == shape[:2]
     assert_close(c, a, b)
 
@@ -63,20 +66,13 @@ def test_numpy_kernels_agree_with_float64(kernel, dtype, order, shape):
 @pytest.mark.parametrize("order", "CF")
 def test_out_is_overwritten_and_accumulate_adds(kernel, dtype, order):
     a, b = operands(13, 11, 6, dtype)
+    dtype = td.tile.as_dtype(dtype)
     out = np.full((13, 11), np.nan, dtype, order=order)
     assert td.tile.matmul(a, b, kernel=kernel, out=out) is out
     assert_close(out, a, b)
     held = np.ones((13, 11), dtype, order=order)
     assert td.tile.matmul(a, b, kernel=kernel, out=held, accumulate=True) is held
     assert_close(held, a, b, added=1.0)
-
-
-def test_accumulation_goes_on_beyond_one_panel():
-    rows = 2 * 512 + 3
-    a, b = operands(rows, 3, 2)
-    out = np.arange(rows * 3.0).reshape(rows, 3)
-    td.tile.matmul(a, b, out=out, accumulate=True)
-    np.testing.assert_allclose(out, np.arange(rows * 3.0).reshape(rows, 3) + a @ b)
 
 
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, tile=TILES, accumulate=st.booleans())
@@ -100,11 +96,60 @@ def test_slices_and_reversed_operands_need_no_copy(dtype):
         assert np.isnan(out[1::2]).all()
 
 
-def test_float16_is_summed_in_float32_and_rounded_once():
-    a, b = np.ones((1, 4096), np.float16), np.ones((4096, 1), np.float16)
-    # summed in float16 this would stop at 2048, where 1 is half the distance to the next number
-    assert td.tile.matmul(a, b, kernel="tiled", tile=64)[0, 0] == 4096
-    assert td.tile.matmul(a, b, kernel="loops")[0, 0] == 4096
+@pytest.mark.parametrize("kernel", ["loops", "tiled", "blas"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_are_summed_in_float32_and_rounded_once(kernel, dtype):
+    dtype = td.tile.as_dtype(dtype)
+    a, b = np.ones((1, 4096), dtype), np.ones((4096, 1), dtype)
+    tile = {"tile": 64} if kernel == "tiled" else {}
+    # summed in halves this would stop where 1 is half the distance to the next number: at 2048
+    # in float16, at 256 in bfloat16
+    assert td.tile.matmul(a, b, kernel=kernel, **tile)[0, 0] == 4096
+
+
+@pytest.mark.parametrize("kernel", ["loops", "tiled", "blas"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_added_up_in_float32_are_never_rounded(kernel, dtype):
+    half = td.tile.as_dtype(dtype)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-50, 51, shape).astype(half) for shape in ((17, 60), (60, 9)))
+    out = np.full((17, 18), np.nan, np.float32)[:, ::2]
+    for p in range(0, 60, 20):  # panels of one product
+        td.tile.matmul(a[:, p : p + 20], b[p : p + 20], kernel, out=out, accumulate=p > 0)
+    exact = a.astype("f8") @ b.astype("f8")
+    np.testing.assert_array_equal(out, exact)
+    assert (exact != exact.astype(half).astype("f8")).any(), "or a rounded sum would pass too"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("out_dtype", ["half", "float32"])
+@pytest.mark.parametrize("order", ["CC", "FF", "CF"])
+def test_halves_go_in_piece_by_piece(monkeypatch, dtype, out_dtype, order):
+    """Ragged pieces in all three directions, and what is held is added once."""
+    monkeypatch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
+    half = td.tile.as_dtype(dtype)
+    rng = np.random.default_rng(1)
+    a = rng.integers(-2, 3, (9, 13)).astype(half, order=order[0])
+    b = rng.integers(-2, 3, (13, 7)).astype(half, order=order[1])
+    exact = a.astype("f8") @ b.astype("f8")
+    for accumulate in (False, True):
+        out = np.full((9, 7), 5 if accumulate else np.nan, np.float32)
+        out = out.astype(half) if out_dtype == "half" else out
+        td.tile.matmul(a, b, out=out, accumulate=accumulate)
+        np.testing.assert_array_equal(out.astype("f8"), exact + 5 * accumulate)
+
+
+def test_bfloat16_goes_by_its_name():
+    bfloat16 = td.tile.as_dtype("bfloat16")
+    assert bfloat16.name == "bfloat16"
+    assert td.tile.as_dtype(bfloat16) == td.tile.as_dtype(bfloat16.type) == bfloat16
+    assert td.tile.as_dtype(np.float32) == td.tile.as_dtype("f4") == np.dtype("float32")
+    assert td.tile.accumulator(bfloat16) == td.tile.accumulator("float16") == np.dtype("float32")
+    assert td.tile.accumulator("float64") == np.dtype("float64")
+    with pytest.raises(KernelError, match=r"V2', bytes without a meaning.*x.dtype.name"):
+        td.tile.as_dtype(bfloat16.str)
+    with pytest.raises(KernelError, match="got 'bfloat17'; write its name"):
+        td.tile.as_dtype("bfloat17")
 
 
 def test_default_tiles_are_those_of_the_table():
@@ -115,13 +160,19 @@ def test_default_tiles_are_those_of_the_table():
 # -- memory --------------------------------------------------------------------------------------
 
 MEMORY_CASES = [
-    ("blas", None, "float32", False),
-    ("blas", None, "float32", True),
-    ("tiled", 64, "float64", False),
-    ("tiled", (1100, 64, 64), "float64", True),
-    ("tiled", (96, 32, 200), "float32", True),
-    ("tiled", (96, 32, 200), "float16", False),
-    ("tiled", 5000, "float32", False),
+    ("blas", None, "float32", "float32", False),
+    ("blas", None, "float32", "float32", True),
+    ("blas", None, "float64", "float64", True),
+    ("blas", None, "float16", "float16", False),
+    ("blas", None, "bfloat16", "bfloat16", True),
+    ("blas", None, "float16", "float32", True),
+    ("blas", None, "bfloat16", "float32", False),
+    ("tiled", 64, "float64", "float64", False),
+    ("tiled", (1100, 64, 64), "float64", "float64", True),
+    ("tiled", (96, 32, 200), "float32", "float32", True),
+    ("tiled", (96, 32, 200), "float16", "float16", False),
+    ("tiled", (96, 32, 200), "bfloat16", "float32", True),
+    ("tiled", 5000, "float32", "float32", False),
 ]
 
 
@@ -131,11 +182,12 @@ import json, sys, tracemalloc
 import numpy as np
 import tiledask as td
 peaks = []
-for kernel, tile, dtype, accumulate in json.load(sys.stdin):
+for kernel, tile, dtype, out_dtype, accumulate in json.load(sys.stdin):
     rng = np.random.default_rng(0)
-    a = rng.standard_normal((1100, 400)).astype(dtype)
-    b = rng.standard_normal((400, 300)).astype(dtype)
-    out = np.zeros((1100, 300), dtype)
+    dtype = td.tile.as_dtype(dtype)
+    a = rng.standard_normal((1100, 600)).astype(dtype)
+    b = rng.standard_normal((600, 300)).astype(dtype)
+    out = np.zeros((1100, 300), td.tile.as_dtype(out_dtype))
     tile = tuple(tile) if isinstance(tile, list) else tile
     def run():
         td.tile.matmul(a, b, kernel, tile, out, accumulate)
@@ -156,16 +208,24 @@ def test_workspace_is_what_numpy_really_allocates():
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     for case, measured in zip(MEMORY_CASES, json.loads(done.stdout), strict=True):
-        kernel, tile, dtype, accumulate = case
-        size = np.dtype(dtype).itemsize
-        predicted = td.tile.workspace(1100, 300, 400, size, kernel, tile, accumulate)
+        kernel, tile, dtype, out_dtype, accumulate = case
+        size, out_size = (td.tile.as_dtype(x).itemsize for x in (dtype, out_dtype))
+        predicted = td.tile.workspace(1100, 300, 600, size, kernel, tile, accumulate, out_size)
         # beside the arrays there are Python's own objects
         assert predicted <= measured <= predicted + 5_000, case
 
 
+def test_workspace_of_halves_has_a_bound():
+    sums, pieces = 2048 * 2048 * 4, 2 * 4096 * 256 * 4
+    assert td.tile.workspace(10**5, 10**5, 10**5, 2) == sums + pieces
+    assert td.tile.workspace(10**5, 10**5, 10**5, 2, out_itemsize=4) == pieces
+    assert td.tile.workspace(10, 20, 30, 2) == (10 * 20 + 10 * 30 + 30 * 20) * 4
+    assert td.tile.workspace(10, 20, 30, 2, out_itemsize=4) == (10 * 30 + 30 * 20) * 4
+
+
 def test_workspace_answers_for_kernels_this_machine_lacks():
     assert td.tile.workspace(64, 64, 64, 4, kernel="smem_tiled") == 0
-    assert td.tile.workspace(64, 64, 64, 4, kernel="cublas", accumulate=True) == 64 * 64 * 4
+    assert td.tile.workspace(64, 64, 64, 4, kernel="cublas", accumulate=True) == 0
     with pytest.raises(KernelError, match="no kernel 'fast'"):
         td.tile.workspace(64, 64, 64, 4, kernel="fast")
 
@@ -213,6 +273,15 @@ def test_accumulating_loads_c_too():
     assert repr(plain).startswith("TileTraffic(")
 
 
+def test_a_wider_result_is_counted_in_its_own_bytes():
+    a, b = operands(5, 7, 3, "bfloat16")
+    for accumulate in (False, True):
+        out = np.zeros((5, 7), np.float32)
+        counted = td.tile.count_traffic(a, b, (2, 4, 2), out, accumulate)[1]
+        assert counted == td.tile.traffic(5, 7, 3, (2, 4, 2), 2, accumulate, out_itemsize=4)
+        assert counted.c == out.nbytes
+
+
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
@@ -232,6 +301,7 @@ def test_sizes_that_are_none_are_refused(arguments, rule):
 
 # -- what is refused -----------------------------------------------------------------------------
 
+BFLOAT16 = td.tile.as_dtype("bfloat16")
 X = np.zeros((4, 6), np.float32)
 Y = np.zeros((6, 5), np.float32)
 FROZEN = np.zeros((4, 5), np.float32)
@@ -245,8 +315,7 @@ REFUSED = {
     "empty": ((X[:0], Y), {}, "1 or more, got 0x6 @ 6x5"),
     "empty inside": ((X[:, :0], Y[:0]), {}, "1 or more, got 4x0 @ 0x5"),
     "mixed types": ((X, Y.astype("f8")), {}, "got float32 and float64"),
-    "integers": ((X.astype(int), Y.astype(int)), {}, "takes float32, float64, got int64"),
-    "half by blas": ((X.astype("f2"), Y.astype("f2")), {}, "got float16; .* kernel='tiled'"),
+    "integers": ((X.astype(int), Y.astype(int)), {}, "bfloat16, float32, float64, got int64"),
     "foreign bytes": ((X.astype(">f4"), Y.astype(">f4")), {}, "got >f4"),
     "a list": (([[1.0]], Y), {}, "got list; convert it with numpy.asarray"),
     "unknown": ((X, Y), {"kernel": "fast"}, "no kernel 'fast'; there are loops, tiled"),
@@ -257,6 +326,11 @@ REFUSED = {
     "long loops": ((np.zeros((300, 300)),) * 2, {"kernel": "loops"}, "16777216 .* got 27000000"),
     "out's shape": ((X, Y), {"out": X}, r"float32 \(4, 5\), got float32 \(4, 6\)"),
     "out's type": ((X, Y), {"out": np.zeros((4, 5))}, r"float32 \(4, 5\), got float64 \(4, 5\)"),
+    "halves' out": (
+        (X.astype("f2"), Y.astype("f2")), {"out": np.zeros((4, 5))},
+        r"out must be float16 or float32 \(4, 5\), got float64 .*empty\(\(4, 5\), 'float32'\)",
+    ),
+    "mixed halves": ((X.astype("f2"), Y.astype(BFLOAT16)), {}, "got float16 and bfloat16"),
     "out frozen": ((X, Y), {"out": FROZEN}, "read-only"),
     "out within a": ((BOTH[:, :6], Y), {"out": BOTH[:, 5:10]}, "must not overlap"),
     "out within b": ((np.zeros((6, 6), np.float32), Y), {"out": Y}, "must not overlap"),
@@ -303,6 +377,11 @@ def test_without_nvrtc_only_our_own_cuda_kernels_are_missing(monkeypatch):
     assert table.find("blas", "cupy").name == "cublas"
 
 
+def test_smem_tiled_is_for_float32_and_says_what_takes_halves():
+    with pytest.raises(KernelError, match=r"takes float32, got bfloat16; .* or use kernel='blas'"):
+        product._check_operands(X.astype(BFLOAT16), Y.astype(BFLOAT16), table.lookup("smem_tiled"))
+
+
 @pytest.mark.parametrize("tile", [8, 24, (32, 32, 16)])
 def test_smem_tiled_refuses_tiles_it_is_not_built_for(tile):
     with pytest.raises(KernelError, match="square tiles of 16 or 32, got"):
@@ -347,10 +426,26 @@ def test_gpu_kernels_agree_with_float64(cp, kernel, tile, order, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+@pytest.mark.parametrize("out_dtype", ["own", "wide"])
+@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
+def test_cublas_adds_in_place(cp, dtype, out_dtype, order):
+    a, b = (cp.asarray(x, order=o) for x, o in zip(operands(64, 48, 80, dtype), order, strict=True))
+    a, b = a[1:60, 3:40], b[3:40, 2:33]
+    wide = a.dtype if out_dtype == "own" else td.tile.accumulator(dtype)
+    for out_order in "CF":
+        out = cp.ones((66, 40), wide, order=out_order)[3:62, 4:35]
+        td.tile.matmul(a, b, out=out, accumulate=True)
+        assert_close(out, a, b, added=1.0)
+        td.tile.matmul(a, b, out=out)
+        assert_close(out, a, b)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["smem_tiled", "cublas"])
 def test_gpu_kernels_refuse_what_they_do_not_take(cp, kernel):
-    a = cp.zeros((4, 4), cp.float16)
-    with pytest.raises(KernelError, match="got float16"):
+    a = cp.zeros((4, 4), cp.int32)
+    with pytest.raises(KernelError, match="got int32"):
         td.tile.matmul(a, a, kernel=kernel)
     with pytest.raises(KernelError, match="takes numpy arrays, got cupy"):
         td.tile.matmul(a.astype("f4"), a.astype("f4"), kernel="tiled")

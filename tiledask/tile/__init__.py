@@ -2,18 +2,21 @@
 
 product.py          matmul: checks, then the kernel one names
   table.py          the kernels by name, and whether this machine can run them
-    numpy_kernels.py    loops, tiled, blas
+    numpy_kernels.py    loops, tiled, blas; cublas
+      gemm.py           C += A B in place, by the CPU's BLAS or cuBLAS
     launch.py           our CUDA kernels through CuPy (sources in cuda/)
   levels.py         the bytes that a tile level moves
 functions.py        what layers are made of, each with its gradient
-backend.py          NumPy or CuPy: the one place that imports CuPy, and only when needed
+backend.py          NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 """
 
 from tiledask.tile import functions
 from tiledask.tile.backend import (
     Backend,
     Device,
+    accumulator,
     array_namespace,
+    as_dtype,
     namespace,
     on_device,
     probe,
@@ -31,7 +34,9 @@ __all__ = [
     "KernelTable",
     "Tile",
     "TileTraffic",
+    "accumulator",
     "array_namespace",
+    "as_dtype",
     "as_tile",
     "count_traffic",
     "functions",

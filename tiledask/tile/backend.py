@@ -1,4 +1,4 @@
-"""Which arrays this machine can compute on: the one place that imports CuPy.
+"""Which arrays and element types this machine can compute on: the one place that imports CuPy.
 
 ``import cupy`` succeeds on a machine without a driver and so proves nothing. `probe` goes on
 until a real allocation came back, and says in one sentence where it stopped.
@@ -18,15 +18,21 @@ import numpy as np
 from tiledask.errors import KernelError
 
 __all__ = [
+    "HALVES",
     "Backend",
     "Device",
+    "accumulator",
     "array_namespace",
+    "as_dtype",
     "namespace",
     "on_device",
     "probe",
     "synchronize",
     "to_numpy",
 ]
+
+HALVES = ("float16", "bfloat16")
+"""Element types of 2 bytes; sums of them are float32."""
 
 _INSTALL = "pip install 'tiledask[gpu]' (in a checkout: pip install -e '.[gpu]')"
 
@@ -146,6 +152,42 @@ def synchronize(x: Any) -> None:
 def on_device(x: Any) -> AbstractContextManager:
     """A context in which new arrays and kernels go to the device that holds ``x``."""
     return nullcontext() if _family(x) == "numpy" else x.device
+
+
+def as_dtype(dtype: Any) -> np.dtype:
+    """The element type that ``dtype`` names: "float32", "bfloat16", or whatever NumPy understands.
+
+    NumPy has bfloat16 from the package ml_dtypes, which is imported when it is first asked for.
+    Send such a type by its ``name``: its ``str`` is that of 2 nameless bytes, which is refused.
+
+    >>> as_dtype("bfloat16").name, as_dtype("f8").name
+    ('bfloat16', 'float64')
+    """
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import_module("ml_dtypes")
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise KernelError(
+            f"an element type is 'float16', 'bfloat16', 'float32', 'float64' or another that NumPy "
+            f"knows, got {dtype!r}; write its name"
+        ) from None
+    if found.type is np.void:
+        raise KernelError(
+            f"an element type must be a number's, got {found.str!r}, bytes without a meaning; "
+            f"bfloat16 goes by its name: as_dtype('bfloat16'), x.dtype.name"
+        )
+    return found
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """The type in which products of ``dtype`` are summed: float32 for halves, else the same.
+
+    >>> accumulator("float16").name, accumulator("bfloat16").name, accumulator("float64").name
+    ('float32', 'float32', 'float64')
+    """
+    found = as_dtype(dtype)
+    return np.dtype(np.float32) if found.name in HALVES else found
 
 
 # -- steps of the probe --------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class TileTraffic:
     k: int
     tile: Tile
     itemsize: int
-    """Bytes per element."""
+    """Bytes per element of A and B."""
     tiles: int
     """Tile products: (tiles of C) x (steps along k), ragged ones included."""
     a: int
@@ -49,7 +49,7 @@ class TileTraffic:
     c: int
     """Bytes of C stored."""
     c_loaded: int = 0
-    """Bytes of C loaded: m n itemsize if the product is added to what C holds, else 0."""
+    """Bytes of C loaded: as many as stored if the product is added to what C holds, else 0."""
 
     @property
     def loaded(self) -> int:
@@ -93,31 +93,38 @@ class TileTraffic:
 
 
 def traffic(
-    m: int, n: int, k: int, tile: int | Tile, itemsize: int, accumulate: bool = False
+    m: int,
+    n: int,
+    k: int,
+    tile: int | Tile,
+    itemsize: int,
+    accumulate: bool = False,
+    out_itemsize: int | None = None,
 ) -> TileTraffic:
     """The bytes that a tiled product of [m, k] by [k, n] loads and stores, ragged edges exact.
 
-    ``tile`` is (tm, tn, tk) or one number for all three; ``itemsize`` is in bytes;
-    ``accumulate`` counts C as loaded too. Where the tile divides, A and B together are
-    itemsize m n k (1/tn + 1/tm). With square tiles that fill a fast memory of S elements this is
-    within a constant factor of the least that any order can load (Hong and Kung, "I/O complexity:
-    the red-blue pebble game", STOC 1981).
+    ``tile`` is (tm, tn, tk) or one number for all three; ``itemsize`` is in bytes, and so is
+    ``out_itemsize`` if C's differs; ``accumulate`` counts C as loaded too. Where the tile divides,
+    A and B together are itemsize m n k (1/tn + 1/tm). With square tiles that fill a fast memory of
+    S elements this is within a constant factor of the least that any order can load (Hong and
+    Kung, "I/O complexity: the red-blue pebble game", STOC 1981).
 
     >>> t = traffic(5, 7, 3, tile=(2, 4, 2), itemsize=4)
     >>> t.a, t.b, t.c, t.tiles
     (120, 252, 140, 12)
     """
     tile = as_tile(tile)
-    sizes = {"m": m, "n": n, "k": k, "itemsize": itemsize}
-    m, n, k, itemsize = (_positive(name, value) for name, value in sizes.items())
+    out_itemsize = itemsize if out_itemsize is None else out_itemsize
+    sizes = {"m": m, "n": n, "k": k, "itemsize": itemsize, "out_itemsize": out_itemsize}
+    m, n, k, itemsize, out_itemsize = (_positive(name, value) for name, value in sizes.items())
     rows, columns, steps = (-(-extent // t) for extent, t in zip((m, n, k), tile, strict=True))
     return TileTraffic(
         m, n, k, tile, itemsize,
         tiles=rows * columns * steps,
         a=columns * m * k * itemsize,
         b=rows * k * n * itemsize,
-        c=m * n * itemsize,
-        c_loaded=m * n * itemsize if accumulate else 0,
+        c=m * n * out_itemsize,
+        c_loaded=m * n * out_itemsize if accumulate else 0,
     )  # fmt: skip
 
 

@@ -1,26 +1,24 @@
-"""The product of two NumPy arrays, three ways: by definition, tile by tile, by the library.
+"""The product of two arrays, three ways: by definition, tile by tile, by the library.
 
 Every kernel writes a @ b into ``out``, or adds it to what ``out`` holds; shapes, types and
-overlap were checked before. They round differently:
+overlap were checked before. ``out`` is of the operands' type, or float32 for halves (float16 and
+bfloat16), whose sums are float32. They round differently:
 
     loops   sums in Python's float (64 bits) and rounds once
-    tiled   each tile product and the sum over k in the operands' type; float16 in float32,
-            rounded to float16 once, at the end
-    blas    as the library does, in the operands' type
+    tiled   each tile product and the sum over k in the operands' type; halves in float32,
+            rounded to ``out`` once, at the end
+    blas    as the library does, in the operands' type; halves in float32, likewise
 """
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from tiledask.tile.backend import HALVES, accumulator, array_namespace
+from tiledask.tile.gemm import gemm
 from tiledask.tile.levels import Tile, TileTraffic
 
-__all__ = ["PANEL_ROWS", "blas", "loops", "tiled"]
-
-PANEL_ROWS = 512
-"""Rows of C that `blas` adds to at a time: the product has no "C +=" in NumPy's interface, and
-panels keep the extra memory at 512 rows. Measured within 1 % of one whole product."""
+__all__ = ["blas", "cublas", "half_tile", "loops", "tiled"]
 
 
 def loops(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
@@ -43,15 +41,15 @@ def tiled(
     pass by, as a GPU's thread block does it. Each tile product is a BLAS call.
     """
     (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], tile
-    wide = np.result_type(a.dtype, np.float32)
-    accumulator = np.empty(min(tm, m) * min(tn, n), wide)
-    scratch = np.empty_like(accumulator)
+    wide = accumulator(a.dtype)
+    held = np.empty(min(tm, m) * min(tn, n), wide)
+    scratch = np.empty_like(held)
     tiles = a_bytes = b_bytes = c_bytes = 0
     for i in range(0, m, tm):
         for j in range(0, n, tn):
             c = out[i : i + tm, j : j + tn]  # [tm, tn], smaller at the edges
             # contiguous at the edges too: NumPy would add strided ones through buffers of its own
-            acc = accumulator[: c.size].reshape(c.shape)
+            acc = held[: c.size].reshape(c.shape)
             product = scratch[: c.size].reshape(c.shape)
             acc[...] = c if accumulate else 0
             for p in range(0, k, tk):
@@ -68,16 +66,62 @@ def tiled(
     )
 
 
-def blas(xp: ModuleType, a: Any, b: Any, out: Any, accumulate: bool) -> None:
-    """a @ b by the library behind ``xp``: NumPy's BLAS, or cuBLAS for CuPy."""
-    if not accumulate:
-        xp.matmul(a, b, out=out)
-        return
-    scratch = xp.empty((min(PANEL_ROWS, out.shape[0]), out.shape[1]), out.dtype)
-    for i in range(0, out.shape[0], PANEL_ROWS):
-        panel = out[i : i + PANEL_ROWS]
-        xp.matmul(a[i : i + PANEL_ROWS], b, out=scratch[: len(panel)])
-        panel += scratch[: len(panel)]
+def blas(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+    """a @ b by BLAS: NumPy's to write, SciPy's to add in place.
+
+    The two are equally fast from 256 rows on. NumPy's is there already, quicker to call, and does
+    half of the work for a @ a.T. Halves are widened a piece at a time and summed in float32.
+    """
+    if a.dtype.name in HALVES:
+        _blas_of_halves(a, b, out, accumulate)
+    elif accumulate:
+        gemm(a, b, out, accumulate)
+    else:
+        np.matmul(a, b, out=out)
+
+
+def half_tile(out_itemsize: int) -> Tile:
+    """(tm, tn, tk) of what `blas` widens of halves at a time: 8.4 MB of float32 at most.
+
+    Adding to a float32 C needs nothing else, so its tiles are large and operands are widened
+    seldom; a C of halves is summed up in a float32 tile beside it, of 16.8 MB at most.
+    """
+    return (4096, 4096, 256) if out_itemsize == 4 else (2048, 2048, 512)
+
+
+def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+    (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], half_tile(out.itemsize)
+    a_room = np.empty(min(tm, m) * min(tk, k), np.float32)
+    b_room = np.empty(min(tk, k) * min(tn, n), np.float32)
+    room = None if out.dtype == np.float32 else np.empty(min(tm, m) * min(tn, n), np.float32)
+    for i in range(0, m, tm):
+        for j in range(0, n, tn):
+            c = out[i : i + tm, j : j + tn]
+            acc = c if room is None else room[: c.size].reshape(c.shape)
+            if room is not None and accumulate:
+                acc[...] = c
+            for p in range(0, k, tk):
+                a_piece = _widened(a[i : i + tm, p : p + tk], a_room)
+                b_piece = _widened(b[p : p + tk, j : j + tn], b_room)
+                gemm(a_piece, b_piece, acc, accumulate or p > 0)
+            if room is not None:
+                c[...] = acc
+
+
+def cublas(a: Any, b: Any, out: Any, accumulate: bool) -> None:
+    """a @ b by cuBLAS on CuPy arrays."""
+    if accumulate or out.dtype != a.dtype:
+        gemm(a, b, out, accumulate)
+    else:
+        array_namespace(a).matmul(a, b, out=out)
+
+
+def _widened(x: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """x in float32 at the start of ``room``, in x's own order: turning it is many times slower."""
+    order = "F" if abs(x.strides[0]) < abs(x.strides[1]) else "C"
+    wide = room[: x.size].reshape(x.shape, order=order)
+    wide[...] = x
+    return wide
 
 
 def _as(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

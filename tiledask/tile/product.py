@@ -29,6 +29,9 @@ def matmul(
     written there, and with ``accumulate`` added to what is there; `workspace` says how many bytes
     this takes besides. On a GPU the call returns before the work is done, as CuPy's own do.
 
+    Halves (float16, bfloat16) are summed in float32 and rounded once, at the end; with a float32
+    ``out`` never, which is how to add up products of several panels.
+
     Any strides will do; m, n and k are 1 or more. Raises KernelError, a ValueError, for operands,
     tiles, kernels and outputs that do not go together.
 
@@ -65,18 +68,26 @@ def workspace(
     kernel: str = "blas",
     tile: int | Tile | None = None,
     accumulate: bool = False,
+    out_itemsize: int | None = None,
 ) -> int:
     """Bytes of arrays that `matmul` allocates besides a, b and out, at most at one time.
 
-    Not counted: what the library keeps inside itself, copies that it makes of operands without
-    a unit stride, and NumPy's own buffers (at most 3 x 8192 elements) where ``out`` is neither
-    row-major nor a slice of rows. Answers for every kernel, whether or not this machine can run it.
+    ``itemsize`` is that of the operands, 2 for halves, and ``out_itemsize`` that of ``out`` if it
+    differs: 4 where halves are added up in float32. Adding to ``out`` takes no more than writing.
+
+    Not counted: what the library keeps inside itself; copies of operands without a unit stride,
+    and 512 rows of an ``out`` without one; NumPy's own buffers (at most 3 x 8192 elements) where
+    "tiled" meets an ``out`` that is neither row-major nor a slice of rows. Answers for every
+    kernel, whether or not this machine can run it.
 
     >>> workspace(4096, 4096, 4096, 4), workspace(4096, 4096, 4096, 4, accumulate=True)
-    (0, 8388608)
+    (0, 0)
+    >>> workspace(4096, 4096, 4096, 2, out_itemsize=4)  # pieces of a and b, in float32
+    8388608
     """
     chosen = lookup(kernel)
-    return chosen.workspace(m, n, k, itemsize, _checked_tile(chosen, tile), accumulate)
+    out_itemsize = itemsize if out_itemsize is None else out_itemsize
+    return chosen.workspace(m, n, k, itemsize, out_itemsize, _checked_tile(chosen, tile))
 
 
 def _run(a: Any, b: Any, name: str, tile: Any, out: Any, accumulate: bool) -> tuple:
@@ -111,10 +122,10 @@ def _check_operands(a: Any, b: Any, kernel: Kernel) -> None:
             f"a and b must have one element type, got {a.dtype} and {b.dtype}; "
             f"cast one with .astype"
         )
-    if a.dtype not in kernel.dtypes:
+    if a.dtype.name not in kernel.dtypes or not a.dtype.isnative:
         raise KernelError(
             f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {a.dtype}; cast with "
-            f".astype" + ("" if str(a.dtype) != "float16" else " or use kernel='tiled' on NumPy")
+            f".astype" + (" or use kernel='blas'" if a.dtype.name in backend.HALVES else "")
         )
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
@@ -128,10 +139,12 @@ def _check_operands(a: Any, b: Any, kernel: Kernel) -> None:
 
 def _check_out(a: Any, b: Any, out: Any, xp: Any) -> None:
     shape = (a.shape[0], b.shape[1])
-    if out.shape != shape or out.dtype != a.dtype:
+    wide = backend.accumulator(a.dtype)
+    if out.shape != shape or out.dtype not in (a.dtype, wide):
+        either = f"{a.dtype}" if wide == a.dtype else f"{a.dtype} or {wide}"
         raise KernelError(
-            f"out must be {a.dtype} {shape}, got {out.dtype} {out.shape}; "
-            f"allocate it with {xp.__name__}.empty({shape}, '{a.dtype}')"
+            f"out must be {either} {shape}, got {out.dtype} {out.shape}; "
+            f"allocate it with {xp.__name__}.empty({shape}, '{wide}')"
         )
     if out.device != a.device:
         raise KernelError(f"out must be where a is, {a.device}, got {out.device}")

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from tiledask.errors import KernelError
 from tiledask.tile import launch, numpy_kernels
-from tiledask.tile.backend import namespace, probe
+from tiledask.tile.backend import probe
 from tiledask.tile.levels import Tile, TileTraffic
 
 __all__ = ["Kernel", "KernelInfo", "KernelTable", "find", "kernels", "lookup"]
 
-_HALF, _SINGLE, _DOUBLE = "float16", "float32", "float64"
+_ALL = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,8 @@ class Kernel:
     summary: str
     run: Callable[[Any, Any, Any, Tile | None, bool], TileTraffic | None]
     """(a, b, out, tile, accumulate): writes or adds a @ b into out."""
-    workspace: Callable[[int, int, int, int, Tile | None, bool], int]
-    """(m, n, k, itemsize, tile, accumulate): bytes it allocates besides a, b and out."""
+    workspace: Callable[[int, int, int, int, int, Tile | None], int]
+    """(m, n, k, itemsize, out_itemsize, tile): bytes it allocates besides a, b and out."""
     tile: Tile | None = None
     """The tile it uses unless told otherwise; None for a kernel that has no tile of ours."""
     extents: tuple[int, ...] = ()
@@ -45,7 +43,8 @@ class KernelInfo:
     arrays: str
     """"numpy" or "cupy": where the operands live."""
     dtypes: tuple[str, ...]
-    """Element types it takes; both operands and the result share one."""
+    """Element types it takes; both operands share one, and ``out`` with them, or is float32
+    for halves."""
     tile: Tile | None
     """Default (tm, tn, tk), None where the library chooses."""
     available: bool
@@ -54,16 +53,20 @@ class KernelInfo:
     summary: str
 
 
-def _tiled_workspace(m: int, n: int, k: int, itemsize: int, tile: Tile, accumulate: bool) -> int:
+def _tiled_workspace(m: int, n: int, k: int, itemsize: int, out_itemsize: int, tile: Tile) -> int:
     tm, tn, tk = (min(t, extent) for t, extent in zip(tile, (m, n, k), strict=True))
-    # the accumulator and one tile product; float16 operands are widened a tile at a time
+    # the accumulator and one tile product; halves are widened a tile at a time
     wide = max(itemsize, 4)
     copies = (tm * tk + tk * tn) * wide if itemsize < wide else 0
     return 2 * tm * tn * wide + copies
 
 
-def _panel_workspace(m: int, n: int, k: int, itemsize: int, tile: None, accumulate: bool) -> int:
-    return min(numpy_kernels.PANEL_ROWS, m) * n * itemsize if accumulate else 0
+def _blas_workspace(m: int, n: int, k: int, itemsize: int, out_itemsize: int, tile: None) -> int:
+    if itemsize != 2:
+        return 0
+    tile = numpy_kernels.half_tile(out_itemsize)
+    tm, tn, tk = (min(t, extent) for t, extent in zip(tile, (m, n, k), strict=True))
+    return 4 * (tm * tk + tk * tn + (tm * tn if out_itemsize == 2 else 0))
 
 
 def _nothing(*_: Any) -> int:
@@ -74,26 +77,26 @@ _KERNELS = {
     kernel.name: kernel
     for kernel in (
         Kernel(
-            "loops", "numpy", (_HALF, _SINGLE, _DOUBLE),
+            "loops", "numpy", _ALL,
             "the definition, one multiplication at a time; the reference for tiny sizes",
             lambda a, b, out, tile, accumulate: numpy_kernels.loops(a, b, out, accumulate),
             _nothing,
         ),
         Kernel(
-            "tiled", "numpy", (_HALF, _SINGLE, _DOUBLE),
+            "tiled", "numpy", _ALL,
             "explicit loops over tiles, each tile product by BLAS into an accumulator",
             numpy_kernels.tiled,
             _tiled_workspace,
             tile=(512, 512, 512),
         ),
         Kernel(
-            "blas", "numpy", (_SINGLE, _DOUBLE),
-            "the library's product; on CuPy arrays this name means cublas",
-            lambda a, b, out, tile, accumulate: numpy_kernels.blas(np, a, b, out, accumulate),
-            _panel_workspace,
+            "blas", "numpy", _ALL,
+            "the library's product, added in place; on CuPy arrays this name means cublas",
+            lambda a, b, out, tile, accumulate: numpy_kernels.blas(a, b, out, accumulate),
+            _blas_workspace,
         ),
         Kernel(
-            "smem_tiled", "cupy", (_SINGLE,),
+            "smem_tiled", "cupy", ("float32",),
             "our CUDA C++ kernel: one thread block per tile of C, operands in shared memory",
             launch.smem_tiled,
             _nothing,
@@ -102,12 +105,10 @@ _KERNELS = {
             needs_nvrtc=True,
         ),
         Kernel(
-            "cublas", "cupy", (_SINGLE, _DOUBLE),
+            "cublas", "cupy", _ALL,
             "NVIDIA's library; float32 stays float32 unless CUPY_TF32=1 is set",
-            lambda a, b, out, tile, accumulate: numpy_kernels.blas(
-                namespace("cupy"), a, b, out, accumulate
-            ),
-            _panel_workspace,
+            lambda a, b, out, tile, accumulate: numpy_kernels.cublas(a, b, out, accumulate),
+            _nothing,
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,279 @@
+"""C += A B in place: the product that neither NumPy nor CuPy has a name for, straight from BLAS.
+
+    NumPy   gemm, and gemv for vectors, of the BLAS in SciPy, called where SciPy publishes them
+    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C
+
+BLAS reads a matrix by columns: each contiguous, ``ld`` elements from one to the next. A matrix
+whose rows are contiguous it takes as such a one transposed; a C like that is computed as
+
+    C^T = B^T A^T        with [n, m] = [n, k] @ [k, m] contiguous by columns
+"""
+
+import ctypes
+import os
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import accumulator, array_namespace, on_device
+
+__all__ = ["PANEL_ROWS", "gemm"]
+
+PANEL_ROWS = 512
+"""Rows of a C without a unit stride that `gemm` computes at a time, in a scratch of that size."""
+
+_LARGEST = 2**31 - 1
+"""Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
+
+
+def gemm(a: Any, b: Any, c: Any, accumulate: bool = False) -> None:
+    """None, once c [m, n] holds a @ b for a [m, k] and b [k, n], or c + a @ b if ``accumulate``.
+
+    NumPy arrays are float32 or float64, all three of one type. CuPy arrays may also be float16
+    or bfloat16, with c of their type or float32; sums are float32 for both. What c held does not
+    enter without ``accumulate``, NaN neither. The interpreter's lock is released, and on a GPU the
+    call returns before the work is done.
+
+    Any strides will do, and where every matrix has a unit stride nothing is copied: slices,
+    transposes, rows and columns. An a or b without one (a stride of 0 or below in each direction,
+    every second element, elements off their boundary, foreign byte order) is copied whole, and a
+    c without one is computed `PANEL_ROWS` rows at a time. c must not overlap a or b.
+
+    Raises KernelError for shapes and types that do not go together, a read-only c, and extents
+    of 2^31 or more.
+
+    >>> c = np.ones((2, 2))
+    >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, accumulate=True)
+    >>> c.tolist()
+    [[2.0, 3.0], [4.0, 5.0]]
+    """
+    xp = array_namespace(a, b, c)
+    _check(a, b, c, xp)
+    if 0 in (*a.shape, *b.shape):
+        if not accumulate:
+            c[...] = 0
+    elif _leading(c) is not None:
+        _by_columns(a, b, c, accumulate, xp)
+    elif _leading(c.T) is not None:
+        _by_columns(b.T, a.T, c.T, accumulate, xp)
+    else:
+        _through_scratch(a, b, c, accumulate, xp)
+
+
+def _leading(x: Any) -> int | None:
+    """Elements from one column of x to the next as BLAS wants it, None if it cannot take x.
+
+    With a single row or column there is a stride that nobody follows, and it may be anything.
+    """
+    (rows, columns), (down, across) = x.shape, x.strides
+    least = max(1, rows)
+    if isinstance(x, np.ndarray) and not (x.flags.aligned and x.dtype.isnative):
+        return None
+    if rows > 1 and down != x.itemsize:
+        return None
+    if columns <= 1:
+        return least
+    ld, rest = divmod(across, x.itemsize)
+    return ld if not rest and least <= ld <= _LARGEST else None
+
+
+def _by_columns(a: Any, b: Any, c: Any, accumulate: bool, xp: ModuleType) -> None:
+    """The product into a c whose columns are contiguous."""
+    a, b = _unit_stride(a, xp), _unit_stride(b, xp)
+    (_cpu if xp is np else _gpu)(a, b, c, accumulate)
+
+
+def _through_scratch(a: Any, b: Any, c: Any, accumulate: bool, xp: ModuleType) -> None:
+    with on_device(c):
+        scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
+    b = _unit_stride(b, xp)
+    for i in range(0, c.shape[0], PANEL_ROWS):
+        panel = c[i : i + PANEL_ROWS]
+        part = scratch[: len(panel)]
+        if accumulate:
+            part[...] = panel
+        gemm(a[i : i + PANEL_ROWS], b, part, accumulate)
+        panel[...] = part
+
+
+def _unit_stride(x: Any, xp: ModuleType) -> Any:
+    if _leading(x) is not None or _leading(x.T) is not None:
+        return x
+    with on_device(x):
+        return xp.array(x, dtype=x.dtype.newbyteorder("="), order="C")
+
+
+def _flag(x: Any) -> tuple[bool, int]:
+    """Whether BLAS is to transpose x, and the leading dimension."""
+    ld = _leading(x)
+    return (False, ld) if ld is not None else (True, _leading(x.T))
+
+
+# -- NumPy ---------------------------------------------------------------------------------------
+
+
+class _Function(NamedTuple):
+    call: Any
+    integer: type
+    real: type
+
+
+_INTEGERS = {"int *": ctypes.c_int, "int64_t *": ctypes.c_int64}
+"""What SciPy's BLAS may count in; wheels have the first."""
+
+_PARAMETERS = {"gemm": "cciiirririrri", "gemv": "ciirririrri"}
+"""The pointers that a function takes: to a character, an integer, or real numbers."""
+
+
+def _cpu(a: np.ndarray, b: np.ndarray, c: np.ndarray, accumulate: bool) -> None:
+    if c.shape[1] == 1:
+        _gemv(a, b, c, accumulate)
+    elif c.shape[0] == 1:
+        _gemv(b.T, a.T, c.T, accumulate)
+    else:
+        _gemm(a, b, c, accumulate)
+
+
+def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, accumulate: bool) -> None:
+    call, integer, real = _blas(_letter(c) + "gemm")
+    (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
+    sizes = (*c.shape, a.shape[1], lda, ldb, _leading(c))
+    m, n, k, lda, ldb, ldc = (ctypes.byref(integer(x)) for x in sizes)
+    one, beta = ctypes.byref(real(1)), ctypes.byref(real(accumulate))
+    call(
+        b"T" if turn_a else b"N", b"T" if turn_b else b"N", m, n, k,
+        one, a.ctypes.data, lda, b.ctypes.data, ldb,
+        beta, c.ctypes.data, ldc,
+    )  # fmt: skip
+
+
+def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, accumulate: bool) -> None:
+    """The product with one column x [k, 1] into y [m, 1]: a third of gemm's time."""
+    if not accumulate:
+        y[...] = 0  # and then added to: whether BLAS's beta of 0 stops NaN depends on its version
+    call, integer, real = _blas(_letter(y) + "gemv")
+    turn, ld = _flag(a)
+    # a column with a step between its elements is a transposed row with that leading dimension
+    steps = (ld if turned else 1 for turned, ld in (_flag(x), _flag(y)))
+    sizes = (*(a.T if turn else a).shape, ld, *steps)
+    rows, columns, ld, step_x, step_y = (ctypes.byref(integer(x)) for x in sizes)
+    one = ctypes.byref(real(1))
+    call(
+        b"T" if turn else b"N", rows, columns,
+        one, a.ctypes.data, ld, x.ctypes.data, step_x,
+        one, y.ctypes.data, step_y,
+    )  # fmt: skip
+
+
+def _letter(x: np.ndarray) -> str:
+    return "s" if x.itemsize == 4 else "d"
+
+
+@cache
+def _blas(name: str) -> _Function:
+    """A function of SciPy's BLAS such as sgemm, to be called without the interpreter's lock.
+
+    SciPy publishes the addresses for other compiled modules, each with its C signature.
+    """
+    capsule = import_module("scipy.linalg.cython_blas").__pyx_capi__[name]
+    signature = _capsule("Name", ctypes.c_char_p)(capsule)
+    address = _capsule("Pointer", ctypes.c_void_p, ctypes.c_char_p)(capsule, signature)
+    fields = _fields(name, signature.decode())
+    types = (ctypes.c_char_p if field == "char *" else ctypes.c_void_p for field in fields)
+    integer = next(_INTEGERS[field] for field in fields if field in _INTEGERS)
+    real = ctypes.c_float if name.startswith("s") else ctypes.c_double
+    return _Function(ctypes.CFUNCTYPE(None, *types)(address), integer, real)
+
+
+def _capsule(what: str, result: type, *arguments: type) -> Any:
+    """PyCapsule_Get... of Python's C interface."""
+    prototype = ctypes.PYFUNCTYPE(result, ctypes.py_object, *arguments)
+    return prototype((f"PyCapsule_Get{what}", ctypes.pythonapi))
+
+
+def _fields(name: str, signature: str) -> list[str]:
+    """The parameters' types in "void (char *, int *, ...)"; KernelError if they are not BLAS's."""
+    fields = signature.removeprefix("void (").removesuffix(")").split(", ")
+    kinds = {"char *": "c", **dict.fromkeys(_INTEGERS, "i")}
+    got = "".join(kinds.get(field, "r") for field in fields)
+    if got != _PARAMETERS[name[1:]] or len(_INTEGERS.keys() & set(fields)) > 1:
+        raise KernelError(
+            f"SciPy's {name} must take {_PARAMETERS[name[1:]]} (characters, integers, reals), got "
+            f"{signature!r}; install SciPy 1.14 or later from PyPI or conda-forge"
+        )
+    return fields
+
+
+# -- CuPy ----------------------------------------------------------------------------------------
+
+_CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+"""cudaDataType_t, by the names of the element types (CUDA's library_types.h)."""
+
+
+def _gpu(a: Any, b: Any, c: Any, accumulate: bool) -> None:
+    cuda = array_namespace(c).cuda
+    double = c.dtype.name == "float64"
+    # the factors are of the type that is summed in; read on the host before the call returns
+    one, beta = (np.array(x, np.float64 if double else np.float32) for x in (1, accumulate))
+    (m, n), k = c.shape, a.shape[1]
+    (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
+    kind_a, kind_b, kind_c = (_CUDA_TYPES[x.dtype.name] for x in (a, b, c))
+    with on_device(c):
+        cuda.cublas.gemmEx(
+            cuda.device.get_cublas_handle(), int(turn_a), int(turn_b), m, n, k,
+            one.ctypes.data, a.data.ptr, kind_a, lda, b.data.ptr, kind_b, ldb,
+            beta.ctypes.data, c.data.ptr, kind_c, _leading(c),
+            _compute_type(a.dtype.name, cuda.cublas), cuda.cublas.CUBLAS_GEMM_DEFAULT,
+        )  # fmt: skip
+
+
+def _compute_type(name: str, cublas: Any) -> int:
+    if name == "float64":
+        return cublas.CUBLAS_COMPUTE_64F
+    if name == "float32" and os.environ.get("CUPY_TF32") == "1":  # as cupy.matmul reads it
+        return cublas.CUBLAS_COMPUTE_32F_FAST_TF32
+    return cublas.CUBLAS_COMPUTE_32F
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def _check(a: Any, b: Any, c: Any, xp: ModuleType) -> None:
+    if not a.ndim == b.ndim == c.ndim == 2:
+        raise KernelError(
+            f"a, b and c are matrices of 2 dimensions, got {a.ndim}, {b.ndim} and {c.ndim}; "
+            f"reshape them"
+        )
+    if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
+        raise KernelError(
+            f"c [m, n] += a [m, k] @ b [k, n], got {c.shape} += {a.shape} @ {b.shape}; "
+            f"transpose or slice one"
+        )
+    if max(*c.shape, a.shape[1]) > _LARGEST:
+        raise KernelError(
+            f"BLAS counts in 32 bits, extents up to {_LARGEST}, got {a.shape} @ {b.shape}; "
+            f"multiply slices of it"
+        )
+    _check_types(a, b, c, xp)
+    if xp is np and not c.flags.writeable:
+        raise KernelError("c must be writable, got a read-only array; pass c.copy()")
+
+
+def _check_types(a: Any, b: Any, c: Any, xp: ModuleType) -> None:
+    names = ("float32", "float64") if xp is np else tuple(_CUDA_TYPES)
+    one_type = a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
+    if not one_type or a.dtype.name not in names:
+        raise KernelError(
+            f"a and b must both be one of {', '.join(names)} in {xp.__name__} arrays, got "
+            f"{a.dtype} and {b.dtype}; cast with .astype, or use td.tile.matmul for halves"
+        )
+    results = {a.dtype.name} if xp is np else {a.dtype.name, accumulator(a.dtype).name}
+    if c.dtype.name not in results or not c.dtype.isnative:
+        raise KernelError(
+            f"c must be {' or '.join(sorted(results))} for {a.dtype} operands, got {c.dtype}; "
+            f"allocate it so"
+        )
