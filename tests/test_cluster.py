@@ -1,5 +1,6 @@
 """Slots keep their work, waits end, caps hold, nothing listens off this machine."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,6 +31,16 @@ def where(dask_worker=None):
 
 def fail():
     raise ZeroDivisionError("on purpose")
+
+
+def fill_up():
+    """Take all that there is, and keep it while the event loop sends and receives."""
+    held = []
+    with contextlib.suppress(MemoryError):
+        while True:
+            held.append(np.ones(on_worker.LARGE, np.uint8))
+    time.sleep(1)
+    return sum(block.nbytes for block in held)
 
 
 def kill_worker(cluster, slot):
@@ -209,8 +220,10 @@ def test_a_memory_cap_raises_and_outlives_a_restart():
         for _ in range(2):
             ask(30_000_000)
             with pytest.raises(MemoryError):
-                ask(45_000_000)
+                ask(41_000_000)
             ask(30_000_000)  # the worker is none the worse for it
+            (held,) = cluster.gather([cluster.submit(0, fill_up)], "allocation", 30)
+            assert 30_000_000 < held <= 40_000_000
             kill_worker(cluster, 0)
 
 

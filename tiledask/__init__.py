@@ -34,10 +34,14 @@ _HOME = {
     "Partial": "tiledask.plan.placement",
     "distribute": "tiledask.dist.array",
     "from_function": "tiledask.dist.array",
+    "from_dask": "tiledask.dist.dask_arrays",
+    "open_array": "tiledask.dist.stored",
+    "create_array": "tiledask.dist.stored",
     "redistribute": "tiledask.dist.collectives",
     "to_numpy": "tiledask.dist.array",
     "matmul": "tiledask.dist.matmul",
-    "algorithms": "tiledask.dist.matmul",
+    "explain": "tiledask.dist.matmul",
+    "algorithms": "tiledask.plan.product",
     "run_schedule": "tiledask.dist.pipeline",
 }
 _PACKAGES = ("plan", "tile", "dist", "lab")

@@ -9,6 +9,7 @@ dies, Dask runs the task again and the block is back.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,10 +17,11 @@ import numpy as np
 from distributed import Future
 
 from tiledask.dist.mesh import Mesh
+from tiledask.dist.recovery import anchor
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.placement import Partial, Placement, Region, Replicate, Tiling
+from tiledask.plan.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.plan.units import format_bytes
-from tiledask.tile.backend import namespace
+from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["Both", "ShardedArray", "distribute", "from_function", "read_block", "to_numpy"]
@@ -51,6 +53,8 @@ class ShardedArray:
     """Ledger of that operation, a place per rank, predicted and measured."""
     seconds: float = 0.0
     """How long that operation took, measured by the client."""
+    spent: tuple = ()
+    """Where each rank's time went in it, for a product: multiply, read, wait, sum, rest."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,6 +78,31 @@ class ShardedArray:
         """Bytes of each rank's block."""
         shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates())
         return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
+
+    @cached_property
+    def anchors(self) -> tuple[Future, ...]:
+        """Per rank an empty task after its block: what reads the block past Dask depends on it."""
+        submit = self.mesh.cluster.submit
+        return tuple(submit(b.slot, anchor, b, name="anchor", beside=True) for b in self.blocks)
+
+    @property
+    def T(self) -> "ShardedArray":
+        """The transposed matrix: every block seen the other way round, where it lies."""
+        if self.ndim != 2:
+            raise PlacementError(
+                f"only a matrix is transposed, this array has {self.ndim} dimensions {self.shape}"
+            )
+        turned = (Shard(1 - p.dim) if isinstance(p, Shard) else p for p in self.tiling.placements)
+        cluster = self.mesh.cluster
+        blocks = [cluster.submit(b.slot, _transposed, b, name="transpose") for b in self.blocks]
+        tiling = Tiling(self.shape[::-1], self.mesh.shape, tuple(turned))
+        return ShardedArray(self.mesh, tiling, self.dtype, tuple(blocks), "transpose")
+
+    def to_dask(self) -> Any:
+        """A dask.array of the same blocks, which stay where they are; no addends."""
+        from tiledask.dist.dask_arrays import to_dask
+
+        return to_dask(self)
 
     def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
         from tiledask.dist.matmul import matmul
@@ -126,7 +155,13 @@ def distribute(
     path = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
-            rank, read_block, path, tiling.region(at), mesh.cluster.backend, name=name
+            rank,
+            read_block,
+            path,
+            tiling.region(at),
+            array.dtype.name,
+            mesh.cluster.backend,
+            name=name,
         )
         for rank, at in enumerate(tiling.coordinates())
     ]
@@ -151,12 +186,14 @@ def from_function(
     """
     _check_mesh(mesh)
     tiling = Tiling(tuple(shape), mesh.shape, _checked(placements))
-    dtype = np.dtype(dtype)
+    dtype = as_dtype(dtype)
     _check_dtype(dtype)
     _refuse_large_blocks(tiling, dtype, mesh)
     backend = mesh.cluster.backend
     blocks = [
-        mesh.cluster.submit(rank, _make, function, tiling.region(at), dtype.str, backend, name=name)
+        mesh.cluster.submit(
+            rank, _make, function, tiling.region(at), dtype.name, backend, name=name
+        )
         for rank, at in enumerate(tiling.coordinates())
     ]
     mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout)
@@ -196,6 +233,10 @@ def slices(region: Region) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in region)
 
 
+def _transposed(block: Any) -> Any:
+    return block.T
+
+
 def _check_mesh(mesh: Any) -> None:
     if not isinstance(mesh, Mesh):
         raise TypeError(
@@ -215,9 +256,9 @@ def _checked(placements: Iterable[Placement]) -> tuple[Placement, ...]:
 
 
 def _check_dtype(dtype: np.dtype) -> None:
-    if dtype.kind not in "fiu":
+    if dtype.kind not in "fiu" and dtype.name != "bfloat16":
         raise PlacementError(
-            f"blocks hold real numbers (float16/32/64 or integers), got dtype {dtype}; "
+            f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
             f"convert first, for example with astype('float32')"
         )
 
@@ -234,21 +275,22 @@ def _refuse_large_blocks(tiling: Tiling, dtype: np.dtype, mesh: Mesh) -> None:
         )
 
 
-def read_block(path: str, region: Region, backend: str) -> Any:
+def read_block(path: str, region: Region, dtype: str, backend: str) -> Any:
     """One block, read from the spool (on the worker)."""
-    block = np.load(path, mmap_mode="r", allow_pickle=False)[slices(region)]
+    whole = np.load(path, mmap_mode="r", allow_pickle=False)
+    block = whole.view(as_dtype(dtype))[slices(region)]  # bfloat16 is saved as bytes without a name
     return namespace(backend).array(block, copy=True, order="C")
 
 
 def _make(function: Callable, region: Region, dtype: str, backend: str) -> Any:
     """One block, made by ``function`` (on the worker)."""
     block = namespace(backend).asarray(function(slices(region)), order="C")
-    if not np.can_cast(block.dtype, np.dtype(dtype), "same_kind"):
+    if not np.can_cast(block.dtype, as_dtype(dtype), "same_kind"):
         raise PlacementError(
-            f"the function gave {block.dtype} for an array of {np.dtype(dtype)}, which would lose "
-            f"what is not {np.dtype(dtype).kind!r}; cast it in the function if you mean it"
+            f"the function gave {block.dtype} for an array of {dtype}, which would lose "
+            f"what is not {as_dtype(dtype).kind!r}; cast it in the function if you mean it"
         )
-    block = block.astype(dtype, copy=False)
+    block = block.astype(as_dtype(dtype), copy=False)
     expected = tuple(stop - start for start, stop in region)
     if block.shape != expected:
         raise PlacementError(

@@ -91,6 +91,9 @@ class Cluster:
         """Why these devices were chosen, one sentence."""
         try:
             self.client = Client(dask_cluster)
+            # Dask's client gathers messages for 10 ms before it sends them, which is most of the
+            # time of a small product
+            self.client.scheduler_comm.interval = 0.001
             self.spool = Path(tempfile.mkdtemp(prefix="tiledask-"))
             """Folder of the arrays that were distributed; workers make lost blocks again from
             it, so it only grows until the cluster is closed."""
@@ -101,6 +104,11 @@ class Cluster:
         self._remove_spool = weakref.finalize(self, shutil.rmtree, self.spool, True)
         self.counting = threading.Lock()
         """Held while transfers and memory are counted: one operation at a time."""
+        self.transport = ""
+        """How blocks are read from other workers: "memory" or "comm"; empty until the first is."""
+        self.transport_why = ""
+        self.rates: dict[str, Any] = {}
+        """Element type -> its measured `tiledask.plan.cost.Rates`."""
         self.memory_limit = memory_limit
         """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
 
@@ -108,7 +116,7 @@ class Cluster:
 
     @property
     def kind(self) -> str:
-        """"GPU" or "CPU": what computes."""
+        """ "GPU" or "CPU": what computes."""
         return "GPU" if self.backend == "cupy" else "CPU"
 
     @property
@@ -197,11 +205,11 @@ class Cluster:
         """
         futures, seconds = list(futures), seconds_of(timeout)
         self.check_alive()
+        if all(future.status == "finished" for future in futures):
+            return
         pending, failed, count = {f.key: f for f in futures}, None, 0
         try:
-            done = as_completed(
-                futures, loop=self.client.loop, timeout=seconds, raise_errors=False
-            )
+            done = as_completed(futures, loop=self.client.loop, timeout=seconds, raise_errors=False)
             for future in done:
                 if future.status in ("pending", "lost"):  # its worker died since; it is made again
                     done.add(future)
@@ -257,7 +265,7 @@ class Cluster:
             for s in slots
         ]
         return (
-            f"{what}: {len(pending)} of {total} tasks not done after {timeout:g} s; waiting for "
+            f"{what}: {len(pending)} of {total} tasks not done after {timeout:.3g} s; waiting for "
             f"{', '.join(states)}. First of them: {pending[0].key}. Give it longer with timeout=, "
             f"or look at {self.dashboard_link}"
         )
@@ -341,7 +349,9 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = self.client.status
-        return f"Cluster({self.slots} {self.kind} workers, {state}, dashboard {self.dashboard_link})"
+        return (
+            f"Cluster({self.slots} {self.kind} workers, {state}, dashboard {self.dashboard_link})"
+        )
 
     def _repr_html_(self) -> str:
         return (

@@ -17,7 +17,7 @@ from tiledask.plan.comms import Piece, collective, redistribution, traffic_of
 from tiledask.plan.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.tile.backend import array_namespace
 
-__all__ = ["Sender", "redistribute", "within"]
+__all__ = ["Sender", "ends_within", "redistribute", "within"]
 
 
 def redistribute(
@@ -107,7 +107,7 @@ def _exchange(
     name: str,
 ) -> list[Future]:
     """The new block of every rank: its pieces, cut where they are and joined where they go."""
-    here = [old.region(at) for at in old.coordinates()]
+    here = old.regions
     sender, joined = Sender(cluster, name), []
     for rank, at in enumerate(new.coordinates()):
         mine = [p for p in pieces if p.destination == rank]
@@ -121,9 +121,12 @@ def _exchange(
 
 def within(region: Region, block: Region) -> tuple[slice, ...]:
     """``region`` of the whole array as an index into ``block``."""
-    return slices(
-        tuple((a - start, b - start) for (a, b), (start, _) in zip(region, block, strict=True))
-    )
+    return slices(ends_within(region, block))
+
+
+def ends_within(region: Region, block: Region) -> Region:
+    """``region`` of the whole array, counted from the start of ``block``."""
+    return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, block, strict=True))
 
 
 def _cut(block: Any, where: tuple[slice, ...]) -> Any:

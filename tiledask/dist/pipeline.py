@@ -93,7 +93,9 @@ def run_schedule(
         outputs, gradients, losses = job.submit()
         spans, late = job.follow([*outputs, *gradients, *losses], timeout)
     parts = (outputs, gradients, losses)
-    outputs, gradients, losses = (cluster.gather(part, "the run's results", timeout) for part in parts)
+    outputs, gradients, losses = (
+        cluster.gather(part, "the run's results", timeout) for part in parts
+    )
     moved = [
         (destination, TRANSFER, -1, -1, start, stop)
         for _, destination, start, stop in counted.transfers
@@ -185,9 +187,10 @@ class _Job:
         if array is None:
             return [None] * len(parts)
         path, columns = self.cluster.keep(array), (0, array.shape[1])
+        dtype = array.dtype.name
         return [
             self.cluster.submit(
-                slot, read_block, path, (part, columns), self.cluster.backend, name=name
+                slot, read_block, path, (part, columns), dtype, self.cluster.backend, name=name
             )
             for part in parts
         ]

@@ -70,7 +70,7 @@ def start_cluster(
     memory_cap
         Bytes that a worker's own allocations may take: beyond, they raise MemoryError. Stands in
         for a device of that size, at least 8 MB. Enforced by the kernel on Linux, which leaves
-        4 MiB more for Dask's messages, and by the memory pool on a GPU.
+        6 MiB more for Dask's messages, and by the memory pool on a GPU.
     dashboard_port
         Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If it is
         taken, any free one. Pages of other servers than JupyterLab on this machine may show the
@@ -374,8 +374,10 @@ def _start_gpu(
             spec["options"].update(_slot_options(slot))
             return {slot: spec}
 
+    gpus = _visible_gpus()
     return SlotCUDACluster(
-        CUDA_VISIBLE_DEVICES=_visible_gpus(),
+        CUDA_VISIBLE_DEVICES=gpus,
+        protocol=_gpu_protocol(len(gpus), security),
         n_workers=slots,
         threads_per_worker=_THREADS,
         memory_limit=memory_limit,
@@ -387,6 +389,13 @@ def _start_gpu(
         death_timeout=max(60.0, seconds),
         silence_logs=logging.CRITICAL,
     )
+
+
+def _gpu_protocol(gpus: int, security: Any) -> str | None:
+    """UCX where several GPUs can use their links (NVLink) through it; None: Dask's default."""
+    if security is not None or gpus < 2 or not importlib.util.find_spec("distributed_ucxx"):
+        return None
+    return "ucxx"
 
 
 def _visible_gpus() -> list[str]:

@@ -5,6 +5,8 @@ its workers shall not.
 """
 
 import asyncio
+import ctypes
+import gc
 import os
 import resource
 import signal
@@ -15,6 +17,7 @@ import numpy as np
 import psutil
 from distributed.utils import offload
 
+from tiledask.tile import matmul
 from tiledask.tile.backend import namespace
 
 __all__ = [
@@ -26,21 +29,45 @@ __all__ = [
     "peak_bytes",
     "reset_peak",
     "start_threads",
+    "warm_up",
 ]
 
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What BLAS libraries read to learn how many threads they may use."""
 
-RESERVE = 4 * 2**20
-"""Bytes beyond a cap for the worker's own messages: its event loop must not be refused memory
-because a task took the last of it."""
+RESERVE = 8 * 2**20
+"""Bytes that a capped worker sets aside for its own messages: its event loop must not be
+refused memory because a task took the last of it."""
+
+LARGE = 2 * 2**20
+"""Bytes from which an allocation of a capped worker is a mapping of its own: tensors are,
+messages and Python's objects are not."""
 
 
 def dask_setup(worker) -> None:
     """Called by Dask in the new worker process."""
+    from tiledask.dist import lending
+
+    worker.handlers["tiledask_read"] = lending.serve
+    lending.let_siblings_read()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warm_up()
+
+
+def warm_up() -> None:
+    """None, with everything loaded that a product needs: libraries and BLAS's buffers are the
+    worker's own memory, and not what a product is seen to take."""
+    import tiledask.dist.matmul
+    import tiledask.dist.pipeline
+    import tiledask.dist.stages  # noqa: F401
+
+    np.random.default_rng(0).standard_normal((256, 256), np.float32).astype(np.float16).sum()
+    for dtype in (np.float32, np.float64, np.float16):
+        a = np.ones((256, 256), dtype)
+        matmul(a, a, out=np.zeros((256, 256), np.result_type(dtype, np.float32)), accumulate=True)
+        a @ a
 
 
 def _status(field: str) -> int:
@@ -95,20 +122,37 @@ async def start_threads(worker) -> None:
 def cap_memory(limit: int) -> int:
     """Bytes this process held when the cap was set.
 
-    From now on an allocation that takes the process more than ``limit`` + RESERVE bytes above
-    that raises MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
-    What any work needs is loaded first, BLAS's buffers too: that is the device's runtime and
-    not the model's. Linux only.
+    From now on an allocation that takes the process more than ``limit`` bytes above that raises
+    MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
+    What any work needs was loaded when the worker started, BLAS's buffers too: that is the
+    device's runtime and not the model's. To be called in the thread of the event loop.
+    Linux only.
     """
-    import tiledask.dist.matmul
-    import tiledask.dist.pipeline
-    import tiledask.dist.stages  # noqa: F401
-
-    a = np.random.default_rng(0).standard_normal((256, 256), np.float32)
-    (a @ a).astype(np.float16).sum()
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)  # what is free now would be room that nobody counted
+    _set_aside(libc, RESERVE)
     held = _status("VmData")
-    resource.setrlimit(resource.RLIMIT_DATA, (held + RESERVE + limit, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
     return held
+
+
+def _set_aside(libc: ctypes.CDLL, nbytes: int) -> None:
+    """Leave this many free bytes on the heap of the main thread, where the event loop runs.
+
+    They lie in pieces a little under LARGE, so that no tensor fits, not even when malloc tries
+    this heap for a thread whose own is full; and what is LARGE never comes from a heap first.
+    See mallopt(3).
+    """
+    mmap_threshold, piece, fence = -3, LARGE - 2**12, 64
+    libc.mallopt(mmap_threshold, LARGE)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.realloc.restype, libc.realloc.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t],
+    )
+    for address in [libc.malloc(piece) for _ in range(-(-nbytes // piece))]:
+        libc.realloc(address, fence)  # shrinks in place: what is kept parts two free pieces
 
 
 def machine() -> dict:

@@ -1,0 +1,247 @@
+"""Matrices in files: every region as NumPy would read it, and nothing believed unchecked."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.dist import stored_npy, stored_zarr
+from tiledask.dist.stored import create_array, describe, open_array, records_of
+from tiledask.errors import ConfigError
+
+SHAPE = (23, 17)
+KINDS = ("npy-C", "npy-F", "zarr-2", "zarr-3", "zarr-sharded")
+
+
+def values(shape=SHAPE, dtype="f4", seed=0):
+    return np.random.default_rng(seed).integers(-99, 100, shape).astype(dtype)
+
+
+def store(path, x, kind):
+    """The path of ``x``, saved by NumPy or zarr themselves."""
+    family, variant = kind.split("-")
+    name = str(path / f"x.{family}")
+    if family == "npy":
+        np.save(name, np.asarray(x, order=variant))
+        return name
+    more = {"shards": (10, 8)} if variant == "sharded" else {}
+    form = 2 if variant == "2" else 3
+    array = zarr.create_array(
+        name, shape=x.shape, dtype=x.dtype, chunks=(5, 4), zarr_format=form, **more
+    )
+    array[:] = x
+    return name
+
+
+spans = st.tuples(st.integers(0, 23), st.integers(0, 23)).map(sorted).map(tuple)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_regions_are_read_and_written_as_numpy_would(tmp_path, kind, dtype):
+    x = values(dtype=dtype)
+    array = open_array(store(tmp_path, x, kind))
+    assert (array.shape, array.dtype) == (x.shape, x.dtype)
+
+    @settings(max_examples=40, deadline=None)
+    @given(rows=spans, columns=spans, order=st.sampled_from("CF"), write=st.booleans(),
+           strided=st.booleans(), wide=st.booleans())  # fmt: skip
+    def check(rows, columns, order, write, strided, wide):
+        (top, bottom), (left, right) = rows, tuple(min(17, edge) for edge in columns)
+        shape = (bottom - top, right - left)
+        room = np.zeros([2 * n + 1 for n in shape], dtype, order=order)
+        out = room[::2, ::2][: shape[0], : shape[1]] if strided else np.zeros(shape, dtype, order)
+        region = ((top, bottom), (left, right))
+        read = array.read(region, out)
+        np.testing.assert_array_equal(out, x[top:bottom, left:right])
+        assert read == array.form.read_bytes(region)
+        if write:
+            out[...] = values(shape, dtype, seed=top)
+            array.write(region, out.astype("f8") if wide else out)
+            x[top:bottom, left:right] = out
+
+    check()
+    np.testing.assert_array_equal(np.asarray(array), x)
+    by_its_own = np.load(array.path) if array.kind == "npy" else zarr.open_array(array.path)[:]
+    np.testing.assert_array_equal(by_its_own, x)
+
+
+@pytest.mark.parametrize(("order", "region", "calls"), [
+    ("C", ((3, 9), (0, 17)), 1), ("C", ((3, 9), (1, 17)), 6), ("C", ((3, 4), (2, 9)), 1),
+    ("F", ((0, 23), (2, 7)), 1), ("F", ((1, 23), (2, 7)), 5),
+])  # fmt: skip
+def test_contiguous_regions_take_one_call(tmp_path, monkeypatch, order, region, calls):
+    array = open_array(store(tmp_path, values(), f"npy-{order}"))
+    made = []
+    real = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda f, into, at: (made.append(real(f, into, at)), made[-1])[1]
+    )
+    out = np.empty([stop - start for start, stop in region], "f4", order=order)
+    assert array.read(region, out) == sum(made)
+    assert len(made) == calls == array.form.calls(region)
+
+
+def test_short_reads_and_writes_are_gone_on_with(tmp_path, monkeypatch):
+    x = values()
+    array = open_array(store(tmp_path, x, "npy-C"))
+    read, write = os.preadv, os.pwritev
+    monkeypatch.setattr(os, "preadv", lambda f, into, at: read(f, [into[0][:7]], at))
+    monkeypatch.setattr(os, "pwritev", lambda f, out, at: write(f, [out[0][:5]], at))
+    np.testing.assert_array_equal(array[:, :], x)
+    array.write(((2, 9), (3, 8)), values((7, 5), seed=3))
+    x[2:9, 3:8] = values((7, 5), seed=3)
+    np.testing.assert_array_equal(array[:, :], x)
+
+
+def test_a_file_cut_short_while_it_is_read(tmp_path):
+    array = open_array(store(tmp_path, values(), "npy-C"))
+    os.truncate(array.path, array.offset + 100)
+    with pytest.raises(ConfigError, match=r"ended at byte .* too early"):
+        array.read(((0, 23), (0, 17)), np.empty(SHAPE, "f4"))
+
+
+def test_every_chunk_is_fetched_once_per_read(tmp_path, monkeypatch):
+    array = open_array(store(tmp_path, values(), "zarr-3"))
+    fetched = []
+    real = zarr.storage.LocalStore.get
+
+    async def get(self, key, *rest, **more):
+        if key.startswith("c/"):
+            fetched.append(key)
+        return await real(self, key, *rest, **more)
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "get", get)
+    read = array.read(((4, 11), (3, 9)), np.empty((7, 6), "f4"))
+    assert sorted(fetched) == [f"c/{i}/{j}" for i in (0, 1, 2) for j in (0, 1, 2)]
+    assert read == len(fetched) * 5 * 4 * 4
+
+
+@pytest.mark.parametrize("name", ["c.npy", "c.zarr", "folder/c"])
+def test_a_new_array_is_all_zeros(tmp_path, name):
+    chunks = (6, 7) if name.endswith("c") else None
+    array = create_array(tmp_path / name, SHAPE, "float64", chunks)
+    assert open_array(array.path) == array == pickle.loads(pickle.dumps(array))
+    np.testing.assert_array_equal(array[:, :], np.zeros(SHAPE))
+    assert array.nbytes == 23 * 17 * 8
+    with pytest.raises(ConfigError, match=r"exists; td\.open_array opens it"):
+        create_array(array.path, SHAPE, "f8", chunks)
+    os.makedirs(records_of(array))
+    create_array(array.path, (5, 5), "f4", chunks, overwrite=True)
+    assert open_array(array.path).shape == (5, 5)
+    assert not os.path.exists(records_of(array))
+
+
+def test_a_new_npy_file_takes_no_space_yet(tmp_path):
+    array = create_array(tmp_path / "big.npy", (40_000, 50_000), "f8")
+    assert os.path.getsize(array.path) == 128 + array.nbytes
+    assert array.allocated() < 10**5
+    array.write(((39_999, 40_000), (49_990, 50_000)), np.ones((1, 10)))
+    assert array[39_999, 49_985:].tolist() == [0.0] * 5 + [1.0] * 10
+
+
+def test_halves_are_rounded_when_they_are_written(tmp_path):
+    array = create_array(tmp_path / "h.npy", (2, 3), "f2")
+    array.write(((0, 2), (0, 3)), np.array([[1.0001, 1e9, -1e9], [2049, 0, np.nan]], "f4"))
+    np.testing.assert_array_equal(
+        array[:, :], np.array([[1, np.inf, -np.inf], [2048, 0, np.nan]], "f2")
+    )
+
+
+def test_indexing(tmp_path):
+    x = values()
+    array = open_array(store(tmp_path, x, "npy-C"))
+    for index in [np.s_[3], np.s_[-1, 2], np.s_[:4], np.s_[2:5, -3:], np.s_[:, 4], np.s_[9:2, :]]:
+        np.testing.assert_array_equal(array[index], x[index], strict=True)
+    for index in [np.s_[::2], np.s_[1, 2, 3], np.s_[23], np.s_[:, 17]]:
+        with pytest.raises(IndexError):
+            array[index]
+    with pytest.raises(ValueError, match="a copy"):
+        np.asarray(array, copy=False)
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("int", "is int64, stored matrices are float16"), ("object", "is object"),
+    ("fields", "bytes without a meaning"), ("foreign", "foreign byte order"),
+    ("vector", "has 2 dimensions"), ("cube", "has 2 dimensions"), ("empty", "2 dimensions of 1"),
+    ("text", "cannot be read as .npy"), ("nothing", "there is no file"),
+    ("folder", "no zarr array"), ("group", "no zarr array"), ("zarr-int", "is int32"),
+    ("short", "has 1135; it was cut short"), ("8 TB", "8000000000128 bytes with its header"),
+    ("future", "format"),
+])  # fmt: skip
+def test_what_is_no_such_matrix_is_refused(tmp_path, name, words):
+    path = str(tmp_path / f"{name}.npy")
+    saved = {
+        "int": np.ones((2, 2), int), "object": np.array([[1, "a"]], object),
+        "fields": np.zeros((2, 2), "f4,f8"), "foreign": np.ones((2, 2), ">f4"),
+        "vector": np.ones(4), "cube": np.ones((2, 2, 2)), "empty": np.ones((0, 3)),
+    }  # fmt: skip
+    if name in saved:
+        np.save(path, saved[name], allow_pickle=True)
+    elif name == "text":
+        (tmp_path / "text.npy").write_text("1,2\n3,4")
+    elif name == "folder":
+        os.mkdir(path)
+    elif name == "group":
+        zarr.create_group(path)
+    elif name == "zarr-int":
+        zarr.create_array(path, shape=(4, 4), chunks=(2, 2), dtype="i4")
+    elif name == "short":
+        np.save(path, np.ones((16, 16), "f4"))
+        os.truncate(path, 1135)
+    elif name == "8 TB":
+        (tmp_path / "8 TB.npy").write_bytes(stored_npy.header((10**6, 10**6), np.dtype("f8")))
+    elif name == "future":
+        (tmp_path / "future.npy").write_bytes(b"\x93NUMPY\x03\x00" + bytes(120))
+    with pytest.raises(ConfigError, match=words):
+        open_array(path)
+
+
+@pytest.mark.parametrize(("name", "arguments", "words"), [
+    ("c.bin", ((2, 2), "f4"), r"\.npy or \.zarr, got 'c\.bin'"),
+    ("c.npy", ((2, 2), "f4", (1, 1)), "has no chunks"),
+    ("c.npy", ((2, 2, 2), "f4"), "2 dimensions"), ("c.npy", ((0, 2), "f4"), "2 dimensions of 1"),
+    ("c.npy", ((2, 2), "i4"), "is int32"), ("c.npy", ((2, 2), "bfloat16"), "is bfloat16"),
+    ("c.zarr", ((2, 2), "f4", (0, 2)), "chunks are"), ("c.zarr", ((2, 2), "f4", (1,)), "chunks"),
+])  # fmt: skip
+def test_what_cannot_be_created(tmp_path, name, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        create_array(tmp_path / name, *arguments)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_region_and_its_buffer_go_together(tmp_path):
+    array = create_array(tmp_path / "c.npy", (4, 4), "f4")
+    with pytest.raises(ConfigError, match="do not go together"):
+        array.read(((0, 5), (0, 4)), np.empty((5, 4), "f4"))
+    with pytest.raises(ConfigError, match="do not go together"):
+        array.write(((0, 2), (0, 4)), np.empty((4, 2), "f4"))
+    with pytest.raises(ConfigError, match="holds float32, the buffer is float64"):
+        array.read(((0, 4), (0, 4)), np.empty((4, 4)))
+
+
+@pytest.mark.parametrize("kind", ["npy-C", "zarr-3"])
+def test_a_changed_file_has_another_identity(tmp_path, kind):
+    array = open_array(store(tmp_path, values(), kind))
+    before = array.identity()
+    assert array.identity() == before
+    array.write(((20, 21), (3, 4)), np.full((1, 1), 5e5, "f4"))
+    array.sync(((20, 21), (3, 4)))
+    assert array.identity() != before
+
+
+def test_files_of_chunks(tmp_path):
+    array = open_array(store(tmp_path, values(), "zarr-2"))
+    names = list(stored_zarr.chunk_files(array, ((4, 6), (0, 4))))
+    assert [os.path.basename(name) for name in names] == ["0.0", "1.0"]
+    assert all(map(os.path.exists, names))
+
+
+def test_how_it_is_shown(tmp_path):
+    array = describe(tmp_path / "c.zarr", (2000, 500), "f4")
+    assert repr(array).startswith("StoredArray(2000x500 float32, chunks (1024, 500), 4 MB, '/")
+    assert "c.zarr" in array._repr_html_()

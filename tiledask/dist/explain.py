@@ -1,0 +1,272 @@
+"""Every algorithm for a product, side by side, and why one of them is chosen; nothing runs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.plan.cost import Cost, Rates, break_even, cost, least_moved
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.placement import Tiling
+from tiledask.plan.product import PANEL, Plan, algorithms, options_of, plan_product
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["Choice", "Explanation", "choose", "weigh"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One algorithm and what it would take."""
+
+    algorithm: str
+    options: str
+    plan: Plan | None
+    """None if it cannot multiply these operands; ``why_not`` says why."""
+    why_not: str = ""
+    total: int = 0
+    """Bytes that move between ranks, all together."""
+    received: int = 0
+    """Bytes that reach the rank that receives most."""
+    messages: int = 0
+    ledger: Ledger | None = None
+    """What every rank holds, operands and result included."""
+    fits: bool = False
+    same_mesh: bool = False
+    """Whether C lies on the mesh of A and B; only such plans are chosen unasked."""
+    cost: Cost | None = None
+    bound: int = 0
+    """Bytes that some rank must move in any algorithm with this much memory."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes that the fullest rank holds; 0 where it cannot run."""
+        return self.ledger.peak if self.ledger else 0
+
+    @property
+    def seconds(self) -> float:
+        """Predicted; infinite where it cannot run."""
+        return self.cost.total if self.cost else float("inf")
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What `explain` found: a row per algorithm, the one that is chosen, and why."""
+
+    choices: tuple[Choice, ...]
+    chosen: str
+    """Name of the algorithm; empty if none fits."""
+    why: str
+    advice: str
+    """Whether distributing pays, in a sentence."""
+
+    def __getitem__(self, algorithm: str) -> Choice:
+        for choice in self.choices:
+            if choice.algorithm == algorithm:
+                return choice
+        raise KeyError(f"{algorithm!r}; there are {', '.join(c.algorithm for c in self.choices)}")
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for c in self.choices:
+            mark = "→" if c.algorithm == self.chosen else ""
+            if c.plan is None:
+                yield mark, c.algorithm, *("—",) * 6, "not as they lie"
+                continue
+            notes = [c.options] if c.options else []
+            if not c.fits:
+                notes.append("does not fit")
+            elif not c.same_mesh:
+                notes.append(f"C on {'x'.join(map(str, c.plan.result.mesh))}")
+            yield (
+                mark, c.algorithm, format_bytes(c.received), format_bytes(c.total),
+                f"{c.messages}", format_bytes(c.peak), format_seconds(c.seconds),
+                format_bytes(c.bound), ", ".join(notes),
+            )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs: bytes and seconds."""
+        rows = [
+            {
+                "algorithm": c.algorithm, "options": c.options, "why_not": c.why_not,
+                "received": c.received, "total": c.total, "messages": c.messages, "peak": c.peak,
+                "fits": c.fits, "seconds": c.cost.total if c.cost else None, "bound": c.bound,
+            }
+            for c in self.choices
+        ]  # fmt: skip
+        return {"chosen": self.chosen, "why": self.why, "advice": self.advice, "choices": rows}
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+        for i, name in enumerate(_HEAD):
+            table.add_column(name, justify="left" if i in (0, 1, 8) else "right", no_wrap=i < 8)
+        for row in self._rows():
+            table.add_row(*row, style="bold" if row[0] else "")
+        return Group("What every algorithm would take for it", table, "", self.why, self.advice)
+
+    def __repr__(self) -> str:
+        rows = [_HEAD, *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD) - 1)]
+        lines = []
+        for row in rows:
+            cells = [
+                cell.ljust(w) if i < 2 else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=False))
+            ]
+            lines.append(("  ".join(cells) + "  " + row[-1]).rstrip())
+        return "\n".join([*lines, "", self.why, self.advice]).rstrip()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        def row(cells: tuple[str, ...], tag: str, bold: bool) -> str:
+            style = " style='font-weight:bold'" if bold else ""
+            return f"<tr{style}>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        body = "".join(row(cells, "td", bool(cells[0])) for cells in self._rows())
+        return (
+            f"<table>{row(_HEAD, 'th', False)}{body}</table>"
+            f"<p>{escape(self.why)}<br>{escape(self.advice)}</p>"
+        )
+
+
+_HEAD = (
+    "", "algorithm", "to one", "in all", "messages", "peak", "time", "at least", "",
+)  # fmt: skip
+
+Needs = Callable[[Plan], Ledger]
+
+
+def weigh(
+    a: Any, b: Any, needs: Needs, allowed: int, rates: Rates | None, itemsizes: tuple[int, int],
+    options: dict[str, Any] | None = None, only: str | None = None,
+) -> Explanation:  # fmt: skip
+    """The Explanation for tilings ``a`` and ``b``; without ``rates`` it has no times.
+
+    ``needs`` gives a plan's memory, ``allowed`` the bytes a rank may hold, ``itemsizes`` the
+    bytes of an element and of an addend. ``only``: one algorithm, asked for by name.
+    """
+    options = options or {}
+    names = [only] if only else list(algorithms)
+    choices = tuple(
+        _choice(
+            name, a, b, needs, allowed, rates, itemsizes, options if only else _own(name, options)
+        )
+        for name in names
+    )
+    chosen, why = _chosen(choices, allowed, only)
+    m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
+    return Explanation(choices, chosen, why, _advice(m, n, k, a.ranks, choices, itemsizes, rates))
+
+
+def _choice(
+    name: str, a: Any, b: Any, needs: Needs, allowed: int, rates: Rates | None,
+    itemsizes: tuple[int, int], options: dict[str, Any],
+) -> Choice:  # fmt: skip
+    try:
+        plan, ledger = _within(name, a, b, needs, allowed, options)
+    except PlacementError as error:
+        return Choice(name, "", None, str(error))
+    itemsize, addend = itemsizes
+    traffic = plan.traffic(itemsize, addend)
+    m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
+    held = sum(_elements(tiling) for tiling in (plan.a, plan.b, plan.result)) / plan.ranks
+    work = max(prod(plan.extents(rank)) for rank in range(plan.ranks))
+    bound = least_moved(m, n, k, plan.ranks, allowed / itemsize, held, work) * itemsize
+    return Choice(
+        name, plan.options, plan, "", traffic.total, max(traffic.received), traffic.count,
+        ledger, ledger.peak <= allowed, plan.result.mesh == a.mesh,
+        cost(plan, itemsize, addend, rates) if rates else None, int(bound),
+    )  # fmt: skip
+
+
+def _within(
+    name: str, a: Any, b: Any, needs: Needs, allowed: int, options: dict[str, Any]
+) -> tuple[Plan, Ledger]:
+    """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
+    plan = plan_product(name, a, b, **options)
+    ledger, width = needs(plan), PANEL
+    narrows = "panel" in options_of(name) and options.get("panel") is None
+    while narrows and ledger.peak > allowed and width > 1:
+        width //= 2
+        plan = plan_product(name, a, b, **options | {"panel": width})
+        ledger = needs(plan)
+    return plan, ledger
+
+
+def _own(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that the algorithm has."""
+    return {key: value for key, value in options.items() if key in options_of(name)}
+
+
+def _elements(tiling: Tiling) -> int:
+    """Of all blocks together, copies counted each time."""
+    return sum(prod(stop - start for start, stop in region) for region in tiling.regions)
+
+
+def _chosen(choices: tuple[Choice, ...], allowed: int, only: str | None) -> tuple[str, str]:
+    fitting = [c for c in choices if c.fits and (c.same_mesh or only)]
+    if not fitting:
+        return "", f"Nothing fits into {format_bytes(allowed)} per rank."
+    if only:
+        return only, f"{only} was asked for."
+    first = fitting[0]
+    if first.algorithm == "local":
+        return "local", "local: the operands lie so that nothing has to move."
+    fastest = min(c.seconds for c in fitting)
+    alike = [c for c in fitting if c.seconds <= 1.02 * fastest]
+    # of equally fast ones, what leaves C cut as A is, and then what needs least memory
+    best = min(alike, key=lambda c: (c.plan.result.placements != c.plan.a.placements, c.peak))
+    others = [c for c in fitting if c is not best]
+    if not others:
+        return best.algorithm, f"{best.algorithm}: the only one that fits."
+    second = min(others, key=lambda c: c.seconds)
+    more = max(0.0, second.seconds / best.seconds - 1)
+    return best.algorithm, (
+        f"{best.algorithm}: predicted {format_seconds(best.seconds)}, "
+        f"{format_bytes(best.received)} to the rank that receives most; next is "
+        f"{second.algorithm}, {more:.0%} slower."
+    )
+
+
+def _advice(
+    m: int, n: int, k: int, ranks: int, choices: tuple[Choice, ...], itemsizes: tuple[int, int],
+    rates: Rates | None,
+) -> str:  # fmt: skip
+    seconds = min((c.seconds for c in choices), default=float("inf"))
+    if rates is None or ranks == 1 or seconds == float("inf"):
+        return ""
+    touched = (m * k + k * n + m * n) * itemsizes[0]
+    alone = 2 * m * n * k / rates.flops + touched / rates.touch + rates.call
+    limit = break_even(ranks, itemsizes[0], rates)
+    words = f"A task costs {format_seconds(rates.task)}; {ranks} ranks pay from about n = {limit}."
+    if seconds < alone:
+        return f"One rank alone would take {format_seconds(alone)}. {words}"
+    return (
+        f"Not worth distributing: one rank alone would take {format_seconds(alone)}, if it has "
+        f"the memory. {words}"
+    )
+
+
+def choose(explanation: Explanation, allowed: int) -> Choice:
+    """The chosen algorithm; DoesNotFitError with a plan that would fit if there is none."""
+    if explanation.chosen:
+        return explanation[explanation.chosen]
+    able = [c for c in explanation.choices if c.plan is not None]
+    if not able:
+        raise PlacementError(explanation.choices[-1].why_not)
+    least = min(able, key=lambda c: c.peak)
+    ranks = least.plan.ranks
+    enough = -(-least.peak * ranks // max(1, allowed))
+    shape = least.plan.result.shape
+    raise DoesNotFitError(
+        f"no plan of A {least.plan.a.shape} @ B {least.plan.b.shape} fits: {least.algorithm}"
+        f"{', ' + least.options if least.options else ''} needs least, "
+        f"{format_bytes(least.peak)} on a rank, allowed are {format_bytes(allowed)}. What would "
+        f"fit: a mesh of about {enough} ranks (there are {ranks}), a memory_limit of "
+        f"{format_bytes(least.peak)}, or operands in files, "
+        f"td.matmul(td.open_array(...), td.open_array(...), out=...), which makes "
+        f"{' x '.join(map(str, shape))} panel by panel in any memory"
+    )

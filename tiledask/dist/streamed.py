@@ -1,0 +1,379 @@
+"""The product of two stored matrices, panel by panel, in less memory than any of them takes.
+
+    A, B  --each worker reads the panels it needs-->  a tile at a time  --each writes its own-->  C
+
+Nothing moves between workers. Finished tiles and, now and then, partial sums are recorded beside
+the result, so that a product that was killed goes on from there, in another process and with
+other workers.
+"""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from tiledask.dist.array import Both
+from tiledask.dist.cluster import DEADLINE, Cluster, seconds_of
+from tiledask.dist.counters import Counted, counting
+from tiledask.dist.operands import check_types
+from tiledask.dist.progress import following, watching
+from tiledask.dist.records import Records, differences
+from tiledask.dist.stored import (
+    StoredArray,
+    describe,
+    materialize,
+    open_array,
+    records_of,
+    remove,
+)
+from tiledask.dist.stream_tiles import (
+    CHECKPOINT,
+    Job,
+    Product,
+    checksum,
+    stream_tiles,
+    warm,
+)
+from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
+from tiledask.plan.placement import Region
+from tiledask.plan.stream_search import plan_stream
+from tiledask.plan.streaming import Cuts, Problem, StreamPlan, plan_cuts
+from tiledask.plan.traffic import Traffic
+from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.tile import accumulator, as_tile, workspace
+
+__all__ = ["StoredProduct", "multiply_stored", "plan_stored"]
+
+Progress = bool | Callable[[int, int], None] | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StoredProduct(StoredArray):
+    """The result of a product of stored matrices: a StoredArray, and what its making took."""
+
+    plan: StreamPlan | None = None
+    """Of what this run had left to do."""
+    traffic: Both | None = None
+    """Traffic between workers, predicted (none) and measured."""
+    memory: Both | None = None
+    """Ledger, a place per slot, predicted and measured."""
+    bytes_read: Both | None = None
+    """Bytes read from files by all workers, predicted and counted."""
+    seconds: float = 0.0
+    """How long this run took, measured by the client."""
+    resumed_tiles: int = 0
+    """Tiles that an earlier run had finished."""
+
+    @property
+    def array(self) -> StoredArray:
+        """The matrix alone."""
+        return StoredArray(**_fields(self))
+
+
+def multiply_stored(
+    a: StoredArray,
+    b: StoredArray,
+    out: StoredArray | str | os.PathLike,
+    cluster: Cluster,
+    *,
+    kernel: str = "blas",
+    tile: int | tuple[int, int, int] | None = None,
+    memory_limit: int | str | None = None,
+    timeout: float | None = None,
+    progress: Progress = None,
+    checkpoint: float = CHECKPOINT,
+    resume: bool = True,
+    overwrite: bool = False,
+) -> StoredProduct:
+    """C = A @ B from files into a file, as a StoredProduct.
+
+    out
+        A path, .npy or .zarr, which is created; or a StoredArray, whose elements are replaced.
+        If the path exists and is no unfinished product, only ``overwrite`` replaces it.
+    kernel, tile
+        How each worker multiplies its panels: see ``td.tile.matmul``.
+    memory_limit
+        Bytes a worker may take beyond what it holds already. Default: half of what it has, so
+        that the system can keep in its page cache what is read more than once.
+    timeout
+        Seconds for the whole. Default: 300, and 20 times what the plan would take at 50 GFLOP/s
+        a worker in float64, 100 in the other types.
+    progress
+        True draws a bar, False none, None one where somebody watches. A function is called with
+        (panels multiplied, panels in all), from another thread.
+    checkpoint
+        Seconds between two records of a tile that is being summed; less often if recording
+        takes more than 5 % of the time. Of halves, whose sums are float32, only finished tiles
+        are kept.
+    resume
+        What an unfinished product recorded in ``<out>.tiledask`` is taken up where it ended, with
+        its tiles, if operands and kernel are the same (otherwise ConfigError). False starts over.
+
+    The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
+    runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
+    changes meanwhile. An error, an interrupt or a timeout stops the workers at their next panel;
+    then the same call goes on.
+    """
+    seconds = None if timeout is None else seconds_of(timeout)
+    product = _product(a, b, out, kernel, tile, resume)
+    target = product.c
+    records = Records(records_of(target), uuid.uuid4().hex)
+    given = isinstance(out, StoredArray)
+    if os.path.lexists(target.path) and not (given or overwrite or records.exist):
+        raise ConfigError(
+            f"{target.path} exists and is no unfinished product; overwrite=True replaces it, "
+            f"td.open_array opens it"
+        )
+    with records.claimed():
+        if not (resume and os.path.exists(target.path)):
+            records.forget()
+        about = _about(product)
+        if records.exist:
+            plan = _taken_up(product, about, records, cluster, memory_limit)
+        else:
+            plan = _planned(product, cluster, memory_limit)
+            _begin(product, {**about, "cuts": asdict(plan.cuts)}, records, create=not given)
+        summed = _summed(plan, target, records)
+        left = plan.remaining(summed)
+        jobs = [
+            Job.of(left, slot, product, records, cluster.backend, checkpoint)
+            for slot in sorted({tile.slot for tile in left.tiles})
+        ]
+        reads, counted = _run(cluster, jobs, seconds or DEADLINE + 20 * left.seconds, progress)
+        if changed := differences(about, _about(product)):
+            raise ConfigError(
+                f"while it was multiplied, {'; '.join(changed)}: {target.path} mixes before and "
+                f"after. Run it again with resume=False"
+            )
+        records.forget()
+    return StoredProduct(
+        **_fields(target),
+        plan=left,
+        traffic=Both(Traffic.of(cluster.slots), counted.traffic),
+        memory=Both(left.ledger, counted.ledger({})),
+        bytes_read=Both(left.bytes_read, sum(reads)),
+        seconds=counted.seconds,
+        resumed_tiles=sum(k == product.k for k in summed.values()),
+    )
+
+
+def plan_stored(
+    a: StoredArray,
+    b: StoredArray,
+    out: StoredArray | str | os.PathLike,
+    cluster: Cluster,
+    *,
+    kernel: str = "blas",
+    tile: int | tuple[int, int, int] | None = None,
+    memory_limit: int | str | None = None,
+) -> StreamPlan:
+    """The plan that `multiply_stored` would follow from the start; nothing runs."""
+    return _planned(_product(a, b, out, kernel, tile, resume=False), cluster, memory_limit)
+
+
+# -- what is asked for ---------------------------------------------------------------------------
+
+
+def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> Product:
+    """What is multiplied, all of it as its files are now, or an error that says what is wrong."""
+    a, b = _reopened("A", a), _reopened("B", b)
+    if a.shape[1] != b.shape[0]:
+        raise PlacementError(
+            f"A {a.shape} has {a.shape[1]} columns and B {b.shape} has {b.shape[0]} rows, they "
+            f"must be equal; is one of them to be stored transposed?"
+        )
+    check_types(a, b, kernel, convert="store")
+    workspace(1, 1, 1, a.dtype.itemsize, kernel, tile)  # raises for what does not go together
+    return Product(a, b, _target(out, a, b, resume), kernel, tile)
+
+
+def _reopened(name: str, array: Any) -> StoredArray:
+    """``array`` as its file is now."""
+    if not isinstance(array, StoredArray):
+        raise TypeError(
+            f"{name} is a {type(array).__name__}; stored matrices are multiplied with stored "
+            f"matrices: numpy.save it and td.open_array the file"
+        )
+    now = open_array(array.path)
+    if (now.shape, now.dtype) != (array.shape, array.dtype):
+        raise ConfigError(
+            f"{name} was opened as {array.shape} {array.dtype}, and {array.path} is now "
+            f"{now.shape} {now.dtype}; td.open_array it again"
+        )
+    return now
+
+
+def _target(out: Any, a: StoredArray, b: StoredArray, resume: bool) -> StoredArray:
+    """The result as it is, or as it will be once it is created."""
+    shape = a.shape[0], b.shape[1]
+    if isinstance(out, StoredArray):
+        target = _reopened("out", out)
+    else:
+        target = describe(out, shape, a.dtype)
+        if resume and Records(records_of(target), "").exist and os.path.exists(target.path):
+            target = open_array(target.path)
+    if (target.shape, target.dtype) != (shape, a.dtype):
+        raise PlacementError(
+            f"A {a.shape} @ B {b.shape} is {shape} {a.dtype}, {target.path} is {target.shape} "
+            f"{target.dtype}; name another file, or start this one over with resume=False"
+        )
+    for name, operand in (("A", a), ("B", b)):
+        if os.path.exists(target.path) and os.path.samefile(target.path, operand.path):
+            raise ConfigError(
+                f"the result {target.path} is {name} itself, which is read until the end; name "
+                f"another file"
+            )
+    return target
+
+
+def _about(product: Product) -> dict[str, Any]:
+    """What the sums depend on, besides the cuts; for JSON."""
+    c, tile = product.c, product.tile
+    lies = {"kind": c.kind, "order": c.order, "chunks": list(c.chunks) if c.chunks else None}
+    return {
+        "A": product.a.identity(),
+        "B": product.b.identity(),
+        "result": {"shape": list(c.shape), "dtype": c.dtype.name, **lies},
+        "kernel": {"name": product.kernel, "tile": None if tile is None else list(as_tile(tile))},
+    }
+
+
+# -- the plan, new or recorded -------------------------------------------------------------------
+
+
+def _planned(
+    product: Product, cluster: Cluster, memory_limit: int | str | None, cuts: Cuts | None = None
+) -> StreamPlan:
+    """The plan with the best cuts, or with these."""
+    limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
+    size, wide = product.a.dtype.itemsize, accumulator(product.a.dtype).itemsize
+
+    def work(m: int, n: int, k: int) -> int:
+        return workspace(m, n, k, size, product.kernel, product.tile, True, wide)
+
+    problem = Problem(product.a.form, product.b.form, product.c.form, wide, work)
+    if cuts is None:
+        return plan_stream(problem, cluster.slots, limit)
+    return plan_cuts(problem, cuts, cluster.slots, limit)
+
+
+def _begin(product: Product, record: dict[str, Any], records: Records, create: bool) -> None:
+    """None, once the plan is recorded and the result's file is there."""
+    _refuse_if_too_full(product.c)
+    if create:
+        # in this order: what is recorded of a result that is not there is known to be of no use
+        remove(product.c)
+        records.begin(record)
+        materialize(product.c)
+    else:
+        records.begin(record)
+
+
+def _taken_up(
+    product: Product,
+    about: dict[str, Any],
+    records: Records,
+    cluster: Cluster,
+    memory_limit: int | str | None,
+) -> StreamPlan:
+    """The recorded plan, for this cluster; ConfigError if it is for anything else."""
+    was = records.plan()
+    value = was.pop("cuts", None)
+    if changed := differences(was, about):
+        raise ConfigError(
+            f"{product.c.path} was begun with other input: {'; '.join(changed)}. Bring that back "
+            f"to go on, or start over with resume=False"
+        )
+    try:
+        cuts = Cuts(tuple(value["rows"]), tuple(value["columns"]), value["panel"])
+        if (cuts.rows[-1], cuts.columns[-1]) != product.c.shape:
+            raise ConfigError(f"the result is {product.c.shape}")
+    except (ConfigError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{records.folder}/plan.json is damaged, its cuts are {value} ({error}); resume=False "
+            f"starts over"
+        ) from None
+    try:
+        return _planned(product, cluster, memory_limit, cuts)
+    except DoesNotFitError as error:
+        raise DoesNotFitError(
+            f"{product.c.path} was begun with more memory: {error}, which is resume=False"
+        ) from None
+
+
+def _refuse_if_too_full(target: StoredArray) -> None:
+    folder = os.path.dirname(target.path)
+    needs, free = target.nbytes - target.allocated(), shutil.disk_usage(folder).free
+    if needs > free:
+        raise ConfigError(
+            f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(free)} are "
+            f"free; make room, or name a file on another disk"
+        )
+
+
+def _summed(plan: StreamPlan, target: StoredArray, records: Records) -> dict[Region, int]:
+    """Up to which k every tile is summed, by the records; the file is sampled to agree."""
+    k, found = plan.extents[2], {}
+    for region in plan.cuts.regions:
+        record = records.tile(region)
+        if record is None or record.summed == 0:
+            continue
+        at_panel = record.summed == k or (record.summed < k and record.summed % plan.panel == 0)
+        if not at_panel or checksum(target.dtype, region, _rows(target, region)) != record.check:
+            raise ConfigError(
+                f"tile {region} of {target.path} is not what was recorded (summed up to "
+                f"{record.summed} of {k}); something else wrote there. resume=False starts over"
+            )
+        found[region] = record.summed
+    return found
+
+
+def _rows(array: StoredArray, region: Region) -> Callable[[int], np.ndarray]:
+    """i -> row i of ``region``, from the file."""
+    (top, _), (left, right) = region
+    return lambda i: array[top + i, left:right]
+
+
+# -- running it ----------------------------------------------------------------------------------
+
+
+def _run(
+    cluster: Cluster, jobs: list[Job], seconds: float, progress: Progress
+) -> tuple[list[int], Counted]:
+    """(bytes that each job read, what was counted meanwhile)."""
+    if not jobs:  # the last run was killed between its last tile and its end
+        with counting(cluster) as counted:
+            return [], counted
+    product = jobs[0].product
+    (m, k), n = product.a.shape, product.b.shape[1]
+    what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
+    loads = [cluster.submit(job.slot, warm, job, name="load") for job in jobs]
+    cluster.wait(loads, f"loading what the {what} needs", min(seconds, DEADLINE))
+    with counting(cluster) as counted, _told(cluster, jobs, what, progress):
+        futures = [cluster.submit(job.slot, stream_tiles, job, name="stream") for job in jobs]
+        reads = cluster.gather(futures, what, seconds)
+    return reads, counted
+
+
+@contextmanager
+def _told(cluster: Cluster, jobs: list[Job], what: str, progress: Progress) -> Iterator[None]:
+    """A bar is drawn inside the block, or ``progress`` called as the workers report."""
+    run, panels = jobs[0].records.run, [0] * cluster.slots
+    for job in jobs:
+        panels[job.slot] = job.panels
+    if not callable(progress):
+        with watching(progress, run, panels, what, cluster):
+            yield
+        return
+    with following(cluster, run, len(panels), lambda done: progress(sum(done), sum(panels))):
+        yield
+    progress(sum(panels), sum(panels))
+
+
+def _fields(array: StoredArray) -> dict[str, Any]:
+    return {f.name: getattr(array, f.name) for f in fields(StoredArray)}
