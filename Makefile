@@ -12,11 +12,11 @@ BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 
-.PHONY: help tour test lint lab bench env clean
+.PHONY: help tour test lint lab bench bench-matmul bench-files env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile
 	@echo "The first one you run sets up .venv (Python 3.11 to 3.13, about 1 GB; 3 GB more with a GPU)."
 
 tour: env ## run the whole story on this machine; the report is left in build/tour/
@@ -44,8 +44,14 @@ lab: env ## open the walkthroughs in JupyterLab, with the Dask panels (DASHBOARD
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=nbs \
 		$$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB_ARGS)
 
-bench: env ## compare with peers on this machine
-	$(BIN)/python -m tiledask.lab.bench
+bench: env ## compare with peers on this machine: one product, about a minute
+	$(BIN)/python -m tiledask.lab.bench.product
+
+bench-matmul: env ## the whole comparison of products, half an hour
+	$(BIN)/python -m tiledask.lab.bench.product --works all
+
+bench-files: env ## the comparison of products of files: 6 GB through workers of 1 GB
+	$(BIN)/python -m tiledask.lab.bench.files
 
 env: $(STAMP) ## set up .venv and nothing else
 

@@ -166,6 +166,22 @@ def test_what_is_not_installed_is_missing(monkeypatch):
     assert "4 missing" in printed(list(found.values()))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "flags", "state"),
+    [("Haswell", {"avx2", "avx512f"}, "note"), ("Haswell", {"avx2"}, "ok"),
+     ("SkylakeX", {"avx512f"}, "ok"), (None, {"avx512f"}, "ok")],
+)  # fmt: skip
+def test_blas_that_takes_the_processor_for_an_older_one(monkeypatch, architecture, flags, state):
+    pool = {"user_api": "blas", "internal_api": "openblas", "version": "1", "num_threads": 2}
+    monkeypatch.setattr(
+        "threadpoolctl.threadpool_info", lambda: [pool | {"architecture": architecture}]
+    )
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: flags)
+    found = doctor._numpy()
+    assert found.state == state
+    assert ("OPENBLAS_CORETYPE" in found.fix) == (state == "note")
+
+
 def test_small_machines_are_told(monkeypatch):
     disk = type("Usage", (), {"total": 64 * 2**20, "free": 10**9})
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: disk)

@@ -1,14 +1,17 @@
 """The walkthroughs' exercises: right answers pass, wrong ones are told apart, nothing is stored."""
 
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.exercises import (
     blocks_of,
+    cheapest_choreography,
+    choreography,
     copies_that_fit,
     fewest_bytes,
     fewest_gpus,
@@ -20,6 +23,7 @@ from tiledask.lab.exercises.placements import bytes_planned, fewest_planned
 from tiledask.lab.exercises.slots import least_load
 from tiledask.lab.puzzles import UnsolvedError
 from tiledask.plan.placement import Tiling
+from tiledask.plan.product import algorithms, grids, options_of, plan_product
 
 R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 
@@ -44,6 +48,18 @@ def product_exercise(cluster):
     return fewest_bytes(cluster, x, a, mesh=(2, 2), limit=3_500_000)
 
 
+IN_BLOCKS, IN_ROWS = (S0, S1), (S0, S0)
+
+
+@pytest.fixture(scope="module")
+def choice(cluster):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype(np.float32) for s in ((600, 3000), (3000, 600)))
+    return cheapest_choreography(
+        cluster, a, b, mesh=(2, 2), placements=(IN_BLOCKS, IN_ROWS), limit=5_500_000
+    )
+
+
 def targets(result) -> dict:
     return {t.name: (t.got, t.wanted, t.best) for t in result.targets}
 
@@ -52,8 +68,8 @@ def targets(result) -> dict:
 
 
 @pytest.mark.cluster
-def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise):
-    for exercise in (slots, fewest_gpus(), copies_that_fit(), product_exercise):
+def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise, choice):
+    for exercise in (slots, fewest_gpus(), copies_that_fit(), product_exercise, choice):
         result = exercise.check(None)
         assert not result
         assert not result.attempted
@@ -64,7 +80,7 @@ def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise):
 
 
 @pytest.mark.cluster
-def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_exercise):
+def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_exercise, choice):
     for exercise, answer, words in (
         (slots, (0,) * 8, "a tuple of 9 slots, each 0..3"),
         (slots, (0, 1, 2, 3, 4, 0, 1, 2, 3), "each 0..3"),
@@ -81,6 +97,16 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (product_exercise, ((S0,), (S1, R)), "needs one placement per axis"),
         (product_exercise, ((td.Partial(), R), (R, R)), "cannot be distributed as"),
         (product_exercise, ((td.Shard(2), R), (R, R)), "dimension 0..1"),
+        (choice, "summa", "a dict of td.matmul's arguments"),
+        (choice, {"panel": 64}, "the algorithm and what it takes"),
+        (choice, {"algorithm": "summa", "kernel": "loops"}, "panel, grid, replication"),
+        (choice, {"algorithm": "sumo"}, "td.algorithms has local"),
+        (choice, {"algorithm": "cannon", "panel": 64}, "cannon has no option panel"),
+        (choice, {"algorithm": "2.5d", "grid": (2, 2)}, "a grid of 3 extents"),
+        (choice, {"algorithm": "summa", "grid": 4}, "a grid of 2 extents"),
+        (choice, {"algorithm": "2.5d", "replication": 3}, "take one of 1, 2, 4"),
+        (choice, {"algorithm": "summa", "panel": 0}, "a whole number of columns"),
+        (choice, {"algorithm": "local"}, "cannot be multiplied where it lies"),
     ):
         result = exercise.check(answer)
         assert result.attempted
@@ -223,3 +249,64 @@ def test_blocks_cover_the_matrix_for_every_placement():
         assert sorted(owners) == [0, 1, 2, 3]
     tiny = blocks_of(Tiling((1, 3), (2,), (S0,)))
     assert tiny.ranks == [[(0,)]], "rank 1 holds nothing and is not drawn"
+
+
+# -- the cheapest choreography -------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("answer", "mb_held", "mb_moved", "missed"),
+    [
+        ({"algorithm": "2.5d", "grid": (2, 1, 2), "panel": 150}, 5.22, 15.84, ()),
+        ({"algorithm": "2.5d", "grid": (2, 1, 2)}, 7.02, 15.84, ("held",)),  # panels too wide
+        ({"algorithm": "2.5d", "panel": 100}, 5.04, 17.64, ("moved",)),  # the wrong way round
+        ({"algorithm": "row_parallel", "panel": 16}, 5.76, 9.72, ("held",)),  # an addend too large
+        ({"algorithm": "summa", "panel": 64}, 4.262, 18.0, ("moved",)),
+        ({"algorithm": "gather"}, 7.92, 12.24, ("held",)),  # addends are left, and summed
+    ],
+)
+def test_a_choreography_is_judged_by_bytes_and_memory(choice, answer, mb_held, mb_moved, missed):
+    result = choice.check(answer)
+    (held, moved, wrong) = result.targets
+    assert (round(held.got, 3), moved.got, wrong.got) == (mb_held, mb_moved, 0)
+    assert (held.met, moved.met) == ("held" not in missed, "moved" not in missed)
+    assert bool(result) == (not missed)
+    assert moved.best == moved.wanted == 15.84
+    assert choice.draw(answer).axes
+    if missed:
+        assert "too much" in result.reason
+
+
+def test_the_fewest_bytes_are_those_of_every_option_tried(monkeypatch):
+    monkeypatch.setattr(choreography, "NARROW", 1)
+    dtype = np.dtype("f8")
+    a, b = Tiling((7, 12), (2, 2), IN_BLOCKS), Tiling((12, 5), (2, 2), IN_ROWS)
+    tried = []
+    for name in algorithms:
+        panels = range(1, 13) if "panel" in options_of(name) else (None,)
+        shapes = (*grids(4, 2), *grids(4, 3)) if "grid" in options_of(name) else (None,)
+        for panel, grid in product(panels, shapes):
+            with suppress(PlacementError):
+                plan = plan_product(name, a, b, panel=panel, grid=grid)
+                tried.append((choreography.held(plan, dtype), choreography.moved(plan, 8)))
+    assert len(tried) > 100
+    found = {limit: choreography._fewest(a, b, dtype, limit) for limit, _ in tried}
+    assert len(set(found.values())) > 3
+    for limit, fewest in found.items():
+        assert fewest == min(moved for held, moved in tried if held <= limit)
+
+
+def test_a_choreography_needs_a_limit_that_holds_something():
+    a = Tiling((8, 8), (2, 2), IN_BLOCKS)
+    with pytest.raises(ConfigError, match=r"no choice .* stays within 10 bytes a worker"):
+        choreography._fewest(a, a, np.dtype("f4"), 10)
+
+
+@pytest.mark.parametrize("name", [name for name in algorithms if "panel" in options_of(name)])
+def test_the_width_of_a_panel_changes_the_memory_and_not_the_bytes(name):
+    a, b = Tiling((60, 300), (2, 2), IN_BLOCKS), Tiling((300, 60), (2, 2), IN_ROWS)
+    plans = [plan_product(name, a, b, panel=panel) for panel in (5, 16, 40, 300)]
+    assert len({choreography.moved(plan, 4) for plan in plans}) == 1
+    held = [choreography.held(plan, np.dtype("f4")) for plan in plans]
+    assert held[0] == min(held) < held[-1]

@@ -3,15 +3,20 @@
 import subprocess
 import sys
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from tiledask.dist.lending import Facts, Span
+from tiledask.dist.matmul import Spent
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.plots.style import PALETTE, ink_on
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.placement import Replicate, Shard, Tiling
+from tiledask.plan.product import plan_product
 from tiledask.plan.timeline import Timeline
 from tiledask.plan.traffic import Traffic
 
@@ -55,6 +60,34 @@ INTENSITIES = [[10.7, 10.7], [21.3, 21.3], [42.7, 42.7]]
 BYTES = [[200, 134], [200, 134], [200, 134]]
 
 
+def planned(name: str, p: int, q: int, **options):
+    """The plan of a small product whose operands lie in blocks on p x q."""
+    t = Tiling((12, 12), (p, q), (Shard(0), Shard(1)))
+    return plan_product(name, t, t, **options)
+
+
+def multiplied(ranks: int, steps: int, unit: float = 1.0, *, summed: bool = False):
+    """A product as td.matmul returns it: rank r begins after r; reads 1, waits 1, multiplies 4."""
+    every = []
+    for rank in range(ranks):
+        kinds = [
+            (kind, rank + 5 * step + at, rank + 5 * step + at + length)
+            for step in range(steps)
+            for kind, at, length in (("read", 0, 1), ("wait", 0, 1), ("multiply", 1, 4))
+        ]
+        end = ranks + 5 * steps
+        kinds += [("read", end, end + 1), ("sum", end, end + 2)] if summed else []
+        spans = tuple(Span(kind, 100 + unit * a, 100 + unit * b) for kind, a, b in kinds)
+        every.append(Spent.of(Facts((), spans), unit * (end + 2)))
+    return SimpleNamespace(spent=tuple(every), made_by="summa")
+
+
+CURVE = {
+    "layers": [("8x8x1", 13e6, 58e6), ("4x4x4", 52e6, 37e6)],
+    "line": [("64x1x1", 13e6, 264e6)],
+}
+
+
 def long_name(n: int) -> str:
     return f"interleaved 1F1B, {n} workers, 16 micro-batches"
 
@@ -81,6 +114,17 @@ FIGURES = {
     "layers 1": lambda: plots.layers_on_devices({"all": [0]}),
     "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
     "intensity": lambda: plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES),
+    "panels": lambda: plots.panels(
+        {"SUMMA": multiplied(4, 6, 0.01), "2.5-D": multiplied(4, 2, 0.01, summed=True)}
+    ),
+    "panels 1": lambda: plots.panels({"alone": multiplied(1, 1, 1e-4)}),
+    "panels 16 x 20": lambda: plots.panels({long_name(16): multiplied(16, 20)}),
+    "reads": lambda: plots.reads(
+        {"SUMMA": planned("summa", 3, 3, panel=4), "Cannon": planned("cannon", 3, 3)}
+    ),
+    "reads 1": lambda: plots.reads({"alone": planned("summa", 1, 1)}),
+    "reads 2 x 4, many steps": lambda: plots.reads({"SUMMA": planned("summa", 2, 4, panel=1)}),
+    "tradeoff": lambda: plots.tradeoff(CURVE, lambda memory: 3e10 / memory**0.5),
 }
 SPLIT_BACKWARD = Timeline.of(
     2,
@@ -95,6 +139,11 @@ def dense(ranks: int) -> Traffic:
     return Traffic.of(
         ranks, [(i, j, 123_456_789 * (i + j)) for i in range(ranks) for j in range(ranks)]
     )
+
+
+def layered():
+    t = Tiling((8, 8), (2, 1, 2), (Shard(0), Shard(1), Replicate()))
+    return plan_product("2.5d", t, t)
 
 
 def thin(rows: int, columns: int) -> plots.Blocks:
@@ -153,11 +202,11 @@ def test_every_figure_has_a_title_and_units(name):
     figure = FIGURES[name]()
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
-    units = ("time (", "bytes", "row", "layer", "idle /", "FLOP/byte")
+    units = ("time (", "bytes", "row", "layer", "idle /", "FLOP/byte", "k 0 to")
     assert any(unit in labels for unit in units)
 
 
-@pytest.mark.parametrize("name", ["gantt", "memory", "traffic", "owners"])
+@pytest.mark.parametrize("name", ["gantt", "memory", "traffic", "owners", "panels", "reads"])
 def test_the_same_data_is_the_same_file(name):
     assert FIGURES[name]().to_png() == FIGURES[name]().to_png()
 
@@ -283,6 +332,14 @@ def test_gantt_legend_names_what_is_there():
         (lambda: plots.intensity(["8"], ["2x2"], [[1, 2]], [[1]]), "flop_per_byte has"),
         (lambda: plots.intensity(["8"], ["2x2"], [[1]], [[1], [2]]), "bytes_moved has"),
         (lambda: plots.intensity([], [], [], []), "0 x 0"),
+        (lambda: plots.panels({}), "1 product or more, got 0"),
+        (
+            lambda: plots.panels({"A": SimpleNamespace(spent=(), made_by="distribute")}),
+            "'A' was made by distribute and has 0 spans",
+        ),
+        (lambda: plots.reads({}), "1 plan or more, got 0"),
+        (lambda: plots.reads({"X": layered()}), r"grid of 3 axes \(2, 1, 2\), reads draws 2"),
+        (lambda: plots.tradeoff({"none": []}, float), "1 point or more"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, message):
@@ -464,3 +521,106 @@ def test_a_transfer_makes_no_stage_a_later_one():
 
     spans = [(0, "F", 0, 0, 0.0, 1.0), (0, "T", -1, -1, 0.0, 0.5), (0, "F", 2, 0, 1.0, 2.0)]
     assert _chunks(Timeline.of(1, spans, "measured")) == {(0, 0): 0, (0, 2): 1}
+
+
+# panels --------------------------------------------------------------------------------------
+
+
+def test_panels_draw_every_span_in_its_lane_where_and_as_long_as_it_was():
+    product = multiplied(3, 4, summed=True)
+    (axes,) = plots.panels({"SUMMA": product}).axes
+    for kind in ("multiply", "wait", "sum", "read"):
+        drawn = sorted((round(y), x, w) for x, y, w, _ in boxes(axes, kind))
+        spans = [
+            (rank, span.start - 100, pytest.approx(span.stop - span.start))
+            for rank, mine in enumerate(product.spent)
+            for span in mine.spans
+            if span.kind == kind
+        ]
+        assert drawn == spans
+    assert [w for _, _, w, _ in boxes(axes, "rest")] == [25] * 3
+
+
+def test_panels_put_reads_below_what_the_rank_does_meanwhile():
+    (axes,) = plots.panels({"SUMMA": multiplied(2, 3)}).axes
+    lanes = boxes(axes, "multiply") + boxes(axes, "wait")
+    bottoms = {round(y): y + height for _, y, _, height in lanes}
+    reads = boxes(axes, "read")
+    assert len(reads) == 6
+    for _, y, _, height in reads:
+        assert bottoms[round(y)] < y < y + height < round(y) + 0.5
+
+
+def test_panels_share_the_time_and_say_how_much_of_it_is_multiplying():
+    products = {"SUMMA": multiplied(2, 4, 0.01), "Cannon": multiplied(2, 2, 0.01)}
+    top, bottom = plots.panels(products).axes
+    assert top.get_xlim() == bottom.get_xlim()
+    assert top.get_xlim() == pytest.approx((0, 0.21))
+    # 2 ranks x 4 steps x 4 of 2 x 21
+    wanted = "SUMMA: 76% of the ranks' time is multiplying, done after 210 ms"
+    assert top.get_title(loc="left") == wanted
+    assert sorted(t.get_text() for t in top.texts) == sorted("0123" * 2)
+
+
+def test_panels_explain_what_is_there():
+    found = words(plots.panels({"SUMMA": multiplied(2, 2)}))
+    assert {"multiplying a panel", "waiting for a panel", "number in a box: the step"} <= set(found)
+    assert "summing addends" not in found
+    assert "summing addends" in words(plots.panels({"2.5-D": multiplied(2, 2, summed=True)}))
+    crowded = words(plots.panels({"SUMMA": multiplied(1, 600)}))
+    assert "number in a box: the step" not in crowded
+
+
+# reads ---------------------------------------------------------------------------------------
+
+
+def arrows(axes, operand: str) -> int:
+    return sum(patch.get_gid() == f"{operand} read" for patch in axes.patches)
+
+
+@pytest.mark.parametrize(("name", "p", "q"), [("summa", 2, 2), ("cannon", 3, 3), ("summa", 2, 3)])
+def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
+    plan = planned(name, p, q)
+    drawn = [axes for axes in plots.reads({"X": plan}).axes if axes.axison]
+    assert len(drawn) == len(plan.panels[0])
+    for step, axes in enumerate(drawn):
+        for operand in "ab":
+            pieces = [
+                piece
+                for rank, mine in enumerate(plan.panels)
+                for piece in getattr(mine[step], operand)
+                if piece.source != rank
+            ]
+            assert arrows(axes, operand.upper()) == len(pieces)
+
+
+def test_reads_shade_ranks_by_what_they_multiply():
+    figure = plots.reads({"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)})
+    shades = [
+        {patch.get_facecolor() for patch in axes.patches if patch.get_gid() == "rank"}
+        for axes in figure.axes
+    ]
+    assert [len(shade) for shade in shades] == [1, 1, 1, 3, 3, 3]
+    assert set.union(*shades[:3]) == shades[3]
+
+
+def test_reads_of_a_long_plan_say_how_much_is_left_out():
+    figure = plots.reads({"SUMMA": planned("summa", 2, 2, panel=1)})
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["SUMMA, step 0", "SUMMA, step 1", "SUMMA, step 2", "SUMMA, step 3, 8 more"]
+
+
+# tradeoff ------------------------------------------------------------------------------------
+
+
+def test_tradeoff_draws_points_and_the_bound_in_bytes():
+    (axes,) = plots.tradeoff(CURVE, lambda memory: 3e10 / memory**0.5).axes
+    lines = {line.get_gid(): line.get_xydata() for line in axes.lines}
+    for name, points in CURVE.items():
+        np.testing.assert_array_equal(lines[name], [(m, b) for _, m, b in points])
+    memory, least = lines["least"].T
+    np.testing.assert_allclose(least, 3e10 / memory**0.5)
+    assert memory.min() < 13e6 < 52e6 < memory.max()
+    assert {"8x8x1", "4x4x4", "64x1x1", "layers", "no algorithm gets here"} <= set(
+        words(axes.figure)
+    )

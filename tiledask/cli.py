@@ -206,9 +206,10 @@ def _matmul(args: argparse.Namespace, console: Console) -> Result:
         raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {args.mesh!r}")
     if args.size < 1:
         raise ConfigError(f"a size is 1 or more, got {args.size}")
-    table = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
+    table, explanation = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
     console.print(table)
-    return (0 if table.ok else 1), table.to_dict()
+    console.print(explanation)
+    return (0 if table.ok else 1), table.to_dict() | {"explain": explanation.to_dict()}
 
 
 if __name__ == "__main__":

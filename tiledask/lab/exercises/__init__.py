@@ -10,6 +10,7 @@ No answer is stored. What the answer reaches is measured on the cluster or compu
 the best possible is found by trying everything.
 """
 
+from tiledask.lab.exercises.choreography import cheapest_choreography
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
@@ -18,6 +19,7 @@ from tiledask.lab.exercises.slots import tasks_on_slots
 __all__ = [
     "Exercise",
     "blocks_of",
+    "cheapest_choreography",
     "copies_that_fit",
     "fewest_bytes",
     "fewest_gpus",

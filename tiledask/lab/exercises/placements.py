@@ -8,7 +8,7 @@ import numpy as np
 from tiledask.dist.array import ShardedArray, distribute, to_numpy
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.collectives import redistribute
-from tiledask.dist.matmul import algorithms, choose, matmul
+from tiledask.dist.matmul import matmul
 from tiledask.dist.mesh import Mesh
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
@@ -16,11 +16,19 @@ from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.puzzles import Target
 from tiledask.plan.comms import redistribution, traffic_of
 from tiledask.plan.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.product import Plan, gather
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["blocks_of", "bytes_planned", "fewest_bytes", "fewest_planned"]
+__all__ = [
+    "blocks_of",
+    "bytes_planned",
+    "fewest_bytes",
+    "fewest_planned",
+    "finished",
+    "moved",
+]
 
 MB = 1_000_000
 
@@ -43,11 +51,7 @@ def fewest_bytes(
     def measure(answer: Any) -> list[Target]:
         X, A = (distribute(m, over, p) for m, p in zip((x, a), _pair(answer), strict=True))
         held = max(map(sum, zip(X.block_bytes, A.block_bytes, strict=True))) / MB
-        Y = matmul(X, A)
-        moved = Y.traffic.measured.total
-        if Partial() in Y.placements:
-            Y = redistribute(Y, _summed(Y.placements))
-            moved += Y.traffic.measured.total
+        Y, moved = finished(matmul(X, A, algorithm="gather"))
         wrong = int(np.count_nonzero(to_numpy(Y) != expected))
         return [
             Target("MB of X and A on the fullest worker", limit / MB, held, None),
@@ -76,6 +80,24 @@ def _pair(answer: Any) -> Pair:
             f"((Shard(0), Replicate()), (Replicate(), Shard(1))); got {answer!r}"
         )
     return tuple(tuple(p) for p in pair)
+
+
+def finished(product: ShardedArray) -> tuple[ShardedArray, int]:
+    """``product`` with its addends summed, and the bytes that it and the sum moved, as counted."""
+    moved = product.traffic.measured.total
+    if Partial() in product.placements:
+        product = redistribute(product, _summed(product.placements))
+        moved += product.traffic.measured.total
+    return product, moved
+
+
+def moved(plan: Plan, itemsize: int) -> int:
+    """The bytes that ``plan`` moves, with the sum of the addends that it leaves."""
+    total = plan.traffic(itemsize).total
+    if Partial() in plan.result.placements:
+        target = plan.result.replaced(*_summed(plan.result.placements))
+        total += traffic_of(plan.ranks, redistribution(plan.result, target), itemsize).total
+    return total
 
 
 def _summed(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
@@ -111,13 +133,7 @@ def _held(x: Tiling, a: Tiling, itemsize: int) -> int:
 
 def bytes_planned(x: Tiling, a: Tiling, itemsize: int) -> int:
     """Bytes between ranks for Y = X A, with the sum of the addends that it leaves."""
-    plan = algorithms[choose(x, a)](x, a)
-    pieces = [p for rank in (*plan.a, *plan.b) for p in rank]
-    if Partial() in plan.result.placements:
-        pieces += redistribution(
-            plan.result, plan.result.replaced(*_summed(plan.result.placements))
-        )
-    return traffic_of(plan.result.ranks, pieces, itemsize).total
+    return moved(gather(x, a), itemsize)
 
 
 def blocks_of(array: ShardedArray | Tiling) -> plots.Blocks:
@@ -127,7 +143,7 @@ def blocks_of(array: ShardedArray | Tiling) -> plots.Blocks:
     Blocks(ranks=[[(0,), (1,)]], rows=[0, 4], columns=[0, 3, 6])
     """
     tiling = array.tiling if isinstance(array, ShardedArray) else array
-    regions = [tiling.region(at) for at in tiling.coordinates()]
+    regions = tiling.regions
     rows, columns = (sorted({edge for region in regions for edge in region[dim]}) for dim in (0, 1))
     ranks = [
         [

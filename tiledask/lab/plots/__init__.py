@@ -1,4 +1,4 @@
-"""Figures of timelines, memory, traffic, owners, layers, idle time and intensity.
+"""Figures of timelines, memory, traffic, owners, layers, idle time, intensity and panels.
 
 Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
 it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import.
@@ -10,6 +10,7 @@ from tiledask.lab.plots.intensity import intensity
 from tiledask.lab.plots.layers import layers_on_devices
 from tiledask.lab.plots.memory import memory_bars
 from tiledask.lab.plots.owners import Blocks, owners
+from tiledask.lab.plots.panels import panels, reads, tradeoff
 from tiledask.lab.plots.traffic import traffic_matrix
 
 __all__ = [
@@ -20,5 +21,8 @@ __all__ = [
     "layers_on_devices",
     "memory_bars",
     "owners",
+    "panels",
+    "reads",
+    "tradeoff",
     "traffic_matrix",
 ]

@@ -1,0 +1,1 @@
+"""Comparisons with peers on this machine: the same work, the same run, interleaved, medians."""
