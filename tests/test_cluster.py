@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -225,6 +226,15 @@ def test_a_memory_cap_raises_and_outlives_a_restart():
             (held,) = cluster.gather([cluster.submit(0, fill_up)], "allocation", 30)
             assert 30_000_000 < held <= 40_000_000
             kill_worker(cluster, 0)
+
+
+def test_dask_looks_less_often_unless_somebody_chose_how_often():
+    ticks, profile = "distributed.admin.tick.interval", "distributed.worker.profile.interval"
+    assert start._settings(1, 0)[ticks] != dask.config.get(ticks)
+    with dask.config.set({ticks: "1s"}):
+        settings = start._settings(1, 0)
+    assert ticks not in settings
+    assert profile in settings
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):

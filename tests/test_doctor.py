@@ -167,19 +167,27 @@ def test_what_is_not_installed_is_missing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "flags", "state"),
-    [("Haswell", {"avx2", "avx512f"}, "note"), ("Haswell", {"avx2"}, "ok"),
-     ("SkylakeX", {"avx512f"}, "ok"), (None, {"avx512f"}, "ok")],
+    ("architecture", "flags", "forced", "fix"),
+    [("Haswell", {"avx2", "avx512f"}, "Haswell", "unset OPENBLAS_CORETYPE before"),
+     ("Haswell", {"avx2", "avx512f"}, None, "export OPENBLAS_CORETYPE=SkylakeX before"),
+     ("Haswell", {"avx2"}, "Haswell", ""), ("SkylakeX", {"avx512f"}, None, ""),
+     (None, {"avx512f"}, None, "")],
 )  # fmt: skip
-def test_blas_that_takes_the_processor_for_an_older_one(monkeypatch, architecture, flags, state):
+def test_blas_that_takes_the_processor_for_an_older_one(
+    monkeypatch, architecture, flags, forced, fix
+):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    if forced:
+        monkeypatch.setenv("OPENBLAS_CORETYPE", forced)
     pool = {"user_api": "blas", "internal_api": "openblas", "version": "1", "num_threads": 2}
     monkeypatch.setattr(
         "threadpoolctl.threadpool_info", lambda: [pool | {"architecture": architecture}]
     )
     monkeypatch.setattr(doctor, "_cpu_flags", lambda: flags)
     found = doctor._numpy()
-    assert found.state == state
-    assert ("OPENBLAS_CORETYPE" in found.fix) == (state == "note")
+    assert found.state == ("note" if fix else "ok")
+    assert found.fix.startswith(fix)
+    assert bool(found.fix) == bool(fix)
 
 
 def test_small_machines_are_told(monkeypatch):

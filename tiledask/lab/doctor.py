@@ -176,9 +176,11 @@ def _numpy() -> Finding:
     used_for = "tiles on the CPU; workers have one BLAS thread each"
     found = f"{np.__version__} with {', '.join(blas)}"
     if any(pool.get("architecture") == "Haswell" for pool in pools) and "avx512f" in _cpu_flags():
-        # OpenBLAS 0.3.31 does so on AMD's Zen 5: 230 instead of 457 GFLOP/s in float32 on 2 cores
-        found += "; it takes this processor for one without AVX-512"
-        fix = "export OPENBLAS_CORETYPE=SkylakeX before you start: up to twice the speed"
+        # measured on AMD's Zen 5, two cores, float32: 230 instead of 457 GFLOP/s
+        forced = os.environ.get("OPENBLAS_CORETYPE")
+        found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
+        fix = f"{'unset' if forced else 'export'} OPENBLAS_CORETYPE{'' if forced else '=SkylakeX'}"
+        fix += " before you start: up to twice the speed, this processor has AVX-512"
         return Finding("NumPy", "note", found, used_for, fix)
     return Finding("NumPy", "ok", found, used_for)
 
