@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import tiledask as td
-from tiledask.dist import start
+from tiledask.dist import host_memory, start
 from tiledask.dist import worker as on_worker
 from tiledask.dist.cluster import _aligned
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
@@ -39,7 +39,7 @@ def fill_up():
     held = []
     with contextlib.suppress(MemoryError):
         while True:
-            held.append(np.ones(on_worker.LARGE, np.uint8))
+            held.append(np.ones(host_memory.LARGE, np.uint8))
     time.sleep(1)
     return sum(block.nbytes for block in held)
 

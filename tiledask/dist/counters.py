@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from tiledask.dist import worker as on_worker
+from tiledask.dist import host_memory
 from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
@@ -83,7 +83,7 @@ def _mark(backend: str, dask_worker) -> dict:
     if len(log) > log.maxlen // 2:
         log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
     return {"address": dask_worker.address, "log": (dask_worker.address, len(log)),
-            "held": on_worker.reset_peak(backend)}  # fmt: skip
+            "held": host_memory.reset_peak(backend)}  # fmt: skip
 
 
 def _report(backend: str, marks: list[tuple[str, int]], dask_worker) -> dict:
@@ -92,7 +92,7 @@ def _report(backend: str, marks: list[tuple[str, int]], dask_worker) -> dict:
     log = list(dask_worker.transfer_incoming_log)[since:]
     return {
         "address": dask_worker.address,
-        "peak": on_worker.peak_bytes(backend),
+        "peak": host_memory.peak_bytes(backend),
         "log": [(e["who"], _sizes(e["keys"]), e["start"], e["stop"]) for e in log],
     }
 

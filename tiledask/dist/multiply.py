@@ -20,6 +20,7 @@ import numpy as np
 from distributed import get_worker
 from distributed.worker import thread_state
 
+from tiledask.dist import host_memory
 from tiledask.dist.array import slices
 from tiledask.dist.collectives import ends_within
 from tiledask.dist.lending import Block, LoanLostError, Reader, Span
@@ -128,7 +129,7 @@ def _reader(job: Job, parts: list[Part]) -> Reader:
 
 def _multiply(job: Job, reader: Reader, own_a: Any, own_b: Any) -> Any:
     dtype = as_dtype(job.dtype)
-    c = namespace(job.backend).empty(_shape(job.region), accumulator(dtype))
+    c = _empty(job, _shape(job.region), accumulator(dtype))
     if not job.turns:
         c[...] = 0
     strips = [job.region] if job.leave is None else _around(job.region, job.leave)
@@ -168,7 +169,7 @@ def _add_product(
 def _sum_addends(job: Job, reader: Reader, own: Any, own_a: Any, own_b: Any) -> Any:
     """With turns, the rank's own addend is its product, made here on top of the others'."""
     begun = time()
-    total = namespace(job.backend).empty(_shape(job.region), own.dtype)
+    total = _empty(job, _shape(job.region), own.dtype)
     room = max((_sum_room(p, own.itemsize) for p in job.addends if p.block), default=0)
     buffer = np.empty(room, np.uint8) if job.transport == "memory" else None
     filled: set[Region] = set()
@@ -190,6 +191,12 @@ def _sum_addends(job: Job, reader: Reader, own: Any, own_a: Any, own_b: Any) -> 
         _add_products(job, reader, own_a, own_b, total, [job.region], more=bool(filled))
     _show(reader.facts.spans)
     return total.astype(as_dtype(job.dtype), copy=False)
+
+
+def _empty(job: Job, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    if job.backend == "numpy":
+        return host_memory.empty(shape, dtype)
+    return namespace(job.backend).empty(shape, dtype)
 
 
 def _shape(region: Region) -> tuple[int, ...]:
@@ -293,7 +300,9 @@ def _fetching(job: Job, reader: Reader, own_a: Any, own_b: Any) -> Iterator:
     room = max((sum(_padded(p.elements * itemsize) for p in parts) for parts in fetched), default=0)
     free: queue.SimpleQueue = queue.SimpleQueue()
     for _ in range(min(AHEAD, len(fetched))):
-        free.put(np.empty(room, np.uint8) if job.transport == "memory" else None)
+        free.put(
+            host_memory.empty((room,), np.dtype(np.uint8)) if job.transport == "memory" else None
+        )
     ready: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
 

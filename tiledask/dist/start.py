@@ -24,6 +24,7 @@ from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
 
+from tiledask.dist import host_memory
 from tiledask.dist import worker as on_worker
 from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.dist.worker import BLAS_THREADS
@@ -439,4 +440,4 @@ class _CapMemory(WorkerPlugin):
             namespace("cupy").get_default_memory_pool().set_limit(size=self.limit)
             return
         await on_worker.start_threads(worker)
-        on_worker.cap_memory(self.limit)
+        host_memory.cap_memory(self.limit)

@@ -15,7 +15,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster, wait
 
-from tiledask.dist import worker as on_worker
+from tiledask.dist import host_memory
 
 __all__ = ["DaskArrays", "Ran", "count", "dask_client"]
 
@@ -84,9 +84,9 @@ def count(client: Client) -> Callable[[], Ran]:
 
 def _mark(dask_worker: Any) -> int:
     dask_worker.transfer_incoming_log.clear()  # a full log would forget its oldest entries
-    return on_worker.reset_peak("numpy")
+    return host_memory.reset_peak("numpy")
 
 
 def _report(marks: dict[str, int], dask_worker: Any) -> tuple[int, int]:
     moved = sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
-    return moved, on_worker.peak_bytes("numpy") - marks[dask_worker.address]
+    return moved, host_memory.peak_bytes("numpy") - marks[dask_worker.address]

@@ -1,0 +1,127 @@
+"""Memory is used again only when nobody sees it any more, and is counted when it is used."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tiledask.dist import host_memory
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="memory is kept, and measured, on Linux"
+)
+
+MIB = 2**20
+FLOAT = np.dtype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def keeps_64_mib(monkeypatch):
+    monkeypatch.setattr(host_memory, "_room", 64 * MIB)
+    yield
+    host_memory._returned.clear()
+    host_memory._kept.clear()
+    host_memory._peak = None
+
+
+def block(mib, dtype=FLOAT):
+    return host_memory.empty((mib, MIB // dtype.itemsize), dtype)
+
+
+def touched(mib):
+    array = block(mib)
+    array[:] = 1
+    return array
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_the_next_block_takes_the_memory_of_one_that_is_gone():
+    first = block(8)
+    first[:] = 1
+    where = address(first)
+    del first
+    again = block(7, np.dtype(np.float64))
+    assert address(again) == where
+    assert again.shape == (7, MIB // 8)
+    assert again.flags.c_contiguous
+    assert again.flags.writeable
+    assert address(block(7)) != where  # that one is in use
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x[1:3, ::7], lambda x: x.T[5:], lambda x: x.view(np.uint8).reshape(-1)[9:][3:],
+     lambda x: memoryview(x), lambda x: np.frombuffer(x, np.int16)],
+)  # fmt: skip
+def test_a_view_keeps_the_memory_from_others(view):
+    first = block(8)
+    first[:] = 3
+    where, seen = address(first), view(first)
+    before = bytes(np.ascontiguousarray(seen))
+    del first
+    other = block(8)
+    other[:] = 5
+    assert address(other) != where
+    assert bytes(np.ascontiguousarray(seen)) == before
+    del seen
+    assert address(block(8)) == where
+
+
+def test_only_memory_of_about_the_size_is_taken():
+    first = block(8)
+    where = address(first)
+    del first
+    assert address(block(9)) != where  # too small
+    assert address(block(6)) != where  # 8 > 1.25 x 6
+    assert address(block(8)) == where
+
+
+def test_small_blocks_and_other_processes_are_not_kept(monkeypatch):
+    small = host_memory.empty((1000,), FLOAT)
+    assert small.base is None
+    monkeypatch.setattr(host_memory, "_room", 0)
+    assert block(8).base is None
+    assert host_memory.empty((0, 5), FLOAT).shape == (0, 5)
+
+
+def test_no_more_is_kept_than_there_is_room_for():
+    blocks = [touched(24) for _ in range(4)]
+    del blocks
+    host_memory._forget()
+    assert host_memory._kept_bytes() == 48 * MIB
+
+
+def test_what_nobody_wants_for_a_while_goes_back_to_the_system(monkeypatch):
+    touched(24)
+    host_memory._forget()
+    assert host_memory._kept_bytes() == 24 * MIB
+    monkeypatch.setattr(host_memory, "KEEP_SECONDS", 0.0)
+    host_memory._forget()
+    assert host_memory._kept_bytes() == 0
+
+
+def grown(work):
+    held = host_memory.reset_peak("numpy")
+    work()
+    return (host_memory.peak_bytes("numpy") - held) / MIB
+
+
+def test_memory_used_again_is_counted_and_kept_memory_is_not(monkeypatch):
+    def fill(*sizes):
+        for size in sizes:
+            touched(size)
+
+    assert grown(lambda: fill(24)) == pytest.approx(24, abs=1)
+    assert grown(lambda: fill(24)) == pytest.approx(24, abs=1)  # the same memory
+    assert grown(lambda: fill(24, 12, 24)) == pytest.approx(24, abs=1)  # one after the other
+    assert grown(lambda: None) == pytest.approx(0, abs=1)
+    held = [touched(24), touched(12)]
+    assert grown(lambda: fill(12)) == pytest.approx(12, abs=1)  # beside what is held before
+    assert grown(lambda: np.ones(40 * MIB, np.uint8)) == pytest.approx(40, abs=1)
+    del held
+    block(48)[:10] = 1  # the rest is not there, and no growth when it goes
+    monkeypatch.setattr(host_memory, "KEEP_SECONDS", 0.0)
+    assert grown(host_memory._forget) == pytest.approx(0, abs=1)
