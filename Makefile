@@ -17,7 +17,7 @@ NOTEBOOKS := $(wildcard nbs/*.ipynb)
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile
-	@echo "The first one you run sets up .venv (Python 3.11 to 3.13, about 1 GB; 3 GB more with a GPU)."
+	@echo "The first one you run sets up .venv (Python 3.11 to 3.13, about 1.4 GB; 3 GB more with a GPU)."
 
 tour: env ## run the whole story on this machine; the report is left in build/tour/
 	$(BIN)/tiledask tour

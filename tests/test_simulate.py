@@ -1,6 +1,7 @@
 """The simulation against a plain reference, closed forms, bounds, and every order there is."""
 
 from itertools import combinations, product
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.plan import closed_form as cf
+from tiledask.plan import longest_path
 from tiledask.plan.needs import needs, peak_in_flight
 from tiledask.plan.schedule import Action, Schedule, schedule
 from tiledask.plan.simulate import simulate
@@ -252,3 +254,39 @@ def test_2_to_4_workers_with_the_same_total_work_halve_utilisation_and_triple_th
 def test_refuses_times(options, message):
     with pytest.raises(ScheduleError, match=message):
         simulate(schedule("gpipe", 2, 3), **options)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive", "interleaved", "looped-bfs"])
+def test_compiled_loops_give_the_times_of_the_plain_ones(name, monkeypatch):
+    devices = {"devices": 3} if name in ("interleaved", "looped-bfs") else {}
+    s = schedule(name, 6, 7, **devices)
+    rng = np.random.default_rng(3)
+    times = [rng.integers(0, 9, (6, 7)) for _ in range(2)], rng.integers(0, 3, 5)
+    plain = simulate(s, *times[0], latency=times[1])
+    monkeypatch.setattr(longest_path, "LARGE", 0)
+    compiled = simulate(s, *times[0], latency=times[1])
+    assert np.array_equal(plain.start, compiled.start)
+    assert np.array_equal(plain.end, compiled.end)
+
+
+def test_a_large_order_that_cannot_run_is_refused_too():
+    m = longest_path.LARGE
+    crossed = "\n".join(
+        ",".join(f"{s}{kind}{i}" for kind in "FB" for i in numbers)
+        for s, numbers in enumerate((range(m), [1, 0, *range(2, m)]))
+    )
+    assert simulate(Schedule.from_text(crossed)).makespan > 3 * m
+    stuck = Schedule.from_text(crossed.replace("1F1,", "", 1).replace("1B1,", "1B1,1F1,", 1))
+    with pytest.raises(ScheduleError, match=r"backward before forward: 1B1 at turn"):
+        simulate(stuck)
+
+
+def test_a_million_actions_take_no_time_and_no_objects():
+    s = schedule("1f1b", 128, 4096)
+    simulate(s)  # compiles
+    begun = perf_counter()
+    t = simulate(s, np.linspace(1, 1.5, 128), 2.0, latency=0.1)
+    assert (len(t), max(t.peak_in_flight)) == (2**20, 128)
+    assert 0 < t.bubble_fraction < 1
+    assert perf_counter() - begun < 1.0  # 0.08 s on a quiet machine; one object per action: 5 s
+    assert "orders" not in vars(s)

@@ -13,15 +13,18 @@ simulate.py.
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tiledask.errors import ScheduleError
 
 __all__ = [
+    "KINDS",
     "Action",
     "Schedule",
     "gpipe",
@@ -50,9 +53,15 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}"
 
 
-@dataclass(frozen=True, repr=False)
+KINDS = "FBIW"
+"""The kinds of actions; a column of kinds holds positions in this word."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Schedule:
     """The order of actions on each device, and which device holds each stage.
+
+    Kept as flat columns, device after device, so that millions of actions are no burden.
 
     >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
     >>> s.devices, s.stages, s.microbatches, s.place
@@ -61,21 +70,51 @@ class Schedule:
     True
     """
 
-    orders: tuple[tuple[Action, ...], ...]
-    """One row of actions per device."""
+    kind: np.ndarray
+    """int8 [actions]: positions in KINDS."""
+    stage: np.ndarray
+    """int32 [actions]."""
+    microbatch: np.ndarray
+    """int32 [actions]."""
+    turns: np.ndarray
+    """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
     place: tuple[int, ...]
     """The device of each stage."""
-    name: str = field(default="", compare=False)
+    name: str = ""
 
     @classmethod
     def of(
         cls, orders: Iterable[Iterable[Action]], place: Iterable[int], name: str = ""
     ) -> "Schedule":
-        return cls(tuple(map(tuple, orders)), tuple(place), name)
+        """The schedule with these actions on each device. Raises ScheduleError for other kinds."""
+        rows = [list(order) for order in orders]
+        for device, row in enumerate(rows):
+            for action in row:
+                if action.kind not in KINDS:
+                    raise ScheduleError(f"{action} on device {device}: kinds are F, B, I, W")
+        columns = (
+            _Columns.of(
+                [KINDS.index(a.kind) for a in row],
+                [a.stage for a in row],
+                [a.microbatch for a in row],
+            )
+            for row in rows
+        )
+        return cls.of_columns(columns, place, name)
+
+    @classmethod
+    def of_columns(
+        cls, rows: Iterable["_Columns"], place: Iterable[int], name: str = ""
+    ) -> "Schedule":
+        """The schedule whose device d does the actions of the d-th of ``rows``."""
+        rows = list(rows)
+        turns = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
+        columns = (np.concatenate(c) for c in zip(*rows, strict=True)) if rows else _Columns.none()
+        return cls(*columns, turns, tuple(place), name)
 
     @property
     def devices(self) -> int:
-        return len(self.orders)
+        return len(self.turns) - 1
 
     @property
     def stages(self) -> int:
@@ -84,12 +123,25 @@ class Schedule:
     @cached_property
     def microbatches(self) -> int:
         """One more than the largest micro-batch number."""
-        return 1 + max((a.microbatch for a in self), default=-1)
+        return 1 + int(self.microbatch.max(initial=-1))
 
     @cached_property
     def trains(self) -> bool:
         """Whether there is any backward."""
-        return any(a.kind != "F" for a in self)
+        return bool(self.kind.any())
+
+    @cached_property
+    def device(self) -> np.ndarray:
+        """int32 [actions]: the device of each."""
+        return np.repeat(np.arange(self.devices, dtype=np.int32), np.diff(self.turns))
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Action, ...], ...]:
+        """One row of actions per device."""
+        columns = ([KINDS[k] for k in self.kind.tolist()], self.stage.tolist(),
+                   self.microbatch.tolist())  # fmt: skip
+        actions = list(map(Action, *columns))
+        return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
 
     def actions(self, device: int) -> tuple[Action, ...]:
         """What ``device`` does, in order."""
@@ -100,7 +152,19 @@ class Schedule:
         return chain.from_iterable(self.orders)
 
     def __len__(self) -> int:
-        return sum(map(len, self.orders))
+        return len(self.kind)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both do the same in the same order on the same devices, whatever their names."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        columns = ("kind", "stage", "microbatch", "turns")
+        return self.place == other.place and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in columns
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.place, len(self), self.kind.tobytes(), self.microbatch.tobytes()))
 
     def to_text(self) -> str:
         """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
@@ -169,16 +233,34 @@ def _read(word: str) -> Action:
 # --- the schedules ---------------------------------------------------------------------
 
 
+class _Columns(NamedTuple):
+    """The actions of one device."""
+
+    kind: np.ndarray
+    stage: np.ndarray
+    microbatch: np.ndarray
+
+    @classmethod
+    def of(cls, kind: Any, stage: Any, microbatch: Any) -> "_Columns":
+        """Numbers are repeated to the length of the longest."""
+        kind, stage, microbatch = np.broadcast_arrays(kind, stage, microbatch)
+        return cls(kind.astype(np.int8), stage.astype(np.int32), microbatch.astype(np.int32))
+
+    @classmethod
+    def none(cls) -> "_Columns":
+        return cls.of([], [], [])
+
+
 def naive(stages: int, microbatches: int) -> Schedule:
     """Layer-wise execution: one micro-batch goes all the way forward and back, then the next.
 
     F0 .. .. B0 F1 .. .. B1      with equal stages each device
     .. F0 B0 .. .. F1 B1 ..      computes 1 / stages of the time
     """
-    orders = (
-        [Action(kind, s, i) for i in range(microbatches) for kind in "FB"] for s in range(stages)
-    )
-    return Schedule.of(orders, range(stages), "naive")
+    numbers = np.repeat(np.arange(microbatches), 2)
+    kinds = np.tile([0, 1], microbatches)
+    rows = (_Columns.of(kinds, s, numbers) for s in range(stages))
+    return Schedule.of_columns(rows, range(stages), "naive")
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
@@ -187,10 +269,10 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
     F0 F1 .. .. B0 B1      every device keeps the activations
     .. F0 F1 B0 B1 ..      of all micro-batches
     """
-    orders = (
-        [Action(kind, s, i) for kind in "FB" for i in range(microbatches)] for s in range(stages)
-    )
-    return Schedule.of(orders, range(stages), "gpipe")
+    numbers = np.tile(np.arange(microbatches), 2)
+    kinds = np.repeat([0, 1], microbatches)
+    rows = (_Columns.of(kinds, s, numbers) for s in range(stages))
+    return Schedule.of_columns(rows, range(stages), "gpipe")
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
@@ -198,15 +280,14 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
 
     Stage s keeps the activations of at most stages - s micro-batches.
     """
-    orders = (
+    numbers = np.arange(microbatches)
+    rows = (
         _alternate(
-            [Action("F", s, i) for i in range(microbatches)],
-            [Action("B", s, i) for i in range(microbatches)],
-            warmup=stages - 1 - s,
+            _Columns.of(0, s, numbers), _Columns.of(1, s, numbers), warmup=stages - 1 - s
         )
         for s in range(stages)
-    )
-    return Schedule.of(orders, range(stages), "1f1b")
+    )  # fmt: skip
+    return Schedule.of_columns(rows, range(stages), "1f1b")
 
 
 def interleaved(stages: int, microbatches: int, devices: int) -> Schedule:
@@ -219,21 +300,23 @@ def interleaved(stages: int, microbatches: int, devices: int) -> Schedule:
     """
     chunks = _chunks(stages, devices)
     groups = _even_groups(microbatches, max(1, microbatches // devices))
+    numbers = np.concatenate([np.tile(group, chunks) for group in groups])
 
-    def walk(kind: str, device: int, order: range) -> list[Action]:
-        return [
-            Action(kind, c * devices + device, i) for group in groups for c in order for i in group
-        ]
+    def walk(kind: int, device: int, order: range) -> _Columns:
+        mine = device + devices * np.array(order)
+        return _Columns.of(
+            kind, np.concatenate([np.repeat(mine, len(group)) for group in groups]), numbers
+        )
 
-    orders = (
+    rows = (
         _alternate(
-            walk("F", d, range(chunks)),
-            walk("B", d, range(chunks)[::-1]),
+            walk(0, d, range(chunks)),
+            walk(1, d, range(chunks)[::-1]),
             warmup=2 * (devices - 1 - d) + (chunks - 1) * len(groups[0]),
         )
         for d in range(devices)
     )
-    return Schedule.of(orders, (s % devices for s in range(stages)), "interleaved")
+    return Schedule.of_columns(rows, (s % devices for s in range(stages)), "interleaved")
 
 
 def looped_bfs(stages: int, microbatches: int, devices: int) -> Schedule:
@@ -241,28 +324,32 @@ def looped_bfs(stages: int, microbatches: int, devices: int) -> Schedule:
 
     Breadth-first pipeline parallelism (arXiv 2211.05953). Stage s is on device s mod devices.
     """
-    _chunks(stages, devices)
-    orders = (
-        [
-            Action(kind, s, i)
-            for kind, mine in (
-                ("F", range(d, stages, devices)),
-                ("B", range(d, stages, devices)[::-1]),
-            )
-            for s in mine
-            for i in range(microbatches)
-        ]
-        for d in range(devices)
-    )
-    return Schedule.of(orders, (s % devices for s in range(stages)), "looped-bfs")
+    chunks = _chunks(stages, devices)
+    numbers = np.tile(np.arange(microbatches), 2 * chunks)
+    kinds = np.repeat([0, 1], chunks * microbatches)
+
+    def row(device: int) -> _Columns:
+        there = np.arange(device, stages, devices)
+        back_and_forth = np.concatenate([there, there[::-1]])
+        return _Columns.of(kinds, np.repeat(back_and_forth, microbatches), numbers)
+
+    rows = map(row, range(devices))
+    return Schedule.of_columns(rows, (s % devices for s in range(stages)), "looped-bfs")
 
 
-def _alternate(forwards: list, backwards: list, warmup: int) -> list:
+def _alternate(forwards: _Columns, backwards: _Columns, warmup: int) -> _Columns:
     """``warmup`` forwards, then forward and backward in turns, then the backwards left over."""
-    warmup = min(warmup, len(forwards))
-    turns = zip(forwards[warmup:], backwards, strict=False)
-    rest = backwards[len(forwards) - warmup :]
-    return [*forwards[:warmup], *chain.from_iterable(turns), *rest]
+    count = len(forwards.kind)
+    warmup = min(warmup, count)
+    turn = np.arange(count)
+    of_forward = np.where(turn < warmup, turn, 2 * turn - warmup)
+    of_backward = np.where(turn < count - warmup, 2 * turn + warmup + 1, turn + count)
+    rows = []
+    for f, b in zip(forwards, backwards, strict=True):
+        row = np.empty(2 * count, f.dtype)
+        row[of_forward], row[of_backward] = f, b
+        rows.append(row)
+    return _Columns(*rows)
 
 
 def _even_groups(count: int, groups: int) -> list[range]:
@@ -336,8 +423,10 @@ def _forwards(full: Schedule) -> Schedule:
             f"without backwards nothing holds the next of {full.microbatches} micro-batches back, "
             f"so they overlap: that is 'gpipe'; for layer-wise inference use microbatches=1"
         )
-    orders = ((a for a in order if a.kind == "F") for order in full.orders)
-    return Schedule.of(orders, full.place, f"{full.name}, forward only")
+    kept = full.kind == 0
+    turns = np.concatenate([[0], np.cumsum(kept)])[full.turns]
+    columns = (column[kept] for column in (full.kind, full.stage, full.microbatch))
+    return Schedule(*columns, turns, full.place, f"{full.name}, forward only")
 
 
 def _count(value: int, name: str) -> int:

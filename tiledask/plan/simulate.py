@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.longest_path import longest_path
 from tiledask.plan.needs import checked
 from tiledask.plan.schedule import Schedule
 from tiledask.plan.timeline import Timeline
@@ -47,23 +48,46 @@ def simulate(
     >>> t.makespan, round(t.bubble_fraction, 4), t.bubble_overhead, t.peak_in_flight
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
     """
-    waits, order = checked(schedule)
     seconds = _durations(schedule, forward, backward, backward_input, backward_weight)
-    delay = _delays(schedule, latency)
-    free = [0.0] * schedule.devices
-    end: dict = {}
-    spans = []
-    for action in order:
-        kind, s, i = action
-        device = schedule.place[s]
-        start = max([free[device], *(end[b] + delay[s][b.stage - s] for b in waits[action])])
-        end[action] = free[device] = start + seconds[kind][s][i]
-        spans.append((device, kind, s, i, start, free[device]))
-    return Timeline.of(schedule.devices, spans)
+    arriving = _arrivals(schedule, latency)
+    times = None
+    if _is_complete(schedule):
+        columns = schedule.kind, schedule.stage, schedule.microbatch, schedule.turns
+        shape = schedule.stages, schedule.microbatches
+        times = longest_path(*columns, seconds, arriving, shape)
+    if times is None:
+        checked(schedule)  # says what is wrong
+        raise AssertionError("a schedule that passes every check did not run")
+    return Timeline(
+        schedule.devices, schedule.device, schedule.kind, schedule.stage, schedule.microbatch,
+        *times,
+    )  # fmt: skip
 
 
-def _delays(schedule: Schedule, latency) -> list[dict[int, float]]:
-    """Per stage, the seconds that a result takes from the stage before (-1), itself, behind (1)."""
+def _is_complete(schedule: Schedule) -> bool:
+    """Whether every result is made once, each on the device of its stage."""
+    stages, microbatches = schedule.stages, schedule.microbatches
+    stage, number, place = schedule.stage, schedule.microbatch, np.array(schedule.place)
+    if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages or number.min(initial=0) < 0:
+        return False
+    if not np.array_equal(place[stage], schedule.device):
+        return False
+    each = np.multiply(stage, microbatches, dtype=np.int64) + number
+
+    def times_made(*kinds: int) -> np.ndarray:
+        return np.bincount(each[np.isin(schedule.kind, kinds)], minlength=stages * microbatches)
+
+    whole, split = times_made(1), times_made(2)
+    expected = 1 if schedule.trains else 0
+    return bool(
+        (times_made(0) == 1).all()
+        and (whole + split == expected).all()
+        and np.array_equal(split, times_made(3))
+    )
+
+
+def _arrivals(schedule: Schedule, latency) -> np.ndarray:
+    """Seconds that a result takes from the stage before and from the one behind: [2, stages]."""
     boundaries = max(0, schedule.stages - 1)
     values = np.asarray(latency, float)
     if values.ndim and values.shape != (boundaries,):
@@ -72,13 +96,14 @@ def _delays(schedule: Schedule, latency) -> list[dict[int, float]]:
             f"{schedule.stages} stages, got shape {values.shape}"
         )
     _refuse_impossible(values, "latency")
-    crossing = np.diff(schedule.place) != 0
-    hop = [0.0, *np.where(crossing, np.broadcast_to(values, boundaries), 0.0).tolist(), 0.0]
-    return [{-1: hop[s], 0: 0.0, 1: hop[s + 1]} for s in range(schedule.stages)]
+    hops = np.where(np.diff(schedule.place) != 0, np.broadcast_to(values, boundaries), 0.0)
+    arriving = np.zeros((2, schedule.stages))
+    arriving[0, 1:], arriving[1, :-1] = hops, hops
+    return arriving
 
 
-def _durations(schedule, forward, backward, backward_input, backward_weight) -> dict[str, list]:
-    """Seconds of each kind as a table [stages][microbatches]."""
+def _durations(schedule, forward, backward, backward_input, backward_weight) -> np.ndarray:
+    """Seconds by kind: [4, stages, microbatches], or [4, stages, 1] if all micro-batches agree."""
 
     def table(times, name):
         return _table(times, name, schedule.stages, schedule.microbatches)
@@ -99,14 +124,11 @@ def _durations(schedule, forward, backward, backward_input, backward_weight) -> 
                 f"the part given is more than the whole: {name} would be {times.min():g} of a "
                 f"backward of {B.min():g} seconds; give backward=, or both parts"
             )
-    return {
-        kind: times.tolist()
-        for kind, times in (("F", table(forward, "forward")), ("B", B), ("I", I), ("W", W))
-    }
+    return np.stack(np.broadcast_arrays(table(forward, "forward"), B, I, W))
 
 
 def _table(times: Times, name: str, stages: int, microbatches: int) -> np.ndarray:
-    """``times`` as float [stages, microbatches]."""
+    """``times`` as float [stages, microbatches], or [stages, 1] if all micro-batches agree."""
     try:
         values = np.asarray(times, float)
     except (TypeError, ValueError):
@@ -117,8 +139,7 @@ def _table(times: Times, name: str, stages: int, microbatches: int) -> np.ndarra
             f"{stages} x {microbatches} (stage x micro-batch); got shape {values.shape}"
         )
     _refuse_impossible(values, name)
-    columns = values[:, None] if values.ndim == 1 else values
-    return np.broadcast_to(columns, (stages, microbatches))
+    return values if values.ndim == 2 else np.broadcast_to(values, stages)[:, None]
 
 
 def _refuse_impossible(values: np.ndarray, name: str) -> None:

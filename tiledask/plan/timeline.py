@@ -21,17 +21,18 @@ COMPUTE = ("F", "B", "I", "W")
 TRANSFER = "T"
 """A block on its way to the device; it may overlap compute and is never counted as busy."""
 
+KINDS = (*COMPUTE, TRANSFER)
+
 Span = tuple[int, str, int, int, float, float]
 """(device, kind, stage, microbatch, start, end), times in seconds."""
 
 
 def _union(intervals: np.ndarray) -> float:
-    """Length of the union of ``intervals`` [n, 2]."""
-    total, reach = 0.0, -np.inf
-    for start, end in intervals[np.argsort(intervals[:, 0], kind="stable")].tolist():
-        total += max(0.0, end - max(start, reach))
-        reach = max(reach, end)
-    return total
+    """Length of the union of ``intervals`` [n, 2], in the order of their starts."""
+    start, end = intervals.T
+    reach = np.maximum.accumulate(end)
+    start = np.maximum(start, np.concatenate([[-np.inf], reach[:-1]]))
+    return float(np.maximum(end - start, 0.0).sum())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,7 +47,9 @@ class Timeline:
     devices: int
     """Number of devices, those that did nothing included."""
     device: np.ndarray
-    kind: np.ndarray
+    """int32, rising: one device's spans follow the other's, each in the order of their starts."""
+    code: np.ndarray
+    """int8: the kind of each span, as a position in KINDS."""
     stage: np.ndarray
     microbatch: np.ndarray
     start: np.ndarray
@@ -65,6 +68,10 @@ class Timeline:
         spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
         zero = min((s[4] for s in spans if s[1] in COMPUTE), default=0.0)
         for device, kind, stage, microbatch, start, end in spans:
+            if kind not in KINDS:
+                raise ScheduleError(
+                    f"a span of kind {kind!r} on device {device}; kinds are {', '.join(KINDS)}"
+                )
             if not 0 <= device < devices or not start <= end:
                 raise ScheduleError(
                     f"{stage}{kind}{microbatch} is on device {device} of {devices}, from {start} "
@@ -74,7 +81,7 @@ class Timeline:
         return cls(
             devices,
             np.array(columns[0], np.int32),
-            np.array(columns[1], "<U1"),
+            np.array([KINDS.index(kind) for kind in columns[1]], np.int8),
             np.array(columns[2], np.int32),
             np.array(columns[3], np.int32),
             np.array(columns[4], np.float64) - zero,
@@ -83,12 +90,23 @@ class Timeline:
         )
 
     @cached_property
+    def kind(self) -> np.ndarray:
+        """One letter per span: COMPUTE or TRANSFER."""
+        return np.array(list(KINDS))[self.code]
+
+    @cached_property
     def _computes(self) -> np.ndarray:
-        return np.isin(self.kind, COMPUTE)
+        return self.code < len(COMPUTE)
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """Where each device's spans begin, and where the last one's end."""
+        return np.searchsorted(self.device, np.arange(self.devices + 1))
 
     def _spans(self, device: int, computes: bool = True) -> np.ndarray:
-        rows = (self.device == device) & (self._computes == computes)
-        return np.stack([self.start[rows], self.end[rows]], axis=1)
+        rows = slice(*self._first[device : device + 2])
+        wanted = self._computes[rows] == computes
+        return np.stack([self.start[rows][wanted], self.end[rows][wanted]], axis=1)
 
     @cached_property
     def makespan(self) -> float:
@@ -153,11 +171,21 @@ class Timeline:
         return tuple(self._in_flight(d) for d in range(self.devices))
 
     def _in_flight(self, device: int) -> int:
+        rows = np.arange(*self._first[device : device + 2])
+        rows = rows[self._computes[rows]]
+        code, start, end = self.code[rows], self.start[rows], self.end[rows]
+        opens, closes = code == 0, (code == 1) | (code == 3)
+        if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
+            return self._in_flight_by_time(rows)
+        return int(np.cumsum(opens.astype(np.int64) - closes).max(initial=0))
+
+    def _in_flight_by_time(self, rows: np.ndarray) -> int:
+        """The same where actions overlap, or where some activations have no backward."""
         born: dict[tuple[int, int], float] = {}
         dead: dict[tuple[int, int], float] = {}
-        for i in np.flatnonzero((self.device == device) & self._computes):
+        for i in rows:
             key = (int(self.stage[i]), int(self.microbatch[i]))
-            if self.kind[i] == "F":
+            if self.code[i] == 0:
                 born[key] = float(self.start[i])
             dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
         # at equal times the dead leave before the next are born
