@@ -27,6 +27,7 @@ __all__ = [
     "KINDS",
     "Action",
     "Schedule",
+    "eager_one_forward_one_backward",
     "gpipe",
     "interleaved",
     "looped_bfs",
@@ -280,14 +281,27 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
 
     Stage s keeps the activations of at most stages - s micro-batches.
     """
+    return _one_and_one(stages, microbatches, "1f1b", ahead=1)
+
+
+def eager_one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
+    """1F1B with twice as many forwards ahead, so that results on their way are not waited for.
+
+    Stage s keeps the activations of at most 2 (stages - s) - 1 micro-batches. While a result
+    travels no longer than an action takes, its latency is paid only on the way in and out
+    (eager-1F1B, arXiv 2211.05322).
+    """
+    return _one_and_one(stages, microbatches, "eager-1f1b", ahead=2)
+
+
+def _one_and_one(stages: int, microbatches: int, name: str, ahead: int) -> Schedule:
+    """Before its first backward a stage does ``ahead`` forwards for each stage behind it."""
     numbers = np.arange(microbatches)
     rows = (
-        _alternate(
-            _Columns.of(0, s, numbers), _Columns.of(1, s, numbers), warmup=stages - 1 - s
-        )
+        _alternate(_Columns.of(0, s, numbers), _Columns.of(1, s, numbers), ahead * (stages - 1 - s))
         for s in range(stages)
-    )  # fmt: skip
-    return Schedule.of_columns(rows, range(stages), "1f1b")
+    )
+    return Schedule.of_columns(rows, range(stages), name)
 
 
 def interleaved(stages: int, microbatches: int, devices: int) -> Schedule:
@@ -374,6 +388,7 @@ schedules: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
+    "eager-1f1b": eager_one_forward_one_backward,
     "interleaved": interleaved,
     "looped-bfs": looped_bfs,
 }

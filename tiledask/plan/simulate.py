@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.bound import Evidence
 from tiledask.plan.longest_path import longest_path
 from tiledask.plan.needs import checked
 from tiledask.plan.schedule import Schedule
@@ -47,6 +48,10 @@ def simulate(
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
     >>> t.makespan, round(t.bubble_fraction, 4), t.bubble_overhead, t.peak_in_flight
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
+    >>> t.lower_bound, t.bound.why
+    (33.0, 'device 3: 3 s until work reaches it, 24 s of work, 6 s from it to the end')
+    >>> t.critical_path
+    CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 3)
     """
     seconds = _durations(schedule, forward, backward, backward_input, backward_weight)
     arriving = _arrivals(schedule, latency)
@@ -60,7 +65,7 @@ def simulate(
         raise AssertionError("a schedule that passes every check did not run")
     return Timeline(
         schedule.devices, schedule.device, schedule.kind, schedule.stage, schedule.microbatch,
-        *times,
+        *times, evidence=Evidence(schedule, seconds, arriving),
     )  # fmt: skip
 
 

@@ -8,11 +8,15 @@ device 1  .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    from tiledask.plan.bound import Bound, CriticalPath, Evidence
 
 __all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline"]
 
@@ -58,6 +62,8 @@ class Timeline:
     """Seconds."""
     origin: str = "simulated"
     """"simulated" or "measured"."""
+    evidence: "Evidence | None" = None
+    """Of a simulation: what it came from."""
 
     @classmethod
     def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
@@ -112,6 +118,21 @@ class Timeline:
     def makespan(self) -> float:
         """Seconds from the start of the first compute span to the end of the last."""
         return float(self.end[self._computes].max(initial=0.0))
+
+    @cached_property
+    def bound(self) -> "Bound | None":
+        """What no order of the same actions beats, and why; None for a measured run."""
+        return self.evidence and self.evidence.bound()
+
+    @property
+    def lower_bound(self) -> float | None:
+        """Seconds below which no order of the same actions goes; None for a measured run."""
+        return self.bound and self.bound.seconds
+
+    @cached_property
+    def critical_path(self) -> "CriticalPath | None":
+        """The chain of actions that decided the makespan; None for a measured run."""
+        return self.evidence and self.evidence.critical_path(self.start, self.end)
 
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
