@@ -4,7 +4,7 @@
     lab            what people look at; heavy libraries inside functions only where asked
     dist  ->       tile, plan
     tile  ->       plan
-    plan  ->       the standard library and NumPy; Numba for what is large
+    plan  ->       the standard library and NumPy; Numba for what is large, OR-tools for the best
     errors
 
 The rules are read from the source by `ast`, and then a fresh process imports the modules.
@@ -34,7 +34,7 @@ BELOW = {
 
 AT_IMPORT = {"": set(), "errors": set(), "plan": {"numpy"}, "tile": {"numpy"}}
 """The only outside packages these layers may import when they are imported themselves."""
-INSIDE_FUNCTIONS = {"": set(), "errors": set(), "plan": {"numpy", "numba", "pandas"}}
+INSIDE_FUNCTIONS = {"": set(), "errors": set(), "plan": {"numpy", "numba", "ortools", "pandas"}}
 """The only outside packages these layers may import at all."""
 NEVER = {
     "tile": {"dask", "distributed", "dask_cuda", "bokeh", "matplotlib", "IPython"},
@@ -42,7 +42,7 @@ NEVER = {
 }
 CUPY = {"cupy", "cupyx", "cupy_backends"}
 CUPY_HOME = "tile/backend.py"
-HEAVY = ("dask", "distributed", "cupy", "matplotlib", "bokeh", "pandas", "numba")
+HEAVY = ("dask", "distributed", "cupy", "matplotlib", "bokeh", "pandas", "numba", "ortools")
 
 
 class Import(NamedTuple):

@@ -126,6 +126,13 @@ def test_forward_only_keeps_the_order_of_the_forwards():
     assert validate(schedule("naive", 3, 1, forward_only=True)).microbatches == 1
 
 
+def test_the_words_of_pytorch_that_are_no_compute_are_left_out():
+    text = "0UNSHARD,0F0,0SEND_F0,,1RECV_B0,(0F1;0B0)OVERLAP_F_B,0B1,0REDUCE_GRAD,0RESHARD"
+    assert Schedule.from_text(text) == Schedule.from_text("0F0 0F1 0B0 0B1")
+    pair = "(0F1;1I0)OVERLAP_F_B,0F0 ; 1RECV_F0,1F0,1SEND_B0"
+    assert Schedule.from_text(pair).to_text() == "0F1,1I0,0F0\n1F0"
+
+
 def test_reads_lines_semicolons_spaces_and_empty_cells():
     text = "0F0,,0F1,0B0,0B1\n1F0 1B0 , 1F1,1B1,"
     assert Schedule.from_text(text).to_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
@@ -158,7 +165,8 @@ def test_says_what_it_is():
         (lambda: schedule("looped-bfs", 3, 2, devices=4), "use 4 stages"),
         (lambda: schedule("naive", 2, 2, forward_only=True), "that is 'gpipe'"),
         (lambda: Schedule.from_text("0X0"), "cannot read '0X0'"),
-        (lambda: Schedule.from_text("(0F0;1B0)OVERLAP_F_B"), "cannot read"),
+        (lambda: Schedule.from_text("(0F0;1B0)OVERLAP"), "cannot read"),
+        (lambda: Schedule.from_text("0F0,0SEND_X0"), "cannot read '0SEND_X0'"),
         (lambda: Schedule.from_text(""), "stage 0 has no action"),
         (lambda: Schedule.from_text("0F0\n2F0"), "stage 1 has no action"),
     ],

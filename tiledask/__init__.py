@@ -26,6 +26,7 @@ _HOME = {
     "schedules": "tiledask.plan.schedule",
     "validate": "tiledask.plan.needs",
     "simulate": "tiledask.plan.simulate",
+    "optimal_schedule": "tiledask.plan.optimum",
     # dist: many devices
     "start_cluster": "tiledask.dist.start",
     "Mesh": "tiledask.dist.mesh",

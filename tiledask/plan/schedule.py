@@ -180,13 +180,17 @@ class Schedule:
     def from_text(cls, text: str, name: str = "") -> "Schedule":
         """The schedule written in ``text``: a line (or a part between ``;``) per device.
 
-        Actions such as ``0F3`` are separated by commas or spaces; empty cells, as in PyTorch's
-        CSV files, are skipped. A stage is placed on the first device that names it. Raises
-        ScheduleError for a word that is no such action, and for a stage number left out.
+        Actions such as ``0F3`` are separated by commas or spaces. PyTorch's CSV files can be
+        read: empty cells are skipped, and so are sends, receives and sharding, which follow from
+        the actions; of an overlapped pair, ``(0F0;1B0)OVERLAP_F_B``, the first comes first.
+        A stage is placed on the first device that names it. Raises ScheduleError for any other
+        word, and for a stage number left out.
         Whether the order can run is another question: see :func:`tiledask.plan.needs.validate`.
         """
+        text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1,\2", text)
         lines = re.split(r"[\n;]", text.strip().strip(";"))
-        orders = [[_read(word) for word in re.split(r"[,\s]+", line) if word] for line in lines]
+        words = (re.split(r"[,\s]+", line) for line in lines)
+        orders = [[_read(w) for w in row if w and not _COMMUNICATES.fullmatch(w)] for row in words]
         place: dict[int, int] = {}
         for device, order in enumerate(orders):
             for action in order:
@@ -219,6 +223,10 @@ _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
 
 def _cell(action: Action) -> str:
     return f"<td style='background:{_COLOURS.get(action.kind, '#fff')};color:#000'>{action}</td>"
+
+
+_COMMUNICATES = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+"""PyTorch's words for what is no compute."""
 
 
 def _read(word: str) -> Action:

@@ -17,7 +17,7 @@ from tiledask.plan.needs import checked
 from tiledask.plan.schedule import Schedule
 from tiledask.plan.timeline import Timeline
 
-__all__ = ["simulate"]
+__all__ = ["Times", "arrivals", "durations", "simulate"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -53,8 +53,8 @@ def simulate(
     >>> t.critical_path
     CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 3)
     """
-    seconds = _durations(schedule, forward, backward, backward_input, backward_weight)
-    arriving = _arrivals(schedule, latency)
+    seconds = durations(schedule, forward, backward, backward_input, backward_weight)
+    arriving = arrivals(schedule, latency)
     times = None
     if _is_complete(schedule):
         columns = schedule.kind, schedule.stage, schedule.microbatch, schedule.turns
@@ -91,7 +91,7 @@ def _is_complete(schedule: Schedule) -> bool:
     )
 
 
-def _arrivals(schedule: Schedule, latency) -> np.ndarray:
+def arrivals(schedule: Schedule, latency) -> np.ndarray:
     """Seconds that a result takes from the stage before and from the one behind: [2, stages]."""
     boundaries = max(0, schedule.stages - 1)
     values = np.asarray(latency, float)
@@ -107,7 +107,7 @@ def _arrivals(schedule: Schedule, latency) -> np.ndarray:
     return arriving
 
 
-def _durations(schedule, forward, backward, backward_input, backward_weight) -> np.ndarray:
+def durations(schedule, forward, backward, backward_input, backward_weight) -> np.ndarray:
     """Seconds by kind: [4, stages, microbatches], or [4, stages, 1] if all micro-batches agree."""
 
     def table(times, name):
