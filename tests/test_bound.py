@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.plan import closed_form as cf
-from tiledask.plan.schedule import Action, Schedule, schedule
+from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.schedules import schedule
 from tiledask.plan.simulate import simulate
 from tiledask.plan.timeline import Timeline
 

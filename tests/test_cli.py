@@ -44,6 +44,9 @@ def test_idle(capsys, tmp_path):
     assert answer["bubble_fraction"] == pytest.approx(3 / 11)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run(capsys, "idle", "interleaved", "8", "8", "--devices", "4")[1]["makespan"] == 57.0
+    answer = run(capsys, "idle", "1f1b", "4", "8", "--latency", "0.25")[1]
+    assert (answer["makespan"], answer["lower_bound"], answer["binds"]) == (37.0, 34.5, "device 1")
+    assert answer["lower_bound_why"].startswith("device 3: 3.75 s until work reaches it")
 
 
 @pytest.mark.cluster

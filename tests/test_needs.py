@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.needs import action_needs, checked, needs, peak_in_flight, validate
-from tiledask.plan.schedule import Action, Schedule, schedule, schedules
+from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.schedules import schedule, schedules
 from tiledask.plan.simulate import simulate
 
 
@@ -36,7 +37,8 @@ def test_full_and_split_backwards_may_be_mixed():
 
 @pytest.mark.parametrize("name", schedules)
 def test_a_feasible_order_respects_turns_and_data(name):
-    options = {"devices": 2} if name in ("interleaved", "looped-bfs") else {}
+    looped = ("interleaved", "looped-bfs", "interleaved-zb", "wave")
+    options = {"devices": 2} if name in looped else {}
     s = schedule(name, 4, 5, **options)
     waits, order = checked(s)
     when = {a: t for t, a in enumerate(order)}

@@ -9,7 +9,8 @@ import pytest
 from tiledask.errors import ScheduleError
 from tiledask.plan.needs import peak_in_flight, validate
 from tiledask.plan.optimum import optimal_schedule
-from tiledask.plan.schedule import Action, Schedule, schedule
+from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.schedules import schedule
 from tiledask.plan.simulate import simulate
 
 

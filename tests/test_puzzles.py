@@ -11,7 +11,8 @@ from tiledask.lab import puzzles
 from tiledask.lab.puzzles import UnsolvedError, load_puzzle, puzzle_names
 from tiledask.plan.closed_form import lower_bound
 from tiledask.plan.partition import Partition, contiguous_splits, partition
-from tiledask.plan.schedule import Schedule, schedule
+from tiledask.plan.schedule import Schedule
+from tiledask.plan.schedules import schedule
 
 PARTITIONS = ["12-on-3", "24-memory-cap", "24-on-4", "24-uneven", "24-unequal-devices"]
 ONE_F_ONE_B = schedule("1f1b", 2, 4).to_text()

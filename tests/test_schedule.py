@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.schedule import Action, Schedule, schedule, schedules
+from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.schedules import schedule, schedules
 
 
 def typed(*rows: str) -> list[list[str]]:
@@ -65,31 +66,44 @@ def test_looped_breadth_first_2_devices_2_chunks():
     ]
 
 
-LOOPED = ("interleaved", "looped-bfs")
+LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
+
+
+def of_any_name(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
+    """With ``chunks`` stages per device where the schedule lets one choose."""
+    if name in LOOPED:
+        return schedule(name, devices * chunks, microbatches, devices=devices)
+    if name == "wave":
+        return schedule(name, 2 * devices * chunks, microbatches, devices=devices)
+    return schedule(name, 2 * devices if name in V_SHAPED else devices, microbatches)
 
 
 @st.composite
 def built(draw, names=tuple(schedules), most=6):
     name = draw(st.sampled_from(names))
-    devices, microbatches = draw(st.integers(1, most)), draw(st.integers(1, 13))
-    if name not in LOOPED:
-        return schedule(name, devices, microbatches)
-    return schedule(name, devices * draw(st.integers(1, 4)), microbatches, devices=devices)
+    return of_any_name(name, draw(st.integers(1, most)), draw(st.integers(1, 13)),
+                       draw(st.integers(1, 4)))  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(built())
 def test_every_action_is_there_once_in_its_place_and_runs(s):
-    wanted = {
-        Action(kind, stage, i)
-        for kind in "FB"
-        for stage in range(s.stages)
-        for i in range(s.microbatches)
-    }
-    assert set(s) == wanted
-    assert len(s) == len(wanted)
+    rows, numbers = range(s.stages), range(s.microbatches)
+    assert {a for a in s if a.kind == "F"} == {Action("F", r, i) for r in rows for i in numbers}
+    ends = [(a.stage, a.microbatch) for a in s if a.kind in "BW"]
+    assert sorted(ends) == [(r, i) for r in rows for i in numbers]
+    assert len(set(s)) == len(s)
     assert all(s.place[a.stage] == d for d in range(s.devices) for a in s.actions(d))
     validate(s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(built())
+def test_forwards_alone_run_too(s):
+    kept = [[a for a in order if a.kind == "F"] for order in s.orders]
+    if s.name != "naive":
+        validate(Schedule.of(kept, s.place))
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,7 +12,8 @@ from tiledask.errors import ScheduleError
 from tiledask.plan import closed_form as cf
 from tiledask.plan import longest_path
 from tiledask.plan.needs import needs, peak_in_flight
-from tiledask.plan.schedule import Action, Schedule, schedule
+from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.schedules import schedule
 from tiledask.plan.simulate import simulate
 
 

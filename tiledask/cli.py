@@ -170,6 +170,7 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     t = td.simulate(schedule, forward=args.forward, backward=args.backward, latency=args.latency)
     result = {
         "makespan": t.makespan,
+        "lower_bound": t.lower_bound,
         "busy": t.busy,
         "idle": t.idle,
         "bubble_fraction": t.bubble_fraction,
@@ -183,10 +184,14 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
         "bubble_overhead": "idle / busy",
         "span_bubble": "idle over the longest span of a device",
         "peak_in_flight": "activations kept, per device",
+        "lower_bound": f"seconds that no order goes below ({t.bound.why})",
     }
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else f"{value}"
         console.print(f"  {name:16} {shown:>12}  {words.get(name, 'seconds')}", highlight=False)
+    path = t.critical_path
+    result |= {"lower_bound_why": t.bound.why, "binds": path.binds}
+    console.print(f"  {path!r}", highlight=False)
     if args.figure:
         from tiledask.lab.plots import gantt
 

@@ -20,7 +20,8 @@ from tiledask.plan.closed_form import lower_bound
 from tiledask.plan.data import names, read_named
 from tiledask.plan.judge import judge
 from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.schedule import Schedule, schedule
+from tiledask.plan.schedule import Schedule
+from tiledask.plan.schedules import schedule
 from tiledask.plan.simulate import simulate
 from tiledask.plan.timeline import Timeline
 

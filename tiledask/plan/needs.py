@@ -41,7 +41,7 @@ def action_needs(action: Action, stages: int, split: bool = False) -> tuple[Acti
 def needs(schedule: Schedule) -> Needs:
     """For every action of ``schedule``, the actions whose results it uses.
 
-    >>> from tiledask.plan.schedule import schedule
+    >>> from tiledask.plan.schedules import schedule
     >>> waits = needs(schedule("gpipe", stages=2, microbatches=1))
     >>> {str(a): [str(b) for b in before] for a, before in waits.items()}
     {'0F0': [], '0B0': ['0F0', '1B0'], '1F0': ['0F0'], '1B0': ['1F0']}
@@ -58,7 +58,7 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     One is kept from its forward to its B, or to its W where the backward is split. Without
     backwards each is let go at once.
 
-    >>> from tiledask.plan.schedule import schedule
+    >>> from tiledask.plan.schedules import schedule
     >>> peak_in_flight(schedule("1f1b", stages=4, microbatches=8))
     (4, 3, 2, 1)
     """
@@ -91,7 +91,7 @@ def validate(
     that is unknown, on the wrong device, repeated, before what it needs on its own device, or
     missing; a deadlock, with its cycle; or a memory limit that is passed.
 
-    >>> from tiledask.plan.schedule import schedule
+    >>> from tiledask.plan.schedules import schedule
     >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
     Schedule(1f1b: 4 stages on 4 devices, 8 micro-batches, 64 actions)
     """
@@ -108,7 +108,7 @@ def checked(
 
     The same checks and errors as :func:`validate`, for whoever goes on to run the schedule.
 
-    >>> from tiledask.plan.schedule import schedule
+    >>> from tiledask.plan.schedules import schedule
     >>> waits, order = checked(schedule("gpipe", stages=2, microbatches=1))
     >>> " ".join(map(str, order))
     '0F0 1F0 1B0 0B0'

@@ -44,7 +44,7 @@ def simulate(
     ScheduleError for a schedule that cannot run, and for times that are negative, not finite
     or of the wrong shape.
 
-    >>> from tiledask.plan.schedule import schedule
+    >>> from tiledask.plan.schedules import schedule
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
     >>> t.makespan, round(t.bubble_fraction, 4), t.bubble_overhead, t.peak_in_flight
     (33.0, 0.2727, 0.375, (4, 3, 2, 1))
