@@ -55,9 +55,14 @@ def test_every_schedule_gives_the_gradients_of_one_device(cluster, name, p, m):
     assert_same(td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET), stages, schedule)
 
 
-def test_several_stages_on_a_device(cluster):
-    stages = stack((0, 1, 2, 3, 4), **SHAPE)
-    schedule = td.schedule("interleaved", 4, 4, devices=2)
+@pytest.mark.parametrize("name", sorted(set(td.schedules) - {"naive", "gpipe", "1f1b"}))
+@pytest.mark.parametrize("m", [1, 5])
+def test_every_other_schedule_does_too(cluster, name, m):
+    p = 2 if name == "wave" else 3
+    looped = name in ("interleaved", "looped-bfs", "interleaved-zb", "wave")
+    stages_each = {"wave": 4}.get(name, 1 if name.startswith(("eager", "zb-h", "zb-a")) else 2)
+    schedule = td.schedule(name, stages_each * p, m, **({"devices": p} if looped else {}))
+    stages = stack(range(stages_each * p + 1), **SHAPE)
     assert_same(td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET), stages, schedule)
 
 

@@ -166,13 +166,13 @@ def _building_block(
 
 
 def wave(stages: int, microbatches: int, devices: int) -> Schedule:
-    """Hanayo's waves: several Vs one after the other (arXiv 2308.15762).
+    """Several Vs one after the other: stages placed as in Hanayo's waves (arXiv 2308.15762).
 
     ``stages`` is a multiple of 2 * devices: two chunks per device and wave, so that no stage is
-    there twice, and the next device is always a neighbour. A device does the backward or
-    forward of the earliest micro-batch that it can. Meant for as many micro-batches as devices;
-    with many more, "interleaved" idles and keeps less. Raises ScheduleError for another number
-    of stages.
+    there twice, and the next device is always a neighbour. The order is a rule of its own, not
+    Hanayo's: a device does what it can for the earliest micro-batch. Meant for as many
+    micro-batches as devices; with many more, "interleaved" idles and keeps less. Raises
+    ScheduleError for another number of stages.
 
     >>> print(wave(4, 2, devices=2).to_text())
     0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1
