@@ -1,144 +1,358 @@
 """The exact min-max split of a row of layers over devices in a given order.
 
 prefix  0   2   3   4  ...   n     bounds 0 = b0 < b1 < ... < bk = n cut the row into
-        |---|-------|-- ... -|     k stages; stage s costs (prefix[b(s+1)] - prefix[b(s)]) / speed
+        |---|-------|-- ... -|     k stages; stage s takes time
+                                   (prefix[b(s+1)] - prefix[b(s)]) / speed + send[b(s+1)]
 
-A limit on the stage time is tried by growing the set of cuts that can be reached stage by
-stage. Every try moves one side of the search onto a stage time that really occurs, so the
-search ends on the optimum itself, not near it. All comparisons are between whole numbers.
+A limit on the stage time is tried by walking as far as it allows, stage by stage. The search
+ends only when no split is strictly faster than the one in hand, so it ends on the optimum
+itself, not near it. All comparisons are between whole numbers: floats answer first, and where
+they are too close to call, Python's integers decide.
 """
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-__all__ = ["min_max_bounds", "prefix_sums", "reach"]
+from tiledask.errors import PartitionError
 
-_ROWS = 1_000_000
+__all__ = ["Row", "min_max_bounds"]
+
+_STATES = 100_000
+"""Partial splits that are held at once where the chunks of a device share its memory."""
+
+_BLOCK = 1_000_000
 """Entries of the evenness table that are held at once."""
 
+_NEAR = 32
+"""Layers on either side of the most even line that are looked at first."""
 
-def prefix_sums(values: Sequence[int]) -> np.ndarray:
-    """Sums of the first 0, 1, ..., n values: int64 [n + 1], or Python ints where those overflow."""
-    sums = [0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return np.array(sums, np.int64 if sums[-1] < 2**61 else object)
+_CLOSE = 1e-14
+"""Distance, relative to the whole row, below which floats do not decide."""
+
+Limits = list[tuple["Row", list[int]]]
+"""What no stage may go beyond: a room for every stage in time, first, and perhaps in memory."""
 
 
-def reach(prefix: np.ndarray, limit: int) -> np.ndarray:
-    """For every start, the furthest end whose sum stays within ``limit``: [n + 1].
+class Row:
+    """Sums of consecutive layers against a room per stage, without rounding.
 
-    >>> reach(prefix_sums([2, 1, 4]), 3).tolist()
-    [2, 2, 2, 3]
+    Stage s with the layers a, ..., e - 1 takes sums[e] - sums[a] + speeds[s] * sends[e] of its
+    room. All values are whole numbers of any size; ``sends`` has an entry for each of the
+    layers + 1 cuts and is 0 at the outer two.
+
+    >>> row = Row([2, 1, 4], [1, 1])
+    >>> row.furthest(0, 0, room=3, top=3), row.within(0, np.array([0, 1]), 3, room=5).tolist()
+    (2, [False, True])
     """
-    limit = min(int(limit), int(prefix[-1]))
-    return np.searchsorted(prefix, prefix + limit, side="right") - 1
+
+    def __init__(self, values: Sequence[int], speeds: Sequence[int], sends=None):
+        self.sums = list(accumulate(values, initial=0))
+        self.speeds, self.sends = list(speeds), sends
+        dearest, fastest = max(sends or [0]), max(speeds)
+        self.scale = self.sums[-1] + fastest * dearest or 1
+        self.whole = self.scale < 2**62
+        if self.whole:
+            self._sums, self._speeds = np.array(self.sums, np.int64), self.speeds
+            self._sends = None if sends is None else np.array(sends, np.int64)
+        else:
+            self._sums = np.array([v / self.scale for v in self.sums])
+            self._speeds = [v / fastest for v in self.speeds]
+            self._sends = sends and np.array([v * fastest / self.scale for v in sends])
+
+    def unlimited(self) -> list[int]:
+        """Rooms that every stage keeps within."""
+        return [self.scale] * len(self.speeds)
+
+    def rooms(self, limit: Fraction, strict: bool = False) -> list[int]:
+        """The room of each stage whose time may be at most, or strictly below, ``limit``."""
+        n, d = limit.numerator, limit.denominator
+        return [min((n * v - strict) // d, self.scale) for v in self.speeds]
+
+    def furthest(self, s: int, start: int, room: int, top: int) -> int:
+        """The last cut, ``top`` at most, where stage s can end; ``start`` if there is none."""
+        far = self.sums[start] + room
+        end = bisect_right(self.sums, far, start, top + 1) - 1
+        if self.sends:
+            while end > start and self.sums[end] + self.speeds[s] * self.sends[end] > far:
+                end -= 1
+        return max(end, start)
+
+    def within(self, s: int, starts, ends, room: int) -> np.ndarray:
+        """Whether stage s keeps its room, for arrays of starts and ends that broadcast."""
+        used = self._sums[ends] - self._sums[starts]
+        if self.sends:
+            used = used + self._speeds[s] * self._sends[ends]
+        if self.whole:
+            return used <= room
+        excess = used - room / self.scale
+        keeps = excess <= 0
+        close = np.abs(excess) <= _CLOSE
+        if close.any():
+            starts, ends = (np.broadcast_to(x, close.shape)[close].tolist() for x in (starts, ends))
+            keeps[close] = [self.used(s, a, e) <= room for a, e in zip(starts, ends, strict=True)]
+        return keeps
+
+    def used(self, s: int, start: int, end: int) -> int:
+        """What stage s takes of its room; over its speed, its time."""
+        sent = self.speeds[s] * self.sends[end] if self.sends else 0
+        return self.sums[end] - self.sums[start] + sent
+
+    def slowest(self, bounds: Sequence[int]) -> Fraction:
+        """The largest stage time of a split."""
+        most, speed = 0, 1
+        for s, (a, b) in enumerate(pairwise(bounds)):
+            used = self.used(s, a, b)
+            if used * speed > most * self.speeds[s]:
+                most, speed = used, self.speeds[s]
+        return Fraction(most, speed)
+
+    def widest(self, starts: np.ndarray, room: int) -> int:
+        """No stage within ``room`` has more layers than this, whichever start it has."""
+        far = self._sums[starts] + (room if self.whole else room / self.scale + _CLOSE)
+        return int((np.searchsorted(self._sums, far, side="right") - 1 - starts).max())
+
+    def times(self, s: int, starts, ends, sending: bool = True) -> np.ndarray:
+        """Times of stage s as floats, for comparison with each other."""
+        used = self._sums[ends] - self._sums[starts]
+        if self.sends and sending:
+            used = used + self._speeds[s] * self._sends[ends]
+        return used / self._speeds[s]
 
 
 def min_max_bounds(
-    costs: Sequence[int], speeds: Sequence[Fraction], ceilings: Sequence[np.ndarray]
+    time: Row, memory: Row | None = None, capacity: Sequence[int] = ()
 ) -> tuple[int, ...] | None:
     """The bounds of a split whose slowest stage is as fast as any split allows.
 
-    ``ceilings[s][i]`` is the furthest end that memory allows device s when it starts at layer
-    i (see :func:`reach`). Of the optimal splits it returns the most even one (least sum of
-    squared stage times), and of those the one with the longest first stages. None if memory
-    allows no split at all.
+    ``capacity`` is the room in ``memory`` of each device; stage s is on device
+    s mod len(capacity), and the stages of one device share its room. Of the optimal splits it
+    returns the most even one (least sum of squared stage times, in floating point), and of
+    those the one with the longest first stages. None if memory allows no split at all.
 
-    >>> free = reach(prefix_sums([0] * 4), 0)
-    >>> min_max_bounds([4, 4, 9, 8], [Fraction(1)] * 3, [free] * 3)
+    >>> min_max_bounds(Row([4, 4, 9, 8], [1, 1, 1]))
     (0, 2, 3, 4)
     """
-    prefix = prefix_sums(costs)
-    ends = _reachable(ceilings)
-    if ends is None:
+    stages = len(time.speeds)
+    rooms = [capacity[s % len(capacity)] for s in range(stages)] if memory else []
+
+    def limits(allowed: list[int]) -> Limits:
+        return [(time, allowed)] + ([(memory, rooms)] if memory else [])
+
+    best = _fastest(time, lambda allowed: _any_split(limits(allowed)))
+    if best is None:
         return None
-    low = Fraction(int(prefix[-1])) / sum(speeds)
-    high = _slowest(prefix, speeds, _any_split(ends, ceilings))
-    while low < high:
-        limit = (low + high) / 2
-        by_speed = {v: reach(prefix, limit * v // 1) for v in set(speeds)}
-        limits = [np.minimum(by_speed[v], c) for v, c in zip(speeds, ceilings, strict=True)]
-        ends = _reachable(limits)
-        if ends is None:
-            low = min(total / v for v, far in by_speed.items() for total in _next_sum(prefix, far))
-        else:
-            high = _slowest(prefix, speeds, _any_split(ends, limits))
-    by_speed = {v: reach(prefix, high * v // 1) for v in set(speeds)}
-    limits = [np.minimum(by_speed[v], c) for v, c in zip(speeds, ceilings, strict=True)]
-    return _most_even(prefix, speeds, limits)
+    slowest = time.slowest(best)
+    even = _most_even(limits(time.rooms(slowest)))
+    if not memory or _fits_together(even, memory, capacity):
+        return even
+    best = _fastest(time, lambda allowed: _shared(limits(allowed), capacity), slowest)
+    return best and _shared(limits(time.rooms(time.slowest(best))), capacity)
 
 
-def _reachable(limits: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-    """Where stage s can end, for s = 0 (nothing yet) .. k; None if the last layer is not reached.
+def _fastest(
+    time: Row, split: Callable[[list[int]], tuple[int, ...] | None], low: Fraction = Fraction(0)
+) -> tuple[int, ...] | None:
+    """The fastest of all that ``split`` finds within rooms; None if it never finds one.
 
-    The sets may have gaps: a device that a large layer does not fit on must stop before it.
+    No split is faster than ``low``. Limits grow from there until one is found, then halve the
+    distance; a last try strictly below the best is the proof that there is no better.
     """
-    layers, stages = len(limits[0]) - 1, len(limits)
-    ends = [np.array([0])]
-    for s, far in enumerate(limits):
-        starts = ends[-1][far[ends[-1]] > ends[-1]]
-        change = np.bincount(starts + 1, minlength=layers + 2)
-        change -= np.bincount(far[starts] + 1, minlength=layers + 2)
-        found = np.flatnonzero(np.cumsum(change)[: layers + 1])
-        # leave a layer for each later stage: no other end can lead to the last layer
-        ends.append(found[found <= layers - (stages - 1 - s)])
-    return ends if layers in ends[-1] else None
+    low = max(low, Fraction(time.sums[-1], sum(time.speeds)))
+    rooms, step = time.rooms(low), low / 16
+    best = split(rooms)
+    while best is None:
+        if rooms == time.unlimited():
+            return None
+        low, step = low + step, 2 * step
+        rooms = time.rooms(low) if step else time.unlimited()
+        best = split(rooms)
+    low = max(low - step / 2, Fraction(0))
+    high = time.slowest(best)
+    while better := split(time.rooms(high, strict=True)):
+        best, high = better, time.slowest(better)
+        middle = (low + high) / 2
+        better = split(time.rooms(middle))
+        if better:
+            best, high = better, time.slowest(better)
+        else:
+            low = middle
+    return best
 
 
-def _any_split(ends: list[np.ndarray], limits: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """One split along the reachable cuts, walked back from the last layer."""
-    bounds = [len(limits[0]) - 1]
-    for starts, far in zip(reversed(ends[:-1]), reversed(limits), strict=True):
-        end = bounds[-1]
-        bounds.append(int(starts[(starts < end) & (far[starts] >= end)][-1]))
+def _tops(limits: Limits) -> list[int]:
+    """The furthest cut after 0, 1, ... stages, if a stage may also stay empty."""
+    tops, row = [0], limits[0][0]
+    layers, stages = len(row.sums) - 1, len(row.speeds)
+    for s in range(stages):
+        top = layers - (stages - 1 - s)  # leave a layer for each later stage
+        for row, rooms in reversed(limits):  # time last: within memory, not every cut is in time
+            top = row.furthest(s, tops[-1], rooms[s], top)
+        tops.append(top)
+    return tops
+
+
+def _any_split(limits: Limits) -> tuple[int, ...] | None:
+    """One split within the limits, or None."""
+    tops = _tops(limits)
+    if tops[-1] < len(limits[0][0].sums) - 1:
+        return None
+    if all(a < b for a, b in pairwise(tops)):
+        return tuple(tops)
+    cuts = _cuts(limits, tops)  # somewhere a device must stop before a layer too large for the next
+    if cuts is None:
+        return None
+    bounds = [int(cuts[-1][-1])]
+    for s in reversed(range(len(cuts) - 1)):
+        starts = cuts[s]
+        bounds.append(int(starts[np.searchsorted(starts, bounds[-1]) - 1]))
     return tuple(reversed(bounds))
 
 
-def _slowest(prefix: np.ndarray, speeds: Sequence[Fraction], bounds: Sequence[int]) -> Fraction:
-    """The largest stage time of a split."""
-    sums = [int(prefix[b]) - int(prefix[a]) for a, b in pairwise(bounds)]
-    return max(Fraction(total) / v for total, v in zip(sums, speeds, strict=True))
+def _bottoms(limits: Limits) -> list[int]:
+    """No split within the limits cuts earlier after 0, 1, ... stages."""
+    stages = len(limits[0][0].speeds)
+    bottoms = list(range(stages + 1))
+    for row, rooms in limits:
+        rest = row.sums[-1]
+        for s in reversed(range(stages)):
+            rest -= rooms[s]
+            bottoms[s] = max(bottoms[s], bisect_left(row.sums, rest))
+    bottoms[-1] = len(limits[0][0].sums) - 1
+    return bottoms
 
 
-def _next_sum(prefix: np.ndarray, far: np.ndarray) -> list[Fraction]:
-    """The smallest sum of consecutive layers that goes beyond ``far``; empty if none does."""
-    starts = np.flatnonzero(far < len(prefix) - 1)
-    return [Fraction(int(min(prefix[far[starts] + 1] - prefix[starts])))] if len(starts) else []
+def _cuts(limits: Limits, tops: list[int]) -> list[np.ndarray] | None:
+    """Where stage s can end, for s = 0 (nothing yet) .. k; None if the last layer is not reached.
+
+    The latest start before an end is the best one for it, in every limit. The sets may have
+    gaps: a device that a large layer does not fit on must stop before it.
+    """
+    bottoms, cuts = _bottoms(limits), [np.array([0])]
+    for s, (bottom, top) in enumerate(zip(bottoms[1:], tops[1:], strict=True)):
+        starts = cuts[-1]
+        ends = np.arange(max(bottom, starts[0] + 1), top + 1)
+        latest = starts[np.searchsorted(starts, ends) - 1]
+        for row, rooms in limits:
+            keeps = row.within(s, latest, ends, rooms[s])
+            ends, latest = ends[keeps], latest[keeps]
+        if not len(ends):
+            return None
+        cuts.append(ends)
+    return cuts
 
 
-def _most_even(
-    prefix: np.ndarray, speeds: Sequence[Fraction], limits: Sequence[np.ndarray]
-) -> tuple[int, ...]:
-    """Of the splits within ``limits``, the one with the least sum of squared stage times."""
-    cuts = _reachable(limits)
-    # whole numbers stay whole, so that equal splits tie exactly; huge ones are scaled
-    sums = (prefix / int(prefix[-1]) if prefix.dtype == object else prefix).astype(float)
-    ends, after = np.array([len(prefix) - 1]), np.zeros(1)
-    following = []  # per stage, last first: (starts, the best end of each)
-    for starts, speed, far in zip(reversed(cuts[:-1]), speeds[::-1], limits[::-1], strict=True):
-        times, block = sums / float(speed), max(1, _ROWS // len(ends))
-        parts = [
-            _best_ends(times, far, starts[i : i + block], ends, after)
-            for i in range(0, len(starts), block)
+def _most_even(limits: Limits) -> tuple[int, ...]:
+    """Of the splits within ``limits``, the one with the least sum of squared stage times.
+
+    Layers that could be cut anywhere would flow to devices in proportion to their squared
+    speeds. A split along that line bounds how far from it the best one can stray.
+    """
+    cuts, time = _cuts(limits, _tops(limits)), limits[0][0]
+    layers = len(time.sums) - 1
+    cost = time.times(np.argmax(time.speeds), 0, np.arange(layers + 1), sending=False)
+    weight = np.cumsum([0.0] + [(v / max(time.speeds)) ** 2 for v in time.speeds])
+    line = np.searchsorted(cost, cost[-1] * weight / weight[-1])
+    near = [c[np.abs(c - middle) <= _NEAR] for c, middle in zip(cuts, line, strict=True)]
+    enough = _least_squares(limits, near)[0] * (1 + 1e-9)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cuts = [cuts[0]] + [
+            c[~(cost[c] ** 2 / w + (cost[-1] - cost[c]) ** 2 / (weight[-1] - w) > enough)]
+            for c, w in zip(cuts[1:], weight[1:], strict=True)
         ]
-        best, after = (np.concatenate(column) for column in zip(*parts, strict=True))
-        alive = np.isfinite(after)
-        ends, after = starts[alive], after[alive]
-        following.append(dict(zip(ends.tolist(), best[alive].tolist(), strict=True)))
+    return _least_squares(limits, cuts)[1]
+
+
+def _least_squares(limits: Limits, cuts: list[np.ndarray]) -> tuple[float, tuple[int, ...]]:
+    """(sum of squared stage times, bounds) of the most even split along ``cuts``; inf if none."""
+    time = limits[0][0]
+    layers = len(time.sums) - 1
+    after = np.full(layers + 1, np.inf)  # of the stages from a cut on
+    after[layers] = 0
+    following = []  # per stage, last first: (starts, the best end of each)
+    for s in reversed(range(len(time.speeds))):
+        starts, before = cuts[s], np.full(layers + 1, np.inf)
+        if not len(starts) or not len(cuts[s + 1]):
+            return math.inf, ()
+        width = min(row.widest(starts, rooms[s]) for row, rooms in limits)
+        width = max(1, min(width, cuts[s + 1][-1] - starts[0]))
+        block, best = max(1, _BLOCK // width), np.empty_like(starts)
+        for i in range(0, len(starts), block):
+            some = starts[i : i + block]
+            best[i : i + block], before[some] = _best_ends(limits, s, some, width, after)
+        following.append((starts, best))
+        after = before
+    if after[0] == math.inf:
+        return math.inf, ()
     bounds = [0]
-    for best_end in reversed(following):
-        bounds.append(best_end[bounds[-1]])
-    return tuple(bounds)
+    for starts, best in reversed(following):
+        bounds.append(int(best[np.searchsorted(starts, bounds[-1])]))
+    return float(after[0]), tuple(bounds)
 
 
-def _best_ends(times, far, starts, ends, after):
+def _best_ends(limits: Limits, s: int, starts, width: int, after):
     """For each start the best end and its value: two [starts] arrays; inf where none is allowed."""
-    value = times[ends][None, :] - times[starts][:, None]
-    value = value * value + after
-    value[(ends <= starts[:, None]) | (ends > far[starts][:, None])] = np.inf
-    column = len(ends) - 1 - np.argmin(value[:, ::-1], axis=1)  # the last of equal ones
-    return ends[column], value[np.arange(len(starts)), column]
+    ends = np.minimum(starts[:, None] + np.arange(width, 0, -1), len(after) - 1)
+    value = limits[0][0].times(s, starts[:, None], ends) ** 2 + after[ends]
+    for row, rooms in limits:
+        value[~row.within(s, starts[:, None], ends, rooms[s])] = np.inf
+    column = np.argmin(value, axis=1)  # the longest of equal ones
+    rows = np.arange(len(starts))
+    return ends[rows, column], value[rows, column]
+
+
+def _fits_together(bounds: Sequence[int], memory: Row, capacity: Sequence[int]) -> bool:
+    """Whether the stages of each device fit its capacity together."""
+    held = [0] * len(capacity)
+    for s, (a, b) in enumerate(pairwise(bounds)):
+        held[s % len(held)] += memory.used(s, a, b)
+    return all(used <= room for used, room in zip(held, capacity, strict=True))
+
+
+def _shared(limits: Limits, capacity: Sequence[int]) -> tuple[int, ...] | None:
+    """The most even split within ``limits`` whose devices hold all their stages together.
+
+    Partial splits are grown stage by stage; of those that end at the same layer and leave the
+    same memory free only the best is kept. None if there is no split; raises PartitionError
+    where more than 100,000 of them would have to be held.
+    """
+    (time, rooms), (memory, _) = limits
+    tops, bottoms = _tops(limits), _bottoms(limits)
+    layers, stages, devices = len(time.sums) - 1, len(time.speeds), len(capacity)
+    if tops[-1] < layers:
+        return None
+    grown = {(0, tuple(capacity)): (0.0, (0,))}  # (end, free) -> (squares, -bounds)
+    for s in range(stages):
+        device, last, longer = s % devices, s + devices >= stages, {}
+        ends_of = {}
+        for (start, free), (squares, bounds) in grown.items():
+            if start not in ends_of:
+                ends_of[start] = [
+                    (e, memory.used(s, start, e), float(time.times(s, start, e)) ** 2)
+                    for e in range(max(bottoms[s + 1], start + 1), tops[s + 1] + 1)
+                    if time.used(s, start, e) <= rooms[s]
+                ]
+            for end, size, square in ends_of[start]:
+                left = free[device] - size
+                if left < 0:
+                    break
+                room = (*free[:device], 0 if last else left, *free[device + 1 :])
+                if memory.sums[-1] - memory.sums[end] > sum(room):
+                    continue
+                key, value = (end, room), (squares + square, (*bounds, -end))
+                if key not in longer or value < longer[key]:
+                    longer[key] = value
+        if len(longer) > _STATES:
+            raise PartitionError(
+                f"where the chunks of a device share its capacity, the best split is found "
+                f"exactly for up to {_STATES} partial splits at a time, and {layers} layers in "
+                f"{stages} stages on {devices} devices need {len(longer)}; group layers, use "
+                f"fewer chunks, or raise the capacities until they no longer decide"
+            )
+        grown = longer
+    best = min(grown.values(), default=None)
+    return best and tuple(-b for b in best[1])
