@@ -134,11 +134,13 @@ def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
         validate(Schedule.of(orders, s.place), s.stages, s.microbatches)
 
 
-def test_memory_limit_names_the_action_and_takes_one_per_device():
+def test_memory_limit_names_the_moment_and_takes_one_per_device():
     gpipe = schedule("gpipe", 2, 4)
-    with pytest.raises(ScheduleError, match="device 0 keeps 4 activations at 0F3 and may keep 3"):
+    with pytest.raises(
+        ScheduleError, match=r"device 0 keeps 4 activations at 0F3, turn 3, and may"
+    ):
         validate(gpipe, memory_limit=3)
-    with pytest.raises(ScheduleError, match="device 1 keeps 4 activations at 1F3 and may keep 2"):
+    with pytest.raises(ScheduleError, match=r"device 1 keeps 4 activations at 1F3, turn 3, .* 2;"):
         validate(gpipe, memory_limit=[4, 2])
     assert validate(gpipe, memory_limit=4) is gpipe
     assert validate(schedule("1f1b", 3, 9), memory_limit=[3, 2, 1])
@@ -146,8 +148,53 @@ def test_memory_limit_names_the_action_and_takes_one_per_device():
         validate(gpipe, memory_limit=[4, 4, 4])
     inference = schedule("gpipe", 2, 4, forward_only=True)
     assert validate(inference, memory_limit=1) is inference
-    with pytest.raises(ScheduleError, match="its first forward"):
+    with pytest.raises(ScheduleError, match="keeps 1 activations at 0F0, turn 0, and may keep 0"):
         validate(inference, memory_limit=0)
+
+
+def test_a_memory_limit_in_bytes_counts_what_the_weight_gradient_still_needs():
+    late = Schedule.from_text("0F0,0I0,0F1,0I1,0W0,0W1")
+    sizes = {"activation": 3e9, "weight_part": 1e9}
+    assert validate(late, memory_limit=4e9, **sizes) is late
+    with pytest.raises(
+        ScheduleError, match=r"keeps 4 GB of activations at 0F1, turn 2, .* 3\.9 GB"
+    ):
+        validate(late, memory_limit=3.9e9, **sizes)
+    with pytest.raises(ScheduleError, match="keeps 6 GB of activations at 0F1"):
+        validate(late, memory_limit=5e9, activation=3e9)
+
+
+def test_millions_of_actions_are_validated_without_an_object_for_each(monkeypatch):
+    s = schedule("1f1b", 512, 1024)
+    monkeypatch.setattr(Schedule, "orders", property(lambda _: pytest.fail("made an object each")))
+    assert validate(s, memory_limit=512) is s
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(0F0;0B0)OVERLAP_F_B", "0B0 at turn 1 on device 0 needs 0F0, and would run at once"),
+        ("0F0,0F1,(0B0;0B1)OVERLAP_F_B", "at turn 2 of device 0 it is 0B0 and 0B1"),
+        ("0F0,(0I0;0F1)OVERLAP_F_B,0W0,0B1", "it is 0I0 and 0F1"),
+        # each half could run, but not at once: 1F1 waits for 0F1, and that for 1B0 beside it
+        (
+            "0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,(1F1;1B0)OVERLAP_F_B,1B1",
+            r"deadlock: device 0 is at 0F1 and 0B0 and waits for 1B0; device 1 is at 1F1 and 1B0 "
+            r"and waits for 0F1",
+        ),
+    ],
+)
+def test_refuses_pairs_that_cannot_run(text, message):
+    with pytest.raises(ScheduleError, match=message):
+        validate(Schedule.from_text(text))
+
+
+def test_an_action_in_the_wrong_replica_is_named():
+    text = schedule("chimera", 2, 2).to_text().replace("0F1", "0F8").replace("0F0", "0F1")
+    with pytest.raises(
+        ScheduleError, match="0F1 is on device 0, but replica 1's stage 0 is placed"
+    ):
+        validate(Schedule.from_text(text.replace("0F8", "0F0")))
 
 
 def test_a_split_backward_keeps_its_activation_until_w():

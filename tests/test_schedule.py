@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import peak_in_flight, validate
+from tiledask.plan.needs import checked, peak_in_flight, validate
 from tiledask.plan.schedule import Action, Schedule
 from tiledask.plan.schedules import schedule, schedules
 
@@ -76,7 +76,8 @@ def of_any_name(name: str, devices: int, microbatches: int, chunks: int) -> Sche
         return schedule(name, devices * chunks, microbatches, devices=devices)
     if name == "wave":
         return schedule(name, 2 * devices * chunks, microbatches, devices=devices)
-    return schedule(name, 2 * devices if name in V_SHAPED else devices, microbatches)
+    even = name in V_SHAPED or name == "dualpipe"
+    return schedule(name, 2 * devices if even else devices, microbatches)
 
 
 @st.composite
@@ -94,8 +95,8 @@ def test_every_action_is_there_once_in_its_place_and_runs(s):
     ends = [(a.stage, a.microbatch) for a in s if a.kind in "BW"]
     assert sorted(ends) == [(r, i) for r in rows for i in numbers]
     assert len(set(s)) == len(s)
-    assert all(s.place[a.stage] == d for d in range(s.devices) for a in s.actions(d))
-    validate(s)
+    assert all(s.holder(*a[1:]) == d for d in range(s.devices) for a in s.actions(d))
+    checked(validate(s))
 
 
 @settings(max_examples=100, deadline=None)
@@ -103,7 +104,7 @@ def test_every_action_is_there_once_in_its_place_and_runs(s):
 def test_forwards_alone_run_too(s):
     kept = [[a for a in order if a.kind == "F"] for order in s.orders]
     if s.name != "naive":
-        validate(Schedule.of(kept, s.place))
+        assert validate(Schedule.of(kept, s.places)).orders == tuple(map(tuple, kept))
 
 
 @settings(max_examples=100, deadline=None)
@@ -141,10 +142,31 @@ def test_forward_only_keeps_the_order_of_the_forwards():
 
 
 def test_the_words_of_pytorch_that_are_no_compute_are_left_out():
-    text = "0UNSHARD,0F0,0SEND_F0,,1RECV_B0,(0F1;0B0)OVERLAP_F_B,0B1,0REDUCE_GRAD,0RESHARD"
+    text = "0UNSHARD,0F0,0SEND_F0,,1RECV_B0,0F1,0B0,0B1,0REDUCE_GRAD,0RESHARD"
     assert Schedule.from_text(text) == Schedule.from_text("0F0 0F1 0B0 0B1")
-    pair = "(0F1;1I0)OVERLAP_F_B,0F0 ; 1RECV_F0,1F0,1SEND_B0"
-    assert Schedule.from_text(pair).to_text() == "0F1,1I0,0F0\n1F0"
+
+
+def test_a_forward_and_a_backward_at_once_are_written_as_pytorch_does():
+    text = "0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,1B0,1F1,1B1"
+    s = Schedule.from_text(text)
+    assert s.paired.tolist() == [False, True] + 6 * [False]
+    assert s.to_text() == text.replace(" ; ", "\n")
+    assert s != Schedule.from_text(text.replace("(0F1;0B0)OVERLAP_F_B", "0F1,0B0"))
+    assert Schedule.from_text(s.to_text()) == s
+
+
+def test_replicas_are_placed_by_lines_of_their_own():
+    s = Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1")
+    assert (s.replicas, s.stages, s.devices, s.places) == (2, 2, 2, ((0, 1), (1, 0)))
+    assert [s.holder(0, i) for i in range(4)] == [0, 1, 0, 1]
+    assert Schedule.from_text(s.to_text()) == s
+    assert s == schedule("chimera", 2, 2)
+    assert s.is_complete
+    with pytest.raises(ScheduleError, match=r"every stage .* is on 2 devices; places has a row"):
+        _ = s.place
+    for line, message in (("@0,x", "cannot read @0,x as the places"), ("@0", "2 and 1 stages")):
+        with pytest.raises(ScheduleError, match=message):
+            Schedule.from_text(f"@0,1; {line}; 0F0; 1F0")
 
 
 def test_reads_lines_semicolons_spaces_and_empty_cells():

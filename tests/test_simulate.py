@@ -246,7 +246,7 @@ def test_2_to_4_workers_with_the_same_total_work_halve_utilisation_and_triple_th
         ),
         ({"forward": "fast"}, "forward must be numbers of seconds, got 'fast'"),
         ({"forward": [[1, 2], [3]]}, "forward must be numbers of seconds"),
-        ({"latency": [1, 1]}, r"1 for 2 stages, got shape \(2,\)"),
+        ({"latency": [1, 1]}, r"1 for 2 stages, or a table of 2 x 2 links; got shape \(2,\)"),
         ({"latency": -0.5}, "latency must be finite"),
         ({"backward_input": 3.0}, "backward_weight would be -1 of a backward of 2 seconds"),
         ({"backward_weight": 3.0}, "backward_input would be -1"),

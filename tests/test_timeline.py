@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.schedules import schedule, schedules
+from tiledask.plan.simulate import simulate
 from tiledask.plan.timeline import Timeline
 
 SPANS = st.lists(
@@ -63,6 +65,126 @@ def test_when_the_clock_started_does_not_matter(rows, shift):
     if any(r[1] != "T" for r in rows):
         assert (t.start == later.start).all()
         assert t.start[t.kind != "T"].min() == 0
+
+
+# -- where idle time goes ------------------------------------------------------------------------
+
+
+def parts_by_ticks(rows, devices=4):
+    """(true idle, transfer, overhead) per device in half seconds, tick by tick from the words.
+
+    While the device is idle and something is still to come: true idle until its turn's results
+    are made, then transfer while a block of them travels, else overhead.
+    """
+    compute = [r for r in rows if r[1] != "T"]
+    zero = min((r[4] for r in compute), default=0)
+    end = max((r[4] + r[5] for r in compute), default=0)
+    made = {(("F" if r[1] == "F" else "B"), r[2], r[3]): r[4] + r[5] for r in compute
+            if r[1] != "W"}  # fmt: skip
+    found = []
+    for d in range(devices):
+        mine = sorted((r for r in compute if r[0] == d), key=lambda r: (r[4], r[4] + r[5]))
+        counts = [0, 0, 0]
+        for tick in set(range(zero, end)) - ticks(rows, d):
+            coming = next((r for r in mine if r[4] > tick), None)
+            if coming is None:
+                counts[0] += 1
+                continue
+            _, kind, s, i, _, _ = coming
+            side = {"F": s - 1, "B": s + 1, "I": s + 1, "W": None}[kind]
+            wanted = {"F": [("F", s - 1, i)], "W": [("B", s, i)]}.get(
+                kind, [("F", s, i), ("B", s + 1, i)]
+            )
+            if any(made.get(w, tick) > tick for w in wanted):
+                counts[0] += 1
+            elif any(
+                r[1] == "T" and r[0] == d and r[2:4] == (side, i) and r[4] <= tick < r[4] + r[5]
+                for r in rows
+            ):
+                counts[1] += 1
+            else:
+                counts[2] += 1
+        found.append(tuple(counts))
+    return found
+
+
+def once_each(rows):
+    """Without a second span of the same result, which a schedule never has."""
+    seen, kept = set(), []
+    for row in rows:
+        key = (row[1] if row[1] in "FWT" else "B", *(row if row[1] == "T" else row[2:4]))
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    return kept
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS.map(once_each))
+def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(rows):
+    spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
+    t = Timeline.of(4, spans, "measured")
+    parts = zip(t.true_idle_per_device, t.exposed_transfer_per_device, t.overhead_per_device,
+                strict=True)  # fmt: skip
+    assert [tuple(2 * x for x in each) for each in parts] == parts_by_ticks(rows)
+    assert t.exposed_transfer + t.overhead + t.true_idle == t.idle
+    assert t.busy + t.idle == 4 * t.makespan
+
+
+def test_a_wait_has_three_parts():
+    rows = [
+        (0, "F", 0, 0, 0.0, 1.0),  # makes what device 1 needs at 1
+        (1, "T", 0, 0, 1.25, 1.75),
+        (1, "F", 1, 0, 2.0, 3.0),
+    ]
+    t = Timeline.of(2, rows, "measured")
+    assert t.true_idle_per_device == (2.0, 1.0)
+    assert t.exposed_transfer_per_device == (0, 0.5)
+    assert t.overhead_per_device == (0, 0.5)
+    assert t.waits.overhead.tolist() == [0, 0.5]
+    assert t.overhead_per_action == 0.25
+
+
+def test_two_ways_of_one_block_count_once_where_they_overlap():
+    ways = [(1, "T", 0, 0, 0.5, 2.0), (1, "T", 0, 0, 1.5, 2.5), (1, "T", 0, 0, 1.0, 1.25)]
+    t = Timeline.of(2, [(0, "F", 0, 0, 0, 1.0), *ways, (1, "F", 1, 0, 3.0, 4.0)], "measured")
+    assert (t.exposed_transfer, t.overhead) == (1.5, 0.5)
+
+
+def test_another_blocks_transfer_excuses_nobody():
+    rows = [
+        (0, "F", 0, 0, 0.0, 1.0),
+        (1, "T", 0, 1, 1.0, 2.0),  # of micro-batch 1
+        (1, "T", 2, 0, 1.0, 2.0),  # a gradient from behind
+        (0, "T", 0, 0, 1.0, 2.0),  # to another device
+        (1, "F", 1, 0, 2.0, 3.0),
+    ]
+    t = Timeline.of(2, rows, "measured")
+    assert (t.exposed_transfer, t.overhead) == (0, 1)
+
+
+def test_in_a_simulation_waiting_is_for_transfers():
+    s = schedule("gpipe", 2, 1)
+    t = simulate(s, forward=1.0, backward=2.0, latency=0.5)
+    assert t.exposed_transfer_per_device == (0.5, 0.5)  # the gradient up, the activations down
+    assert t.true_idle_per_device == (3.5, 3.5)
+    assert t.overhead_per_action == 0
+    hidden = simulate(schedule("gpipe", 2, 8), forward=1.0, backward=2.0, latency=0.5)
+    assert hidden.exposed_transfer < 2 * 8 * 0.5  # others' work hides most of it
+
+
+def small(name):
+    from tiledask.lab.bench.idle import cases
+
+    return next(c.schedule for c in cases([name], [4], [8]))
+
+
+@pytest.mark.parametrize("name", sorted(schedules))
+def test_without_latency_all_idle_time_is_the_schedules_own(name):
+    s = small(name)
+    t = simulate(s, forward=1.0, backward=2.0)
+    assert (t.exposed_transfer, t.overhead) == (0, 0)
+    assert t.true_idle == pytest.approx(t.idle)
 
 
 def test_overlapping_spans_count_once():
@@ -142,3 +264,16 @@ def test_to_frame_and_reprs():
 def test_impossible_spans_are_refused(span):
     with pytest.raises(ScheduleError, match=r"on device .* of 2, from"):
         Timeline.of(2, [span])
+
+
+def test_a_pair_waits_for_what_either_uses():
+    """Device 0 does 0F1 and 0B0 at once: 0F1 could start at 1, 0B0 only when 1B0 is made, at 4."""
+    spans = [
+        (0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0), (1, "B", 1, 0, 2.0, 4.0),
+        (0, "T", 1, 0, 4.0, 4.5), (0, "F", 0, 1, 5.0, 8.0), (0, "B", 0, 0, 5.0, 8.0),
+    ]  # fmt: skip
+    t = Timeline.of(2, spans, "measured")
+    assert t.busy_per_device == (4.0, 3.0)
+    assert t.true_idle_per_device == (3.0, 5.0)
+    assert t.exposed_transfer_per_device == (0.5, 0.0)
+    assert t.overhead_per_device == (0.5, 0.0)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.plan.longest_path import RESULT
+from tiledask.plan.links import Links
+from tiledask.plan.longest_path import RESULT, longest_path
 from tiledask.plan.schedule import KINDS, Action, Schedule
 from tiledask.plan.units import format_seconds
 
@@ -31,48 +32,58 @@ class Evidence:
     schedule: Schedule
     seconds: np.ndarray
     """[4, stages, microbatches or 1]: of each kind."""
-    arriving: np.ndarray
-    """[2, stages]: seconds from the stage before and from the stage behind."""
+    together: np.ndarray
+    """[stages, microbatches or 1]: of a forward and a backward at once; negative for the sum."""
+    links: Links
 
     def bound(self) -> Bound:
-        return lower_bound(self.schedule, self.seconds, self.arriving)
+        return lower_bound(self.schedule, self.seconds, self.links, self.together)
 
-    def critical_path(self, start: np.ndarray, end: np.ndarray) -> "CriticalPath":
-        return critical_path(self.schedule, start, end, self.arriving)
+    def critical_path(self) -> "CriticalPath":
+        return critical_path(self.schedule, self.seconds, self.links, self.together)
 
 
-def lower_bound(schedule: Schedule, seconds: np.ndarray, arriving: np.ndarray) -> Bound:
+def lower_bound(
+    schedule: Schedule, seconds: np.ndarray, links: Links, together: np.ndarray
+) -> Bound:
     """The Bound of a complete schedule, from its actions, places and times alone.
 
     A device can start when the first micro-batch has come down to it, then has all its work to
     do, and after its last action the gradient still has to go up (after a weight gradient, which
     nobody waits for, nothing). And a micro-batch alone has to go all the way down and up.
-    ``seconds`` and ``arriving`` as in `longest_path`.
+    Transfers that occupy a device are not counted as its work. Arguments as in `longest_path`.
 
     With one stage per device it is the closed forms' bound (plan/closed_form.py); ZB-V attains it.
     """
-    place, devices, stages = np.array(schedule.place), schedule.devices, schedule.stages
+    devices, arriving = schedule.devices, links.arriving
     keys = schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
-    counts = np.bincount(keys, minlength=stages * len(KINDS)).reshape(stages, len(KINDS))
-    forward, gradient = seconds[0], _gradient(seconds, counts > 0)
-    down = np.cumsum(forward + arriving[0, :, None], axis=0)  # [stages, m or 1]: F done there
-    reach = down - forward
-    if schedule.trains:
-        up = np.cumsum(gradient + np.roll(arriving[1], 1)[:, None], axis=0)
-        back = np.where(counts[:, 3:] > 0, 0.0, up - gradient)
-        lone = down[-1] + up[-1] + np.where(counts[0, 3], seconds[3, 0], 0.0)
-    else:
-        back, lone = down[-1] - down, down[-1]
-    work = np.bincount(schedule.device, _durations(schedule, seconds), minlength=devices)
-    before, after = np.full(devices, np.inf), np.full(devices, np.inf)
-    np.minimum.at(before, place, reach.min(axis=1))
-    np.minimum.at(after, place, back.min(axis=1))
+    counts = np.bincount(keys, minlength=schedule.stages * len(KINDS))
+    there = counts.reshape(schedule.stages, len(KINDS)) > 0
+    gradient = _gradient(seconds, there)
+    before, after, lone = np.full(devices, np.inf), np.full(devices, np.inf), Bound(0.0, "no work")
+    for r, place in enumerate(schedule.places):
+        mine = slice(r, None, schedule.replicas) if seconds.shape[2] > 1 else slice(None)
+        forward, back = seconds[0][:, mine], gradient[:, mine]
+        if not forward.size:
+            continue
+        down = np.cumsum(forward + arriving[0, r, :, None], axis=0)  # F done [stages, m or 1]
+        reach, alone, way_back = down - forward, down[-1], down[-1] - down
+        if schedule.trains:
+            up = np.cumsum(back + np.roll(arriving[1, r], 1)[:, None], axis=0)
+            way_back = np.where(there[:, 3:], 0.0, up - back)
+            alone = down[-1] + up[-1] + np.where(there[0, 3], seconds[3, 0][mine], 0.0)
+        np.minimum.at(before, np.array(place), reach.min(axis=1))
+        np.minimum.at(after, np.array(place), way_back.min(axis=1))
+        i = int(np.argmax(alone))
+        if alone[i] > lone.seconds:
+            number = r + i * schedule.replicas
+            why = f"micro-batch {number} alone, all the way: {format_seconds(alone[i])}"
+            lone = Bound(float(alone[i]), why)
+    work = np.bincount(schedule.device, _work(schedule, seconds, together), minlength=devices)
     whole = np.where(work > 0, before + work + after, 0.0)
-    d, i = int(np.argmax(whole)), int(np.argmax(lone))
-    if lone[i] > whole[d]:
-        return Bound(
-            float(lone[i]), f"micro-batch {i} alone, all the way: {format_seconds(lone[i])}"
-        )
+    d = int(np.argmax(whole))
+    if lone.seconds > whole[d]:
+        return lone
     parts = (format_seconds(part[d]) for part in (before, work, after))
     return Bound(
         float(whole[d]),
@@ -87,9 +98,15 @@ def _gradient(seconds: np.ndarray, there: np.ndarray) -> np.ndarray:
     return np.where(split & whole, np.minimum(B, I), np.where(split, I, B))
 
 
-def _durations(schedule: Schedule, seconds: np.ndarray) -> np.ndarray:
+def _work(schedule: Schedule, seconds: np.ndarray, together: np.ndarray) -> np.ndarray:
+    """Seconds by which each action adds to its device's work; a pair's are its forward's."""
     number = schedule.microbatch if seconds.shape[2] > 1 else 0
-    return seconds[schedule.kind, schedule.stage, number]
+    work = seconds[schedule.kind, schedule.stage, number]
+    if (together >= 0).any():
+        first = np.flatnonzero(schedule.paired)
+        number = schedule.microbatch[first] if together.shape[1] > 1 else 0
+        work[first], work[first + 1] = together[schedule.stage[first], number], 0.0
+    return work
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,46 +137,58 @@ class CriticalPath:
 
 
 def critical_path(
-    schedule: Schedule, start: np.ndarray, end: np.ndarray, arriving: np.ndarray
+    schedule: Schedule, seconds: np.ndarray, links: Links, together: np.ndarray
 ) -> CriticalPath:
-    """The CriticalPath of a schedule whose actions ran from ``start`` to ``end`` (longest_path).
+    """The CriticalPath of a schedule that can run; arguments as in `longest_path`.
 
-    Where several chains end at once, it follows the device's own turn.
+    Where several chains end at once, it follows the device's own turn. All that lies between two
+    actions counts as latency: the way, a link that carries another block, a device that sends.
     """
-    shape = 1 + int(RESULT[schedule.kind].max()), schedule.stages, schedule.microbatches
-    made_at = np.zeros(shape, np.int64)  # the position of the action that makes each result
+    path = longest_path(schedule, seconds, together, links)
+    start, end, paired = path.start, path.end, schedule.paired
+    made_at = np.zeros(path.ready.shape, np.int64)  # the position of who makes each result
     made_at[RESULT[schedule.kind], schedule.stage, schedule.microbatch] = np.arange(len(schedule))
     firsts = set(schedule.turns[:-1].tolist())
-    at, path, latency = int(np.argmax(end)), [], 0.0
+    positions, latency, by_device = [], 0.0, Counter()
+    at = int(np.argmax(end))
     while True:
-        path.append(at)
-        if start[at] == 0.0:
+        first = at - 1 if at not in firsts and paired[at - 1] else at
+        both = range(first, first + 2 if paired[first] else first + 1)
+        positions += reversed(both)
+        by_device[int(schedule.device[at])] += float(end[first] - start[first])
+        waited = []
+        if first not in firsts:
+            waited.append((_free_after(schedule, first - 1, end, links), first - 1))
+        for a in both:
+            waited += _arrivals(schedule, a, path.ready, made_at)
+        if not waited:
             break
-        if at not in firsts and end[at - 1] == start[at]:
-            at -= 1
-            continue
-        waited = _inputs(schedule, at, made_at, arriving)
-        at, hop = next((b, hop) for b, hop in waited if end[b] + hop == start[at])
-        latency += hop
-    took = [float(end[j] - start[j]) for j in path]
-    by_device: Counter = Counter()
-    for j, seconds in zip(path, took, strict=True):
-        by_device[int(schedule.device[j])] += seconds
-    actions = (
-        Action(KINDS[schedule.kind[j]], int(schedule.stage[j]), int(schedule.microbatch[j]))
-        for j in reversed(path)
+        _, before = max(waited, key=lambda w: w[0])
+        latency += float(start[first] - end[before])
+        at = before
+    actions = tuple(schedule.action(j) for j in reversed(positions))
+    return CriticalPath(actions, sum(by_device.values()), latency, dict(sorted(by_device.items())))
+
+
+def _free_after(schedule: Schedule, at: int, end: np.ndarray, links: Links) -> float:
+    """When the device is free after this action: once it has sent, if it does nothing meanwhile."""
+    if not links.blocking:
+        return float(end[at])
+    block = (at - 1, at) if at and schedule.paired[at - 1] else (at,)
+    results = ((int(RESULT[schedule.kind[a]]), a) for a in block)
+    sent = (
+        links.hop[result, schedule.microbatch[a] % schedule.replicas, schedule.stage[a]]
+        for result, a in results
+        if result < 2
     )
-    return CriticalPath(tuple(actions), sum(took), latency, dict(sorted(by_device.items())))
+    return float(end[at] + sum(sent))
 
 
-def _inputs(schedule: Schedule, at: int, made_at: np.ndarray, arriving: np.ndarray):
-    """(position, seconds on its way) of each result that the action at this position uses."""
+def _arrivals(schedule: Schedule, at: int, ready: np.ndarray, made_at: np.ndarray):
+    """(seconds, position of who made it) of each result from another stage that it uses."""
     k, s, i = schedule.kind[at], schedule.stage[at], schedule.microbatch[at]
     if k == 0:
-        return [(int(made_at[0, s - 1, i]), float(arriving[0, s]))] if s else []
-    if k == 3:
-        return [(int(made_at[1, s, i]), 0.0)]
-    own = [(int(made_at[0, s, i]), 0.0)]
-    if s + 1 < schedule.stages:
-        own.append((int(made_at[1, s + 1, i]), float(arriving[1, s])))
-    return own
+        used = (0, s - 1, i) if s else None
+    else:
+        used = (1, s + 1, i) if k < 3 and s + 1 < schedule.stages else None
+    return [(float(ready[used]), int(made_at[used]))] if used else []

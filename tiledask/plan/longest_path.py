@@ -8,10 +8,14 @@ One function, in plain loops: Numba compiles it for schedules large enough to be
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LARGE", "RESULT", "longest_path"]
+from tiledask.plan.links import Links
+from tiledask.plan.schedule import Schedule
+
+__all__ = ["LARGE", "RESULT", "Path", "longest_path"]
 
 LARGE = 20_000
 """Actions from which the loops are compiled; before, compiling takes longer than it saves."""
@@ -19,26 +23,36 @@ RESULT = np.array([0, 1, 1, 2], np.int8)
 """By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
 
 
-def longest_path(
-    kind: np.ndarray,
-    stage: np.ndarray,
-    microbatch: np.ndarray,
-    turns: np.ndarray,
-    seconds: np.ndarray,
-    arriving: np.ndarray,
-    shape: tuple[int, int],
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """(start, end) of every action, float64 [actions] each; None if some can never start.
+class Path(NamedTuple):
+    """When everything happens, in seconds."""
 
-    ``kind``, ``stage``, ``microbatch``, ``turns``: the columns of a Schedule, complete and without
-    repetitions. ``seconds`` [4, stages, microbatches or 1]: by kind. ``arriving`` [2, stages]:
-    seconds from the stage before and from the stage behind. ``shape``: (stages, micro-batches).
+    start: np.ndarray
+    """float64 [actions]."""
+    end: np.ndarray
+    """float64 [actions]."""
+    ready: np.ndarray
+    """float64 [results, stages, microbatches]: when each result is there where it is used."""
+
+
+def longest_path(
+    schedule: Schedule, seconds: np.ndarray, together: np.ndarray, links: Links
+) -> Path | None:
+    """The Path of a complete schedule; None if some action can never start.
+
+    ``seconds`` [4, stages, microbatches or 1]: by kind. ``together`` [stages, microbatches or 1],
+    by the forward: of a forward and a backward at once, negative for the sum of both.
     """
-    start, end = np.empty(len(kind)), np.empty(len(kind))
-    ready = np.full((1 + int(RESULT[kind].max(initial=0)), *shape), -1.0)
-    solve = _compiled() if len(kind) >= LARGE else _solve
-    done = solve(kind, stage, microbatch, turns, seconds, arriving, ready, start, end)
-    return (start, end) if done else None
+    shape = schedule.stages, schedule.microbatches
+    start, end = np.empty(len(schedule)), np.empty(len(schedule))
+    ready = np.full((1 + int(RESULT[schedule.kind].max(initial=0)), *shape), -1.0)
+    free = np.zeros(1 + int(links.link.max(initial=0)))
+    solve = _compiled() if len(schedule) >= LARGE else _solve
+    done = solve(
+        schedule.kind, schedule.stage, schedule.microbatch, schedule.paired, schedule.turns,
+        seconds, together, links.latency, links.carry, links.link, links.blocking,
+        ready, free, start, end,
+    )  # fmt: skip
+    return Path(start, end, ready) if done else None
 
 
 @cache
@@ -48,13 +62,16 @@ def _compiled() -> Callable:
     return numba.njit(cache=True)(_solve)
 
 
-def _solve(kind, stage, microbatch, turns, seconds, arriving, ready, start, end):
-    """Whether every action could start; fills ``start`` and ``end``.
+def _solve(
+    kind, stage, microbatch, paired, turns, seconds, together, latency, carry, link, blocking,
+    ready, link_free, start, end,
+):  # fmt: skip
+    """Whether every action could start; fills ``start``, ``end`` and ``ready``.
 
-    ``ready`` [results, stages, microbatches]: when each result is there, -1 before.
+    ``link_free``: when each link has carried its last block.
     """
-    devices, last = len(turns) - 1, ready.shape[1] - 1
-    varies = seconds.shape[2] > 1
+    devices, last, replicas = len(turns) - 1, ready.shape[1] - 1, latency.shape[1]
+    varies, pair_varies = seconds.shape[2] > 1, together.shape[1] > 1
     turn, free = turns[:-1].copy(), np.zeros(devices)
     left, moved, down = len(kind), True, True
     while left and moved:
@@ -63,35 +80,62 @@ def _solve(kind, stage, microbatch, turns, seconds, arriving, ready, start, end)
             d = step if down else devices - 1 - step
             j, t = turn[d], free[d]
             while j < turns[d + 1]:
-                k, s, i = kind[j], stage[j], microbatch[j]
-                if k == 0:
-                    result = 0
-                    if s > 0:
-                        there = ready[0, s - 1, i]
-                        if there < 0:
-                            break
-                        t = max(t, there + arriving[0, s])
-                elif k < 3:
-                    result = 1
-                    own = ready[0, s, i]
-                    if own < 0:
-                        break
-                    t = max(t, own)
-                    if s < last:
+                until = j + 2 if paired[j] else j + 1
+                receiving = 0.0  # for which blocks that come in occupy the device
+                stuck = False
+                for a in range(j, until):
+                    k, s, i = kind[a], stage[a], microbatch[a]
+                    r = i % replicas if replicas > 1 else 0
+                    there = 0.0
+                    if k == 0:
+                        if s > 0:
+                            there = ready[0, s - 1, i]
+                            if blocking and link[0, r, s - 1] >= 0:
+                                receiving += latency[0, r, s - 1] + carry[0, r, s - 1]
+                    elif k == 3:
+                        there = ready[1, s, i]
+                    elif ready[0, s, i] < 0:
+                        stuck = True
+                    elif s < last:
                         there = ready[1, s + 1, i]
-                        if there < 0:
-                            break
-                        t = max(t, there + arriving[1, s])
-                else:
-                    result = 2
-                    own = ready[1, s, i]
-                    if own < 0:
-                        break
-                    t = max(t, own)
-                start[j] = t
-                t += seconds[k, s, i if varies else 0]
-                end[j] = ready[result, s, i] = free[d] = t
-                j += 1
+                        if blocking and link[1, r, s + 1] >= 0:
+                            receiving += latency[1, r, s + 1] + carry[1, r, s + 1]
+                    if there < 0:
+                        stuck = True
+                    elif k < 3:  # a weight gradient uses what is on its device, done before it
+                        t = max(t, there)
+                if stuck:
+                    break
+                t += receiving
+                k, s, i = kind[j], stage[j], microbatch[j]
+                took = seconds[k, s, i if varies else 0]
+                if paired[j]:
+                    both = together[s, i if pair_varies else 0]
+                    second = seconds[kind[j + 1], stage[j + 1], microbatch[j + 1] if varies else 0]
+                    took = both if both >= 0 else took + second
+                begin = t
+                t += took
+                done = t
+                for a in range(j, until):
+                    start[a], end[a] = begin, done
+                    k, s, i = kind[a], stage[a], microbatch[a]
+                    r = i % replicas if replicas > 1 else 0
+                    if k == 3:
+                        ready[2, s, i] = done
+                        continue
+                    result = 0 if k == 0 else 1
+                    n = link[result, r, s]
+                    if n < 0:
+                        ready[result, s, i] = done
+                    elif blocking:
+                        t += latency[result, r, s] + carry[result, r, s]
+                        ready[result, s, i] = t
+                    else:
+                        gone = max(done, link_free[n]) + carry[result, r, s]
+                        link_free[n] = gone
+                        ready[result, s, i] = gone + latency[result, r, s]
+                free[d] = t
+                j = until
             t = free[d]
             if j > turn[d]:
                 left -= j - turn[d]

@@ -9,14 +9,19 @@ Where one stage does B and the next I, each needs the one that is there.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.links import Links
+from tiledask.plan.longest_path import longest_path
+from tiledask.plan.schedule import KINDS, Action, Schedule
+from tiledask.plan.units import format_bytes
 
 __all__ = ["action_needs", "checked", "needs", "peak_in_flight", "validate"]
 
-KINDS = ("F", "B", "I", "W")
 Needs = dict[Action, tuple[Action, ...]]
 
 
@@ -62,43 +67,58 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     >>> peak_in_flight(schedule("1f1b", stages=4, microbatches=8))
     (4, 3, 2, 1)
     """
-    if not schedule.trains:
-        return tuple(min(1, len(order)) for order in schedule.orders)
-    return tuple(_peak(order)[0] for order in schedule.orders)
+    return tuple(int(peak) for peak, _ in _peaks(schedule))
 
 
-def _peak(order: Iterable[Action]) -> tuple[int, Action | None]:
-    """(the most activations kept, the forward that reaches it)."""
-    kept, peak, where = 0, 0, None
-    for action in order:
-        kept += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
-        if kept > peak:
-            peak, where = kept, action
-    return peak, where
+def _peaks(schedule: Schedule, activation: float = 1.0, weight_part: float | None = None):
+    """Per device, (the most that is kept, the turn at which it is first reached)."""
+    kept = activation if weight_part is None else weight_part
+    change = np.array([activation, -activation, kept - activation, -kept])
+    for device in range(schedule.devices):
+        kind = schedule.kind[slice(*schedule.turns[device : device + 2])]
+        if not len(kind):
+            yield 0.0, 0
+        elif not schedule.trains:
+            yield activation, 0
+        else:
+            held = np.cumsum(change[kind])
+            yield float(held.max()), int(held.argmax())
 
 
 def validate(
     schedule: Schedule,
     stages: int | None = None,
     microbatches: int | None = None,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: float | Sequence[float] | None = None,
+    *,
+    activation: float = 1,
+    weight_part: float | None = None,
 ) -> Schedule:
     """``schedule`` itself, if every action is there once, in its place, and can run.
 
     ``stages`` and ``microbatches`` say how many there should be (default: as many as it
-    shows). ``memory_limit`` is the most (stage, micro-batch) activations a device may keep,
-    one number or one per device. Raises ScheduleError that names the first fault: an action
+    shows). ``memory_limit`` is the most that a device may keep, one number or one per device:
+    a number of (stage, micro-batch) activations, or bytes if ``activation`` says how many each
+    has; ``weight_part`` is what is left of one between the gradient of its input and that of the
+    weights (default: all). Raises ScheduleError that names the first fault: an action
     that is unknown, on the wrong device, repeated, before what it needs on its own device, or
-    missing; a deadlock, with its cycle; or a memory limit that is passed.
+    missing; a deadlock, with its cycle; or a memory limit that is passed, with the moment.
 
     >>> from tiledask.plan.schedules import schedule
     >>> validate(schedule("1f1b", stages=4, microbatches=8), memory_limit=4)
     Schedule(1f1b: 4 stages on 4 devices, 8 micro-batches, 64 actions)
     """
-    checked(schedule, stages, microbatches)
+    as_asked = stages in (None, schedule.stages) and microbatches in (None, schedule.microbatches)
+    if not (as_asked and schedule.is_complete and _can_run(schedule)):
+        checked(schedule, stages, microbatches)  # says what is wrong
     if memory_limit is not None:
-        _check_memory(schedule, memory_limit)
+        _check_memory(schedule, memory_limit, activation, weight_part)
     return schedule
+
+
+def _can_run(schedule: Schedule) -> bool:
+    no_time = np.zeros((len(KINDS), schedule.stages, 1))
+    return longest_path(schedule, no_time, no_time[0], Links.of(schedule)) is not None
 
 
 def checked(
@@ -123,6 +143,7 @@ def checked(
     _check_places(schedule, microbatches)
     waits = needs(schedule)
     _check_order(schedule, waits)
+    _check_pairs(schedule, waits)
     _check_complete(schedule, microbatches)
     return waits, _feasible_order(schedule, waits)
 
@@ -142,10 +163,12 @@ def _check_places(schedule: Schedule, microbatches: int) -> None:
                     f"{a} on device {device}: unknown micro-batch {a.microbatch}; they are 0 to "
                     f"{microbatches - 1}"
                 )
-            if schedule.place[a.stage] != device:
+            holder = schedule.holder(a.stage, a.microbatch)
+            if holder != device:
+                replica = f"replica {a.microbatch % schedule.replicas}'s "
                 raise ScheduleError(
-                    f"{a} is on device {device}, but stage {a.stage} is placed on device "
-                    f"{schedule.place[a.stage]}: move it there"
+                    f"{a} is on device {device}, but {replica if schedule.replicas > 1 else ''}"
+                    f"stage {a.stage} is placed on device {holder}: move it there"
                 )
 
 
@@ -162,12 +185,29 @@ def _check_order(schedule: Schedule, waits: Needs) -> None:
             position[a] = turn
         for a, turn in position.items():
             for b in waits[a]:
-                if schedule.place[b.stage] != device or position.get(b, turn) < turn:
+                if schedule.holder(b.stage, b.microbatch) != device or position.get(b, turn) < turn:
                     continue
                 rule = "backward before forward" if b.kind == "F" != a.kind else "too early"
                 where = f"is only at turn {position[b]}" if b in position else "never comes"
                 raise ScheduleError(
                     f"{rule}: {a} at turn {turn} on device {device} needs {b}, which {where}"
+                )
+
+
+def _check_pairs(schedule: Schedule, waits: Needs) -> None:
+    """A pair is a forward and a backward of one device, of which neither uses the other."""
+    for device, order in enumerate(schedule.orders):
+        for turn in np.flatnonzero(schedule.paired[slice(*schedule.turns[device : device + 2])]):
+            both = order[turn : turn + 2]
+            if "".join(a.kind for a in both) not in ("FB", "FI"):
+                raise ScheduleError(
+                    f"a device does a forward and then a backward (B or I) at once; at turn {turn} "
+                    f"of device {device} it is {' and '.join(map(str, both)) or 'nothing'}"
+                )
+            if both[0] in waits[both[1]]:
+                raise ScheduleError(
+                    f"backward before forward: {both[1]} at turn {turn + 1} on device {device} "
+                    f"needs {both[0]}, and would run at once with it"
                 )
 
 
@@ -187,7 +227,7 @@ def _check_complete(schedule: Schedule, microbatches: int) -> None:
                     f"use B, or I and W"
                 )
             raise ScheduleError(
-                f"missing {Action(lacking, s, i)} on device {schedule.place[s]}: all of "
+                f"missing {Action(lacking, s, i)} on device {schedule.holder(s, i)}: all of "
                 f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
             )
 
@@ -209,19 +249,25 @@ def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
     ready = list(range(schedule.devices))[::-1]
     while ready:
         device = ready.pop()
-        order = schedule.orders[device]
-        while turn[device] < len(order):
-            action = order[turn[device]]
-            lacks = next((b for b in waits[action] if b not in done), None)
+        while block := _next(schedule, device, turn[device]):
+            lacks = next((b for a in block for b in waits[a] if b not in done), None)
             if lacks is not None:
                 blocked.setdefault(lacks, []).append(device)
                 break
-            done[action] = None
-            turn[device] += 1
-            ready += blocked.pop(action, ())
+            done |= dict.fromkeys(block)
+            turn[device] += len(block)
+            for action in block:
+                ready += blocked.pop(action, ())
     if blocked:
         raise ScheduleError(f"deadlock: {_cycle(schedule, waits, done, turn)}")
     return list(done)
+
+
+def _next(schedule: Schedule, device: int, turn: int) -> tuple[Action, ...]:
+    """The action at this turn, or both of a pair; () after the last."""
+    order = schedule.orders[device]
+    pair = turn < len(order) and schedule.paired[schedule.turns[device] + turn]
+    return order[turn : turn + (2 if pair else 1)]
 
 
 def _cycle(schedule: Schedule, waits: Needs, done, turn: list[int]) -> str:
@@ -229,23 +275,30 @@ def _cycle(schedule: Schedule, waits: Needs, done, turn: list[int]) -> str:
     device = next(d for d, order in enumerate(schedule.orders) if turn[d] < len(order))
     steps: dict[int, str] = {}
     while device not in steps:
-        stuck = schedule.orders[device][turn[device]]
-        lacks = next(b for b in waits[stuck] if b not in done)
+        block = _next(schedule, device, turn[device])
+        lacks = next(b for a in block for b in waits[a] if b not in done)
+        stuck = " and ".join(map(str, block))
         steps[device] = f"device {device} is at {stuck} and waits for {lacks}"
-        device = schedule.place[lacks.stage]
+        device = schedule.holder(lacks.stage, lacks.microbatch)
     return "; ".join(list(steps.values())[list(steps).index(device) :])
 
 
-def _check_memory(schedule: Schedule, memory_limit: int | Sequence[int]) -> None:
+def _check_memory(
+    schedule: Schedule, memory_limit: Any, activation: float, weight_part: float | None
+) -> None:
     limits = memory_limit if hasattr(memory_limit, "__len__") else [memory_limit] * schedule.devices
     if len(limits) != schedule.devices:
         raise ScheduleError(
             f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"
         )
-    for device, (peak, limit) in enumerate(zip(peak_in_flight(schedule), limits, strict=True)):
+    peaks = _peaks(schedule, activation, weight_part)
+    for device, ((peak, turn), limit) in enumerate(zip(peaks, limits, strict=True)):
         if peak > limit:
-            where = _peak(schedule.orders[device])[1] if schedule.trains else "its first forward"
+            at = f"{schedule.action(schedule.turns[device] + turn)}, turn {turn}"
+            counts = activation == 1 and weight_part is None
+            held = f"{peak:g} activations" if counts else f"{format_bytes(peak)} of activations"
+            allowed = f"{limit:g}" if counts else format_bytes(limit)
             raise ScheduleError(
-                f"over memory: device {device} keeps {peak} activations at {where} and may keep "
-                f"{limit}; start fewer forwards before the first backward"
+                f"over memory: device {device} keeps {held} at {at}, and may keep {allowed}; "
+                f"start fewer forwards before the first backward"
             )

@@ -19,9 +19,10 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.bound import lower_bound
+from tiledask.plan.links import Links, PerLink
 from tiledask.plan.needs import validate
 from tiledask.plan.schedule import KINDS, Action, Schedule
-from tiledask.plan.simulate import Times, arrivals, durations, simulate
+from tiledask.plan.simulate import Times, durations, simulate
 from tiledask.plan.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
@@ -58,7 +59,7 @@ def optimal_schedule(
     microbatches: int,
     forward: Times = 1.0,
     backward: Times | None = None,
-    latency: float | Sequence[float] = 0.0,
+    latency: PerLink = 0.0,
     backward_input: Times | None = None,
     backward_weight: Times | None = None,
     *,
@@ -82,10 +83,11 @@ def optimal_schedule(
     place = tuple(range(stages)) if place is None else tuple(place)
     all_of_it = _unordered(stages, microbatches, place, split)
     seconds = durations(all_of_it, forward, backward, backward_input, backward_weight)
-    arriving = arrivals(all_of_it, latency)
+    links = Links.of(all_of_it, latency)
+    arriving = links.arriving[:, 0]
     unit, is_exact = _unit(seconds, arriving)
     error = 0 if is_exact else len(all_of_it)  # half a unit for an action, half for its way
-    least = lower_bound(all_of_it, seconds, arriving).seconds
+    least = lower_bound(all_of_it, seconds, links, np.full((stages, 1), -1.0)).seconds
     found = _solve(
         all_of_it, np.rint(seconds * unit).astype(int), np.rint(arriving * unit).astype(int),
         _limits(memory_limit, all_of_it.devices), int(least * unit - error), timeout,

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.chimera import chimera
+from tiledask.plan.dualpipe import dualpipe, dualpipev
 from tiledask.plan.orders import (
     count_of,
     eager_one_forward_one_backward,
@@ -17,7 +19,7 @@ from tiledask.plan.orders import (
     one_forward_one_backward,
 )
 from tiledask.plan.schedule import Schedule
-from tiledask.plan.v_shape import dualpipev, v_half, v_min, wave, zb_v
+from tiledask.plan.v_shape import v_half, v_min, wave, zb_v
 from tiledask.plan.zero_bubble import interleaved_zero_bubble, zb_auto, zb_h1, zb_h2
 
 __all__ = ["schedule", "schedules"]
@@ -36,6 +38,8 @@ schedules: dict[str, Callable[..., Schedule]] = {
     "zb-v": zb_v,
     "v-half": v_half,
     "v-min": v_min,
+    "chimera": chimera,
+    "dualpipe": dualpipe,
     "dualpipev": dualpipev,
     "wave": wave,
 }
@@ -50,7 +54,8 @@ def schedule(
 
     ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
     "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and
-    "dualpipev" put two on each. ``forward_only`` leaves the backwards out (inference).
+    "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and each
+    micro-batch passes through one of the two. ``forward_only`` leaves the backwards out.
     Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
     divide over the devices, and a forward-only "naive" with several micro-batches, which as
     an order of actions is GPipe's.
@@ -91,4 +96,5 @@ def _forwards(full: Schedule) -> Schedule:
     kept = full.kind == 0
     turns = np.concatenate([[0], np.cumsum(kept)])[full.turns]
     columns = (column[kept] for column in (full.kind, full.stage, full.microbatch))
-    return Schedule(*columns, turns, full.place, f"{full.name}, forward only")
+    alone = np.zeros(int(kept.sum()), np.bool_)
+    return Schedule(*columns, alone, turns, full.places, f"{full.name}, forward only")

@@ -1,9 +1,9 @@
 """When each action of a schedule runs: the longest path over turns and data.
 
 start(a) = max( end of the action before a on its device,
-                end of each result a needs  [+ latency if it comes from another device] )
+                end of each result a needs  [+ its way, if it comes from another device] )
 
-Latency is the time a block is on its way; it occupies neither device.
+How results travel is in links.py: beside the work, or in its place.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.bound import Evidence
+from tiledask.plan.links import Links, PerLink
 from tiledask.plan.longest_path import longest_path
 from tiledask.plan.needs import checked
 from tiledask.plan.schedule import Schedule
 from tiledask.plan.timeline import Timeline
 
-__all__ = ["Times", "arrivals", "durations", "simulate"]
+__all__ = ["Times", "durations", "simulate", "together"]
 
 Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
@@ -27,9 +28,14 @@ def simulate(
     schedule: Schedule,
     forward: Times = 1.0,
     backward: Times | None = None,
-    latency: float | Sequence[float] = 0.0,
+    latency: PerLink = 0.0,
     backward_input: Times | None = None,
     backward_weight: Times | None = None,
+    *,
+    overlapped: Times | None = None,
+    block_bytes: float | Sequence[float] = 0.0,
+    bandwidth: PerLink = float("inf"),
+    transfers: str = "overlapped",
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
 
@@ -37,12 +43,22 @@ def simulate(
     backward_input, backward_weight   seconds of I and W. Given both, a full B takes their sum
                                       unless ``backward`` says otherwise; given one, the other
                                       is what is left of B; given none, each is half of B.
+    overlapped                        seconds of a forward and a backward that a device does at
+                                      once (DualPipe), per forward; their sum unless given.
     latency                           seconds from one stage to the next, either way, if they
-                                      are on different devices; one number or one per boundary.
+                                      are on different devices.
+    block_bytes, bandwidth            bytes of a boundary's activations, and bytes/s of a link:
+                                      block_bytes / bandwidth more on the way, in which the link
+                                      carries nothing else. A link leads from one device to one
+                                      other, and carries blocks in the order of their making.
+    transfers                         "overlapped": the devices compute meanwhile. "blocking": the
+                                      sender does nothing else for that time, and after it the
+                                      receiver, before the action that uses the block.
 
-    Each time is a number, a value per stage, or a table [stages][microbatches]. Raises
-    ScheduleError for a schedule that cannot run, and for times that are negative, not finite
-    or of the wrong shape.
+    Each time is a number, a value per stage, or a table [stages][microbatches]; latency and
+    bandwidth are a number, a value per boundary between stages, or a table [from device][to
+    device]. Raises ScheduleError for a schedule that cannot run, and for times that are negative,
+    not finite or of the wrong shape.
 
     >>> from tiledask.plan.schedules import schedule
     >>> t = simulate(schedule("1f1b", stages=4, microbatches=8), forward=1.0, backward=2.0)
@@ -54,57 +70,43 @@ def simulate(
     CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 3)
     """
     seconds = durations(schedule, forward, backward, backward_input, backward_weight)
-    arriving = arrivals(schedule, latency)
-    times = None
-    if _is_complete(schedule):
-        columns = schedule.kind, schedule.stage, schedule.microbatch, schedule.turns
-        shape = schedule.stages, schedule.microbatches
-        times = longest_path(*columns, seconds, arriving, shape)
-    if times is None:
+    both = together(schedule, seconds, overlapped)
+    links = Links.of(schedule, latency, block_bytes, bandwidth, transfers)
+    path = longest_path(schedule, seconds, both, links) if schedule.is_complete else None
+    if path is None:
         checked(schedule)  # says what is wrong
         raise AssertionError("a schedule that passes every check did not run")
     return Timeline(
         schedule.devices, schedule.device, schedule.kind, schedule.stage, schedule.microbatch,
-        *times, evidence=Evidence(schedule, seconds, arriving),
+        path.start, path.end, evidence=Evidence(schedule, seconds, both, links),
     )  # fmt: skip
 
 
-def _is_complete(schedule: Schedule) -> bool:
-    """Whether every result is made once, each on the device of its stage."""
-    stages, microbatches = schedule.stages, schedule.microbatches
-    stage, number, place = schedule.stage, schedule.microbatch, np.array(schedule.place)
-    if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages or number.min(initial=0) < 0:
-        return False
-    if not np.array_equal(place[stage], schedule.device):
-        return False
-    each = np.multiply(stage, microbatches, dtype=np.int64) + number
+def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:
+    """Seconds of a forward and a backward at once, by forward: [stages, microbatches or 1].
 
-    def times_made(*kinds: int) -> np.ndarray:
-        return np.bincount(each[np.isin(schedule.kind, kinds)], minlength=stages * microbatches)
-
-    whole, split = times_made(1), times_made(2)
-    expected = 1 if schedule.trains else 0
-    return bool(
-        (times_made(0) == 1).all()
-        and (whole + split == expected).all()
-        and np.array_equal(split, times_made(3))
-    )
-
-
-def arrivals(schedule: Schedule, latency) -> np.ndarray:
-    """Seconds that a result takes from the stage before and from the one behind: [2, stages]."""
-    boundaries = max(0, schedule.stages - 1)
-    values = np.asarray(latency, float)
-    if values.ndim and values.shape != (boundaries,):
+    -1 stands for the sum of both. Raises ScheduleError for less than the longer of both.
+    """
+    if overlapped is None:
+        return np.full((schedule.stages, 1), -1.0)
+    both = _table(overlapped, "overlapped", schedule.stages, schedule.microbatches)
+    first = np.flatnonzero(schedule.paired)
+    at_once = _of(schedule, first, both[None], kind=0)
+    alone = np.maximum(_of(schedule, first, seconds), _of(schedule, first + 1, seconds))
+    if (at_once < alone).any():
+        worst = int(np.argmax(alone - at_once))
         raise ScheduleError(
-            f"latency must be one number or one per boundary between stages: {boundaries} for "
-            f"{schedule.stages} stages, got shape {values.shape}"
+            f"a forward and a backward at once take at least as long as the longer of them alone: "
+            f"overlapped is {at_once[worst]:g} s and one alone {alone[worst]:g} s"
         )
-    _refuse_impossible(values, "latency")
-    hops = np.where(np.diff(schedule.place) != 0, np.broadcast_to(values, boundaries), 0.0)
-    arriving = np.zeros((2, schedule.stages))
-    arriving[0, 1:], arriving[1, :-1] = hops, hops
-    return arriving
+    return both
+
+
+def _of(schedule: Schedule, positions: np.ndarray, table: np.ndarray, kind: int | None = None):
+    """What ``table`` [kinds, stages, microbatches or 1] says of the actions there."""
+    kinds = schedule.kind[positions] if kind is None else kind
+    number = schedule.microbatch[positions] if table.shape[2] > 1 else 0
+    return table[kinds, schedule.stage[positions], number]
 
 
 def durations(schedule, forward, backward, backward_input, backward_weight) -> np.ndarray:

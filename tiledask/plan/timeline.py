@@ -3,6 +3,8 @@
 device 0  F0 F1 F2 F3 .. .. .. B0 ...        each span has a device, a kind, a stage,
 device 1  .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
                 ^ idle: makespan minus the union of the device's compute spans
+
+devices x makespan  =  busy + idle  =  busy + exposed_transfer + overhead + true_idle    (idle.py)
 """
 
 from collections.abc import Iterable
@@ -13,17 +15,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.idle import Waits, waits
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
     from tiledask.plan.bound import Bound, CriticalPath, Evidence
 
-__all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline"]
+__all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
 
 COMPUTE = ("F", "B", "I", "W")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient."""
 TRANSFER = "T"
-"""A block on its way to the device; it may overlap compute and is never counted as busy."""
+"""A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
+and micro-batch are those of the action that made it, or -1 where that is not known."""
 
 KINDS = (*COMPUTE, TRANSFER)
 
@@ -31,7 +35,7 @@ Span = tuple[int, str, int, int, float, float]
 """(device, kind, stage, microbatch, start, end), times in seconds."""
 
 
-def _union(intervals: np.ndarray) -> float:
+def union_length(intervals: np.ndarray) -> float:
     """Length of the union of ``intervals`` [n, 2], in the order of their starts."""
     start, end = intervals.T
     reach = np.maximum.accumulate(end)
@@ -132,12 +136,12 @@ class Timeline:
     @cached_property
     def critical_path(self) -> "CriticalPath | None":
         """The chain of actions that decided the makespan; None for a measured run."""
-        return self.evidence and self.evidence.critical_path(self.start, self.end)
+        return self.evidence and self.evidence.critical_path()
 
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device computes (the union of its compute spans)."""
-        return tuple(_union(self._spans(d)) for d in range(self.devices))
+        return tuple(union_length(self._spans(d)) for d in range(self.devices))
 
     @property
     def idle_per_device(self) -> tuple[float, ...]:
@@ -157,7 +161,59 @@ class Timeline:
     @property
     def transfer(self) -> float:
         """Device-seconds in which a block travels to a device (may overlap compute)."""
-        return sum(_union(self._spans(d, computes=False)) for d in range(self.devices))
+        return sum(union_length(self._spans(d, computes=False)) for d in range(self.devices))
+
+    @cached_property
+    def waits(self) -> Waits:
+        """How long each action was waited for, and for what."""
+        return waits(self)
+
+    def _waited(self, kind: str) -> tuple[float, ...]:
+        each = np.bincount(self.waits.device, getattr(self.waits, kind), minlength=self.devices)
+        return tuple(each.tolist())
+
+    @cached_property
+    def exposed_transfer_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device waits for a block that is on its way to it, and whose
+        action could otherwise start."""
+        return self._waited("transfer")
+
+    @cached_property
+    def overhead_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device has an action that could start, no block that it waits
+        for is on its way, and it does not start: the time of whoever runs the schedule. 0 in a
+        simulation."""
+        return self._waited("overhead")
+
+    @property
+    def true_idle_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device has nothing that it could do: what its next action uses is
+        not made yet, or it has done all of its actions. The bubble of the schedule itself."""
+        parts = self.idle_per_device, self.exposed_transfer_per_device, self.overhead_per_device
+        return tuple(  # rounding must not make it negative
+            max(0.0, idle - transfer - overhead)
+            for idle, transfer, overhead in zip(*parts, strict=True)
+        )
+
+    @property
+    def exposed_transfer(self) -> float:
+        """Device-seconds of waiting for blocks on their way, all devices together."""
+        return sum(self.exposed_transfer_per_device)
+
+    @property
+    def overhead(self) -> float:
+        """Device-seconds in which an action could have been running, all devices together."""
+        return sum(self.overhead_per_device)
+
+    @property
+    def true_idle(self) -> float:
+        """Device-seconds without work: idle - exposed_transfer - overhead."""
+        return sum(self.true_idle_per_device)
+
+    @cached_property
+    def overhead_per_action(self) -> float:
+        """Median seconds from when an action could start, with its blocks there, to its start."""
+        return float(np.median(self.waits.overhead)) if len(self.waits.overhead) else 0.0
 
     @property
     def utilisation(self) -> float:
@@ -241,11 +297,23 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
+        names = ("busy", "exposed transfer", "overhead", "true idle")
+        parts = (
+            self.busy_per_device,
+            self.exposed_transfer_per_device,
+            self.overhead_per_device,
+            self.true_idle_per_device,
+        )
         rows = "".join(
-            f"<tr><td>{d}</td><td>{format_seconds(b)}</td><td>{format_seconds(i)}</td></tr>"
-            for d, (b, i) in enumerate(zip(self.busy_per_device, self.idle_per_device, strict=True))
+            f"<tr><td>{d}</td>{''.join(map(_seconds_and_share, each, [self.makespan] * 4))}</tr>"
+            for d, each in enumerate(zip(*parts, strict=True))
         )
         return (
             f"<table><caption>{self!r}</caption>"
-            f"<tr><th>device</th><th>busy</th><th>idle</th></tr>{rows}</table>"
+            f"<tr><th>device</th>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>"
         )
+
+
+def _seconds_and_share(seconds: float, of: float) -> str:
+    share = f" ({seconds / of:.1%})" if of else ""
+    return f"<td>{format_seconds(seconds)}{share}</td>"

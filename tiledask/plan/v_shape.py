@@ -9,15 +9,16 @@ In a V ``stages`` is twice the number of devices: stage s is on device s, or on 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.needs import needs, peak_in_flight
 from tiledask.plan.orders import count_of
 from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.steps import Lane, from_steps
 
-__all__ = ["dualpipev", "v_half", "v_min", "wave", "zb_v"]
+__all__ = ["v_half", "v_min", "wave", "zb_v"]
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -43,64 +44,11 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
             *["W0"] * d,
         ]
 
-    return _from_steps(steps, p, microbatches, "zb-v")
-
-
-def dualpipev(stages: int, microbatches: int) -> Schedule:
-    """DualPipeV: DualPipe cut in half, so that each stage is there once (arXiv 2412.19437).
-
-    Its pairs of a forward and a backward, which a device may overlap, are here F, then B. Some
-    backwards are split to fill the ends. As DeepSeek's and PyTorch's for m >= 2p; a device keeps
-    at most 2p + 1 chunk activations. Raises ScheduleError for an odd number of stages.
-    """
-    p = _half(stages)
-
-    def steps(d: int) -> list[str]:
-        behind = p - 1 - d
-        last = "10" * (d + 1)  # the chunks of the last backwards: half of them in full
-        split = last[d + 1 :]
-        weights = iter(split + "0" * behind)
-        return [
-            *["F0"] * (2 * behind),
-            *["F0", "F1"] * (d + 1),
-            *["I1", "W1", "F1"] * behind,
-            *["F0", "B1", "F1", "B0"] * (microbatches - 2 * p + d + 1),
-            *["B1", "F1", "B0"] * behind,
-            *[f"B{c}" for c in last[: d + 1]],
-            *[f"I{c}" for c in split],
-            *[step for _ in range(behind) for step in (f"W{next(weights)}", "I0")],
-            *[f"W{c}" for c in weights],
-        ]
-
-    return _from_steps(steps, p, microbatches, "dualpipev")
-
-
-def _from_steps(
-    steps: Callable[[int], Iterable[str]], devices: int, microbatches: int, name: str
-) -> Schedule:
-    """The schedule whose device d does ``steps(d)``: kinds and chunks, each counting up from 0.
-
-    Micro-batches from ``microbatches`` on are left out.
-    """
-
-    def order(device: int) -> list[Action]:
-        stage = {"0": device, "1": 2 * devices - 1 - device}
-        numbers = {chunk: count() for chunk in stage}
-        waiting = {kind + chunk: deque[int]() for kind in "IW" for chunk in stage}
-        actions = []
-        for kind, chunk in steps(device):
-            if kind == "F":
-                microbatch = next(numbers[chunk])
-                waiting["I" + chunk].append(microbatch)
-            else:
-                microbatch = waiting[("W" if kind == "W" else "I") + chunk].popleft()
-                if kind == "I":
-                    waiting["W" + chunk].append(microbatch)
-            if microbatch < microbatches:
-                actions.append(Action(kind, stage[chunk], microbatch))
-        return actions
-
-    return Schedule.of(map(order, range(devices)), _zigzag(2 * devices, devices), name)
+    place = _zigzag(2 * p, p)
+    return from_steps(
+        steps, lambda d: [Lane(d, count()), Lane(2 * p - 1 - d, count())],
+        place, p, microbatches, "zb-v",
+    )  # fmt: skip
 
 
 # --- from a feasible order to a better one -------------------------------------------------
