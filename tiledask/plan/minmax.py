@@ -31,6 +31,9 @@ _BLOCK = 1_000_000
 _NEAR = 32
 """Layers on either side of the most even line that are looked at first."""
 
+_LOOKS = 20_000_000
+"""Pairs of a start and an end that are looked at for the most even split of all."""
+
 _CLOSE = 1e-14
 """Distance, relative to the whole row, below which floats do not decide."""
 
@@ -250,21 +253,36 @@ def _most_even(limits: Limits) -> tuple[int, ...]:
     """Of the splits within ``limits``, the one with the least sum of squared stage times.
 
     Layers that could be cut anywhere would flow to devices in proportion to their squared
-    speeds. A split along that line bounds how far from it the best one can stray.
+    speeds. A split along that line bounds how far from it the best one can stray. Where that
+    leaves too many to look at (a few layers so large that they alone set the limit), it is the
+    best of those near the line.
     """
     cuts, time = _cuts(limits, _tops(limits)), limits[0][0]
     layers = len(time.sums) - 1
     cost = time.times(np.argmax(time.speeds), 0, np.arange(layers + 1), sending=False)
     weight = np.cumsum([0.0] + [(v / max(time.speeds)) ** 2 for v in time.speeds])
     line = np.searchsorted(cost, cost[-1] * weight / weight[-1])
-    near = [c[np.abs(c - middle) <= _NEAR] for c, middle in zip(cuts, line, strict=True)]
-    enough = _least_squares(limits, near)[0] * (1 + 1e-9)
+    reach, squares, bounds = _NEAR, math.inf, ()
+    while squares == math.inf:
+        near = [c[np.abs(c - middle) <= reach] for c, middle in zip(cuts, line, strict=True)]
+        squares, bounds = _least_squares(limits, near)
+        reach *= 4
+    enough = squares * (1 + 1e-9)
     with np.errstate(divide="ignore", invalid="ignore"):
         cuts = [cuts[0]] + [
             c[~(cost[c] ** 2 / w + (cost[-1] - cost[c]) ** 2 / (weight[-1] - w) > enough)]
             for c, w in zip(cuts[1:], weight[1:], strict=True)
         ]
-    return _least_squares(limits, cuts)[1]
+    looks = sum(
+        len(starts) * _width(limits, s, starts, cuts[s + 1]) for s, starts in enumerate(cuts[:-1])
+    )
+    return _least_squares(limits, cuts)[1] if looks <= _LOOKS else bounds
+
+
+def _width(limits: Limits, s: int, starts: np.ndarray, ends: np.ndarray) -> int:
+    """No stage s within ``limits`` from one of ``starts`` to one of ``ends`` has more layers."""
+    width = min(row.widest(starts, rooms[s]) for row, rooms in limits)
+    return max(1, min(width, int(ends[-1] - starts[0])))
 
 
 def _least_squares(limits: Limits, cuts: list[np.ndarray]) -> tuple[float, tuple[int, ...]]:
@@ -278,8 +296,7 @@ def _least_squares(limits: Limits, cuts: list[np.ndarray]) -> tuple[float, tuple
         starts, before = cuts[s], np.full(layers + 1, np.inf)
         if not len(starts) or not len(cuts[s + 1]):
             return math.inf, ()
-        width = min(row.widest(starts, rooms[s]) for row, rooms in limits)
-        width = max(1, min(width, cuts[s + 1][-1] - starts[0]))
+        width = _width(limits, s, starts, cuts[s + 1])
         block, best = max(1, _BLOCK // width), np.empty_like(starts)
         for i in range(0, len(starts), block):
             some = starts[i : i + block]

@@ -133,9 +133,10 @@ def partition(
                    device share its capacity.
 
     Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
-    most even split (least sum of squared stage times, in floating point), then to longer first
-    stages. Raises PartitionError for fewer layers than stages, a value that is negative or not
-    finite, wrong lengths, stages that chunks does not divide, capacities that no split
+    most even split (least sum of squared stage times, in floating point; of thousands of layers,
+    of which a few are very large, among the splits near the proportional one), then to longer
+    first stages. Raises PartitionError for fewer layers than stages, a value that is negative or
+    not finite, wrong lengths, stages that chunks does not divide, capacities that no split
     satisfies, and shared capacities that decide among too many splits to look at.
 
     >>> partition([1.0] * 24, stages=4)
