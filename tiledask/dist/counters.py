@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 from tiledask.dist import host_memory
 from tiledask.dist.cluster import Cluster, seconds_of
@@ -11,7 +12,20 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.traffic import Traffic
 
-__all__ = ["Counted", "counting"]
+__all__ = ["Counted", "Transfer", "counting"]
+
+
+class Transfer(NamedTuple):
+    """A message from worker to worker; times in seconds, on the clock that Dask draws with."""
+
+    source: int
+    """Slot."""
+    destination: int
+    """Slot."""
+    start: float
+    stop: float
+    keys: tuple[str, ...]
+    """Dask's names of what came."""
 
 
 @dataclass
@@ -22,8 +36,7 @@ class Counted:
     growth: tuple[int, ...] = ()
     """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
-    transfers: list[tuple[int, int, float, float]] = field(default_factory=list)
-    """(source slot, destination slot, start, stop) of every message, scheduler's clock, seconds."""
+    transfers: list[Transfer] = field(default_factory=list)
 
     def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger:
         """The measured Ledger: ``resident`` bytes per slot by tensor class, plus the growth."""
@@ -72,8 +85,8 @@ def _fill(counted: Counted, marks: list[dict], reports: list[dict]) -> None:
     for slot, report in enumerate(reports):
         for who, sizes, start, stop in report["log"]:
             source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
-            moves += [(source, slot, size) for size in sizes]
-            counted.transfers.append((source, slot, start, stop))
+            moves += [(source, slot, size) for size in sizes.values()]
+            counted.transfers.append(Transfer(source, slot, start, stop, tuple(sizes)))
     counted.traffic = Traffic.of(len(reports), moves)
 
 
@@ -97,6 +110,6 @@ def _report(backend: str, marks: list[tuple[str, int]], dask_worker) -> dict:
     }
 
 
-def _sizes(keys: dict[str, int]) -> list[int]:
+def _sizes(keys: dict[str, int]) -> dict[str, int]:
     """Bytes of each key that came in; anchors are empty, and only say what depends on what."""
-    return [size for key, size in keys.items() if not key.startswith("anchor-")]
+    return {key: size for key, size in keys.items() if not key.startswith("anchor-")}

@@ -36,6 +36,7 @@ __all__ = ["choose_device", "start_cluster"]
 
 _HOST = "127.0.0.1"
 _PRELOAD = ["tiledask.dist.worker"]
+_PAGE = "tiledask.lab.dashboard"  # what people look at: Dask loads it by name, dist never does
 _THREADS = 2  # of a worker: one computes, one hands data over beside it
 _IDLE_WORKER = 150_000_000  # bytes of a worker process that does nothing, rounded up
 _LEAST_CAP = 8_000_000  # bytes
@@ -252,20 +253,23 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.admin.low-level-log-length": 100_000,  # of transfers: they are counted
         "distributed.comm.timeouts.connect": "10s",
         "distributed.comm.timeouts.tcp": "15s",
+        "distributed.scheduler.preload": [*dask.config.get("distributed.scheduler.preload"), _PAGE],
         origins: _origins(dashboard_port),
         environ: {**dask.config.get(environ), **dict.fromkeys(BLAS_THREADS, str(threads))},
         **_unhurried(),
     }
 
 
-def _unhurried() -> dict[str, str]:
+def _unhurried() -> dict[str, Any]:
     """Longer intervals for what Dask does by the clock in every process, where nobody chose others.
 
     On a worker with one core each look takes time from the product: at Dask's own intervals a
     product of 0.5 TFLOP lost 8 % to them on two cores. The dashboard shows the same, a little
-    more coarsely.
+    more coarsely. On Python 3.11 there is no profile: reading another thread's frames, as it
+    does, may crash that interpreter (python/cpython#99110; seen as a worker killed by signal 11).
     """
     intervals = {
+        "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
         "distributed.worker.profile.interval": "100ms",
         "distributed.worker.memory.monitor-interval": "500ms",
         "distributed.admin.tick.interval": "200ms",

@@ -1,0 +1,60 @@
+"""The benchmark of idle time: every schedule finds a place, and the parts make the whole."""
+
+import json
+import sys
+
+import pytest
+
+import tiledask as td
+from tiledask.errors import ScheduleError
+from tiledask.lab.bench import idle
+
+
+@pytest.mark.parametrize("name", sorted(td.schedules))
+def test_every_schedule_of_the_table_is_found(name):
+    for case in idle.cases([name], [2, 4, 8], [1, 4, 8, 16]):
+        if case.schedule is None:
+            assert case.refused
+            continue
+        shape = case.schedule.devices, case.schedule.microbatches
+        assert shape == (case.devices, case.microbatches)
+
+
+def test_what_a_schedule_refuses_is_listed(monkeypatch):
+    def never(stages, microbatches):
+        raise ScheduleError(f"{stages} stages are refused")
+
+    monkeypatch.setitem(td.schedules, "never", never)
+    (case,) = idle.cases(["never"], [2], [1])
+    assert (case.schedule, case.refused) == (None, "2 stages are refused")
+    assert "never p=2 m=1: 2 stages are refused" in idle._refused([case])
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_the_parts_make_the_difference(cluster, engine):
+    (case,) = idle.cases(["1f1b"], [3], [4])
+    row = idle.measure(case, cluster, engine)
+    parts = sum(row[f"{part} points"] for part in idle.PARTS[1:])
+    assert parts == pytest.approx(row["difference points"])
+    simulated = td.simulate(case.schedule, idle.FORWARD, 2 * idle.FORWARD)
+    assert row["simulated idle %"] == pytest.approx(100 * simulated.bubble_fraction)
+    assert len(row["overheads"]) == len(case.schedule)
+    assert row["true idle %"] + row["transfer points"] + row["overhead points"] == pytest.approx(
+        row["measured idle %"]
+    )
+
+
+@pytest.mark.cluster
+def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(idle, "LONG", 0.02)
+    path = tmp_path / "idle.json"
+    words = ["idle", "--schedules", "naive", "--devices", "2", "--microbatches", "1", "--record"]
+    monkeypatch.setattr(sys, "argv", [*words, str(path)])
+    assert idle.main() == 0
+    kept = json.loads(path.read_text())
+    assert kept["rows"][0]["schedule"] == "naive"
+    assert [row["workers"] for row in kept["two and four workers"]] == [2, 4]
+    assert kept["versions"]
+    assert kept["machine"]
+    assert "knock-on" in capsys.readouterr().out

@@ -1,0 +1,203 @@
+"""Where the devices of a run meet: all begin at one moment, and blocks are posted to each other.
+
+    client     open ....... begin at 12:00:00.000 ............................ close
+    device 0       wait   |[F0]----post F0--.
+    device 1       wait   |                 '->[F0] take
+
+One meeting per run in every worker, known by the run's name. A worker that was replaced meanwhile
+has none, and says so.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from distributed.protocol import to_serialize
+
+from tiledask.dist.clocks import now, time_there
+from tiledask.dist.cluster import Cluster
+from tiledask.errors import ClusterLostError, DeadlineError
+from tiledask.plan.schedule import Action
+
+__all__ = ["CancelledError", "Meeting", "Parcel", "begin", "meeting", "of_run"]
+
+LEAD = 0.05
+"""Seconds from the word to begin until all do: the word must have reached every worker."""
+
+
+class CancelledError(RuntimeError):
+    """The run was ended while a device still worked for it."""
+
+
+class Parcel(NamedTuple):
+    """A block from another device; times by the scheduler's clock."""
+
+    block: Any
+    made: float
+    sent: float
+    there: float
+
+
+@dataclass
+class Meeting:
+    """One run, in one of its workers."""
+
+    run: str
+    device: int
+    addresses: tuple[str, ...]
+    """Of the workers of all devices."""
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    """(source device, bytes) of every block that came."""
+    start: float | None = None
+    """When all begin, by the scheduler's clock."""
+    over: BaseException | None = None
+    """Why nothing is to be done here any more."""
+    parcels: dict[Action, Parcel] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def tell(self, **news: Any) -> None:
+        """Set what is news, once, and wake who waits for it."""
+        with self.changed:
+            for name, value in news.items():
+                if getattr(self, name) is None:
+                    setattr(self, name, value)
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raise why this run is over, if it is."""
+        if self.over is not None:
+            raise self.over
+
+    def _wait(self, ready: Any, deadline: float, what: str) -> None:
+        with self.changed:
+            left = deadline - time.monotonic()
+            done = self.changed.wait_for(lambda: self.over is not None or ready(), left)
+        self.check()
+        if not done:
+            raise DeadlineError(
+                f"device {self.device} waited until its deadline for {what}; give the run longer "
+                f"with timeout="
+            )
+
+    def wait_for_start(self, deadline: float) -> None:
+        """Return when all begin."""
+        self._wait(lambda: self.start is not None, deadline, "the word to begin")
+        time.sleep(max(0.0, self.start - now()))
+
+    def take(self, action: Action, deadline: float) -> Parcel:
+        """The block that ``action`` made on another device, when it is there."""
+        self._wait(lambda: action in self.parcels, deadline, f"what {action} makes")
+        return self.parcels.pop(action)
+
+    def post(self, worker: Any, to: int, action: Action, block: Any, made: float) -> None:
+        """Send a block to device ``to``; returns at once. If it cannot be sent, the run is over."""
+        sending = asyncio.run_coroutine_threadsafe(
+            self._send(worker, to, action, block, made), worker.loop.asyncio_loop
+        )
+        sending.add_done_callback(partial(self._sent, action, to))
+
+    async def _send(self, worker: Any, to: int, action: Action, block: Any, made: float) -> None:
+        answer = await worker.rpc(self.addresses[to]).tiledask_post(
+            run=self.run, source=self.device, action=tuple(action), block=to_serialize(block),
+            made=made, sent=now(),
+        )  # fmt: skip
+        if not answer["taken"]:
+            raise _replaced(to)
+
+    def _sent(self, action: Action, to: int, sending: Any) -> None:
+        if sending.cancelled():
+            return
+        error = sending.exception()
+        if isinstance(error, OSError):  # Dask's comm errors are
+            error = ClusterLostError(
+                f"device {self.device} could not send what {action} made to device {to}, whose "
+                f"worker is gone ({error}); run the schedule again"
+            )
+        if error is not None:
+            self.tell(over=error)
+
+
+_meetings: dict[str, Meeting] = {}
+"""In a worker: the runs under way, by name."""
+
+
+def of_run(run: str, device: int) -> Meeting:
+    """The Meeting of ``run`` in this worker. Raises ClusterLostError if there is none."""
+    if run not in _meetings:
+        raise _replaced(device)
+    return _meetings[run]
+
+
+def _replaced(device: int) -> ClusterLostError:
+    return ClusterLostError(
+        f"the worker of device {device} died while the run was under way, and another has taken "
+        f"its place; what it kept of its micro-batches is gone. Run the schedule again"
+    )
+
+
+async def _take_in(
+    run: str, source: int, action: tuple, block: Any, made: float, sent: float
+) -> dict:
+    """What another device posts (a handler of the worker)."""
+    there = _meetings.get(run)
+    if there is not None:
+        parcel = Parcel(block, made, sent, now())
+        there.moves.append((source, block.nbytes))
+        with there.changed:
+            there.parcels[Action(*action)] = parcel
+            there.changed.notify_all()
+    return {"status": "OK", "taken": there is not None}
+
+
+# -- the client ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def meeting(
+    cluster: Cluster, run: str, peers: Sequence[Iterable[int]], timeout: float
+) -> Iterator[tuple[str, ...]]:
+    """Open for the devices of ``run`` inside the block, closed however it ends; their addresses.
+
+    ``peers``: for each device, those that it will exchange blocks with.
+    """
+    slots = cluster.wait_for_slots(range(len(peers)), timeout)
+    addresses = tuple(slots[device]["address"] for device in range(len(peers)))
+    try:
+        cluster.run(_open, run, addresses, [sorted(each) for each in peers], timeout=timeout)
+        yield addresses
+    finally:
+        with suppress(Exception):  # of a cluster that is gone: nobody meets there any more
+            cluster.run(_close, run, timeout=10.0)
+
+
+def begin(cluster: Cluster, run: str, timeout: float) -> None:
+    """Let all devices of ``run`` begin at one moment of the scheduler's clock."""
+    cluster.run(_begin, run, time_there(cluster, timeout) + LEAD, timeout=timeout)
+
+
+async def _open(
+    run: str, addresses: tuple[str, ...], peers: list[list[int]], dask_worker: Any
+) -> None:
+    dask_worker.handlers["tiledask_post"] = _take_in
+    if dask_worker.address not in addresses:
+        return
+    device = addresses.index(dask_worker.address)
+    _meetings[run] = Meeting(run, device, addresses)
+    # connections take milliseconds to make: do that before anybody waits for a block
+    await asyncio.gather(*(dask_worker.rpc(addresses[d]).identity() for d in peers[device]))
+
+
+def _begin(run: str, start: float) -> None:
+    if run in _meetings:
+        _meetings[run].tell(start=start)
+
+
+def _close(run: str) -> None:
+    here = _meetings.pop(run, None)
+    if here is not None:
+        here.tell(over=CancelledError(f"{run} was ended while device {here.device} worked for it"))
