@@ -3,21 +3,23 @@
 layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 24
 device        0           |        1         |        2         |        3
                           ^ a crossing: the activations change device here
+
+With chunks, the stages are dealt round the devices: 0 1 2 3 0 1 2 3.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
 from tiledask.errors import PartitionError
+from tiledask.plan.assignment import read_assignment, stages_of
 from tiledask.plan.exact import capacities, count
 from tiledask.plan.partition import Partition, partition
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Verdict", "judge", "read_assignment"]
+__all__ = ["Verdict", "judge", "read_assignment", "stages_of"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def judge(
     speeds: Sequence[float] | None = None,
     memory: Sequence[float] | None = None,
     capacity: float | Sequence[float] | None = None,
+    communication: float | Sequence[float] | None = None,
+    chunks: int | None = None,
 ) -> Verdict:
     """The verdict on an assignment of layers to devices; the numbers are those of partition().
 
@@ -76,11 +80,15 @@ def judge(
       - the device of each layer, counted from 0: ``[0, 0, 0, 1, 1, 1]``,
       - a :class:`Partition`.
 
-    Without ``costs`` every layer costs 1. The number of layers is that of the costs, else
-    ``layers``, else what the assignment shows. Rules, in the order in which they are looked
-    at: unknown device, unknown layer, layer twice, layer missing, idle device, not contiguous,
-    out of order, over memory. Raises PartitionError for what is not an assignment at all, and
-    for a question that no split can answer.
+    With ``chunks`` above 1 a device holds so many stages, dealt round the devices: stage s is on
+    device s mod ``devices``. The first two forms may then name the layers of each stage as well.
+
+    Without ``costs`` every layer costs 1; a Partition has its own costs, speeds, communication
+    and chunks, where none are given. The number of layers is that of the costs, else ``layers``,
+    else what the assignment shows. Rules, in the order in which they are looked at: unknown
+    device, unknown layer, layer twice, layer missing, idle device (or stage), not contiguous,
+    wrong chunks, out of order, over memory. Raises PartitionError for what is not an assignment
+    at all, and for a question that no split can answer.
 
     >>> round_robin = [layer % 3 for layer in range(12)]
     >>> verdict = judge(round_robin)
@@ -88,122 +96,100 @@ def judge(
     (False, 'not contiguous', 11)
     >>> judge("1-4 | 5-8 | 9-12").crossings
     2
+    >>> judge(round_robin, chunks=4).ok  # the same, as four chunks of one layer on each device
+    True
     """
+    if isinstance(assignment, Partition):
+        devices = assignment.devices if devices is None else devices
+        chunks = assignment.stages // assignment.devices if chunks is None else chunks
+        if costs is None and layers in (None, len(assignment.costs)):
+            costs, communication = assignment.costs, assignment.communication or None
+            speeds = assignment.speeds
     groups = read_assignment(assignment)
     if layers is None:
         layers = len(costs) if costs is not None else max((n for g in groups for n in g), default=0)
     devices = len(groups) if devices is None else count(devices, "devices")
+    chunks = 1 if chunks is None else count(chunks, "chunks")
     costs = [1.0] * count(layers, "layers") if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
-    optimum = partition(costs, devices, speeds, memory, capacity)
-    broken = _not_a_cover(groups, layers, devices)
+    best = partition(
+        costs, devices * chunks, speeds, memory, capacity, communication, chunks
+    ).bottleneck
+    broken = _not_a_cover(groups, layers, devices, chunks)
     if broken:
-        return Verdict(False, *broken, None, None, optimum.bottleneck)
-    groups += [[]] * (devices - len(groups))
-    place = _place(groups, layers)
+        return Verdict(False, *broken, None, None, best)
+    stages = stages_of(groups, devices, chunks)
+    place = _place(stages, layers, devices)
     crossings = sum(a != b for a, b in pairwise(place))
-    sums = [math.fsum(costs[n - 1] for n in group) for group in groups]
-    slowest = max(total / v for total, v in zip(sums, optimum.speeds, strict=True))
+    slowest = max(_stage_times(stages, place, costs, speeds, communication))
     caps = None if memory is None else capacities(capacity, devices)
-    broken = _not_layerwise(groups, place, crossings) or _over_memory(groups, memory, caps)
-    if broken:
-        return Verdict(False, *broken, crossings, slowest, optimum.bottleneck)
-    reason = f"The slowest device takes {slowest:g}; the best possible is {optimum.bottleneck:g}."
-    return Verdict(True, "", reason, crossings, slowest, optimum.bottleneck)
-
-
-def read_assignment(assignment) -> list[list[int]]:
-    """The layers of each device, counted from 1, from any of the forms that :func:`judge` takes.
-
-    >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1])
-    ([[1, 2, 3], [4]], [[1], [2, 3]])
-    """
-    if isinstance(assignment, Partition):
-        return [[n + 1 for n in layers] for layers in assignment.layers]
-    if isinstance(assignment, str):
-        return [_read_group(part) for part in _split_text(assignment)]
-    try:
-        entries = list(assignment)
-        if entries and all(hasattr(entry, "__index__") for entry in entries):
-            return _from_places([int(entry) for entry in entries])
-        if entries and not any(isinstance(entry, str) for entry in entries):
-            return [[_layer_number(n) for n in entry] for entry in entries]
-    except TypeError:
-        pass
-    raise PartitionError(
-        f"cannot read {assignment!r} as an assignment; write the layers of each device, as in "
-        f"'1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in [0, 0, 1, 1]"
+    broken = (
+        _not_layerwise(stages, place, crossings, devices, chunks)
+        or _out_of_order(stages, devices, chunks)
+        or _over_memory(place, memory, caps)
     )
+    if broken:
+        return Verdict(False, *broken, crossings, slowest, best)
+    what = "device" if chunks == 1 else "stage"
+    reason = f"The slowest {what} takes {slowest:g}; the best possible is {best:g}."
+    return Verdict(True, "", reason, crossings, slowest, best)
 
 
-def _layer_number(value) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise PartitionError(f"a layer is a whole number counted from 1, got {value!r}")
-    return int(value)
-
-
-def _from_places(places: list[int]) -> list[list[int]]:
-    if min(places) < 0:
-        raise PartitionError(f"devices are counted from 0, got device {min(places)}")
-    groups = [[] for _ in range(max(places) + 1)]
-    for layer, device in enumerate(places, start=1):
-        groups[device].append(layer)
-    return groups
-
-
-def _split_text(text: str) -> list[str]:
-    text = text.strip()
-    if text.startswith("["):
-        text = text.strip("[]")
-        return re.split(r"\]\s*,?\s*\[", text)
-    return text.split("|")
-
-
-def _read_group(text: str) -> list[int]:
-    """The layers of "1-3, 7" in the order written."""
-    group = []
-    for word in text.replace(",", " ").split():
-        match = re.fullmatch(r"(\d+)(?:\s*[-–]\s*(\d+))?", word)
-        if not match:
-            raise PartitionError(
-                f"cannot read {word!r} in {text.strip()!r}; write layers as in '1-6' or '1,4,7'"
-            )
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last - first > 1_000_000:
-            raise PartitionError(f"{word!r} names {last - first + 1} layers; 1000000 at most")
-        group += range(first, last + 1) if first <= last else range(first, last - 1, -1)
-    return group
-
-
-def _place(groups: list[list[int]], layers: int) -> list[int]:
+def _place(stages: list[list[int]], layers: int, devices: int) -> list[int]:
     place = [0] * layers
-    for device, group in enumerate(groups):
+    for s, group in enumerate(stages):
         for n in group:
-            place[n - 1] = device
+            place[n - 1] = s % devices
     return place
 
 
-def _not_a_cover(groups, layers: int, devices: int) -> tuple[str, str] | None:
+def _stage_times(stages, place, costs, speeds, communication) -> list[float]:
+    """Of each stage, cost over its device's speed, plus every send from its layers elsewhere."""
+    devices = max(place) + 1 if speeds is None else len(speeds)
+    between = len(costs) - 1
+    sends = communication if hasattr(communication, "__len__") else [communication or 0.0] * between
+    times = []
+    for s, group in enumerate(stages):
+        speed = 1.0 if speeds is None else speeds[s % devices]
+        sent = (sends[n - 1] for n in group if n <= between and place[n] != place[n - 1])
+        times.append(math.fsum(costs[n - 1] for n in group) / speed + math.fsum(sent))
+    return times
+
+
+def _name(stage: int, devices: int, chunks: int) -> str:
+    return f"device {stage}" if chunks == 1 else f"stage {stage} (on device {stage % devices})"
+
+
+def _not_a_cover(groups, layers: int, devices: int, chunks: int) -> tuple[str, str] | None:
     """(rule, reason) if some layer has not exactly one place among the devices."""
-    if len(groups) > devices:
+    stages = devices * chunks
+    if len(groups) > stages:
+        what = "devices" if chunks == 1 else "stages"
+        each = "" if chunks == 1 else f", {chunks} on each of {devices} devices"
         return "unknown device", (
-            f"The answer names {len(groups)} devices and there are {devices}; "
-            f"leave {len(groups) - devices} out."
+            f"The answer names {len(groups)} {what} and there are {stages}{each}; "
+            f"leave {len(groups) - stages} out."
         )
-    holder: dict[int, int] = {}
-    for device, group in enumerate(groups):
+    if devices < len(groups) < stages:
+        return "wrong chunks", (
+            f"The answer has {len(groups)} groups of layers; give the layers of each of {devices} "
+            f"devices, or of each of {stages} stages ({chunks} per device)."
+        )
+    by_device = len(groups) <= devices
+    holder: dict[int, str] = {}
+    for g, group in enumerate(groups):
+        name = f"device {g}" if by_device else _name(g, devices, chunks)
         for n in group:
             if not 1 <= n <= layers:
                 return "unknown layer", (
-                    f"Device {device} is given layer {n}; the layers are 1 to {layers}."
+                    f"{name.capitalize()} is given layer {n}; the layers are 1 to {layers}."
                 )
             if n in holder:
                 return "layer twice", (
-                    f"Layer {n} is on device {holder[n]} and again on device {device}; "
-                    f"every layer has one place."
+                    f"Layer {n} is on {holder[n]} and again on {name}; every layer has one place."
                 )
-            holder[n] = device
+            holder[n] = name
     missing = [n for n in range(1, layers + 1) if n not in holder]
     if missing:
         names = ", ".join(map(str, missing[:6])) + (", ..." if len(missing) > 6 else "")
@@ -214,31 +200,52 @@ def _not_a_cover(groups, layers: int, devices: int) -> tuple[str, str] | None:
     return None
 
 
-def _not_layerwise(groups, place: list[int], crossings: int) -> tuple[str, str] | None:
-    """(rule, reason) if the groups are not consecutive layers in the order of the devices."""
-    for device, group in enumerate(groups):
+def _not_layerwise(stages, place, crossings, devices, chunks) -> tuple[str, str] | None:
+    """(rule, reason) if a stage has no layers, or layers that are not consecutive."""
+    what = "device" if chunks == 1 else "stage"
+    for s, group in enumerate(stages):
         if not group:
-            return "idle device", (
-                f"Device {device} has 0 of {len(place)} layers; every device needs at least 1."
+            return f"idle {what}", (
+                f"{_name(s, devices, chunks).capitalize()} has 0 of {len(place)} layers; "
+                f"every {what} needs at least 1."
             )
-    for device, group in enumerate(groups):
+    for s, group in enumerate(stages):
         if max(group) - min(group) + 1 != len(group):
-            return "not contiguous", (
-                f"Device {device} holds {len(group)} layers spread over {min(group)} to "
-                f"{max(group)}; in layer-wise partitioning they are consecutive. Activations "
-                f"change device {crossings} times, against {len(groups) - 1} for a contiguous "
-                f"split.{_interleaved(place, len(groups))}"
+            held = (
+                f"{_name(s, devices, chunks).capitalize()} holds {len(group)} layers spread over "
+                f"{min(group)} to {max(group)}; "
             )
-    for device, group in enumerate(groups):
+            if chunks > 1:
+                return "not contiguous", (
+                    f"{held}the layers of a stage are consecutive, and a device holds {chunks} "
+                    f"stages."
+                )
+            return "not contiguous", (
+                f"{held}in layer-wise partitioning they are consecutive. Activations "
+                f"change device {crossings} times, against {devices - 1} for a contiguous "
+                f"split.{_interleaved(place, devices)}"
+            )
+    return None
+
+
+def _out_of_order(stages, devices: int, chunks: int) -> tuple[str, str] | None:
+    """(rule, reason) if the layers do not pass through the stages in rising order."""
+    for s, group in enumerate(stages):
+        name = _name(s, devices, chunks)
         if group != sorted(group):
             return "out of order", (
-                f"Device {device} runs layer {group[0]} before layer {min(group)}; "
+                f"{name.capitalize()} runs layer {group[0]} before layer {min(group)}; "
                 f"layers run in rising order."
             )
-        if device and group[0] < groups[device - 1][0]:
+        if s and group[0] < stages[s - 1][0]:
+            through = (
+                "the layers pass through the devices in order"
+                if chunks == 1
+                else f"the stages are dealt round the devices, stage s on device s mod {devices}"
+            )
             return "out of order", (
-                f"Device {device} starts at layer {group[0]} and device {device - 1} at layer "
-                f"{groups[device - 1][0]}; the layers pass through the devices in order."
+                f"{name.capitalize()} starts at layer {group[0]} and "
+                f"{_name(s - 1, devices, chunks)} at layer {stages[s - 1][0]}; {through}."
             )
     return None
 
@@ -257,13 +264,13 @@ def _interleaved(place: list[int], devices: int) -> str:
     )
 
 
-def _over_memory(groups, memory, caps) -> tuple[str, str] | None:
-    for device, group in enumerate(groups if memory is not None else []):
-        used = math.fsum(memory[n - 1] for n in group)
-        if used > caps[device]:
+def _over_memory(place, memory, caps) -> tuple[str, str] | None:
+    for device, cap in enumerate(caps if memory is not None else []):
+        used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
+        if used > cap:
             return "over memory", (
                 f"Device {device} would hold {format_bytes(used)} and has room for "
-                f"{format_bytes(caps[device])}; move at least {format_bytes(used - caps[device])} "
+                f"{format_bytes(cap)}; move at least {format_bytes(used - cap)} "
                 f"to another device."
             )
     return None

@@ -1,0 +1,17 @@
+"""Puzzles: a task with numbers to reach, a drawing, and a check that works every answer out.
+
+    puzzle = load_puzzle("24-on-4")   # or a level, or a JSON file of one's own
+    answer = None                     # '1-2 | 3-4 | ...'
+    puzzle.draw(answer)
+    puzzle.check(answer)              # a Result: true once every target is met
+    puzzle.check(answer).require()    # raises until then
+
+No answer is stored: rules, simulation and the exact best judge whatever is written.
+"""
+
+from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle, puzzle_levels, puzzle_names
+from tiledask.lab.puzzles.result import Result, Target, UnsolvedError
+
+__all__ = [
+    "Puzzle", "Result", "Target", "UnsolvedError", "load_puzzle", "puzzle_levels", "puzzle_names",
+]  # fmt: skip

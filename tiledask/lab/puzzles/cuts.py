@@ -1,0 +1,91 @@
+"""Puzzles whose answer gives each layer to a device: judged by rules and by the exact partition."""
+
+from itertools import pairwise
+from typing import Any
+
+from tiledask.errors import PartitionError
+from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, text, whole
+from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
+from tiledask.lab.puzzles.result import Best, within
+from tiledask.plan.assignment import read_assignment
+from tiledask.plan.heuristics import even
+from tiledask.plan.judge import Verdict, judge
+from tiledask.plan.partition import Partition, partition
+
+__all__ = ["CUT", "best_cut"]
+
+
+def _numbers_of(inputs: Inputs) -> dict[str, Any]:
+    return {name: value for name, value in inputs.items() if name != "shown"}
+
+
+def best_cut(inputs: Inputs) -> Partition:
+    """The split with the smallest bottleneck; PartitionError if there is none at all."""
+    numbers = _numbers_of(inputs)
+    devices = numbers.pop("devices")
+    return partition(stages=devices * numbers.get("chunks", 1), **numbers)
+
+
+def _read(inputs: Inputs, answer: Any) -> Verdict:
+    verdict = judge(answer, **({"chunks": 1} | _numbers_of(inputs)))
+    if not verdict:
+        raise PartitionError(f"{verdict.rule}. {verdict.reason}")
+    return verdict
+
+
+def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
+    return Measured({"crossings": verdict.crossings, "bottleneck": verdict.bottleneck})
+
+
+def _fewest_crossings(inputs: Inputs) -> int:
+    return inputs["devices"] * inputs.get("chunks", 1) - 1 if inputs["devices"] > 1 else 0
+
+
+def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
+    values = {"crossings": _fewest_crossings(inputs), "bottleneck": best_cut(inputs).bottleneck}
+    return {name: Best(values[name]) for name in targets}
+
+
+def _solve(inputs: Inputs, targets: Targets) -> str | None:
+    best = _best(inputs, targets)
+    met = all(within(best[name].value, wanted) for name, wanted in targets.items())
+    return str(best_cut(inputs)) if met else None
+
+
+def _guesses(inputs: Inputs) -> list[Any]:
+    """As many layers everywhere, as few cuts as can be, and layers dealt like cards."""
+    layers, stages = len(inputs["costs"]), inputs["devices"] * inputs.get("chunks", 1)
+    guesses: list[Any] = [inputs["shown"]] if "shown" in inputs else []
+    bounds = even(inputs["costs"], stages)
+    guesses.append([range(a + 1, b + 1) for a, b in pairwise(bounds)])
+    if inputs.get("chunks", 1) > 1:
+        whole_devices = pairwise(even(inputs["costs"], inputs["devices"]))
+        guesses.append([range(a + 1, b + 1) for a, b in whole_devices])
+    return [*guesses, [n % inputs["devices"] for n in range(layers)]]
+
+
+def _ready(inputs: Inputs) -> None:
+    best_cut(inputs)
+    if "shown" in inputs:
+        read_assignment(inputs["shown"])
+
+
+CUT = Kind(
+    needed={"costs": numbers(), "devices": whole(1, 128)},
+    optional={
+        "speeds": numbers(number(above=True)),
+        "memory": sizes(),
+        "capacity": either(size, sizes()),
+        "communication": either(number(), numbers()),
+        "chunks": whole(1, 16),
+        "shown": text,
+    },
+    measures={"crossings": "changes of device", "bottleneck": "time of the slowest device"},
+    how="the layers of each device (or of each stage), for example '1-6 | 7-12 | ...'",
+    read=_read,
+    measure=_measure,
+    best=_best,
+    solve=_solve,
+    guesses=_guesses,
+    ready=_ready,
+)

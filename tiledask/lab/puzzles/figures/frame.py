@@ -1,0 +1,79 @@
+"""What the figures of puzzles share: the title with the verdict, rows for devices, limits."""
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from tiledask.lab.plots.style import RED, fitting_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tiledask.lab.puzzles.puzzle import Puzzle
+    from tiledask.lab.puzzles.result import Result
+
+__all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "mark_box", "titled", "write"]
+
+HEIGHT = 0.72
+"""Of a box, in rows."""
+_LINE, _LINES = 104, 2
+Box = tuple[float, float, float, float]
+"""x, y, width, height in data."""
+
+
+def titled(puzzle: "Puzzle", result: "Result", note: str = "") -> str:
+    """The puzzle's title; below it how the answer stands, or else ``note``."""
+    if not result.attempted:
+        return "\n".join(filter(None, (puzzle.title, note)))
+    stars = f"  {result.score[:3]}" if result.targets else ""
+    lines = textwrap.wrap(result.reason, _LINE)
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES - 1], f"{lines[_LINES - 1][: _LINE - 4]} ..."]
+    return "\n".join([puzzle.title + stars, *lines])
+
+
+def device_rows(axes: "Axes", labels: list[str]) -> None:
+    """One row for each label, the first at the top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.45, -0.55)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["left"]].set_visible(False)
+
+
+def limit_line(
+    axes: "Axes", at: float, words: str, rows: tuple[float, float] | None = None
+) -> None:
+    """A red line at a target, through all rows or from one to another, and room for it."""
+    look = {"color": RED, "linestyle": "--", "label": words, "zorder": 5, "gid": "target"}
+    if rows is None:
+        axes.axvline(at, **look)
+    else:
+        axes.plot([at, at], rows, **look)
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, max(high, at * 1.03))
+
+
+def mark_box(axes: "Axes", box: Box, words: str) -> None:
+    """A red frame around what is wrong."""
+    from matplotlib.patches import Rectangle
+
+    x, y, width, height = box
+    frame = Rectangle(
+        (x, y),
+        width,
+        height,
+        fill=False,
+        edgecolor=RED,
+        linewidth=2,
+        zorder=6,
+        gid=f"wrong {words}",
+    )
+    axes.add_patch(frame)
+
+
+def write(figure: "Figure", words: dict["Axes", dict[Box, tuple]]) -> None:
+    """Write (text, colour of the box) into every box of every panel that has room for it."""
+    figure.draw_without_rendering()
+    for axes, of_panel in words.items():
+        for box, (text, tone) in of_panel.items():
+            fitting_text(axes, box, text, tone)

@@ -1,0 +1,70 @@
+"""What a kind of puzzle is: how an answer is read, measured, and beaten if it can be.
+
+A kind is a row of functions of the puzzle's inputs. None of them knows a stored answer: ``best``
+and ``solve`` work it out.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiledask.lab.puzzles.fields import Reader
+from tiledask.lab.puzzles.result import Best
+
+__all__ = ["Inputs", "Kind", "Measured", "Targets", "frozen_key"]
+
+Inputs = Mapping[str, Any]
+Targets = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a legal answer reaches."""
+
+    values: Mapping[str, float]
+    """By the name of the measure."""
+    remarks: tuple[str, ...] = ()
+    """What is wrong, where a number alone would not say it; takes the place of missed targets."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of puzzle."""
+
+    needed: Mapping[str, Reader]
+    """The inputs there must be, and who reads each."""
+    optional: Mapping[str, Reader]
+    measures: Mapping[str, str]
+    """Name in the file -> name for people."""
+    how: str
+    """How an answer is written."""
+    read: Callable[[Inputs, Any], Any]
+    """The answer as a value; a tiledask error that names the rule it breaks."""
+    measure: Callable[[Inputs, Any], Measured]
+    """What that value reaches."""
+    best: Callable[[Inputs, Targets], Mapping[str, Best]]
+    """For each target, the least that an answer reaches which meets all the others."""
+    solve: Callable[[Inputs, Targets], Any]
+    """An answer that meets every target, written as people do; None if there is none."""
+    guesses: Callable[[Inputs], Sequence[Any]]
+    """What a beginner might try first."""
+    ready: Callable[[Inputs], Any] = field(default=lambda inputs: None)
+    """Raises a tiledask error for inputs that contradict each other."""
+    legal: str = "Legal, but"
+    """How the reason of an answer begins that keeps the rules and misses a target."""
+    illegal: str = "Not legal:"
+    """How the reason of an answer begins that breaks a rule."""
+
+    @property
+    def readers(self) -> dict[str, Reader]:
+        return {**self.needed, **self.optional}
+
+
+def frozen_key(inputs: Inputs) -> str:
+    """The inputs as one hashable text, for caches of what takes long to work out.
+
+    >>> json.loads(frozen_key({"stages": 2}))
+    {'stages': 2}
+    """
+    return json.dumps(dict(inputs))

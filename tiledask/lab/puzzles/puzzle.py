@@ -1,0 +1,255 @@
+"""A puzzle, read from a file, and the check that works out what an answer to it is worth."""
+
+import difflib
+import os
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.lab.puzzles.choices import CHOICE
+from tiledask.lab.puzzles.compositions import COMPOSITION
+from tiledask.lab.puzzles.cuts import CUT
+from tiledask.lab.puzzles.faults import FAULT
+from tiledask.lab.puzzles.fields import text, whole
+from tiledask.lab.puzzles.kind import Kind
+from tiledask.lab.puzzles.orders import ORDER
+from tiledask.lab.puzzles.questions import QUESTION
+from tiledask.lab.puzzles.result import WRONG, Best, Result, Target, within
+from tiledask.plan.data import Fields, names, read, read_named
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["KINDS", "Puzzle", "load_puzzle", "puzzle_levels", "puzzle_names"]
+
+KINDS: dict[str, Kind] = {
+    "partition": CUT,
+    "question": QUESTION,
+    "choice": CHOICE,
+    "fault": FAULT,
+    "order": ORDER,
+    "composition": COMPOSITION,
+}
+_RULES = (PartitionError, ScheduleError)
+_KEYS = {"level", "title", "kind", "task", "inputs", "targets"}
+_MAY = {"hint", "source"}
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A task, its numbers, and the targets that an answer has to meet."""
+
+    name: str
+    level: int
+    """From easy to hard, counted from 1."""
+    title: str
+    kind: str
+    """A name in KINDS."""
+    task: str
+    inputs: MappingProxyType
+    targets: MappingProxyType
+    """The most that each measure may be."""
+    hint: str = ""
+    source: str = ""
+    """Where the task comes from, if it comes from somewhere."""
+
+    def check(self, answer: Any) -> Result:
+        """The worth of ``answer``; None is "not attempted": false, and no complaint."""
+        if answer is None:
+            return Result(self.name, False, False, "Not attempted yet.")
+        kind = KINDS[self.kind]
+        try:
+            measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
+        except _RULES as error:
+            return Result(self.name, True, False, f"{kind.illegal} {error}")
+        best = kind.best(self.inputs, self.targets)
+        targets = tuple(
+            _target(kind.measures[name], wanted, measured.values[name], best.get(name))
+            for name, wanted in self.targets.items()
+        )
+        missed = measured.remarks or [str(t) for t in targets if not t.met]
+        reason = f"{kind.legal} {'; '.join(missed)}." if missed else "Solved: every target is met."
+        return Result(self.name, True, True, reason, targets)
+
+    def draw(self, answer: Any = None) -> "Figure":
+        """A figure of ``answer``, right or wrong; of the empty task for None."""
+        from tiledask.lab.puzzles import figures
+
+        return getattr(figures, f"draw_{self.kind}")(self, answer, self.check(answer))
+
+    def solve(self) -> Any:
+        """An answer that meets every target, found by the exact methods; None if there is none.
+
+        >>> puzzle = load_puzzle("24-on-4")
+        >>> puzzle.check(puzzle.solve()).stars
+        3
+        """
+        return KINDS[self.kind].solve(self.inputs, self.targets)
+
+    def guesses(self) -> list[Any]:
+        """What a beginner might try first; at least one of them should not be enough."""
+        return list(KINDS[self.kind].guesses(self.inputs))
+
+    def verify(self) -> tuple[str, ...]:
+        """What is wrong with the puzzle itself, a sentence each; empty if it can be set.
+
+        Looks whether its targets can be met, whether a first guess is not enough already, and
+        whether the task says every target.
+        """
+        found = list(self._unreachable())
+        if all(self.check(guess) for guess in self.guesses()):
+            found.append(
+                "every first guess meets all targets, so there is nothing to find; ask for less"
+            )
+        for name, wanted in self.targets.items():
+            if name != "wrong" and not _says(self.task, wanted):
+                found.append(f"the task does not say the number {wanted:g}, the target of {name}")
+        return tuple(found)
+
+    def _unreachable(self) -> list[str]:
+        answer = self.solve()
+        if answer is not None and self.check(answer):
+            return []
+        kind = KINDS[self.kind]
+        best = kind.best(self.inputs, self.targets)
+        below = [
+            f"{kind.measures[name]} {wanted:g}, where {best[name].value:g} is the "
+            f"{best[name].yardstick}"
+            for name, wanted in self.targets.items()
+            if name in best and not within(best[name].value, wanted)
+        ]
+        which = "; ".join(below) or "they can not be met together"
+        return [f"no answer meets the targets ({which}); allow more"]
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{escape(self.title)}.</b> {escape(self.task)}</p>"
+
+
+def _target(name: str, wanted: float, got: float, best: Best | None) -> Target:
+    if best is None:
+        return Target(name, wanted, got, None)
+    return Target(name, wanted, got, best.value, best.yardstick)
+
+
+def _says(task: str, wanted: float) -> bool:
+    """Whether the number stands in the task, as it is or in percent."""
+    return f" {wanted:g}" in task or f" {100 * wanted:g} %" in task
+
+
+def puzzle_names() -> tuple[str, ...]:
+    """Names of the puzzles there are, from easy to hard.
+
+    >>> puzzle_names()[0]
+    '24-on-4'
+    """
+    return tuple(puzzle.name for puzzle in puzzle_levels())
+
+
+def puzzle_levels() -> tuple[Puzzle, ...]:
+    """The puzzles there are, level 1 first."""
+    loaded = (load_puzzle(name) for name in names("puzzles"))
+    return tuple(sorted(loaded, key=lambda puzzle: (puzzle.level, puzzle.name)))
+
+
+def load_puzzle(name: str | int | os.PathLike) -> Puzzle:
+    """The puzzle with this name or level, or of a local JSON file (a path, or a name in .json).
+
+    ConfigError if there is none, or if its file is not a puzzle; the message names the key.
+    data/puzzles/README.md says how to write one.
+
+    >>> puzzle = load_puzzle("24-on-4")
+    >>> puzzle.check("1-6 | 7-12 | 13-18 | 19-24").reason
+    'Solved: every target is met.'
+    >>> bool(puzzle.check(None))
+    False
+    >>> load_puzzle(1).name
+    '24-on-4'
+    """
+    if isinstance(name, os.PathLike) or str(name).endswith(".json"):
+        fields = read(name)
+        return _read(Path(name).stem, fields.values, fields.where)
+    if isinstance(name, int) or str(name).isdigit():
+        return _of_level(int(name))
+    return _read(str(name), read_named("puzzles", str(name)).values)
+
+
+def _of_level(level: int) -> Puzzle:
+    levels = puzzle_levels()
+    for puzzle in levels:
+        if puzzle.level == level:
+            return puzzle
+    raise ConfigError(f"there is no level {level}; the levels are 1 to {levels[-1].level}")
+
+
+def _read(name: str, values: dict, where: str = "") -> Puzzle:
+    fields = Fields(values, where or f"puzzle {name!r}")
+    for key in sorted(set(values) ^ _KEYS):
+        if key in _KEYS:
+            raise fields.fail(key, "is missing; add it")
+        if key not in _MAY:
+            raise fields.fail(key, f"is not known here; {_near(key, _KEYS | _MAY)}")
+    if values["kind"] not in KINDS:
+        raise fields.fail("kind", f"is {values['kind']!r}; there are {', '.join(KINDS)}")
+    kind = KINDS[values["kind"]]
+    read_inputs = _read_inputs(fields, kind)
+    targets = _read_targets(fields, kind)
+    try:
+        kind.ready(read_inputs)
+    except _RULES as error:
+        raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
+    words = {key: _take(fields, key, text) for key in ("title", "task", "hint", "source")
+             if key in values}  # fmt: skip
+    return Puzzle(
+        name=name,
+        level=_take(fields, "level", whole(1, 999)),
+        kind=values["kind"],
+        inputs=MappingProxyType(read_inputs),
+        targets=MappingProxyType(targets),
+        **words,
+    )
+
+
+def _take(fields: Fields, key: str, reader: Any) -> Any:
+    try:
+        return reader(fields.values[key])
+    except ValueError as error:
+        raise fields.fail(key, f"{error}; got {_short(fields.values[key])}") from None
+
+
+def _read_inputs(fields: Fields, kind: Kind) -> dict[str, Any]:
+    inputs = fields.object("inputs")
+    for key in inputs.values:
+        if key not in kind.readers:
+            raise inputs.fail(key, f"is not known here; {_near(key, kind.readers)}")
+    for key in kind.needed:
+        if key not in inputs.values:
+            raise inputs.fail(key, "is missing; add it")
+    return {key: _take(inputs, key, kind.readers[key]) for key in inputs.values}
+
+
+def _read_targets(fields: Fields, kind: Kind) -> dict[str, float]:
+    targets = fields.object("targets")
+    if not targets.values:
+        raise fields.fail("targets", f"needs one or more of {', '.join(kind.measures)}")
+    for key in targets.values:
+        if key not in kind.measures:
+            raise targets.fail(key, f"is not known here; {_near(key, kind.measures)}")
+    for key, value in targets.values.items():
+        targets.number(key)
+        if kind.measures[key] == WRONG and value != 0:
+            raise targets.fail(key, f"must be 0, got {value:g}")
+    return dict(targets.values)
+
+
+def _near(key: str, known: Any) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(sorted(known))}"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

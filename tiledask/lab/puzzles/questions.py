@@ -1,0 +1,170 @@
+"""Puzzles that ask for numbers: what is the utilisation, who does what when? The simulator knows.
+
+The answer lists what was asked for, in order: "0.5, 25 %, 3/4, idle, F0".
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tiledask.errors import ScheduleError
+from tiledask.lab.puzzles.choices import TIMES, run_setting
+from tiledask.lab.puzzles.fields import choice, number, whole
+from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
+from tiledask.lab.puzzles.result import WRONG, Best
+from tiledask.plan.schedules import schedules
+from tiledask.plan.timeline import Timeline
+
+__all__ = ["QUESTION", "right_answers", "setting_of"]
+
+_CLOSE = 2e-3
+"""Relative: 0.333 is good enough for a third."""
+
+_NUMBERS = {
+    "utilisation": lambda t: t.utilisation,
+    "idle share": lambda t: t.bubble_fraction,
+    "idle over busy": lambda t: t.bubble_overhead,
+    "seconds": lambda t: t.makespan,
+    "activations": lambda t: float(max(t.peak_in_flight)),
+}
+"""What can be asked of a run -> how the simulated run tells."""
+
+_SETTING = {
+    "schedule": choice(tuple(schedules)),
+    "devices": whole(1, 64),
+    "microbatches": whole(1, 1000),
+    "chunks": whole(1, 16),
+    "latency": number(),
+    **{name: number() for name in TIMES},
+}
+_ASKED = {
+    "what": choice((*_NUMBERS, "state")),
+    "device": whole(0, 63),
+    "time": number(),
+}
+
+
+def setting_of(ask: Mapping[str, Any]) -> dict[str, Any]:
+    """The run that an ask is about."""
+    return {name: value for name, value in ask.items() if name in _SETTING}
+
+
+def _right(ask: Mapping[str, Any]) -> float | str:
+    t: Timeline = run_setting(setting_of(ask))
+    if ask["what"] == "state":
+        return t.state(ask["device"], ask["time"])
+    return _NUMBERS[ask["what"]](t)
+
+
+def right_answers(inputs: Inputs) -> list[float | str]:
+    """What the simulated runs say, in the order of the asks."""
+    return [_right(ask) for ask in inputs["asks"]]
+
+
+def _read(inputs: Inputs, answer: Any) -> list[float | str]:
+    if isinstance(answer, str):
+        given: list[Any] = [word.strip() for word in answer.split(",")]
+    elif isinstance(answer, Iterable):
+        given = list(answer)
+    else:
+        given = [answer]
+    asks = inputs["asks"]
+    if len(given) != len(asks):
+        raise ScheduleError(
+            f"{len(asks)} answer{'s' * (len(asks) > 1)} needed, between commas; got {len(given)}"
+        )
+    return [_word(ask, i, word) for i, (ask, word) in enumerate(zip(asks, given, strict=True), 1)]
+
+
+def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
+    if ask["what"] == "state":
+        match = re.fullmatch(r"(idle|[FBIW]\d+)", str(word).strip(), re.IGNORECASE)
+        if not match:
+            raise ScheduleError(
+                f"answer {i} is what device {ask['device']} does: idle, or kind and micro-batch "
+                f"as in F0; got {word!r}"
+            )
+        return match[1].lower() if match[1].lower() == "idle" else match[1].upper()
+    try:
+        value = _number(word)
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        raise ScheduleError(
+            f"answer {i} is a number, such as 0.75, 75 % or 3/4; got {word!r}"
+        ) from None
+    if not math.isfinite(value):
+        raise ScheduleError(f"answer {i} is a finite number; got {word!r}")
+    return value
+
+
+def _number(word: Any) -> float:
+    if isinstance(word, bool):
+        raise TypeError
+    if not isinstance(word, str):
+        return float(word)
+    share = word.strip().endswith("%")
+    over, _, under = word.strip().removesuffix("%").partition("/")
+    return float(over) / float(under or 1) / (100 if share else 1)
+
+
+def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
+    remarks = []
+    for i, (right, mine) in enumerate(zip(right_answers(inputs), given, strict=True), 1):
+        if isinstance(right, str):
+            if mine != right:
+                remarks.append(f"answer {i} is not {mine}")
+        elif not math.isclose(mine, right, rel_tol=_CLOSE, abs_tol=1e-9):
+            remarks.append(f"answer {i}, {mine:g}, is too {'low' if mine < right else 'high'}")
+    return Measured({"wrong": len(remarks)}, tuple(remarks))
+
+
+def _solve(inputs: Inputs, targets: Targets) -> str:
+    return ", ".join(a if isinstance(a, str) else repr(a) for a in right_answers(inputs))
+
+
+def _guesses(inputs: Inputs) -> list[Any]:
+    """Nothing is ever idle."""
+    ideal = {"utilisation": 1.0, "idle share": 0.0, "idle over busy": 0.0, "state": "F0"}
+    return [[ideal.get(ask["what"], 1.0) for ask in inputs["asks"]]]
+
+
+def _asks(value: Any) -> list[dict]:
+    if not isinstance(value, list) or not 1 <= len(value) <= 12:
+        raise ValueError("must be a list of 1 to 12 objects, one for each thing that is asked")
+    return [_ask(i, item) for i, item in enumerate(value, 1)]
+
+
+def _ask(i: int, item: Any) -> dict:
+    readers = {**_SETTING, **_ASKED}
+    if not isinstance(item, dict) or not {"what", "schedule", "devices", "microbatches"} <= set(
+        item
+    ):
+        raise ValueError(f"item {i} must be an object with what, schedule, devices, microbatches")
+    unknown = sorted(set(item) - set(readers))
+    if unknown:
+        raise ValueError(f"item {i} has the unknown key {unknown[0]!r}; known: {sorted(readers)}")
+    try:
+        read = {name: readers[name](value) for name, value in item.items()}
+    except ValueError as error:
+        raise ValueError(f"item {i}: a value {error}") from None
+    if (read["what"] == "state") != ({"device", "time"} <= set(read)):
+        raise ValueError(f"item {i}: a state is asked for with device and time, nothing else is")
+    if read.get("device", 0) >= read["devices"]:
+        raise ValueError(f"item {i}: device {read['device']} of {read['devices']}, from 0")
+    return read
+
+
+QUESTION = Kind(
+    needed={"asks": _asks},
+    optional={},
+    measures={"wrong": WRONG},
+    how="what is asked for, between commas, for example '0.5, 25 %, 3/4'",
+    read=_read,
+    measure=_measure,
+    best=lambda inputs, targets: {"wrong": Best(0)},
+    solve=_solve,
+    guesses=_guesses,
+    ready=right_answers,
+    legal="Not yet:",
+    illegal="Not an answer:",
+)

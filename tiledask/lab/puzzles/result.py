@@ -1,0 +1,168 @@
+"""What an answer is worth: its targets, each beside the best there is, and up to three stars."""
+
+from dataclasses import dataclass
+from html import escape
+
+__all__ = [
+    "BOUND", "OPTIMUM", "TABLE", "WRONG", "Best", "Result", "Target", "UnsolvedError", "within",
+]  # fmt: skip
+
+_SLACK = 1e-9
+"""Relative slack of a target, for sums of seconds."""
+
+OPTIMUM = "best possible"
+BOUND = "no answer goes below"
+TABLE = "best of the table"
+WRONG = "wrong answers"
+"""The measure of what is right or wrong, and nothing between."""
+
+
+class UnsolvedError(ValueError):
+    """A puzzle whose targets are not all met; the message says which and by how much."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """What to compare a measure with, worked out for the puzzle's numbers."""
+
+    value: float
+    yardstick: str = OPTIMUM
+    """OPTIMUM: proven, and reached; BOUND: proven, perhaps out of reach; TABLE: the best that a
+    search over named schedules finds, which an order of one's own may beat."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One number to stay within, and what the answer reaches."""
+
+    name: str
+    """What is measured, with its unit."""
+    wanted: float
+    """At most this."""
+    got: float
+    best: float | None
+    """What any legal answer that meets the other targets may reach; None if not a question."""
+    yardstick: str = OPTIMUM
+
+    @property
+    def met(self) -> bool:
+        return within(self.got, self.wanted)
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the best, as a share of it: 0.25 is 25 % more; None without a best."""
+        if self.best is None or within(self.got, self.best):
+            return None if self.best is None else 0.0
+        return (self.got - self.best) / abs(self.best) if self.best else None
+
+    @property
+    def beside(self) -> str:
+        """The best in words, to stand beside what was reached; empty where it says nothing.
+
+        Whoever misses another target may go below the best, which keeps all of them.
+        """
+        if self.best is None or not within(self.best, self.got):
+            return ""
+        return f"{self.best:g}" + ("" if self.yardstick == OPTIMUM else f" ({self.yardstick})")
+
+    def __str__(self) -> str:
+        if self.met:
+            return f"{self.name} {self.got:g}, target at most {self.wanted:g}: met"
+        over = self.got - self.wanted
+        return f"{self.name} {self.got:g}, target at most {self.wanted:g}: {over:.3g} too much"
+
+
+def within(got: float, wanted: float) -> bool:
+    """Whether ``got`` is at most ``wanted``, but for rounding."""
+    return got <= wanted + _SLACK * abs(wanted)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an answer to a puzzle is worth; true once every target is met."""
+
+    puzzle: str
+    attempted: bool
+    legal: bool
+    reason: str
+    """A sentence: the rule that is broken, the targets that are missed, or that it is solved."""
+    targets: tuple[Target, ...] = ()
+    """Empty unless the answer is legal."""
+
+    def __bool__(self) -> bool:
+        return self.legal and all(target.met for target in self.targets)
+
+    @property
+    def best(self) -> bool:
+        """Whether it is solved and no legal answer does better on any target."""
+        return bool(self) and all(t.best is None or within(t.got, t.best) for t in self.targets)
+
+    @property
+    def stars(self) -> int:
+        """0 for an answer that breaks a rule or is wrong, 1 for a legal one, 2 if solved, 3 if
+        the best."""
+        if any(t.name == WRONG and not t.met for t in self.targets):
+            return 0
+        return int(self.legal) + bool(self) + self.best
+
+    @property
+    def score(self) -> str:
+        """The stars in words, with the largest gap to the best; empty without targets.
+
+        >>> Result("x", True, True, "", (Target("seconds", 18, 17, 16),)).score
+        '★★☆ solved; seconds 6.2 % above the best possible'
+        """
+        if not self.targets:
+            return ""
+        words = ("not yet", "legal", "solved", "as good as can be")[self.stars]
+        if self.stars == 3 and any(t.yardstick == TABLE for t in self.targets):
+            words = "as good as the best of the table"
+        shown = f"{'★' * self.stars}{'☆' * (3 - self.stars)} {words}"
+        ahead = [t for t in self.targets if t.best is not None and not within(t.best, t.got)]
+        if self.stars == 3 and ahead:
+            return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
+        gaps = [(t.gap, t) for t in self.targets if t.gap]
+        if not gaps or self.stars in (0, 3):
+            return shown
+        gap, target = max(gaps, key=lambda pair: pair[0])
+        above = {BOUND: "what no answer goes below"}.get(
+            target.yardstick, f"the {target.yardstick}"
+        )
+        share = f"{100 * gap:.1f}".removesuffix(".0") if gap < 0.1 else f"{100 * gap:.0f}"
+        return f"{shown}; {target.name} {share} % above {above}"
+
+    def require(self) -> "Result":
+        """This result, if every target is met; UnsolvedError otherwise."""
+        if not self:
+            raise UnsolvedError(f"{self.puzzle}: {self.reason}")
+        return self
+
+    def to_dict(self) -> dict:
+        """Everything in it, as JSON can hold it."""
+        return {
+            "puzzle": self.puzzle,
+            "solved": bool(self),
+            "legal": self.legal,
+            "stars": self.stars,
+            "score": self.score,
+            "reason": self.reason,
+            "targets": [
+                {
+                    "name": t.name, "wanted": t.wanted, "got": t.got, "met": t.met,
+                    "best": t.best, "yardstick": t.yardstick, "gap": t.gap,
+                }
+                for t in self.targets
+            ],
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        head = "<tr><th></th><th>yours</th><th>target</th><th>best possible</th><th></th></tr>"
+        rows = "".join(
+            f"<tr><td>{escape(t.name)}</td><td>{t.got:g}</td><td>at most {t.wanted:g}</td>"
+            f"<td>{t.beside}</td>"
+            f"<td>{'met' if t.met else 'missed'}</td></tr>"
+            for t in self.targets
+        )
+        # not a caption: those wrap at the table's width, which is nothing without rows
+        says = "<br>".join(escape(part) for part in (self.reason, self.score) if part)
+        return f"<p>{says}</p>" + (f"<table>{head}{rows}</table>" if rows else "")

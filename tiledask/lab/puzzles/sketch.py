@@ -1,0 +1,144 @@
+"""Answers to puzzles drawn in letters.
+
+device 0  F0 F1 ......B0--- ...B1---      a box per action, as long as it takes;
+device 1  ...F0 B0--- F1 B1--- ......     a dot where the device is idle
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tiledask.errors import PartitionError, ScheduleError
+from tiledask.lab.puzzles.choices import CHOICE, run_choice
+from tiledask.lab.puzzles.compositions import memory_of, read_unlimited, run_composition
+from tiledask.lab.puzzles.orders import order_of, run_order
+from tiledask.lab.puzzles.puzzle import Puzzle
+from tiledask.plan.assignment import read_assignment, stages_of
+from tiledask.plan.schedule import Schedule
+from tiledask.plan.timeline import Timeline
+from tiledask.plan.units import format_bytes
+
+__all__ = ["sketch", "timeline_text"]
+
+_WIDTH = 72
+
+
+def sketch(puzzle: Puzzle, answer: Any = None) -> str:
+    """The answer, or what the task shows, drawn in letters; empty if there is nothing to draw."""
+    if answer is None:
+        answer = puzzle.inputs.get("shown")
+    try:
+        if answer is not None and puzzle.kind in _SKETCHES:
+            return _SKETCHES[puzzle.kind](puzzle.inputs, answer)
+    except (PartitionError, ScheduleError):
+        pass
+    return ""
+
+
+def _cut(inputs: Any, answer: Any) -> str:
+    devices, chunks, costs = inputs["devices"], inputs.get("chunks", 1), inputs["costs"]
+    speeds = inputs.get("speeds", [1.0] * devices)
+    stages = stages_of(read_assignment(answer), devices, chunks)
+    if sum(map(len, stages)) > 20 * len(costs):
+        return ""
+    times = [
+        sum(costs[n - 1] if 1 <= n <= len(costs) else 1.0 for n in group) / speeds[s % devices]
+        + _send(inputs, group)
+        for s, group in enumerate(stages)
+    ]
+    unit = 40 / max(times) if max(times, default=0) else 0
+    lines = []
+    for s, (group, time) in enumerate(zip(stages, times, strict=True)):
+        name = f"device {s % devices}" + (f", stage {s}" if chunks > 1 else "")
+        if s >= devices * chunks:
+            name = f"no device {s}"
+        lines.append(f"{name:18} {_ranges(group):>14}  {'█' * round(time * unit)} {time:g}")
+    return "\n".join(lines)
+
+
+def _send(inputs: Any, group: Sequence[int]) -> float:
+    """Seconds to send after a stage's last layer."""
+    sends = inputs.get("communication", 0.0)
+    if inputs["devices"] == 1 or not group or not 1 <= group[-1] < len(inputs["costs"]):
+        return 0.0
+    return sends[group[-1] - 1] if hasattr(sends, "__len__") else sends
+
+
+def _ranges(group: Sequence[int]) -> str:
+    """[1, 2, 3, 7] as "1-3, 7"."""
+    parts: list[list[int]] = []
+    for n in group:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    words = [f"{p[0]}" if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
+    return ", ".join(words) or "no layer"
+
+
+def _order(inputs: Any, answer: Any) -> str:
+    order = order_of(answer)
+    try:
+        return timeline_text(run_order(inputs, order))
+    except ScheduleError:
+        return _written(order)
+
+
+def _written(order: Schedule) -> str:
+    """The turns of an order, a line per device."""
+    rows = (" ".join(map(str, row[:100])) for row in order.orders[:64])
+    return "\n".join(f"device {d}  {row}" for d, row in enumerate(rows))
+
+
+def _composition(inputs: Any, answer: Any) -> str:
+    composition = read_unlimited(inputs, answer)
+    held = "\n".join(
+        f"device {d}  at most {format_bytes(used)}"
+        for d, used in enumerate(memory_of(inputs, composition))
+    )
+    return f"{timeline_text(run_composition(inputs, composition))}\n{held}"
+
+
+_SKETCHES = {
+    "partition": _cut,
+    "order": _order,
+    "fault": lambda inputs, answer: _written(order_of(inputs["shown"])),
+    "choice": lambda inputs, answer: timeline_text(run_choice(inputs, CHOICE.read(inputs, answer))),
+    "composition": _composition,
+}
+
+
+def timeline_text(run: Timeline, width: int = _WIDTH) -> str:
+    """A run drawn in letters, a line per device: "F0" a forward of micro-batch 0, "." idle.
+
+    >>> import tiledask as td
+    >>> print(timeline_text(td.simulate(td.schedule("1f1b", 2, 2)), width=30))
+    device 0  F0 F1 ......B0--- ...B1---
+    device 1  ...F0 B0--- F1 B1--- ......
+              0 s to 9 s, 1 s is 3 letters
+    """
+    if not run.makespan:
+        return ""
+    took = (run.end - run.start)[run.end > run.start]
+    shortest = float(took.min())
+    unit = width / run.makespan
+    for letters in (3, 2, 1):
+        if letters / shortest <= unit:
+            unit = letters / shortest
+            break
+    lines = []
+    for device in range(run.devices):
+        row = ["."] * round(run.makespan * unit)
+        for i in range(len(run.device)):
+            if run.device[i] == device:
+                _box(row, run, i, unit)
+        lines.append(f"device {device}  {''.join(row)}".rstrip())
+    scale = f"0 s to {run.makespan:g} s, 1 s is {unit:.3g} letter{'s' * (unit != 1)}"
+    return "\n".join([*lines, f"{'':9} {scale}"])
+
+
+def _box(row: list[str], run: Timeline, i: int, unit: float) -> None:
+    a, b = round(float(run.start[i]) * unit), round(float(run.end[i]) * unit)
+    words = f"{run.kind[i]}{run.microbatch[i]}"
+    room = b - a - (b - a > 2)  # a space to the next one, where there is room
+    shown = words if len(words) <= room else words[:1]
+    row[a:b] = list(shown.ljust(room, "-")[:room].ljust(b - a))

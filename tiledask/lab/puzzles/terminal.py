@@ -1,0 +1,163 @@
+"""Puzzles in a terminal: the levels, a level with its numbers, and what answers are worth."""
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
+from tiledask.lab.puzzles.result import WRONG, Result
+from tiledask.lab.puzzles.sketch import sketch
+from tiledask.plan.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["list_all", "play"]
+
+_BYTES = {"memory", "capacity", "weights", "activations"}
+
+
+def list_all(console: "Console") -> tuple[int, list[dict]]:
+    """Print the levels; (0, what was printed)."""
+    levels = puzzle_levels()
+    _print_levels(levels, console)
+    return 0, [{"level": p.level, "name": p.name, "title": p.title, "kind": p.kind} for p in levels]
+
+
+def play(
+    name: str,
+    answers: Sequence[str],
+    console: "Console",
+    hint: bool = False,
+    figure: str | None = None,
+    verify: bool = False,
+) -> tuple[int, dict]:
+    """Show a puzzle, or judge answers to it; (1 if one is refused or does not solve it, all said).
+
+    An answer may be a file's name, or "-" for standard input. ``verify`` looks at the puzzle
+    itself, and 1 then says that it can not be set.
+    """
+    puzzle = load_puzzle(name)
+    results = [puzzle.check(_answer(word)) for word in answers]
+    if not results:
+        _print_puzzle(puzzle, console)
+        drawing = sketch(puzzle)
+        if drawing:
+            console.print(f"\n{drawing}", highlight=False, markup=False, soft_wrap=True)
+    for word, result in zip(answers, results, strict=True):
+        if len(answers) > 1:
+            console.print(f"[bold]{_escape(word)}[/bold]", highlight=False)
+        _print_result(puzzle, _answer(word), result, console)
+    if hint:
+        console.print(f"Hint: {puzzle.hint or 'there is none'}", highlight=False, markup=False)
+    wrong = puzzle.verify() if verify else ()
+    for sentence in wrong or (("it can be set: solvable, and not at once",) if verify else ()):
+        console.print(f"{puzzle.name}: {sentence}", highlight=False, markup=False)
+    if figure:
+        last = _answer(answers[-1]) if answers else None
+        with open(figure, "wb") as file:
+            file.write(puzzle.draw(last).to_png())
+    said = {
+        "level": puzzle.level, "name": puzzle.name, "title": puzzle.title, "kind": puzzle.kind,
+        "task": puzzle.task, "inputs": dict(puzzle.inputs), "targets": dict(puzzle.targets),
+        "results": [result.to_dict() for result in results],
+    }  # fmt: skip
+    said |= {"hint": puzzle.hint} if hint else {}
+    said |= {"wrong": list(wrong)} if verify else {}
+    return int(bool(wrong) or not all(results)), said
+
+
+@lru_cache(maxsize=64)
+def _answer(word: str) -> str:
+    """The answer itself, from a file or standard input where the word names one."""
+    if word == "-":
+        return sys.stdin.read()
+    try:
+        is_file = Path(word).is_file()
+    except OSError:  # too long for a name
+        is_file = False
+    return Path(word).read_text(encoding="utf-8") if is_file else word
+
+
+def _print_levels(levels: Sequence[Puzzle], console: "Console") -> None:
+    """A table of the levels."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (("level", "right"), ("name", "left"), ("title", "left"),
+                          ("kind", "left")):  # fmt: skip
+        table.add_column(name, justify=justify)
+    for puzzle in levels:
+        table.add_row(f"{puzzle.level}", puzzle.name, puzzle.title, puzzle.kind)
+    console.print(table)
+
+
+def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
+    """The task, its numbers, its targets and how to answer."""
+    console.print(f"[bold]Level {puzzle.level}: {puzzle.title}[/bold]", highlight=False)
+    console.print(f"\n{puzzle.task}\n", highlight=False, markup=False)
+    rows = [*_facts(puzzle), *_wanted(puzzle)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        first, *more = value.splitlines() or [""]
+        console.print(f"  {name:{width}}  {first}", highlight=False, markup=False, soft_wrap=True)
+        for line in more:
+            console.print(f"  {'':{width}}  {line}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nAnswer with {KINDS[puzzle.kind].how}.", highlight=False, markup=False)
+
+
+def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console") -> None:
+    """The answer drawn in letters, and what it is worth."""
+    drawing = sketch(puzzle, answer)
+    if drawing:
+        console.print(drawing, highlight=False, markup=False, soft_wrap=True)
+    colour = "green" if result else "red"
+    console.print(f"[{colour}]{_escape(result.reason)}[/{colour}]", highlight=False)
+    for t in result.targets:
+        if t.name == WRONG:
+            continue
+        best = f", best {t.beside}" if t.beside else ""
+        console.print(f"  {t.name}: {t.got:g} (target at most {t.wanted:g}{best})", highlight=False)
+    if result.score:
+        console.print(result.score, highlight=False)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _facts(puzzle: Puzzle) -> list[tuple[str, str]]:
+    """The inputs in words."""
+    if puzzle.kind == "question":
+        return []
+    return [(name.replace("_", " "), _value(name, v)) for name, v in puzzle.inputs.items()]
+
+
+def _wanted(puzzle: Puzzle) -> list[tuple[str, str]]:
+    measures = KINDS[puzzle.kind].measures
+    return [(measures[name], f"at most {wanted:g}") for name, wanted in puzzle.targets.items()]
+
+
+def _value(name: str, value: Any) -> str:
+    """A value as people write it: "2, 22 x 1, 4"."""
+    if isinstance(value, dict):
+        parts = (
+            f"{key} {v['from']} to {v['to']}" if isinstance(v, dict) else
+            f"{key} {', '.join(map(str, v))}" for key, v in value.items()
+        )  # fmt: skip
+        return "; ".join(parts)
+    if isinstance(value, list):
+        runs = ((key, len(list(same))) for key, same in groupby(value))
+        return ", ".join(
+            f"{n} x {_value(name, key)}" if n > 2 else ", ".join([_value(name, key)] * n)
+            for key, n in runs
+        )
+    if name in _BYTES:
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
