@@ -1,0 +1,488 @@
+"""Diagnoses: what was put into a run comes out of its trace, and gains are the simulator's."""
+
+import json
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.errors import ConfigError, ScheduleError
+from tiledask.plan.diagnose import diagnose
+from tiledask.plan.timed import Form, Plan
+from tiledask.plan.timeline import Timeline
+
+ONE_CHUNK = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
+TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "v-half", "v-min", "wave")
+
+
+def plan(rng, name, most_devices=8, most_microbatches=16):
+    """A random plan: uneven stages, and a latency that is often 0."""
+    p = int(rng.integers(2, most_devices + 1))
+    m = int(rng.integers(1, most_microbatches + 1))
+    form = Form(name, p, 2 if name in TWO_CHUNKS else 1, m)
+    order = form.build()
+    forward = rng.uniform(0.5, 1.5, order.stages)
+    backward = 2 * forward * rng.uniform(0.8, 1.2, order.stages)
+    latency = float(rng.choice([0.0, 0.05, 0.3, 0.7]))
+    return Plan(
+        order, tuple(forward), tuple(backward), latency=(latency,) * (order.stages - 1), form=form
+    )
+
+
+def plans(count, names, seed, **most):
+    rng = np.random.default_rng(seed)
+    return [plan(rng, names[k % len(names)], **most) for k in range(count)]
+
+
+HUNDRED = plans(100, ONE_CHUNK + TWO_CHUNKS, seed=0)
+
+
+def bare(timeline):
+    """Only who was busy when."""
+    frame = timeline.to_frame()
+    return frame[frame.kind != "T"][["device", "start", "end"]]
+
+
+def assert_found(d, before, tolerance=1e-9):
+    order = before.schedule
+    assert d.devices == d["devices"].value == order.devices
+    assert d["microbatches"].value == order.microbatches
+    assert d.plan.schedule == order
+    np.testing.assert_allclose(d.plan.forward, before.forward, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(d.plan.backward, before.backward, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(d.plan.latency, before.latency, rtol=0, atol=tolerance)
+    work = before.device_times
+    assert d["imbalance"].value == pytest.approx(max(work) / np.mean(work) - 1, abs=tolerance)
+
+
+def assert_adds_up(d, timeline):
+    assert d.idle == pytest.approx(timeline.idle, rel=1e-12)
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12, abs=1e-12)
+    assert all(c.seconds >= 0 for c in d.causes)
+
+
+# -- round trips ---------------------------------------------------------------------------------
+
+
+def test_a_hundred_labelled_plans():
+    for before in HUNDRED:
+        d = diagnose(before.timeline)
+        assert_found(d, before)
+        assert_adds_up(d, before.timeline)
+        assert {f.sure for f in d.findings} == {"exact"}
+        assert Form(*d.plan.form).build() == before.schedule
+    for before in HUNDRED[::10]:
+        for r in diagnose(before.timeline).remedies:
+            assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
+
+
+def test_a_hundred_plans_without_labels():
+    sure = 0
+    for before in HUNDRED:
+        d = diagnose(bare(before.timeline))
+        assert_found(d, before)
+        assert_adds_up(d, before.timeline)
+        sure += d["microbatches"].sure == "exact"
+    assert sure >= 95  # gpipe of equal halves is also a loop of 2 chunks: likely, and said so
+
+
+SAMPLED = plans(14, ONE_CHUNK, seed=7, most_devices=4, most_microbatches=8)
+
+
+def polled(timeline, step):
+    """device -> the busy share of every ``step`` seconds."""
+    edges = step * np.arange(int(timeline.makespan / step) + 3)
+    shares = {}
+    for d in range(timeline.devices):
+        mine = timeline.device == d
+        spans = zip(timeline.start[mine], timeline.end[mine], strict=True)
+        busy = sum(np.clip(edges - a, 0, b - a) for a, b in spans)
+        shares[d] = np.diff(busy) / step
+    return edges[:-1], shares
+
+
+def write_wide(path, timeline, step, percent=True):
+    times, shares = polled(timeline, step)
+    scale = 100 if percent else 1
+    rows = zip(times, *(scale * s for s in shares.values()), strict=True)
+    lines = [f"{t:.6f}," + ",".join(f"{v:.3f}" for v in values) for t, *values in rows]
+    head = "time," + ",".join(f"gpu{d}" for d in shares)
+    path.write_text("\n".join([head, *lines]))
+    return path
+
+
+def test_polled_utilisation_finer_than_an_action(tmp_path):
+    step, told = 0.02, 0
+    for before in SAMPLED:
+        d = diagnose(write_wide(tmp_path / "poll.csv", before.timeline, step))
+        if d.plan is None:
+            continue  # too few pauses, or a search that did not end
+        told += 1
+        assert d["microbatches"].value == before.schedule.microbatches
+        assert d.plan.schedule == before.schedule
+        np.testing.assert_allclose(d.plan.device_times, before.device_times, atol=step)
+        np.testing.assert_allclose(d.plan.latency, before.latency, atol=step)
+        assert d["microbatches"].sure == "likely"
+        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12)
+        if before.schedule.name == "1f1b":  # F and B of the last device always touch
+            assert "how it divides is a guess" in d["forward"].why
+            assert d["forward"].sure == "likely"
+    assert told >= 12  # and none of them wrong
+
+
+def test_samples_coarser_than_an_action_say_so(tmp_path):
+    before = HUNDRED[2]
+    d = diagnose(write_wide(tmp_path / "poll.csv", before.timeline, step=2.5))
+    assert d["devices"].value == before.devices
+    assert d["microbatches"].sure == "cannot be told"
+    assert "too coarse" in d["microbatches"].why
+    assert (d.plan, d.remedies) == (None, ())
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12)
+    assert d["imbalance"].value == pytest.approx(
+        max(before.device_times) / np.mean(before.device_times) - 1, abs=0.02
+    )
+
+
+def test_overhead_between_actions_is_not_taken_for_latency():
+    before = Plan(
+        Form("1f1b", 4, 1, 6).build(), (1.0, 1.2, 0.9, 1.1), (2.0, 2.1, 1.9, 2.2),
+        latency=(0.3,) * 3, overhead=0.1, form=Form("1f1b", 4, 1, 6),
+    )  # fmt: skip
+    t = before.timeline
+    frame = t.to_frame().assign(start=t.start + 0.1)  # busy only once it is started
+    for trace in (frame, frame[["device", "start", "end"]]):
+        d = diagnose(trace)
+        assert_found(d, before)
+        assert d["overhead"].value == pytest.approx(0.1, abs=1e-9)
+        causes = {c.name: c.seconds for c in d.causes}
+        assert causes["overhead"] > 0 < causes["communication"]
+        (cure,) = [r for r in d.remedies if "overhead" in r.change]
+        assert cure.makespan < t.makespan
+
+
+def test_latency_that_differs_between_links():
+    order = td.schedule("gpipe", 4, 5)
+    d = diagnose(bare(td.simulate(order, latency=[0.1, 0.5, 0.2])))
+    np.testing.assert_allclose(d["latency"].value, [0.1, 0.5, 0.2], atol=1e-9)
+
+
+def test_the_same_order_under_two_names_is_one_order():
+    d = diagnose(bare(td.simulate(td.schedule("gpipe", 3, 1), forward=1, backward=2.5)))
+    assert d["schedule"].value == "naive"
+    assert d["schedule"].sure == "exact"
+    assert "the same as gpipe, 1f1b" in d["schedule"].why
+
+
+def test_two_orders_with_the_same_edges_are_likely_only():
+    """F and B of one length, and nothing in between: three devices' blocks fit in many ways."""
+    d = diagnose(bare(td.simulate(td.schedule("gpipe", 1, 4), forward=1, backward=1)))
+    assert d["microbatches"].sure == "likely"
+    assert "micro-batches" in d["microbatches"].why
+
+
+def test_an_order_that_is_in_no_table():
+    order = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W1,0W0; 1F0,1I0,1F1,1I1,1W1,1W0")
+    d = diagnose(td.simulate(order, latency=0.1))
+    assert d["schedule"].value == "own order"
+    assert d.plan.schedule == order
+    assert any(r.change == "schedule zb-h1" for r in d.remedies)
+    assert not any("micro-batches of" in r.change for r in d.remedies)
+
+
+def test_the_automatic_scheduler_is_recognised_by_its_times():
+    times = {"forward": [1.0, 1.7, 1.2], "backward_input": [1.1, 1.5, 0.8],
+             "backward_weight": [0.4, 0.9, 1.6], "latency": 0.3}  # fmt: skip
+    order = td.schedule("zb-auto", 3, 6, **times)
+    assert order != td.schedule("zb-auto", 3, 6)
+    assert diagnose(td.simulate(order, **times))["schedule"].value == "zb-auto"
+
+
+def test_inference_without_backwards():
+    order = td.schedule("gpipe", 3, 5, forward_only=True)
+    d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
+    assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
+    assert "backward" not in d.to_dict()["findings"]
+
+
+# -- where idle time goes ------------------------------------------------------------------------
+
+
+def test_causes_of_known_plans():
+    order = td.schedule("gpipe", 4, 8)
+    causes = {c.name: c.seconds for c in diagnose(td.simulate(order, latency=0.25)).causes}
+    # (p-1)(F+B) of each device, and 2 (p-1) c more makespan
+    assert causes == {
+        "ramp": pytest.approx(4 * 9.0), "imbalance": 0.0,
+        "communication": pytest.approx(4 * 6 * 0.25), "overhead": 0.0, "unexplained": 0.0,
+    }  # fmt: skip
+    uneven = td.simulate(order, forward=[1, 2, 1, 1], backward=[2, 4, 2, 2])
+    causes = {c.name: c.seconds for c in diagnose(uneven).causes}
+    even = td.simulate(order, forward=1.25, backward=2.5)
+    assert causes["imbalance"] == pytest.approx(uneven.idle - even.idle)
+    assert causes["ramp"] == pytest.approx(even.idle)
+
+
+# -- remedies ------------------------------------------------------------------------------------
+
+F, B = [1.0, 1.2, 1.0, 1.4], [2.0, 2.4, 2.0, 2.8]
+RUN = td.simulate(td.schedule("1f1b", 4, 8), forward=F, backward=B, latency=0.25)
+
+
+def by_change(d):
+    return {r.change: r for r in d.remedies}
+
+
+def test_gains_are_those_of_the_changed_plan_simulated():
+    found = by_change(diagnose(RUN, layers=[1.0] * 22))
+
+    def same(change, name, stages, m, forward, backward, latency, **options):
+        t = td.simulate(td.schedule(name, stages, m, **options), forward, backward, latency)
+        r = found[change]
+        assert r.makespan == pytest.approx(t.makespan, rel=1e-12)
+        assert r.gain == pytest.approx(1 - t.makespan / RUN.makespan, abs=1e-12)
+        assert r.idle_share == pytest.approx(t.bubble_fraction, abs=1e-12)
+        assert r.memory == pytest.approx(max(t.peak_in_flight) * 4 / stages * 8 / m)
+
+    halves = ([x / 2 for x in v] for v in (F, B))
+    same("16 micro-batches of 1/2 the size", "1f1b", 4, 16, *halves, 0.25)
+    sizes = (6, 6, 5, 5)
+    cut = ([sum(v) * n / 22 for n in sizes] for v in (F, B))
+    same("layers cut [1-6][7-12][13-17][18-22]", "1f1b", 4, 8, *cut, 0.25)
+    same("links 10 times as fast", "1f1b", 4, 8, F, B, 0.025)
+    same("schedule zb-h1", "zb-h1", 4, 8, F, B, 0.25)
+    twice = ([x / 2 for x in v for _ in "ab"] for v in (F, B))
+    same("schedule interleaved, 2 chunks per device", "interleaved", 8, 8, *twice, 0.25, devices=4)
+    even = by_change(diagnose(RUN))["equal stages"]
+    t = td.simulate(td.schedule("1f1b", 4, 8), sum(F) / 4, sum(B) / 4, 0.25)
+    assert even.makespan == pytest.approx(t.makespan)
+
+
+def test_the_best_that_fits_in_memory_comes_first():
+    free, limited = diagnose(RUN), diagnose(RUN, memory_limit=4)
+    assert all(r.fits for r in free.remedies)
+    gains = [r.gain for r in free.remedies]
+    assert gains == sorted(gains, reverse=True)
+    assert free.remedies[0].memory > 4
+    order = [r.fits for r in limited.remedies]
+    assert order == sorted(order, reverse=True)
+    assert set(order) == {True, False}
+    assert all(r.fits == (r.memory <= 4) for r in limited.remedies)
+    assert " !" in str(limited)
+
+
+def test_more_layers_than_stages_are_needed():
+    with pytest.raises(ValueError, match="3 layers are fewer than 4 stages"):
+        diagnose(RUN, layers=[1, 1, 1])
+    with pytest.raises(ConfigError, match="more than 0 micro-batches, got 0"):
+        diagnose(RUN, memory_limit=0)
+
+
+def test_what_is_shown_and_written():
+    d = diagnose(RUN, memory_limit=4)
+    assert repr(d).startswith("Diagnosis(4 devices, 1f1b, 38.3% idle, most of it ramp, best remedy")
+    text, page = str(d), d._repr_html_()
+    for words in ("250 ms", "imbalance", "21.7%", "16 micro-batches of 1/2 the size"):
+        assert words in text
+        assert words in page
+    written = json.loads(json.dumps(d.to_dict()))
+    assert written["findings"]["microbatches"] == {"value": 8, "sure": "exact", "why": "labels"}
+    assert sum(written["causes"].values()) == pytest.approx(written["idle"])
+    with pytest.raises(KeyError, match="no finding 'colour'"):
+        d["colour"]
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def assert_is_run(d):
+    assert (d.devices, d["microbatches"].value, d["schedule"].value) == (4, 8, "1f1b")
+    assert d.makespan == pytest.approx(RUN.makespan, rel=1e-3)
+    np.testing.assert_allclose(np.add(d["forward"].value, d["backward"].value), np.add(F, B), 1e-2)
+
+
+def test_a_csv_file_of_spans(tmp_path):
+    path = tmp_path / "run.csv"
+    RUN.to_frame().sample(frac=1, random_state=0).to_csv(path)  # unsorted, with an index
+    assert_is_run(diagnose(path))
+    assert "taken as seconds" in diagnose(path).source
+    frame = RUN.to_frame()
+    frame[["start", "end"]] *= 1e3
+    frame.assign(kind="", stage="", microbatch="nan").to_csv(path, index=False, sep=";")
+    d = diagnose(str(path), unit="ms")
+    assert_is_run(d)
+    assert d["microbatches"].sure == "exact"
+    frame.drop(columns=["stage", "microbatch"]).to_csv(path)  # kinds alone
+    assert_is_run(diagnose(path, unit="ms"))
+
+
+def test_devices_are_ordered_by_when_they_begin():
+    frame = bare(RUN)
+    d = diagnose(frame.assign(device=[f"gpu{7 - d}" for d in frame.device]))
+    assert_is_run(d)
+    assert d["devices"].why == "in this order: gpu7, gpu6, gpu5, gpu4"
+
+
+def test_transfers_are_no_work():
+    frame = RUN.to_frame()
+    sent = frame.iloc[[0]].assign(kind="T", stage=-1, microbatch=-1, end=99.0)
+    import pandas as pd
+
+    assert_is_run(diagnose(pd.concat([frame, sent])))
+    spans = [tuple(row) for row in frame.itertuples(index=False)]
+    moved = Timeline.of(4, [*spans, (1, "T", -1, -1, 1.0, 1.25)], "measured")
+    assert_is_run(diagnose(moved))
+
+
+def events(timeline, name, **more):
+    rows = timeline.to_frame().itertuples()
+    return [
+        {"ph": "X", "name": name(r), "pid": 1, "tid": r.device, "ts": 1e6 * r.start + 5e9,
+         "dur": 1e6 * (r.end - r.start)} | more for r in rows
+    ]  # fmt: skip
+
+
+def test_a_chrome_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    named = events(RUN, lambda r: f"step/{r.stage}{r.kind}{r.microbatch}")
+    path.write_text(json.dumps({"traceEvents": [*named, {"ph": "M", "name": "process_name"}]}))
+    assert diagnose(path)["schedule"].sure == "exact"
+    assert_is_run(diagnose(path))
+    plain = events(RUN, lambda r: "work")
+    inside = [e | {"name": "aten::mm", "ts": e["ts"] + 10, "dur": e["dur"] / 2} for e in plain]
+    path.write_text(json.dumps([*inside, *plain]))
+    assert_is_run(diagnose(path))
+
+
+def test_kernels_of_a_chrome_trace_run_together(tmp_path):
+    """Three kernels to an action, microseconds apart; NCCL's are transfers."""
+    kernels = []
+    for e in events(RUN, lambda r: "gemm", cat="kernel"):
+        for part in range(3):
+            piece = {"ts": e["ts"] + part * e["dur"] / 3, "dur": e["dur"] / 3 - 3 * (part < 2)}
+            kernels.append(e | piece | {"args": {"device": e["tid"]}})
+    kernels.append(kernels[0] | {"name": "ncclDevKernel_SendRecv", "dur": 9e7})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": kernels}))
+    assert_is_run(diagnose(path))
+
+
+@pytest.mark.parametrize("percent", [True, False])
+def test_polls_in_percent_or_shares(tmp_path, percent):
+    assert_is_run(diagnose(write_wide(tmp_path / "poll.csv", RUN, 0.03, percent)))
+
+
+def test_polls_as_nvidia_smi_prints_them(tmp_path):
+    times, shares = polled(RUN, 0.05)
+    begin = datetime(2026, 1, 1, 23, 59, 50)
+    lines = ["timestamp, index, utilization.gpu [%], memory.used [MiB]"]
+    for k, t in enumerate(times):
+        date = (begin + timedelta(seconds=t)).strftime("%Y/%m/%d %H:%M:%S.%f")[:-3]
+        lines += [f"{date}, {d}, {round(100 * s[k])} %, 812 MiB" for d, s in shares.items()]
+    path = tmp_path / "smi.csv"
+    path.write_text("\n".join(lines))
+    assert_is_run(diagnose(path))
+
+
+# -- traces that cannot be read ------------------------------------------------------------------
+
+HEAD = "device,start,end\n"
+LABELLED = "device,kind,stage,microbatch,start,end\n"
+BAD = {
+    "overlap": (HEAD + "0,0,2\n0,1,3\n", "device 0 does two things at once: from 0 to 2 s"),
+    "negative": (HEAD + "0,-1,2\n", "works from -1 to 2 s; times are 0 or more"),
+    "backwards": (HEAD + "0,3,2\n", "ends at or after its start"),
+    "nan": (HEAD + "0,nan,2\n", "device 0 of .* works from nan to 2.0; times are finite"),
+    "word": (HEAD + "0,one,2\n", "line 2 of .*: start is a number, got 'one'"),
+    "empty": ("", "is empty"),
+    "no rows": (HEAD, "has no busy interval"),
+    "no work": (HEAD + "0,1,1\n", "takes 0 s: there is no work"),
+    "idle device": (HEAD + "0,0,1\n2,1,2\n3,1,2\n", "device 1 does no work"),
+    "idle column": ("time,a,b\n0,1,0\n1,1,0\n", "device b does no work"),
+    "columns": ("who,what\n1,2\n", "has the columns who, what; a trace has device, start, end"),
+    "whose": ("start,end\n1,2\n", "no column device"),
+    "ragged": (HEAD + "0,1\n", "line 2 of .* has 2 columns and the head 3"),
+    "kind": (LABELLED + "0,X,0,0,0,1\n", "does 'X'; kinds are F, B, I, W"),
+    "stage": (LABELLED + "0,F,one,0,0,1\n", "stage in .* is a whole number or empty, got 'one'"),
+    "no stage 0": (LABELLED + "0,F,1,0,0,1\n", "has stage 1 but no row of stage 0"),
+    "too early": (
+        LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n",
+        "starts before the result it needs is there",
+    ),
+    "share": ("time,a\n0,1\n1,140\n", "device a of .* is busy for 140 at its sample 2"),
+    "one sample": ("time,a\n0,1\n", "has 1 sample of device a"),
+    "twice": ("time,a\n0,1\n0,1\n", "two samples at 0 s"),
+    "hole": ("time,a\n0,1\n1,1\n2,1\n9,1\n", "between 2 and 9 s there is none"),
+    "date": ("time,a\n2026/13/45 10:00,1\n2026/13/45 10:01,1\n", "cannot be read as a date"),
+    "json": ("{nonsense", "begins like JSON but cannot be read"),
+    "no events": ('{"traceEvents": []}', "no complete event"),
+    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "has dur 'long'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_trace_is_refused(tmp_path, name):
+    text, message = BAD[name]
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        diagnose(path)
+
+
+def test_labels_of_actions_that_cannot_have_run():
+    frame = RUN.to_frame()
+    with pytest.raises(ScheduleError, match="missing 0B0"):
+        diagnose(frame.drop(index=frame.index[(frame.stage == 0) & (frame.kind == "B")][0]))
+
+
+def test_other_things_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no trace at 'nowhere\.csv'"):
+        diagnose("nowhere.csv")
+    with pytest.raises(ConfigError, match=r"a trace is a Timeline, .*; got int"):
+        diagnose(7)
+    with pytest.raises(ConfigError, match="a unit of time is s, ms, us, ns; got 'h'"):
+        diagnose(RUN, unit="h")
+    binary = tmp_path / "trace.csv"
+    binary.write_bytes(b"\x1f\x8b\x08\x00\xff")
+    with pytest.raises(ConfigError, match="is not text"):
+        diagnose(binary)
+    with pytest.raises(ConfigError, match="device 2 does no work in the simulated timeline"):
+        diagnose(Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)]))
+
+
+def test_a_huge_file_is_refused_by_its_size(tmp_path):
+    path = tmp_path / "huge.json"
+    with path.open("wb") as file:
+        file.truncate(1_000_000_000)  # sparse
+    with pytest.raises(ConfigError, match=r"huge\.json has 1 GB, and a trace is read up to 256 MB"):
+        diagnose(path)
+
+
+def test_pairs_at_once_are_refused_by_name():
+    with pytest.raises(ConfigError, match="a forward and a backward at once"):
+        diagnose(td.simulate(td.schedule("dualpipev", 8, 10)))
+
+
+# -- a real run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_a_measured_run(cluster):
+    from tiledask.dist.stages import stack
+
+    order = td.schedule("1f1b", 3, 4)
+    forward, backward = [0.04, 0.05, 0.06], [0.08, 0.06, 0.1]
+    rows = np.ones((8, 12))
+    run = td.run_schedule(
+        order, stack(range(4), width=12, hidden=20, dtype="float64"), rows, cluster,
+        target=rows, forward=forward, backward=backward,
+    )  # fmt: skip
+    for trace, sure in ((run.timeline, "exact"), (bare(run.timeline), "likely")):
+        d = diagnose(trace)
+        assert (d.devices, d["microbatches"].value) == (3, 4)
+        assert (d["schedule"].value, d["schedule"].sure) == ("1f1b", sure)
+        np.testing.assert_allclose(d["forward"].value, forward, atol=0.01)
+        np.testing.assert_allclose(d["backward"].value, backward, atol=0.01)
+        assert d["forward"].sure == "likely"
+        assert d.idle == pytest.approx(run.timeline.idle, rel=1e-9)
+        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
