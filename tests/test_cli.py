@@ -95,3 +95,48 @@ def test_mistakes_are_explained_in_one_line(capsys, arguments, message):
     import re
 
     assert re.search(message, error)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Spans of a run of 1F1B, in milliseconds."""
+    import tiledask as td
+
+    t = td.simulate(td.schedule("1f1b", 4, 8), forward=1.0, backward=2.0, latency=0.25)
+    frame = t.to_frame()
+    frame[["start", "end"]] *= 1e3
+    frame.to_csv(tmp_path / "run.csv")
+    return str(tmp_path / "run.csv")
+
+
+def test_idle_diagnoses_a_trace(capsys, trace):
+    code, answer = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--layers", "24")
+    assert (code, answer["devices"], answer["makespan"]) == (0, 4, pytest.approx(37.0))
+    found = {name: f["value"] for name, f in answer["findings"].items()}
+    assert (found["schedule"], found["microbatches"], found["latency"]) == (
+        "1f1b", 8, pytest.approx(0.25),
+    )  # fmt: skip
+    assert sum(answer["causes"].values()) == pytest.approx(answer["idle"])
+    assert "layers cut [1-6][7-12][13-18][19-24]" in {r["change"] for r in answer["remedies"]}
+    limited = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--memory-limit", "4")[1]
+    assert [r["fits"] for r in limited["remedies"]].count(False) > 0
+    assert main(["idle", "--diagnose", trace, "--unit", "ms"]) == 0
+    assert "250 ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1f1b", "4"], "needs its name, stages and micro-batches, such as: idle 1f1b 4 8"),
+        (["1f1b", "4", "8", "--unit", "ms"], "go with --diagnose TRACE"),
+        (["--diagnose", "no.csv"], "no trace at 'no.csv'"),
+        (["gpipe", "--diagnose", "no.csv"], "finds schedule, stages and micro-batches in"),
+        (["--diagnose", "no.csv", "--layers", "a,b"], "numbers between commas"),
+        (["--diagnose", "no.csv", "--unit", "h"], "a unit of time is s, ms, us, ns; got 'h'"),
+    ],
+)
+def test_mistakes_with_traces_are_explained(capsys, arguments, message):
+    assert main(["idle", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert message in error

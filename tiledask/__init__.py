@@ -27,6 +27,7 @@ _HOME = {
     "validate": "tiledask.plan.needs",
     "simulate": "tiledask.plan.simulate",
     "optimal_schedule": "tiledask.plan.optimum",
+    "diagnose": "tiledask.plan.diagnose",
     # dist: many devices
     "start_cluster": "tiledask.dist.start",
     "Mesh": "tiledask.dist.mesh",
@@ -44,6 +45,8 @@ _HOME = {
     "explain": "tiledask.dist.matmul",
     "algorithms": "tiledask.plan.product",
     "run_schedule": "tiledask.dist.pipeline",
+    # lab: what people look at
+    "report": "tiledask.lab.dashboard.saved",
 }
 _PACKAGES = ("plan", "tile", "dist", "lab")
 

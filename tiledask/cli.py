@@ -10,7 +10,7 @@ from rich.console import Console
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.units import format_bytes
+from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["main"]
 
@@ -60,17 +60,46 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
     sub.add_argument("stages", type=int)
     sub.add_argument("--speeds", help="one per device, such as 1,1,2,2")
+    sub.add_argument("--chunks", type=int, default=1, help="stages per device (%(default)s)")
+    sub.add_argument("--memory", help="bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB")
+    sub.add_argument("--capacity", help="bytes of each device, such as 8GB or 16GB,8GB")
+    sub.add_argument("--communication", help="time to send across a cut; one, or one per place")
     sub.add_argument("--judge", metavar="ANSWER", help="an answer such as '1-6 | 7-12'")
 
+    sub = add("puzzle", _puzzle, "puzzles from easy to hard: show one, judge answers, draw them")
+    sub.add_argument("puzzle", nargs="?", help="a level, a name or a JSON file; none lists all")
+    sub.add_argument(
+        "--answer", action="extend", nargs="+", default=[], metavar="ANSWER",
+        help="one or more answers, or files with one each; - reads standard input",
+    )  # fmt: skip
+    sub.add_argument("--hint", action="store_true", help="show the hint")
+    sub.add_argument("--figure", metavar="FILE.png", help="draw the task, or the last answer")
+    sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
+
     sub = add("idle", _idle, "how idle a pipeline schedule leaves its devices")
-    sub.add_argument("schedule", help=f"one of {', '.join(td.schedules)}")
-    sub.add_argument("stages", type=int)
-    sub.add_argument("microbatches", type=int)
+    sub.add_argument("schedule", nargs="?", help=f"one of {', '.join(td.schedules)}")
+    sub.add_argument("stages", type=int, nargs="?")
+    sub.add_argument("microbatches", type=int, nargs="?")
     sub.add_argument("--devices", type=int, help="for looped schedules: stages share devices")
-    sub.add_argument("--forward", type=float, default=1.0, help="seconds (%(default)s)")
-    sub.add_argument("--backward", type=float, default=2.0, help="seconds (%(default)s)")
-    sub.add_argument("--latency", type=float, default=0.0, help="seconds (%(default)s)")
+    sub.add_argument("--forward", default="1", help="seconds; one, or one per stage (%(default)s)")
+    sub.add_argument(
+        "--backward", default="2", help="seconds; half for I, half for W (%(default)s)"
+    )
+    sub.add_argument("--latency", default="0", help="seconds; one, or one per boundary (0)")
+    sub.add_argument("--overlapped", help="seconds of a forward and a backward at once (their sum)")
+    sub.add_argument(
+        "--transfers", default="overlapped", help="overlapped or blocking (%(default)s)"
+    )
     sub.add_argument("--figure", metavar="FILE.png", help="write the Gantt chart")
+    sub.add_argument(
+        "--diagnose", metavar="TRACE", help="instead of a schedule: why a measured run idles; "
+        "CSV of spans or of polled utilisation, or a Chrome trace JSON",
+    )  # fmt: skip
+    sub.add_argument("--unit", help="of the trace's times: s, ms, us or ns")
+    sub.add_argument("--layers", metavar="COSTS", help="a number of layers, or costs: 1,1,2,4")
+    sub.add_argument(
+        "--memory-limit", type=float, metavar="K", help="most micro-batches kept by a device"
+    )
 
     sub = add("matmul", _matmul, "run a distributed product and compare it with its prediction")
     sub.add_argument("size", type=int, nargs="?", default=4096, help="n of n x n (%(default)s)")
@@ -150,26 +179,83 @@ def _numbers(text: str, what: str) -> list[float]:
         ) from None
 
 
+def _costs(layers: str) -> list[float]:
+    """Costs from a number of equal layers, or from numbers between commas."""
+    return [1.0] * int(layers) if layers.isdigit() else _numbers(layers, "costs")
+
+
+def _sizes(text: str | None) -> list[int] | None:
+    return [parse_bytes(word) for word in text.split(",")] if text else None
+
+
+def _one_or_all(values: list | None) -> Any:
+    """The number itself where one stands for all."""
+    return values[0] if values and len(values) == 1 else values
+
+
 def _partition(args: argparse.Namespace, console: Console) -> Result:
-    costs = [1.0] * int(args.layers) if args.layers.isdigit() else _numbers(args.layers, "costs")
-    speeds = _numbers(args.speeds, "speeds") if args.speeds else None
-    cut = td.partition(costs, args.stages, speeds=speeds)
+    costs = _costs(args.layers)
+    memory = _sizes(args.memory)
+    sends = _numbers(args.communication, "communication") if args.communication else None
+    given = {
+        "speeds": _numbers(args.speeds, "speeds") if args.speeds else None,
+        "memory": memory * len(costs) if memory and len(memory) == 1 else memory,
+        "capacity": _one_or_all(_sizes(args.capacity)),
+        "communication": _one_or_all(sends),
+        "chunks": args.chunks,
+    }
+    cut = td.partition(costs, args.stages, **given)
     console.print(f"{cut}: sizes {cut.sizes}, bottleneck {cut.bottleneck:g}", highlight=False)
     result = {"bounds": cut.bounds, "sizes": cut.sizes, "bottleneck": cut.bottleneck}
+    result |= {"times": cut.times, "place": cut.place, "device_times": cut.device_times}
+    if args.chunks > 1:
+        shown = ", ".join(f"{time:g}" for time in cut.device_times)
+        words = f"stage s is on device s mod {cut.devices}; all of a device's stages take {shown}"
+        console.print(words, highlight=False)
     if not args.judge:
         return 0, result
-    verdict = td.judge(args.judge, devices=args.stages, costs=costs, speeds=speeds)
+    verdict = td.judge(args.judge, devices=cut.devices, costs=costs, **given)
     console.print(f"{'legal' if verdict else verdict.rule}: {verdict.reason}", highlight=False)
     result |= {"ok": verdict.ok, "rule": verdict.rule, "reason": verdict.reason}
     return (0 if verdict else 1), result
 
 
+def _puzzle(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab.puzzles import terminal
+
+    if args.puzzle is None:
+        return terminal.list_all(console)
+    return terminal.play(args.puzzle, args.answer, console, args.hint, args.figure, args.verify)
+
+
 def _idle(args: argparse.Namespace, console: Console) -> Result:
+    counts = (args.schedule, args.stages, args.microbatches)
+    of_traces = (args.unit, args.layers, args.memory_limit)
+    if args.diagnose is not None:
+        if any(given is not None for given in (*counts, args.figure)):
+            raise ConfigError(
+                "--diagnose finds schedule, stages and micro-batches in the trace and draws no "
+                "figure; leave them out"
+            )
+        return _diagnose(args, console)
+    if None in counts:
+        raise ConfigError(
+            "a schedule needs its name, stages and micro-batches, such as: idle 1f1b 4 8; a "
+            "measured run is read with --diagnose TRACE"
+        )
+    if any(given is not None for given in of_traces):
+        raise ConfigError("--unit, --layers and --memory-limit go with --diagnose TRACE")
     options = {} if args.devices is None else {"devices": args.devices}
     schedule = td.schedule(args.schedule, args.stages, args.microbatches, **options)
-    t = td.simulate(schedule, forward=args.forward, backward=args.backward, latency=args.latency)
+    times = {
+        name: _seconds(getattr(args, name), name)
+        for name in ("forward", "backward", "latency", "overlapped")
+    }
+    t = td.simulate(schedule, **times, transfers=args.transfers)
+    known = _known(schedule, args.schedule, times, args.transfers)
     result = {
         "makespan": t.makespan,
+        **({"closed_form": known.seconds} if known else {}),
         "lower_bound": t.lower_bound,
         "busy": t.busy,
         "idle": t.idle,
@@ -185,6 +271,7 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
         "span_bubble": "idle over the longest span of a device",
         "peak_in_flight": "activations kept, per device",
         "lower_bound": f"seconds that no order goes below ({t.bound.why})",
+        "closed_form": f"seconds by formula: {known.formula} ({known.source})" if known else "",
     }
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else f"{value}"
@@ -198,6 +285,38 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
         with open(args.figure, "wb") as file:
             file.write(gantt(t, title=f"{schedule!r}").to_png())
     return 0, result
+
+
+def _seconds(text: str | None, what: str) -> float | list[float] | None:
+    if text is None:
+        return None
+    numbers = _numbers(text, what)
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _known(schedule: td.Schedule, name: str, times: dict, transfers: str) -> Any:
+    """The makespan by formula, if there is one for equal stages and these transfers."""
+    from tiledask.plan.known import known_makespan
+
+    if any(isinstance(each, list) for each in times.values()) or transfers != "overlapped":
+        return None
+    half = times["backward"] / 2
+    return known_makespan(
+        name, schedule.devices, schedule.microbatches, times["forward"], half, half,
+        times["latency"], chunks=schedule.stages // schedule.devices,
+        overlapped=times["overlapped"],
+    )  # fmt: skip
+
+
+def _diagnose(args: argparse.Namespace, console: Console) -> Result:
+    found = td.diagnose(
+        args.diagnose,
+        unit=args.unit,
+        layers=_costs(args.layers) if args.layers else None,
+        memory_limit=args.memory_limit,
+    )
+    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    return 0, found.to_dict()
 
 
 def _matmul(args: argparse.Namespace, console: Console) -> Result:

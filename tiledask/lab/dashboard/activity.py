@@ -1,0 +1,69 @@
+"""What is drawn, whatever it comes from: boxes in rows, an idle share per row, and numbers.
+
+row 0   [F0][F1]....[B0]      boxes with a text and a colour, thin marks for transfers,
+row 1   ....[F0][B0]....      and per row: idle = 1 - (union of its busy intervals) / makespan
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tiledask.lab.plots.style import INK
+from tiledask.plan.units import format_seconds
+
+__all__ = ["HEIGHT", "Activity", "Box", "interval", "transfer_box"]
+
+HEIGHT = 0.72
+"""Of a row's boxes, in rows: the matplotlib Gantt's."""
+
+
+class Box(NamedTuple):
+    """A rectangle in a row: seconds across, rows down."""
+
+    row: float
+    """Where its middle is."""
+    height: float
+    start: float
+    end: float
+    text: str
+    colour: str
+    """#rrggbb, and ink is readable on it."""
+    ink: str
+    words: str
+    """All about it, in a line."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What is drawn: rows of boxes, the idle share of each row, and the numbers above them."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    """(name, value), in the order they are read."""
+    rows: tuple[str, ...]
+    boxes: tuple[Box, ...]
+    transfers: tuple[Box, ...]
+    makespan: float
+    """Seconds from the first start to the last end."""
+    idle: tuple[float, ...]
+    """Per row, as a share of the makespan."""
+    predicted: tuple[float, ...] | None
+    """The same as somebody predicted it, or None."""
+    legend: tuple[tuple[str, str], ...]
+    """(#rrggbb, what it means) for every colour in use."""
+    note: str = ""
+    """What a reader must know besides."""
+    until: float = 0.0
+    """Seconds up to which the time axis goes, if that is more than the makespan."""
+
+
+def transfer_box(row: int, start: float, end: float) -> Box:
+    """A thin mark under the boxes of the row that receives."""
+    return Box(
+        row + HEIGHT / 2 + 0.07, 0.08, start, end, "", INK, INK,
+        f"transfer to this row: {interval(start, end)}",
+    )  # fmt: skip
+
+
+def interval(start: float, end: float) -> str:
+    """How long, and from when, in words."""
+    return f"{format_seconds(end - start)}, begun after {format_seconds(start)}"

@@ -1,0 +1,205 @@
+"""A pipeline's run or a Timeline as an Activity, in the colours of the matplotlib Gantt."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
+from tiledask.lab.dashboard.recorder import Record, Run
+from tiledask.lab.plots.gantt import KINDS, chunks_of, colour_of
+from tiledask.lab.plots.style import INK, ink_on
+from tiledask.plan.timeline import COMPUTE, TRANSFER, Span, Timeline
+from tiledask.plan.units import format_seconds
+
+__all__ = ["is_done", "last_sign", "of_run", "of_timeline"]
+
+
+def of_run(run: Run, record: Record) -> Activity:
+    """The Activity of a pipeline's ``run``; while it runs, of what it has done so far."""
+    actions = [found for event in run.events if (found := _action(event))]
+    # an action that ran again, after its worker died, counts as it ran last
+    spans = {span[1:4]: span for _, span in actions}
+    devices = _devices(run, spans.values())
+    moved = _transfers(run, actions, record)
+    timeline = Timeline.of(devices, [*spans.values(), *moved], "measured")
+    expected = _whole(run.about.get("actions"))
+    done = expected is not None and len(spans) >= expected
+    return of_timeline(
+        timeline,
+        title=_run_title(run, expected, done),
+        predicted=_shares(run.about.get("predicted_idle"), devices),
+        facts=_run_facts(run, devices, len(spans), expected),
+        so_far="" if done or expected is None else " so far",
+        note=_left_out(run),
+    )
+
+
+def of_timeline(
+    timeline: Timeline,
+    *,
+    title: str,
+    predicted: Sequence[float] | None = None,
+    facts: Sequence[tuple[str, str]] = (),
+    so_far: str = "",
+    note: str = "",
+) -> Activity:
+    """The Activity of a Timeline; ``predicted`` has an idle share per device."""
+    chunks = chunks_of(timeline)
+    boxes, transfers = [], []
+    columns = ("device", "kind", "stage", "microbatch", "start", "end")
+    for span in zip(*(getattr(timeline, name).tolist() for name in columns), strict=True):
+        if span[1] == TRANSFER:
+            transfers.append(transfer_box(*span[:1], *span[4:]))
+        else:
+            boxes.append(_action_box(span, chunks[span[0], span[2]]))
+    makespan = timeline.makespan
+    numbers = [
+        *facts,
+        (f"makespan{so_far}", format_seconds(makespan) if makespan else "0 s"),
+        (f"idle {timeline.origin}{so_far}", f"{timeline.bubble_fraction:.1%}"),
+    ]
+    if predicted is not None:
+        numbers.append(("idle predicted", f"{sum(predicted) / len(predicted):.1%}"))
+    return Activity(
+        title,
+        tuple(numbers),
+        tuple(f"device {d}" for d in range(timeline.devices)),
+        tuple(boxes),
+        tuple(transfers),
+        makespan,
+        tuple(idle / makespan if makespan else 0.0 for idle in timeline.idle_per_device),
+        None if predicted is None else tuple(predicted),
+        _action_legend(timeline, chunks),
+        note,
+    )
+
+
+def last_sign(run: Run) -> float:
+    """When ``run`` was last heard of: the end of its last action, or its announcement."""
+    latest = islice(reversed(run.events), 64)  # they come almost in the order of their ends
+    ends = [found[1][5] for event in latest if (found := _action(event))]
+    return max([run.announced, *ends])
+
+
+def is_done(run: Run) -> bool:
+    """Whether all actions of ``run`` have been reported; False if it did not say how many."""
+    return run.count >= (_whole(run.about.get("actions")) or math.inf)
+
+
+# -- what a run says of itself, which may be anything --------------------------------------------
+
+
+def _action(event: Any) -> tuple[Any, Span] | None:
+    """(the worker's address, the span) of a reported action; None for anything else."""
+    try:
+        kind, stage, microbatch = event["action"]
+        span = (int(event["device"]), str(kind), int(stage), int(microbatch),
+                float(event["start"]), float(event["end"]))  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
+    device, kind, *_, start, end = span
+    sound = kind in COMPUTE and device >= 0 and math.isfinite(start) and start <= end < math.inf
+    return (event.get("worker"), span) if sound else None
+
+
+def _devices(run: Run, spans: Iterable[Span]) -> int:
+    seen = max((span[0] for span in spans), default=0) + 1
+    return max(_whole(run.about.get("devices")) or 1, seen)
+
+
+def _whole(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 100_000
+    return value if whole else None
+
+
+def _shares(values: Any, devices: int) -> tuple[float, ...] | None:
+    try:
+        shares = tuple(float(v) for v in values)
+    except (TypeError, ValueError):
+        return None
+    sound = len(shares) == devices and all(0 <= share <= 1 for share in shares)
+    return shares if sound else None
+
+
+def _transfers(run: Run, actions: list[tuple[Any, Span]], record: Record) -> list[Span]:
+    """Transfers to the run's devices between its first start and its last end: those that its
+    actions tell of, and those of Dask."""
+    if not actions:
+        return []
+    told = [way for event in run.events for way in _arriving(event)]
+    first, last = min(s[4] for _, s in actions), max(s[5] for _, s in actions)
+    place = {address: span[0] for address, span in actions if address}
+    dasks = [
+        (place[task.worker], TRANSFER, -1, -1, t["start"], t["stop"])
+        for task in record.tasks
+        if task.worker in place
+        for t in task.times
+        if t["action"] == "transfer"
+    ]
+    return [span for span in told + dasks if first <= span[4] <= span[5] <= last]
+
+
+def _arriving(event: Any) -> list[Span]:
+    """The blocks that an action reports to have waited for; [] if it reports none."""
+    try:
+        device, microbatch = int(event["device"]), int(event["action"][2])
+        return [
+            (device, TRANSFER, int(stage), microbatch, float(start), float(stop))
+            for stage, start, stop in event["arriving"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+# -- words and boxes -----------------------------------------------------------------------------
+
+
+def _run_title(run: Run, expected: int | None, done: bool) -> str:
+    state = "" if expected is None else ", done" if done else ", running"
+    return f"Pipeline of {time.strftime('%H:%M:%S', time.localtime(run.announced))}{state}"
+
+
+def _run_facts(run: Run, devices: int, done: int, expected: int | None) -> list[tuple[str, str]]:
+    about = run.about
+    facts = [("schedule", str(about["schedule"]))] if about.get("schedule") else []
+    facts.append(("devices", str(devices)))
+    if _whole(about.get("microbatches")):
+        facts.append(("micro-batches", str(about["microbatches"])))
+    facts.append(("actions done", f"{done} of {expected}" if expected else str(done)))
+    return facts
+
+
+def _left_out(run: Run) -> str:
+    left = run.count - len(run.events)
+    return (
+        f"This run is long: the last {len(run.events):,} of {run.count:,} actions are shown, "
+        f"and the numbers are theirs."
+        if left > 0
+        else ""
+    )
+
+
+def _action_box(span: Span, chunk: int) -> Box:
+    device, kind, stage, microbatch, start, end = span
+    colour = colour_of(kind, chunk)
+    words = (
+        f"{KINDS[kind][0]} of micro-batch {microbatch} through stage {stage}, on device {device}: "
+        f"{interval(start, end)}"
+    )
+    return Box(device, HEIGHT, start, end, str(microbatch), _hex(colour), ink_on(colour), words)
+
+
+def _action_legend(timeline: Timeline, chunks: dict) -> tuple[tuple[str, str], ...]:
+    kinds = [kind for kind in COMPUTE if (timeline.kind == kind).any()]
+    legend = [(KINDS[kind][1], KINDS[kind][0]) for kind in kinds]
+    if any(chunks.values()):
+        legend.append((_hex(colour_of(kinds[0], 1)), "paler: a later stage of the device"))
+    if (timeline.kind == TRANSFER).any():
+        legend.append((INK, "transfer to the device"))
+    return tuple(legend)
+
+
+def _hex(colour: Sequence[float]) -> str:
+    return "#" + "".join(f"{round(255 * c):02x}" for c in colour)

@@ -1,0 +1,177 @@
+"""What the page shows, collected on the scheduler: the last runs of pipelines, the last tasks.
+
+run_schedule --- announces itself ---> topic "tiledask-runs" ---\\
+a worker     --- reports an action --> the topic of its run  ----+--> Recorder --> Record
+a worker     --- finishes a task ----> its times (startstops) --/
+
+Collecting costs one append per task; everything else is done when somebody looks.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dask.utils import key_split
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+__all__ = ["NAME", "RUNS", "RUN_TOPIC", "Record", "Recorder", "Run", "Running", "Task", "prefix"]
+
+NAME = "tiledask-page"
+"""Of the plugin, on the scheduler."""
+RUNS = "tiledask-runs"
+"""Topic on which a pipeline's run announces itself."""
+RUN_TOPIC = "tiledask-run-"
+"""How the topic of every run begins."""
+
+KEPT_RUNS, KEPT_ACTIONS, KEPT_TASKS, KEPT_NAMES = 6, 4_000, 4_000, 1_000
+_LONG = 1.0  # seconds: workers tell what they are computing twice a second, and no oftener
+
+logger = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """A task that a worker has finished, well or not."""
+
+    worker: str
+    """Address."""
+    key: Any
+    thread: Any
+    times: list[dict[str, Any]]
+    """What it did when: {"action": "compute" | "transfer" | ..., "start":, "stop":}, seconds."""
+
+
+class Running(NamedTuple):
+    """A task that a worker has been computing for more than a second."""
+
+    worker: str
+    key: Any
+    since: float
+
+
+@dataclass
+class Run:
+    """A pipeline's run as it told of itself."""
+
+    topic: str
+    announced: float
+    """Seconds since the epoch, by the scheduler's clock."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Its announcement: schedule, devices, microbatches, actions, workers, predicted_idle."""
+    events: deque[Any] = field(default_factory=lambda: deque(maxlen=KEPT_ACTIONS))
+    """The last actions, as reported."""
+    count: int = 0
+    """Actions ever reported."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A copy of all that was collected up to ``now``."""
+
+    now: float
+    runs: tuple[Run, ...]
+    """Oldest first."""
+    tasks: tuple[Task, ...]
+    names: Mapping[str, Any]
+    """Address -> name, of every worker there was."""
+    present: frozenset[str]
+    """Addresses of the workers there are."""
+    running: tuple[Running, ...] = ()
+
+
+class Recorder(SchedulerPlugin):
+    """Collects what the page shows, and puts the page into the dashboard when it starts.
+
+    On a cluster that runs already: ``client.register_plugin(tiledask.lab.dashboard.Recorder())``.
+    """
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.scheduler: Scheduler | None = None
+        self.runs: dict[str, Run] = {}
+        self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
+        self.names: dict[str, Any] = {}
+        self.changes = 0
+        """Rises with everything that is collected."""
+
+    async def start(self, scheduler: "Scheduler") -> None:
+        """Called by Dask: once with the scheduler, or when the plugin is registered later."""
+        self.scheduler = scheduler
+        for address in scheduler.workers:
+            self.add_worker(scheduler, address)
+        try:
+            from tiledask.lab.dashboard.page import put_into
+
+            put_into(scheduler)
+        except Exception as error:  # a page is worth no scheduler
+            logger.warning("tiledask's page is not in the dashboard: %s", error)
+
+    # -- collecting -----------------------------------------------------------
+
+    def add_worker(self, scheduler: "Scheduler", worker: str) -> None:
+        self.names[worker] = scheduler.workers[worker].name
+        self.changes += 1
+        while len(self.names) > KEPT_NAMES:
+            del self.names[next(iter(self.names))]
+
+    def remove_worker(self, scheduler: "Scheduler", worker: str, **_: Any) -> None:
+        self.changes += 1
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if start == "processing" and (times := kwargs.get("startstops")):
+            self.tasks.append(Task(kwargs.get("worker", ""), key, kwargs.get("thread"), times))
+            self.changes += 1
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        if topic == RUNS:
+            if isinstance(msg, Mapping) and isinstance(msg.get("run"), str):
+                self._run(msg["run"]).about = msg
+        elif isinstance(topic, str) and topic.startswith(RUN_TOPIC):
+            run = self._run(topic)
+            run.events.append(msg)
+            run.count += 1
+
+    def _run(self, topic: str) -> Run:
+        self.changes += 1
+        if topic not in self.runs:
+            self.runs[topic] = Run(topic, time())
+            while len(self.runs) > KEPT_RUNS:
+                del self.runs[next(iter(self.runs))]
+        return self.runs[topic]
+
+    # -- looking --------------------------------------------------------------
+
+    def record(self) -> Record:
+        """A copy of what there is now."""
+        workers = self.scheduler.workers if self.scheduler else {}
+        runs = [Run(r.topic, r.announced, r.about, r.events.copy(), r.count) for r in
+                self.runs.values()]  # fmt: skip
+        return Record(
+            time(), tuple(runs), tuple(self.tasks), dict(self.names), frozenset(workers),
+            tuple(self._running()),
+        )  # fmt: skip
+
+    def is_computing(self) -> bool:
+        """Whether a task has been running for long: the picture grows although nothing ends."""
+        return bool(self._running())
+
+    def _running(self) -> list[Running]:
+        workers = self.scheduler.workers.values() if self.scheduler else ()
+        return [
+            Running(ws.address, ts.key, ws.last_seen - seconds)
+            for ws in workers
+            for ts, seconds in ws.executing.items()
+            if seconds > _LONG and ts in ws.processing
+        ]
+
+
+def prefix(key: Any) -> str:
+    """The name that a task shares with its like: "multiply" of "multiply-3f2a..."."""
+    return str(key_split(key))

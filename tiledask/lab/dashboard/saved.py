@@ -1,0 +1,184 @@
+"""The page as a file: one HTML document with everything inside, to be looked at anywhere."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tiledask.errors import ConfigError, DeadlineError
+from tiledask.lab.dashboard.activity import Activity
+from tiledask.lab.dashboard.pipelines import of_run, of_timeline
+from tiledask.lab.dashboard.recorder import NAME, Record
+from tiledask.lab.dashboard.tasks import of_tasks
+from tiledask.plan.timeline import Timeline
+from tiledask.plan.units import format_seconds
+
+__all__ = ["report"]
+
+_FEW, _ROW, _LOW_ROW = 12, 44, 24  # pixels of a row in a file: of few, and of more than that
+_AROUND = 90  # pixels of a figure beside its rows
+_DEADLINE = 30.0
+
+
+def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when") -> Path:
+    """The path of an HTML file that shows ``what``; it loads nothing from anywhere.
+
+    what
+        One or more of: a cluster of ``td.start_cluster`` or a Dask client, for all that its page
+        shows (the last pipelines, the newest first, and the other tasks since the last pause);
+        a Timeline, or a result that has one (``.timeline``, and perhaps ``.simulated``). A
+        measured Timeline after a simulated one of as many devices is shown with its idle shares
+        as the prediction. All timelines share one time axis.
+
+    Raises ConfigError if there is nothing to show, DeadlineError if the scheduler does not answer
+    within 30 seconds.
+
+    >>> import tempfile, tiledask as td
+    >>> simulated = td.simulate(td.schedule("1f1b", stages=2, microbatches=4))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = td.report(f"{folder}/run.html", simulated)
+    ...     "predicted" in written.read_text(), written.name
+    (False, 'run.html')
+    """
+    activities = list(_activities(what))
+    if not activities:
+        raise ConfigError(
+            "report needs 1 thing or more to show, got 0: nothing was passed, or the cluster has "
+            "run nothing yet; pass a cluster after a run, or a Timeline"
+        )
+    path = Path(path)
+    page = _html(activities, title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(page, "utf-8")
+        os.replace(part, path)  # a reader never sees half a page
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+# -- what to show --------------------------------------------------------------------------------
+
+
+def _activities(what: tuple) -> Iterator[Activity]:
+    clients = [getattr(each, "client", each) for each in what]
+    sources = [c if hasattr(c, "run_on_scheduler") else _timelines(c) for c in clients]
+    timelines = [t for source in sources if isinstance(source, list) for t in source]
+    until = max((t.makespan for t in timelines), default=0.0)  # one time axis compares them
+    before: Timeline | None = None
+    for source in sources:
+        if not isinstance(source, list):
+            yield from _of_cluster(source)
+            continue
+        for timeline in source:
+            yield replace(_of_timeline(timeline, before), until=until)
+            before = timeline
+
+
+def _timelines(thing: Any) -> list[Timeline]:
+    simulated, timeline = getattr(thing, "simulated", None), getattr(thing, "timeline", thing)
+    found = [t for t in (simulated, timeline) if isinstance(t, Timeline)]
+    if not isinstance(timeline, Timeline):
+        raise ConfigError(
+            f"report shows clusters, clients, timelines and what has a .timeline; got "
+            f"{type(thing).__name__}. Pass for example td.simulate(schedule)"
+        )
+    return found
+
+
+def _of_timeline(timeline: Timeline, before: Timeline | None) -> Activity:
+    predicts = (
+        before is not None
+        and (before.origin, timeline.origin) == ("simulated", "measured")
+        and before.devices == timeline.devices
+        and before.makespan
+    )
+    shares = [idle / before.makespan for idle in before.idle_per_device] if predicts else None
+    facts = [("devices", str(timeline.devices))]
+    return of_timeline(
+        timeline, title=timeline.origin.capitalize(), predicted=shares, facts=facts
+    )  # fmt: skip
+
+
+def _of_cluster(client: Any) -> Iterator[Activity]:
+    record = _fetch(client)
+    for run in reversed(record.runs):
+        yield of_run(run, record)
+    if record.tasks or record.running:
+        yield of_tasks(record)
+
+
+def _fetch(client: Any) -> Record:
+    async def fetch() -> Record | None:
+        return await asyncio.wait_for(client._run_on_scheduler(_record), _DEADLINE)
+
+    try:
+        record = client.sync(fetch)
+    except TimeoutError:
+        raise DeadlineError(
+            f"waited {_DEADLINE:g} s for the scheduler to hand over what it has recorded; it is "
+            f"busy or gone, try again"
+        ) from None
+    if record is None:
+        raise ConfigError(
+            "this scheduler has recorded nothing: 0 of 1 recorders are there. Start it with "
+            "dask scheduler --preload tiledask.lab.dashboard, or call "
+            "client.register_plugin(tiledask.lab.dashboard.Recorder()) before the run"
+        )
+    return record
+
+
+def _record(dask_scheduler: Any) -> Record | None:
+    """Called on the scheduler."""
+    recorder = dask_scheduler.plugins.get(NAME)
+    return recorder and recorder.record()
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def _html(activities: list[Activity], title: str) -> str:
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from tiledask.lab.dashboard.board import Board, headline, legend
+
+    boards = [Board(activity, _height(len(activity.rows))) for activity in activities]
+    script, figures = components([board.layout for board in boards])
+    parts = [
+        {
+            "headline": headline(activity), "figure": figure, "legend": legend(activity),
+            "rows": _table(activity), "predicted": activity.predicted is not None,
+        }
+        for activity, figure in zip(activities, figures, strict=True)
+    ]  # fmt: skip
+    jinja = Environment(
+        loader=PackageLoader("tiledask.lab.dashboard"), autoescape=True, undefined=StrictUndefined
+    )
+    return jinja.get_template("saved.html.j2").render(
+        title=title,
+        subtitle=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z").strip(),
+        bokeh=Resources(mode="inline", components=["bokeh"]).render(),
+        script=script,
+        parts=parts,
+    )
+
+
+def _height(rows: int) -> int:
+    return _AROUND + rows * (_ROW if rows <= _FEW else _LOW_ROW)
+
+
+def _table(activity: Activity) -> list[list[str]]:
+    """Per row: its name, busy and idle seconds, the idle share, and the predicted one."""
+    shares = activity.predicted or [None] * len(activity.rows)
+    rows = []
+    for name, idle, share in zip(activity.rows, activity.idle, shares, strict=True):
+        seconds = [(1 - idle) * activity.makespan, idle * activity.makespan]
+        cells = [name, *map(format_seconds, seconds), f"{idle:.1%}"]
+        rows.append(cells if share is None else [*cells, f"{share:.1%}"])
+    return rows

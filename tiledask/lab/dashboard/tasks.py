@@ -1,0 +1,193 @@
+"""All other work as an Activity: the tasks since the last pause, per worker, by their names."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
+from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
+from tiledask.lab.dashboard.recorder import Record, Task, prefix
+from tiledask.lab.plots.style import GREY, INK, PALETTE, ink_on
+from tiledask.plan.timeline import union_length
+from tiledask.plan.units import format_seconds
+
+__all__ = ["nothing", "of_tasks", "shown"]
+
+_PAUSE = 2.0  # seconds without any task, after which tasks belong to something new
+_AFTER = 1.0, 0.3  # seconds after a run's last sign of life in which tasks are its own; if done
+_COLOURS = PALETTE[:-1]
+_OTHER = GREY, "all other tasks"
+
+
+def shown(record: Record) -> Activity:
+    """The newest of all that was recorded: the last run, or other tasks if they came later."""
+    if not record.runs:
+        return of_tasks(record)
+    last = last_sign(record.runs[-1])
+    later = any(t["stop"] > last for task in _not_of_runs(record) for t in task.times)
+    beside = any(r.since > last + _AFTER[0] for r in record.running)
+    return of_tasks(record) if later or beside else of_run(record.runs[-1], record)
+
+
+def of_tasks(record: Record) -> Activity:
+    """The Activity of the tasks since the last pause, per worker, coloured by their names.
+
+    Tasks of pipelines are left out where there are others. A row's busy time is the union of
+    its compute intervals, so that two tasks at once on a worker count once.
+    """
+    spans, moved = _since_the_pause(record, _not_of_runs(record) or record.tasks)
+    if not spans:
+        return nothing(record)
+    rows, place = _rows(record, {worker for worker, *_ in spans} | record.present)
+    first, last = min(s[2] for s in spans), max(s[3] for s in spans)
+    spans = [(place[w], key, start - first, end - first) for w, key, start, end in spans]
+    colours = _colours(prefix(key) for _, key, *_ in sorted(spans, key=lambda s: s[2]))
+    makespan = last - first
+    idle = [1 - busy / makespan if makespan else 0.0 for busy in _busy(spans, len(rows))]
+    running = Counter(prefix(r.key) for r in record.running)
+    facts = [
+        ("workers", str(len(rows))),
+        ("tasks since the last pause", f"{len(spans):,}"),
+        ("makespan", format_seconds(makespan)),
+        ("idle measured", f"{sum(idle) / len(idle):.1%}"),
+    ]
+    if running:
+        facts.append(("running now", ", ".join(f"{n} {name}" for name, n in running.items())))
+    legend = [(colour, name) for name, colour in colours.items()]
+    transfers = [
+        transfer_box(place[w], start - first, end - first)
+        for w, start, end in moved
+        if w in place and first <= start <= end <= last
+    ]
+    if transfers:
+        legend.append((INK, "transfer to the worker"))
+    return Activity(
+        "Tasks per worker", tuple(facts), tuple(rows), tuple(_task_boxes(spans, colours)),
+        tuple(transfers), makespan, tuple(idle), None, tuple(legend),
+    )  # fmt: skip
+
+
+def nothing(record: Record) -> Activity:
+    """The Activity of a cluster that has done nothing yet."""
+    rows, _ = _rows(record, record.present)
+    return Activity(
+        "Nothing has run yet",
+        (("workers", str(len(rows))),),
+        tuple(rows), (), (), 0.0, tuple(0.0 for _ in rows), None, (),
+        "Run a pipeline with td.run_schedule(...), a product with td.matmul(...), or any Dask "
+        "work: it is drawn here while it runs.",
+    )  # fmt: skip
+
+
+def _not_of_runs(record: Record) -> list[Task]:
+    """The tasks that ran outside of all runs."""
+    if not record.runs:
+        return list(record.tasks)
+    lives = [(run.announced, last_sign(run) + _AFTER[is_done(run)]) for run in record.runs]
+
+    def free(task: Task) -> bool:
+        begun, ended = min(t["start"] for t in task.times), max(t["stop"] for t in task.times)
+        return not any(begun <= last and first <= ended for first, last in lives)
+
+    return [task for task in record.tasks if free(task)]
+
+
+def _since_the_pause(record: Record, tasks: Sequence[Task]) -> tuple[list, list]:
+    """(computations, transfers) since no worker computed for _PAUSE seconds.
+
+    Computations are (worker, key, start, end), transfers (worker, start, end).
+    """
+    computed = [(task.worker, task.key, t["start"], t["stop"])
+                for task in tasks for t in task.times if t["action"] == "compute"]  # fmt: skip
+    computed += [(r.worker, r.key, min(r.since, record.now), record.now) for r in record.running]
+    if not computed:
+        return [], []
+    computed.sort(key=lambda span: span[2])
+    reach = np.maximum.accumulate([end for *_, end in computed])
+    starts = np.array([start for *_, start, _ in computed])
+    pauses = np.flatnonzero(starts[1:] - reach[:-1] > _PAUSE)
+    kept = computed[int(pauses[-1]) + 1 if len(pauses) else 0 :]
+    moved = [(task.worker, t["start"], t["stop"])
+             for task in tasks for t in task.times if t["action"] == "transfer"]  # fmt: skip
+    return kept, moved
+
+
+def _busy(spans: list[tuple], rows: int) -> list[float]:
+    per_row: list[list] = [[] for _ in range(rows)]
+    for row, _, start, end in spans:
+        per_row[row].append((start, end))
+    return [union_length(np.array(sorted(i))) if i else 0.0 for i in per_row]
+
+
+# -- rows and boxes ------------------------------------------------------------------------------
+
+
+def _rows(record: Record, addresses: Iterable[str]) -> tuple[list[str], dict[str, int]]:
+    """(labels, address -> its row): a worker that came back under its name keeps its row."""
+    names = {address: record.names.get(address, address) for address in addresses}
+    order = sorted(set(names.values()), key=_by_number)
+    row = {name: r for r, name in enumerate(order)}
+    labels = [_label(name) for name in order]
+    return labels, {address: row[name] for address, name in names.items()}
+
+
+def _by_number(name: Any) -> tuple:
+    number = re.fullmatch(r"(.*?)(\d*)", str(name))
+    return number[1], int(number[2] or 0)
+
+
+def _label(name: Any) -> str:
+    short = str(name).rpartition("://")[2]
+    return f"worker {short}" if len(short) <= 6 else short[-22:]
+
+
+def _colours(prefixes: Iterable[str]) -> dict[str, str]:
+    """Name -> colour, for as many names as there are colours, in the order of their first task."""
+    names = list(dict.fromkeys(prefixes))
+    colours = dict(zip(names, _COLOURS, strict=False))
+    return colours if len(names) == len(colours) else colours | {_OTHER[1]: _OTHER[0]}
+
+
+def _task_boxes(spans: list[tuple], colours: dict[str, str]) -> Iterator[Box]:
+    """A box per task; those that overlap on a worker share its row's height."""
+    per_row: dict[int, list[tuple]] = {}
+    for row, key, start, end in spans:
+        per_row.setdefault(row, []).append((start, end, key))
+    for row, tasks in per_row.items():
+        for group in _overlapping(sorted(tasks, key=lambda t: t[:2])):
+            lanes: list[float] = []  # when each becomes free
+            placed = []
+            for start, end, key in group:
+                lane = next((i for i, until in enumerate(lanes) if until <= start), len(lanes))
+                lanes[lane : lane + 1] = [end]
+                placed.append((lane, key, start, end))
+            for spot in placed:
+                yield _task_box(row, *spot, len(lanes), colours)
+
+
+def _overlapping(tasks: list[tuple]) -> Iterator[list[tuple]]:
+    """``tasks``, ordered by start, in groups between which nothing runs."""
+    group: list[tuple] = []
+    reach = -math.inf
+    for task in tasks:
+        if task[0] >= reach and group:
+            yield group
+            group = []
+        group.append(task)
+        reach = max(reach, task[1])
+    if group:
+        yield group
+
+
+def _task_box(
+    row: int, lane: int, key: Any, start: float, end: float, lanes: int, colours: dict[str, str]
+) -> Box:
+    name, height = prefix(key), HEIGHT / lanes
+    colour = colours.get(name, _OTHER[0])
+    middle = row - HEIGHT / 2 + height * (lane + 0.5)
+    words = f"{name}: {interval(start, end)}"
+    return Box(middle, height, start, end, name, colour, ink_on(colour), words)
