@@ -18,7 +18,8 @@ from tiledask.plan.schedule import Schedule
 __all__ = ["LARGE", "RESULT", "Path", "longest_path"]
 
 LARGE = 20_000
-"""Actions from which the loops are compiled; before, compiling takes longer than it saves."""
+"""Actions from which the loops are compiled: for fewer, loading the compiler takes longer than it
+saves. Once they are, they serve for any number."""
 RESULT = np.array([0, 1, 1, 2], np.int8)
 """By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
 
@@ -46,7 +47,8 @@ def longest_path(
     start, end = np.empty(len(schedule)), np.empty(len(schedule))
     ready = np.full((1 + int(RESULT[schedule.kind].max(initial=0)), *shape), -1.0)
     free = np.zeros(1 + int(links.link.max(initial=0)))
-    solve = _compiled() if len(schedule) >= LARGE else _solve
+    worth_it = len(schedule) >= LARGE or _compiled.cache_info().currsize
+    solve = _compiled() if worth_it else _solve
     done = solve(
         schedule.kind, schedule.stage, schedule.microbatch, schedule.paired, schedule.turns,
         seconds, together, links.latency, links.carry, links.link, links.blocking,
@@ -71,6 +73,7 @@ def _solve(
     ``link_free``: when each link has carried its last block.
     """
     devices, last, replicas = len(turns) - 1, ready.shape[1] - 1, latency.shape[1]
+    simple, sends = not blocking, latency.any() or carry.any()
     varies, pair_varies = seconds.shape[2] > 1, together.shape[1] > 1
     turn, free = turns[:-1].copy(), np.zeros(devices)
     left, moved, down = len(kind), True, True
@@ -80,6 +83,36 @@ def _solve(
             d = step if down else devices - 1 - step
             j, t = turn[d], free[d]
             while j < turns[d + 1]:
+                if simple and not paired[j]:  # the common case, without the loops over pairs
+                    k, s, i = kind[j], stage[j], microbatch[j]
+                    if k == 0:
+                        there = ready[0, s - 1, i] if s > 0 else 0.0
+                    elif k == 3:
+                        there = ready[1, s, i]
+                    else:
+                        there = ready[1, s + 1, i] if s < last else 0.0
+                        if ready[0, s, i] < 0:
+                            there = -1.0
+                    if there < 0:
+                        break
+                    if k < 3 and there > t:
+                        t = there
+                    start[j] = t
+                    t += seconds[k, s, i if varies else 0]
+                    end[j] = t
+                    result = 0 if k == 0 else (2 if k == 3 else 1)
+                    there = t
+                    if k < 3 and sends:
+                        r = i % replicas if replicas > 1 else 0
+                        n = link[result, r, s]
+                        if n >= 0:
+                            gone = max(t, link_free[n]) + carry[result, r, s]
+                            link_free[n] = gone
+                            there = gone + latency[result, r, s]
+                    ready[result, s, i] = there
+                    free[d] = t
+                    j += 1
+                    continue
                 until = j + 2 if paired[j] else j + 1
                 receiving = 0.0  # for which blocks that come in occupy the device
                 stuck = False

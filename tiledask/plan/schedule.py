@@ -181,26 +181,34 @@ class Schedule:
     def is_complete(self) -> bool:
         """Whether every stage sees every micro-batch forward once and, in training, backward
         once, each on the device that holds it."""
-        stages, microbatches = self.stages, self.microbatches
-        stage, number = self.stage, self.microbatch
-        if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages or number.min(initial=0) < 0:
+        stages, microbatches, stage = self.stages, self.microbatches, self.stage
+        if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages:
             return False
-        if not np.array_equal(np.array(self.places)[number % self.replicas, stage], self.device):
+        if self.microbatch.min(initial=0) < 0 or not self._pairs_fit:
             return False
-        if not self._pairs_fit:
-            return False
-        each = np.multiply(stage, microbatches, dtype=np.int64) + number
+        size, places = stages * microbatches, np.array(self.places)
+        made = {kind: np.zeros(size, np.bool_) for kind in ("F", "BI", "I", "W")}
+        counts = dict.fromkeys(made, 0)
+        for device, (a, b) in enumerate(pairwise(self.turns.tolist())):  # without large temporaries
+            kind, stage, number = self.kind[a:b], self.stage[a:b], self.microbatch[a:b]
+            replica = number % self.replicas if self.replicas > 1 else 0
+            if (places[replica, stage] != device).any():
+                return False
+            where = stage.astype(np.int64) * microbatches + number
+            of_kind = {k: kind == code for code, k in enumerate(KINDS)}
+            for kinds in made:
+                rows = where[np.logical_or.reduce([of_kind[k] for k in kinds])]
+                made[kinds][rows] = True
+                counts[kinds] += len(rows)
 
-        def times_made(kind: str) -> np.ndarray:
-            made = each[self.kind == KINDS.index(kind)]
-            return np.bincount(made, minlength=stages * microbatches)
+        def once(kinds: str) -> bool:  # as many as there are places, and every place is taken
+            return counts[kinds] == size and bool(made[kinds].all())
 
-        split = times_made("I")
-        expected = 1 if self.trains else 0
-        return bool(
-            (times_made("F") == 1).all()
-            and (times_made("B") + split == expected).all()
-            and np.array_equal(split, times_made("W"))
+        return (
+            once("F")
+            and (not self.trains or once("BI"))
+            and counts["I"] == counts["W"]
+            and np.array_equal(made["I"], made["W"])
         )
 
     @property
