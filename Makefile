@@ -6,13 +6,14 @@ EXTRAS := lab,test$(shell timeout 20 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
 endif
 DASHBOARD_PORT ?= 8787
 LAB_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 # A stamp per set of extras: a GPU that appears later brings its packages.
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 
-.PHONY: help tour test lint lab bench bench-matmul bench-files env clean
+.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -52,6 +53,9 @@ bench-matmul: env ## the whole comparison of products, half an hour
 
 bench-files: env ## the comparison of products of files: 6 GB through workers of 1 GB
 	$(BIN)/python -m tiledask.lab.bench.files
+
+bench-schedules: env ## schedules of up to 16.8 million actions (BENCH_ARGS="--python PY --vic PATH")
+	$(BIN)/python -m tiledask.lab.bench.schedules $(BENCH_ARGS)
 
 env: $(STAMP) ## set up .venv and nothing else
 

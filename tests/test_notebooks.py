@@ -193,7 +193,7 @@ def test_the_walkthroughs_are_there():
         reason = "NO NOTEBOOKS: nbs/ is empty, so nothing about them was checked"
         warnings.warn(reason, stacklevel=1)
         pytest.skip(reason)
-    named = [re.fullmatch(r"(\d\d)_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS]
+    named = [re.fullmatch(r"(\d\d[a-z]?)_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS]
     assert all(named), f"name notebooks 00_some_words.ipynb: {[p.name for p in NOTEBOOKS]}"
     numbers = [match[1] for match in named]
     assert len(set(numbers)) == len(numbers), "two notebooks have one number"

@@ -12,8 +12,10 @@ from matplotlib.text import Text
 from tiledask.dist.lending import Facts, Span
 from tiledask.dist.matmul import Spent
 from tiledask.errors import ConfigError
-from tiledask.lab import plots
+from tiledask.lab import plots, sweep
+from tiledask.lab.plots.curves import crossing
 from tiledask.lab.plots.style import PALETTE, ink_on
+from tiledask.plan.footprint import memory_over_time
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.placement import Replicate, Shard, Tiling
 from tiledask.plan.product import plan_product
@@ -94,11 +96,32 @@ def long_name(n: int) -> str:
 
 FIGURES = {
     "gantt": lambda: plots.gantt(pipeline(4, 8), pipeline(4, 8, 1.1, 2.3), titles=["a", "b"]),
-    "gantt 16 x 64": lambda: plots.gantt(pipeline(16, 64)),
+    "gantt 16 x 24": lambda: plots.gantt(pipeline(16, 24)),
     "gantt 40 devices": lambda: plots.gantt(pipeline(40, 2)),
     "gantt 1 x 1": lambda: plots.gantt(pipeline(1, 1, 1e-5, 2e-5)),
     "gantt nothing": lambda: plots.gantt(Timeline.of(2, [])),
     "gantt split": lambda: plots.gantt(SPLIT_BACKWARD),
+    "gantt 4 x 24, split": lambda: plots.gantt(sweep.same_work("zb-h1", 4, 24)),
+    "gantt 8 x 32, in a V": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32)),
+    "gantt, a part": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32), between=(10, 30)),
+    "gantt, pairs": lambda: plots.gantt(PAIRS),
+    "memory timeline": lambda: plots.memory_timeline(
+        {n: held(n, 4, 8) for n in ("gpipe", "1f1b", "zb-v")}, capacity=5.5, unit="activations"
+    ),
+    "memory timeline 16": lambda: plots.memory_timeline(held("1f1b", 16, 20), 10),
+    "memory timeline 1": lambda: plots.memory_timeline(memory_over_time(Timeline.of(1, []))),
+    "utilisation": lambda: plots.utilisation_against(
+        sweep.utilisation_by_microbatches(NAMES, 4, (1, 2, 4, 8, 16)),
+        formula=lambda m: m / (m + 3),
+        measured={"1f1b": {1: 0.24, 8: 0.71}},
+    ),
+    "utilisation 1": lambda: plots.utilisation_against({"a": {3: 0.5}}, x="devices p"),
+    "latency": lambda: plots.bubble_against_latency(LATENCY),
+    "memory and bubble": lambda: plots.memory_against_bubble(sweep.memory_and_bubble(4, 8)),
+    "memory and bubble 8": lambda: plots.memory_against_bubble(sweep.memory_and_bubble(8, 32)),
+    "memory and bubble 1": lambda: plots.memory_against_bubble(
+        sweep.memory_and_bubble(1, 2, NAMES)
+    ),
     "memory": lambda: plots.memory_bars({"full copy": FULL, "split": SPLIT}, 40 * GB),
     "memory bare": lambda: plots.memory_bars(SPLIT, place="GPU"),
     "traffic": lambda: plots.traffic_matrix(RING, RING),
@@ -133,6 +156,27 @@ SPLIT_BACKWARD = Timeline.of(
         (1, "I", 3, 0, 4, 5), (1, "W", 3, 0, 5, 6), (0, "I", 2, 0, 5, 6), (0, "B", 0, 0, 7, 9),
     ],
 )  # fmt: skip
+
+
+PAIRS = Timeline.of(
+    2,
+    [
+        span
+        for d in range(2)
+        for i in range(3)
+        for span in (
+            (d, "F", d, i, 3.0 * i + d, 3.0 * i + d + 3),
+            (d, "B", 3 - d, i, 3.0 * i + d, 3.0 * i + d + 3),
+        )
+    ],
+)
+NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+LATENCY = sweep.bubble_by_latency(NAMES, 4, 8, [i / 10 for i in range(11)])
+
+
+def held(name: str, devices: int, microbatches: int):
+    timeline = sweep.same_work(name, devices, microbatches)
+    return memory_over_time(timeline, devices / timeline.evidence.schedule.stages)
 
 
 def dense(ranks: int) -> Traffic:
@@ -202,7 +246,7 @@ def test_every_figure_has_a_title_and_units(name):
     figure = FIGURES[name]()
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
-    units = ("time (", "bytes", "row", "layer", "idle /", "FLOP/byte", "k 0 to")
+    units = ("time (", "bytes", "row", "layer", "idle /", "busy /", "FLOP/byte", "k 0 to")
     assert any(unit in labels for unit in units)
 
 
@@ -271,7 +315,7 @@ def test_gantt_marks_transfers_below_the_box():
 
 
 def test_gantt_numbers_the_boxes_with_their_micro_batch_if_there_is_room():
-    roomy, crowded = plots.gantt(pipeline(2, 3)), plots.gantt(pipeline(16, 64))
+    roomy, crowded = plots.gantt(pipeline(2, 3)), plots.gantt(pipeline(2, 300))
     numbers = sorted(t.get_text() for t in roomy.axes[0].texts)
     assert numbers == sorted("012" * 4)
     assert not crowded.axes[0].texts
@@ -286,6 +330,45 @@ def test_gantt_panels_share_the_time_and_say_their_idle_share():
     assert top.get_xlim() == bottom.get_xlim() == (0, measured.makespan)
     assert top.get_title(loc="left") == "simulated: 27.3% of device-time idle, done after 33 s"
     assert bottom.get_title(loc="left") == "measured: 27.3% of device-time idle, done after 66 s"
+
+
+def test_gantt_says_at_each_row_how_idle_it_is_where_that_differs():
+    (axes,) = plots.gantt(Timeline.of(2, [(0, "F", 0, 0, 0, 3), (1, "F", 1, 0, 3, 4)])).axes
+    assert {"25.0% idle", "75.0% idle"} <= set(words(axes))
+    assert not [word for word in words(plots.gantt(pipeline(2, 3))) if "% idle" in word]
+
+
+def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
+    timeline = sweep.same_work("1f1b", 8, 32)
+    (axes,) = plots.gantt(timeline).axes
+    places = [(t.get_position(), t.get_text()) for t in axes.texts]
+    middles = (timeline.start + timeline.end) / 2
+    assert sorted((round(x, 9), round(y), number) for (x, y), number in places) == sorted(
+        (round(float(x), 9), int(d), str(i))
+        for x, d, i in zip(middles, timeline.device, timeline.microbatch, strict=True)
+    )
+    across = axes.transData.transform([(0, 0), (1, 0)])[:, 0]
+    for text in axes.texts:  # F lasts 1 s, B 2 s
+        assert text.get_window_extent().width <= 1.02 * 2 * np.ptp(across)
+
+
+def test_gantt_of_what_is_too_narrow_says_how_to_look_closer():
+    timeline = sweep.same_work("zb-v", 8, 64)
+    assert "too narrow to number; see between=" in words(plots.gantt(timeline))
+    part = plots.gantt(timeline, between=(0, 20))
+    assert part.axes[0].get_xlim() == (0, 20)
+    numbers = [t.get_text() for t in part.axes[0].texts]
+    assert len(numbers) == int((timeline.end <= 20).sum())
+
+
+def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
+    (axes,) = plots.gantt(PAIRS).axes
+    assert sorted((x, round(y, 2), round(h, 2)) for x, y, _, h in boxes(axes, "F0")) == sorted(
+        (3.0 * i + d, d - 0.36, 0.36) for d in range(2) for i in range(3)
+    )
+    assert sorted((x, round(y, 2), round(h, 2)) for x, y, _, h in boxes(axes, "B1")) == sorted(
+        (3.0 * i + d, d, 0.36) for d in range(2) for i in range(3)
+    )
 
 
 @pytest.mark.parametrize(("scale", "unit"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")])
@@ -316,6 +399,15 @@ def test_gantt_legend_names_what_is_there():
     [
         (lambda: plots.gantt(), "1 timeline or more, got 0"),
         (lambda: plots.gantt(pipeline(1, 1), titles=["a", "b"]), "1 timelines, 2 titles"),
+        (lambda: plots.gantt(pipeline(1, 1), between=(3, 3)), r"start < end, got \(3, 3\)"),
+        (lambda: plots.memory_timeline({}), "1 to 3 footprints"),
+        (
+            lambda: plots.memory_timeline({"a": held("1f1b", 2, 2), "b": held("1f1b", 3, 2)}),
+            r"equally many devices, 1 or more, got \[2, 3\]",
+        ),
+        (lambda: plots.utilisation_against({}), "utilisation_against draws 1 curve or more"),
+        (lambda: plots.bubble_against_latency({"a": {}}), "1 point or more, got {'a': 0}"),
+        (lambda: plots.memory_against_bubble({}), "1 schedule or more"),
         (lambda: plots.memory_bars({}), "1 row or more, got 0"),
         (lambda: plots.memory_bars(Ledger.of([])), "1 row or more, got 0"),
         (lambda: plots.traffic_matrix(RING, Traffic.of(3)), "4 predicted, 3 measured"),
@@ -400,6 +492,92 @@ def test_memory_leaves_out_what_is_empty():
     found = words(plots.memory_bars(Ledger.of([Row(0, "a", ALWAYS, 5), Row(0, "b", ALWAYS, 0)])))
     assert "a" in found
     assert "b" not in found
+
+
+# memory over time ----------------------------------------------------------------------------
+
+
+def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
+    footprint = held("1f1b", 4, 8)
+    figure = plots.memory_timeline(footprint, capacity=3, unit="activations")
+    assert len(figure.axes) == 4
+    for device, axes in enumerate(figure.axes):
+        (line,) = [line for line in axes.lines if line.get_gid() == f"device {device}"]
+        times, sizes = line.get_data()
+        assert [footprint.at(device, t) for t in times] == list(sizes)
+        assert len(times) == len(set(times)), "nothing that comes and goes at once"
+        (peak,) = [line for line in axes.lines if line.get_gid() == "peak"]
+        assert peak.get_ydata() == footprint.peaks[device] == 4 - device
+        assert f"peak {4 - device}" in words(axes)
+        assert axes.get_ylim() == figure.axes[0].get_ylim()
+    found = words(figure)
+    assert "simulated: at most 4 activations, first on device 0, after 3 s" in found
+    assert {"capacity: 3", "over the capacity"} <= set(found)
+    assert "over the capacity" not in words(plots.memory_timeline(footprint, capacity=4))
+
+
+def test_memory_timeline_of_many_devices_draws_the_fullest_and_says_what_is_missing():
+    footprint = memory_over_time(sweep.same_work("1f1b", 32, 40), static=[0] * 13 + [99] + [0] * 18)
+    figure = plots.memory_timeline(footprint)
+    rows = [axes.get_ylabel() for axes in figure.axes]
+    assert rows[0] == "device 0"
+    assert rows[-1] == "device 31"
+    assert "device 13" in rows
+    assert f"{32 - len(rows)} more devices are not drawn" in words(figure)
+
+
+# schedules against each other ----------------------------------------------------------------
+
+
+def test_utilisation_draws_what_was_simulated_the_formula_and_what_was_measured():
+    curves = sweep.utilisation_by_microbatches(["gpipe", "zb-h1"], 4, (1, 2, 8))
+    measured = {"gpipe": {1: 0.24, 8: 0.71}}
+    (axes,) = plots.utilisation_against(
+        curves, formula=lambda m: m / (m + 3), measured=measured
+    ).axes
+    drawn = {line.get_gid(): dict(line.get_xydata()) for line in axes.lines}
+    assert drawn["gpipe"] == curves["gpipe"] == pytest.approx({1: 1 / 4, 2: 2 / 5, 8: 8 / 11})
+    assert drawn["zb-h1"] == curves["zb-h1"]
+    assert drawn["measured gpipe"] == measured["gpipe"]
+    assert drawn["formula"] == pytest.approx({m: m / (m + 3) for m in drawn["formula"]})
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "8"]
+
+
+def test_latency_marks_where_gpipe_gets_ahead():
+    (axes,) = plots.bubble_against_latency(LATENCY).axes
+    rings = [line.get_xydata()[0] for line in axes.lines if line.get_gid() == "crossing"]
+    assert len(rings) == 4
+    assert rings[0] == pytest.approx((0, 3 / 11))
+    found = " ".join(words(axes)).replace("\n", " ")
+    for what in ("1f1b at any latency", "interleaved from about 0.5", "zb-h1 from about 0.8 s"):
+        assert f"gpipe is ahead of {what}" in found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "where"),
+    [
+        ((2, 3), (1, 4), (0.5, 2.5)),
+        ((2, 3), (2, 4), (0, 2)),
+        ((2, 3), (3, 4), None),
+        ((2, 3), (1, 2), None),
+        ((2, 3), (2, 3), None),
+        ((2, 2, 2, 2), (1, 3, 1, 3), (2.5, 2.0)),
+        ((2, 2, 2), (2, 2, 3), (1, 2)),
+    ],
+)
+def test_crossing_is_where_the_first_gets_below_for_good(first, second, where):
+    assert crossing(dict(enumerate(first)), dict(enumerate(second))) == where
+
+
+def test_memory_against_bubble_has_a_point_for_every_schedule():
+    points = {"a": (0.1, 4.0), "b": (0.2, 2.0), "c": (0.2, 3.0), "d": (0.1, 4.0)}
+    (axes,) = plots.memory_against_bubble(points).axes
+    drawn = {line.get_gid(): line.get_xydata().tolist() for line in axes.lines}
+    assert drawn == {
+        "a, d": [[0.1, 4.0]], "b": [[0.2, 2.0]], "c": [[0.2, 3.0]],
+        "unbeaten": [[0.1, 4.0], [0.2, 2.0]],
+    }  # fmt: skip
+    assert {"a, d", "b", "c"} <= set(words(axes))
 
 
 # traffic -------------------------------------------------------------------------------------
@@ -517,10 +695,10 @@ def test_ink_has_the_contrast_that_small_text_needs(colour):
 
 
 def test_a_transfer_makes_no_stage_a_later_one():
-    from tiledask.lab.plots.gantt import _chunks
+    from tiledask.lab.plots.gantt import chunks_of
 
     spans = [(0, "F", 0, 0, 0.0, 1.0), (0, "T", -1, -1, 0.0, 0.5), (0, "F", 2, 0, 1.0, 2.0)]
-    assert _chunks(Timeline.of(1, spans, "measured")) == {(0, 0): 0, (0, 2): 1}
+    assert chunks_of(Timeline.of(1, spans, "measured")) == {(0, 0): 0, (0, 2): 1}
 
 
 # panels --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ the best possible is found by trying everything.
 from tiledask.lab.exercises.choreography import cheapest_choreography
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
+from tiledask.lab.exercises.latency import gpipe_ahead
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
 from tiledask.lab.exercises.slots import tasks_on_slots
 
@@ -23,5 +24,6 @@ __all__ = [
     "copies_that_fit",
     "fewest_bytes",
     "fewest_gpus",
+    "gpipe_ahead",
     "tasks_on_slots",
 ]

@@ -1,9 +1,15 @@
-"""Figures of timelines, memory, traffic, owners, layers, idle time, intensity and panels.
+"""Figures of timelines, memory, traffic, owners, layers, idle time, schedules and products.
 
 Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
 it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import.
 """
 
+from tiledask.lab.plots.curves import (
+    bubble_against_latency,
+    memory_against_bubble,
+    utilisation_against,
+)
+from tiledask.lab.plots.footprint import memory_timeline
 from tiledask.lab.plots.gantt import gantt
 from tiledask.lab.plots.idle import idle_bars
 from tiledask.lab.plots.intensity import intensity
@@ -15,14 +21,18 @@ from tiledask.lab.plots.traffic import traffic_matrix
 
 __all__ = [
     "Blocks",
+    "bubble_against_latency",
     "gantt",
     "idle_bars",
     "intensity",
     "layers_on_devices",
+    "memory_against_bubble",
     "memory_bars",
+    "memory_timeline",
     "owners",
     "panels",
     "reads",
     "tradeoff",
     "traffic_matrix",
+    "utilisation_against",
 ]

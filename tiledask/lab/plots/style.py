@@ -76,16 +76,23 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Figure":
 
 def lighter(colour: str, share: float) -> tuple[float, float, float]:
     """``colour`` mixed with ``share`` of white."""
+    return tuple(c + (1 - c) * share for c in _rgb(colour))
+
+
+def _rgb(colour) -> tuple[float, ...]:
+    # these two without matplotlib: the page in the dashboard is drawn by the scheduler
+    if not isinstance(colour, str):
+        return tuple(colour)[:3]
+    if colour.startswith("#"):
+        return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     from matplotlib.colors import to_rgb
 
-    return tuple(c + (1 - c) * share for c in to_rgb(colour))
+    return to_rgb(colour)
 
 
 def ink_on(colour) -> str:
     """Black or white, whichever has more contrast with ``colour`` (WCAG 2 luminance)."""
-    from matplotlib.colors import to_rgb
-
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _rgb(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"
 

@@ -1,0 +1,59 @@
+"""The same work under every schedule: the closed forms, and each schedule's own memory."""
+
+import pytest
+
+from tiledask.errors import ScheduleError
+from tiledask.lab import sweep
+from tiledask.plan import closed_form as cf
+from tiledask.plan.schedules import schedules
+
+CASES = [
+    (name, *counts)
+    for name in schedules
+    for counts in ([] if name == "dualpipe" else [(1, 1), (3, 2)]) + [(2, 3), (4, 8)]
+]
+"""Two directions need an even number of devices."""
+
+
+@pytest.mark.parametrize(("name", "devices", "microbatches"), CASES)
+def test_every_schedule_does_the_same_work(name, devices, microbatches):
+    timeline = sweep.same_work(name, devices, microbatches, forward=1.5, backward=2.5)
+    assert timeline.devices == devices
+    assert timeline.busy_per_device == pytest.approx([4.0 * microbatches] * devices)
+
+
+def test_utilisation_is_the_closed_forms():
+    by_m = sweep.utilisation_by_microbatches(["gpipe", "1f1b"], 4, (1, 2, 8))
+    by_p = sweep.utilisation_by_devices(["gpipe", "naive"], (1, 2, 4), 8)
+    for name in ("gpipe", "1f1b"):
+        assert by_m[name] == pytest.approx({m: 1 - cf.bubble_fraction(4, m) for m in (1, 2, 8)})
+    assert by_p["gpipe"] == pytest.approx({p: 1 - cf.bubble_fraction(p, 8) for p in (1, 2, 4)})
+    assert by_p["naive"] == pytest.approx({p: 1 / p for p in (1, 2, 4)})
+
+
+def test_interleaving_takes_as_many_chunks_as_it_is_given():
+    for chunks in (1, 2, 4):
+        curve = sweep.utilisation_by_microbatches(["interleaved"], 4, [8], chunks=chunks)
+        assert curve["interleaved"][8] == pytest.approx(1 - cf.bubble_fraction(4, 8, chunks))
+
+
+def test_with_latency_gpipe_is_ahead_of_1f1b():
+    curves = sweep.bubble_by_latency(["gpipe", "1f1b"], 4, 8, (0.0, 0.25))
+    assert curves["gpipe"][0.0] == curves["1f1b"][0.0] == pytest.approx(3 / 11)
+    assert curves["gpipe"][0.25] == pytest.approx(1 - 24 / 34.5)
+    assert curves["1f1b"][0.25] == pytest.approx(1 - 24 / 37)
+
+
+def test_memory_is_counted_in_micro_batches_of_a_whole_device():
+    points = sweep.memory_and_bubble(4, 12)
+    assert set(points) == set(schedules)
+    memory = {name: kept for name, (_, kept) in points.items()}
+    assert memory["naive"] == 1
+    assert memory["gpipe"] == memory["looped-bfs"] == 12
+    assert memory["1f1b"] == memory["zb-h1"] == memory["zb-v"] == 4
+    assert memory["eager-1f1b"] == memory["zb-h2"] == 2 * 4 - 1
+
+
+def test_an_unknown_schedule_is_refused_by_name():
+    with pytest.raises(ScheduleError, match="no schedule '2f2b'"):
+        sweep.same_work("2f2b", 4, 8)

@@ -1,0 +1,88 @@
+"""Find from which latency on GPipe finishes before a schedule that has less idle time without."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab import plots, sweep
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.puzzles import Target
+from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["gpipe_ahead"]
+
+STEP = 0.01
+"""Seconds: the grid on which the smallest latency is sought."""
+TIE = 0.001
+"""Seconds that a winner is ahead at least: less is a tie."""
+LONGEST = 2.0
+"""Seconds of latency up to which there is anything to find."""
+
+
+def gpipe_ahead(
+    devices: int = 4,
+    microbatches: int = 8,
+    against: Sequence[str] = ("1f1b", "interleaved", "zb-h1"),
+) -> Exercise:
+    """For each schedule in ``against`` the smallest latency at which GPipe finishes before it.
+
+    A device's share of the model takes 1 s forward and 2 s back. The answer is a tuple of
+    latencies in seconds, hundredths, one per schedule; each is judged by simulating both.
+    """
+
+    @cache
+    def finish(name: str, steps: int) -> float:
+        return sweep.same_work(name, devices, microbatches, latency=steps * STEP).makespan
+
+    def ahead(name: str, steps: int) -> bool:
+        return finish("gpipe", steps) <= finish(name, steps) - TIE
+
+    def measure(answer: Any) -> list[Target]:
+        targets = []
+        for name, steps in zip(against, _steps(answer, against), strict=True):
+            if not ahead(name, steps):
+                raise ConfigError(
+                    f"at a latency of {steps * STEP:g} s GPipe needs "
+                    f"{format_seconds(finish('gpipe', steps))} and {name} "
+                    f"{format_seconds(finish(name, steps))}: GPipe is not ahead"
+                )
+            least = next(n for n in count(1) if ahead(name, n)) * STEP
+            words = f"seconds of latency against {name}"
+            targets.append(Target(words, round(least, 2), round(steps * STEP, 2), round(least, 2)))
+        return targets
+
+    def figure(answer: Any) -> "Figure":
+        tried = [] if answer is None else [n * STEP for n in _steps(answer, against)]
+        latencies = sorted({n / 20 for n in range(25)} | set(tried))
+        curves = sweep.bubble_by_latency(("gpipe", *against), devices, microbatches, latencies)
+        words = "not attempted" if answer is None else "your latencies are the dotted lines"
+        title = f"Idle share against latency, p = {devices}, m = {microbatches} ({words})"
+        drawn = plots.bubble_against_latency(curves, reference=None, title=title)
+        for x in tried:
+            drawn.axes[0].axvline(x, color="black", linestyle=":", linewidth=1, gid="answer")
+        return drawn
+
+    return Exercise("where GPipe gets ahead", measure, figure)
+
+
+def _steps(answer: Any, against: Sequence[str]) -> list[int]:
+    """``answer`` in steps of the grid."""
+    values = tuple(answer) if isinstance(answer, tuple | list) else ()
+    on_grid = all(
+        isinstance(x, int | float)
+        and not isinstance(x, bool)
+        and STEP / 2 < x <= LONGEST
+        and abs(x / STEP - round(x / STEP)) < 1e-6
+        for x in values
+    )
+    if len(values) != len(against) or not on_grid:
+        raise ConfigError(
+            f"an answer has {len(against)} latencies, against {', '.join(against)}, each from "
+            f"{STEP:g} to {LONGEST:g} s in hundredths; got {answer!r}"
+        )
+    return [round(x / STEP) for x in values]
