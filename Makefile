@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 
-.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules env clean
+.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -56,6 +56,9 @@ bench-files: env ## the comparison of products of files: 6 GB through workers of
 
 bench-schedules: env ## schedules of up to 16.8 million actions (BENCH_ARGS="--python PY --vic PATH")
 	$(BIN)/python -m tiledask.lab.bench.schedules $(BENCH_ARGS)
+
+bench-idle: env ## idle time of every schedule on workers, measured and simulated: ten minutes
+	$(BIN)/python -m tiledask.lab.bench.idle $(BENCH_ARGS)
 
 env: $(STAMP) ## set up .venv and nothing else
 

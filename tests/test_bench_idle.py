@@ -1,5 +1,6 @@
 """The benchmark of idle time: every schedule finds a place, and the parts make the whole."""
 
+import dataclasses
 import json
 import sys
 
@@ -58,3 +59,16 @@ def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
     assert kept["versions"]
     assert kept["machine"]
     assert "knock-on" in capsys.readouterr().out
+
+
+@pytest.mark.cluster
+def test_delays_of_nothing_explain_nothing_and_added_ones_are_found(cluster):
+    """A run with 10 ms of latency on top: the second simulation says what it took."""
+    (case,) = idle.cases(["1f1b"], [3], [4])
+    run = td.run_schedule(
+        case.schedule, cluster=cluster, forward=0.02, backward=0.04, latency=0.01, engine="loop"
+    )
+    without = dataclasses.replace(run, simulated=td.simulate(case.schedule, 0.02, 0.04))
+    again, measured = idle._with_delays(without, 0.02), run.timeline.bubble_fraction
+    assert again > without.simulated.bubble_fraction + 0.04
+    assert abs(measured - again) < abs(measured - without.simulated.bubble_fraction)

@@ -127,9 +127,13 @@ def _there(part: Part) -> float:
     return 0.0 if part.made is None else part.made + part.turn.latency
 
 
+SPIN = 3e-4
+"""Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
+
+
 def _sleep_until(moment: float) -> None:
-    while (left := moment - now()) > 0:  # a sleep may end a little early by this clock
-        time.sleep(left)
+    while (left := moment - now()) > 0:
+        time.sleep(max(0.0, left - SPIN))
 
 
 def _report(topic: str, event: dict[str, Any]) -> None:
