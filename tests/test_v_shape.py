@@ -2,19 +2,17 @@
 
 from itertools import product
 
-import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import needs, peak_in_flight, validate
+from tiledask.plan.needs import peak_in_flight, validate
 from tiledask.plan.schedule import Action, Schedule
 from tiledask.plan.schedules import schedule
 from tiledask.plan.simulate import simulate
-from tiledask.plan.v_shape import dualpipev, v_half, v_min, wave, zb_v
+from tiledask.plan.v_shape import v_half, v_min, wave, zb_v
 
 GENERATORS = {
     "zb_v": lambda p, m: zb_v(2 * p, m),
-    "dualpipev": lambda p, m: dualpipev(2 * p, m),
     "v_half": lambda p, m: v_half(2 * p, m),
     "v_min": lambda p, m: v_min(2 * p, m),
     "one wave": lambda p, m: wave(2 * p, m, devices=p),
@@ -42,7 +40,7 @@ def test_every_action_is_there_once_in_its_place_and_runs(name, p):
         assert list(built.place) == down_and_up * (built.stages // (2 * p))
         validate(built, microbatches=m)
         full = any(a.kind == "B" for a in built)
-        assert full == (name in {"dualpipev", "one wave", "two waves"})
+        assert full == (name in {"one wave", "two waves"})
 
 
 def test_zb_v_2_devices():
@@ -112,68 +110,6 @@ def test_v_schedules_trade_time_for_memory(p):
     assert peaks[0] <= 2 * p / 3 + 3
 
 
-def paired_timeline(built: Schedule, seconds: dict[str, float], pair: float) -> np.ndarray:
-    """Idle seconds per device where an F with the B after it is one action of ``pair`` seconds.
-
-    It starts when both can and gives both results at its end. The first such pair of the last
-    device is not joined (DeepSeek's and PyTorch's DualPipeV).
-    """
-    rows = []
-    for d in range(built.devices):
-        row, lone = [], d == built.devices - 1
-        for a in built.actions(d):
-            if a.kind == "B" and row[-1][-1].kind == "F" and not lone:
-                row[-1] += (a,)
-            else:
-                lone = lone and a.kind != "B"
-                row.append((a,))
-        rows.append(row)
-    waits, end = needs(built), {}
-    clock, busy = np.zeros(built.devices), np.zeros(built.devices)
-    while any(rows):
-        for d, row in enumerate(rows):
-            while row:
-                before = [b for a in row[0] for b in waits[a] if b not in row[0]]
-                if any(b not in end for b in before):
-                    break
-                actions = row.pop(0)
-                time = pair if len(actions) == 2 else seconds[actions[0].kind]
-                clock[d] = max([clock[d], *(end[b] for b in before)]) + time
-                busy[d] += time
-                end |= dict.fromkeys(actions, clock[d])
-    return clock.max() - busy
-
-
-UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("p", "m", "makespan", "peak"), [(2, 4, 26, 5), (4, 8, 54, 9), (8, 32, 206, 17)]
-)
-def test_dualpipev_as_pytorch(p, m, makespan, peak):
-    """torch 2.13.0, DualPipeV: pairs as one action of F + B; in turn, F and B lose p - 1 less."""
-    built = dualpipev(2 * p, m)
-    assert paired_timeline(built, UNIT, pair=3.0) == pytest.approx(makespan - 6 * m)
-    assert equal_chunks(built).makespan == makespan - (p - 1)
-    assert peak_in_flight(built) == (peak,) * p
-
-
-def test_dualpipev_with_overlap_as_pytorchs_file():
-    """dualpipev_4rank_10mb.csv of PyTorch's tests, a pair in 2 seconds; (PP/2-1)(F&B+B-3W)."""
-    built = dualpipev(8, 10)
-    assert paired_timeline(built, UNIT, pair=2.0).tolist() == [1.0, 2.0, 3.0, 3.0]
-    assert peak_in_flight(built) == (9, 9, 9, 9)
-    end = built.to_text().splitlines()[2].split(",")[-11:]
-    assert end == ["5B7", "2B6", "5B8", "2I7", "5I9", "2I8", "2W7", "2I9", "5W9", "2W8", "2W9"]
-
-
-def test_dualpipev_2_devices():
-    assert dualpipev(4, 4).to_text().splitlines() == [
-        "0F0,0F1,0F2,3F0,3I0,3W0,3F1,0F3,3B1,3F2,0B0,3B2,3F3,0B1,3B3,0I2,0W2,0I3,0W3",
-        "1F0,2F0,1F1,2F1,1F2,2B0,2F2,1B0,1F3,2B1,2F3,1B1,2B2,1B2,2I3,1I3,2W3,1W3",
-    ]
-
-
 def test_wave_2_devices():
     assert wave(4, 2, devices=2).to_text().splitlines() == [
         "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1",
@@ -225,7 +161,7 @@ def test_an_activation_freed_before_its_weight_gradient_is_refused():
         validate(missing)
 
 
-@pytest.mark.parametrize("build", [zb_v, dualpipev, v_half, v_min])
+@pytest.mark.parametrize("build", [zb_v, v_half, v_min])
 def test_refuses_an_odd_number_of_stages(build):
     with pytest.raises(ScheduleError, match="7 stages are odd; use 8 stages"):
         build(7, 4)
