@@ -90,15 +90,19 @@ def parts_by_ticks(rows, devices=4):
             if coming is None:
                 counts[0] += 1
                 continue
-            _, kind, s, i, _, _ = coming
-            side = {"F": s - 1, "B": s + 1, "I": s + 1, "W": None}[kind]
-            wanted = {"F": [("F", s - 1, i)], "W": [("B", s, i)]}.get(
-                kind, [("F", s, i), ("B", s + 1, i)]
-            )
+            block, after = [coming], mine[mine.index(coming) + 1 :][:1]
+            at_once = [r for r in after if r[4:] == coming[4:] and r[1] in "BI" and r[5] > 0]
+            block += at_once if coming[1] == "F" else []
+            wanted, sides = [], set()
+            for _, kind, s, i, _, _ in block:
+                sides.add(({"F": s - 1, "B": s + 1, "I": s + 1, "W": None}[kind], i))
+                wanted += {"F": [("F", s - 1, i)], "W": [("B", s, i)]}.get(
+                    kind, [("F", s, i), ("B", s + 1, i)]
+                )
             if any(made.get(w, tick) > tick for w in wanted):
                 counts[0] += 1
             elif any(
-                r[1] == "T" and r[0] == d and r[2:4] == (side, i) and r[4] <= tick < r[4] + r[5]
+                r[1] == "T" and r[0] == d and r[2:4] in sides and r[4] <= tick < r[4] + r[5]
                 for r in rows
             ):
                 counts[1] += 1

@@ -7,6 +7,7 @@ device    GPU 0     GPU 0     GPU 1     GPU 1      (per_gpu=2), or one BLAS thre
 
 import asyncio
 import contextlib
+import copy
 import importlib.util
 import logging
 import multiprocessing
@@ -328,6 +329,7 @@ def _start_cpu(
         "host": _HOST, "protocol": protocol, "security": security,
         "memory_limit": memory_limit, "preload": _PRELOAD, "dashboard": False,
         "silence_logs": logging.CRITICAL, "death_timeout": max(60.0, seconds),
+        "config": _config_of_now(),
     }  # fmt: skip
     cluster = _SlotCluster(
         workers={},
@@ -346,6 +348,12 @@ def _start_cpu(
     )
     _start_workers(cluster, seconds)
     return cluster
+
+
+def _config_of_now() -> dict[str, Any]:
+    """Dask's settings, for a nanny to keep: one that replaces its worker later would otherwise
+    give it what holds then."""
+    return copy.deepcopy(dask.config.config)
 
 
 def _start_workers(cluster: SpecCluster, seconds: float) -> None:
@@ -398,7 +406,8 @@ def _start_gpu(
                 (spec,) = super().new_worker_spec().values()
             finally:
                 self.cuda_visible_devices, self.worker_spec = gpus, started
-            spec["options"].update(_slot_options(slot))
+            config = dask.config.merge(_config_of_now(), spec["options"].get("config") or {})
+            spec["options"].update(_slot_options(slot), config=config)
             return {slot: spec}
 
     gpus = _visible_gpus()

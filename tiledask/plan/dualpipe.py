@@ -28,7 +28,7 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
     (p/2 - 1)(F&B + B - 3W). Raises ScheduleError for an odd number of stages.
 
     >>> dualpipe(4, 8)
-    Schedule(dualpipe: 4 stages on 4 devices, 8 micro-batches, 64 actions)
+    Schedule(dualpipe: 4 stages on 4 devices, 8 micro-batches, 74 actions)
     """
     if stages % 2:
         raise ScheduleError(
@@ -56,7 +56,7 @@ def dualpipev(stages: int, microbatches: int) -> Schedule:
     Raises ScheduleError for an odd number of stages.
 
     >>> dualpipev(8, 10)
-    Schedule(dualpipev: 8 stages on 4 devices, 10 micro-batches, 174 actions)
+    Schedule(dualpipev: 8 stages on 4 devices, 10 micro-batches, 182 actions)
     """
     if stages % 2:
         raise ScheduleError(

@@ -64,7 +64,9 @@ def waits(spans: Spans) -> Waits:
     gap = np.maximum(start - free, 0.0)
     made = _made(spans, rows)
     pair = np.flatnonzero(  # a forward and a backward at once wait for what either uses
-        (device[1:] == device[:-1]) & (start[1:] == start[:-1]) & (spans.code[rows][:-1] == _F)
+        (device[1:] == device[:-1]) & (start[1:] == start[:-1])
+        & (spans.end[rows][1:] == spans.end[rows][:-1])
+        & (spans.code[rows][:-1] == _F) & np.isin(spans.code[rows][1:], (_B, _I))
         & (spans.end[rows][1:] > start[1:])
     )  # fmt: skip
     made[pair] = np.maximum(made[pair], made[pair + 1])
