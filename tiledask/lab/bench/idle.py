@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="runs of each; the median counts")
     parser.add_argument("--record", metavar="FILE.json", help="also write the numbers there")
     args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 130)  # the table is wide
+    console = Console(width=None if sys.stdout.isatty() else 150)  # the table is wide
     every = list(cases(args.schedules, args.devices, args.microbatches))
     wanted = [case for case in every if case.schedule is not None]
     rows: list[dict[str, Any]] = []
@@ -252,7 +252,7 @@ def _table(rows: list[dict[str, Any]], forward: float) -> Table:
                "simulated": "right", **dict.fromkeys((*PARTS, "unexplained"), "right"),
                "overhead\nper action": "right", "": "left"}  # fmt: skip
     for name, side in columns.items():
-        table.add_column(name, justify=side, no_wrap=True)
+        table.add_column(name, justify=side, no_wrap=True, min_width=2)
     for row in rows:
         table.add_row(
             row["schedule"], str(row["devices"]), str(row["microbatches"]),
