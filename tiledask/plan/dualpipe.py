@@ -15,7 +15,7 @@ from itertools import count
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.schedule import Schedule
-from tiledask.plan.steps import Lane, from_steps
+from tiledask.plan.steps import Lane, from_steps, half_of, zigzag
 
 __all__ = ["dualpipe", "dualpipev"]
 
@@ -58,16 +58,11 @@ def dualpipev(stages: int, microbatches: int) -> Schedule:
     >>> dualpipev(8, 10)
     Schedule(dualpipev: 8 stages on 4 devices, 10 micro-batches, 182 actions)
     """
-    if stages % 2:
-        raise ScheduleError(
-            f"a V has two stages on every device, and {stages} stages are odd; "
-            f"use {stages + 1} stages"
-        )
-    p = stages // 2
+    p = half_of(stages)
     return from_steps(
         lambda d: _steps(d, p, max(microbatches, 2 * p)),
         lambda d: [Lane(d, count()), Lane(stages - 1 - d, count())],
-        [*range(p), *reversed(range(p))], p, microbatches, "dualpipev",
+        zigzag(stages, p), p, microbatches, "dualpipev",
     )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def _changes(plan: Plan, layers: Sequence[float] | None) -> Iterator[tuple[str, 
         for form in forms(p, m, plan.schedule.trains):
             other = rescheduled(plan, form)
             if other is not None and other.schedule != plan.schedule:
-                twice = ", weights twice" if getattr(other.schedule, "replicas", 1) > 1 else ""
+                twice = ", weights twice" if other.schedule.replicas > 1 else ""
                 yield f"schedule {form}{twice}", other
         if any(plan.latency):
             for times in FASTER:

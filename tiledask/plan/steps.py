@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tiledask.errors import ScheduleError
 from tiledask.plan.schedule import Action, Schedule
 
-__all__ = ["Lane", "from_steps"]
+__all__ = ["Lane", "from_steps", "half_of", "zigzag"]
 
 
 class Lane(NamedTuple):
@@ -60,3 +61,19 @@ def _order(
                 block.append(Action(kind, lanes[lane].stage, microbatch))
         done += [(action, n + 1 < len(block)) for n, action in enumerate(block)]
     return done
+
+
+def half_of(stages: int) -> int:
+    """The devices of a V, which holds two stages on each. Raises ScheduleError for odd stages."""
+    if stages % 2:
+        raise ScheduleError(
+            f"a V has two stages on every device, and {stages} stages are odd; "
+            f"use {stages + 1} stages"
+        )
+    return stages // 2
+
+
+def zigzag(stages: int, devices: int) -> list[int]:
+    """The device of each stage: down the devices and up again, as often as needed."""
+    there_and_back = [*range(devices), *reversed(range(devices))]
+    return [there_and_back[s % (2 * devices)] for s in range(stages)]

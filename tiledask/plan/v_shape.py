@@ -16,7 +16,7 @@ from tiledask.errors import ScheduleError
 from tiledask.plan.needs import needs, peak_in_flight
 from tiledask.plan.orders import count_of
 from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.steps import Lane, from_steps
+from tiledask.plan.steps import Lane, from_steps, half_of, zigzag
 
 __all__ = ["v_half", "v_min", "wave", "zb_v"]
 
@@ -28,7 +28,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     is: (p-1) F + m (time of both chunks). A device keeps at most 2p chunk activations, each half
     of a 1F1B stage's. Raises ScheduleError for an odd number of stages.
     """
-    p = _half(stages)
+    p = half_of(stages)
     n = max(microbatches, 2 * p - 1)  # as PyTorch: with fewer, those beyond m are left out
 
     def steps(d: int) -> list[str]:
@@ -44,7 +44,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
             *["W0"] * d,
         ]
 
-    place = _zigzag(2 * p, p)
+    place = zigzag(2 * p, p)
     return from_steps(
         steps, lambda d: [Lane(d, count()), Lane(2 * p - 1 - d, count())],
         place, p, microbatches, "zb-v",
@@ -64,7 +64,7 @@ def v_half(stages: int, microbatches: int) -> Schedule:
     >>> v_half(8, 8)
     Schedule(v-half: 8 stages on 4 devices, 8 micro-batches, 192 actions)
     """
-    p = _half(stages)
+    p = half_of(stages)
     gap = 0 if p % 2 else 3
     return _building_block(
         lambda d: (2 * d, 3 * p - 2 - d, 3 * p + gap - 1 + 2 * d, 6 * p + gap - 2 - d),
@@ -76,7 +76,7 @@ def v_half(stages: int, microbatches: int) -> Schedule:
 
 def v_min(stages: int, microbatches: int) -> Schedule:
     """V-Min: about a third of the memory of 1F1B (arXiv 2405.15362); see :func:`v_half`."""
-    p = _half(stages)
+    p = half_of(stages)
     gap = 0 if p % 3 else 2
     return _building_block(
         lambda d: (d, 2 * p - 1 - d, 2 * p + gap + d, 4 * p + gap - 1 - d),
@@ -109,7 +109,7 @@ def _building_block(
                 weights.append(action._replace(kind="W"))
         return [*actions, *weights]
 
-    repeated = Schedule.of(map(order, range(devices)), _zigzag(2 * devices, devices), name)
+    repeated = Schedule.of(map(order, range(devices)), zigzag(2 * devices, devices), name)
     return _squeeze(repeated, max(peak_in_flight(repeated)))
 
 
@@ -133,7 +133,7 @@ def wave(stages: int, microbatches: int, devices: int) -> Schedule:
             f"a wave goes down and up the devices, and {stages} stages are no multiple of "
             f"2 x {devices} devices; use {2 * devices * least} stages"
         )
-    place = _zigzag(stages, devices)
+    place = zigzag(stages, devices)
     held = [[s for s in range(stages) if place[s] == d] for d in range(devices)]
     orders = [
         [
@@ -214,18 +214,3 @@ def _next_turn(
         kept += KEPT[action.kind]
         high = max(high, kept)
     return weight
-
-
-def _half(stages: int) -> int:
-    if stages % 2:
-        raise ScheduleError(
-            f"a V has two stages on every device, and {stages} stages are odd; "
-            f"use {stages + 1} stages"
-        )
-    return stages // 2
-
-
-def _zigzag(stages: int, devices: int) -> list[int]:
-    """The device of each stage: down the devices and up again, as often as needed."""
-    there_and_back = [*range(devices), *reversed(range(devices))]
-    return [there_and_back[s % (2 * devices)] for s in range(stages)]
