@@ -1,6 +1,6 @@
 """A layout: how a training run is dealt out over devices, and when micro-batches run.
 
-dp copies x pp stages x tp slices = devices
+dp copies x cp pieces of each sequence x pp stages x tp slices = devices
 
            stage 0      stage 1            one data-parallel copy: pp x tp devices
 slice 0  [layers 0-5] [layers 6-11]        each device holds 1/tp of its stage's layers
@@ -11,6 +11,7 @@ import operator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
+from math import gcd
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 
@@ -49,19 +50,29 @@ class Layout:
     schedule: str = "1f1b"
     interleave: int = 1
     """Chunks of layers per stage."""
+    cp: int = 1
+    """Context-parallel pieces that every sequence is cut into; ZeRO deals out over dp x cp."""
+    ep: int = 1
+    """Expert-parallel devices, out of a stage's dp x cp, that the experts are dealt out to."""
+    flash_attention: bool = False
+    """The attention core keeps no s x s scores: it computes them again in its backward."""
     partition: tuple[int, ...] | None = None
     """Bounds of the layers of each chunk, 0 .. layers, in model order: chunk c holds the
     layers bounds[c] .. bounds[c+1]-1 and runs on stage c mod pp. None: as even as can be."""
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave"):
+        for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep"):
             object.__setattr__(self, name, _integer(name, getattr(self, name), 1))
         object.__setattr__(self, "zero", _integer("zero", self.zero, 0))
         if self.zero > 3:
             raise ConfigError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
-        if not isinstance(self.sequence_parallel, bool):
+        for name in ("sequence_parallel", "flash_attention"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.dp * self.cp % self.ep:
             raise ConfigError(
-                f"sequence_parallel must be True or False, got {self.sequence_parallel!r}"
+                f"ep must divide dp x cp, over which experts are dealt out, got {self.ep} and "
+                f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does"
             )
         for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
@@ -113,7 +124,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp * self.cp * self.tp * self.pp
 
     @property
     def chunks(self) -> int:

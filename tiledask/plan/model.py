@@ -29,6 +29,10 @@ class Weight:
     """Experts that each hold one."""
     active: int = 1
     """Experts of them that one token visits."""
+    inputs: int = 0
+    """Length of the vectors that the matrix multiplies, undivided; 0 if it multiplies none."""
+    row: bool = False
+    """Row-parallel: its units cut the inputs, and its products are summed over devices."""
 
     def count(self, tp: int = 1) -> int:
         """Elements on the fullest of ``tp`` devices.
@@ -140,8 +144,8 @@ class Model:
     def _attention(self) -> tuple[Weight, ...]:
         h, a, g, e = self.hidden, self.heads, self.kv_heads, self.head_dim
         heads = (("query", a), ("key", g), ("value", g))
-        weights = tuple(Weight(name, n, e * h) for name, n in heads)
-        weights += (Weight("attention output", a, e * h),)
+        weights = tuple(Weight(name, n, e * h, inputs=h) for name, n in heads)
+        weights += (Weight("attention output", a, e * h, inputs=a * e, row=True),)
         if self.qkv_bias:
             weights += tuple(Weight(f"{name} bias", n, e, kind="bias") for name, n in heads)
         if self.out_bias:
@@ -156,14 +160,15 @@ class Model:
     def _mlp(self) -> tuple[Weight, ...]:
         h, f, n, k = self.hidden, self.ffn, self.experts or 1, self.top_k or 1
         into = ("mlp gate", "mlp up") if self.mlp == "swiglu" else ("mlp up",)
-        weights = tuple(Weight(name, f, h, copies=n, active=k) for name in (*into, "mlp down"))
+        weights = tuple(Weight(name, f, h, copies=n, active=k, inputs=h) for name in into)
+        weights += (Weight("mlp down", f, h, copies=n, active=k, inputs=f, row=True),)
         if self.mlp_bias:
             weights += tuple(
                 Weight(f"{name} bias", f, 1, kind="bias", copies=n, active=k) for name in into
             )
             weights += (Weight("mlp down bias", h, 1, False, "bias", n, k),)
         if self.experts:
-            weights += (Weight("router", n, h, split=False),)
+            weights += (Weight("router", n, h, split=False, inputs=h),)
         return weights
 
     @cached_property
@@ -172,7 +177,7 @@ class Model:
         final = self._norm("final norm", self.hidden)
         if self.tied:
             return final
-        return (*final, Weight("output projection", self.vocab, self.hidden))
+        return (*final, Weight("output projection", self.vocab, self.hidden, inputs=self.hidden))
 
     @property
     def tied_copy(self) -> tuple[Weight, ...]:
