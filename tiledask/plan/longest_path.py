@@ -17,7 +17,7 @@ from tiledask.plan.schedule import Schedule
 
 __all__ = ["LARGE", "RESULT", "Path", "longest_path"]
 
-LARGE = 20_000
+LARGE = 100_000
 """Actions from which the loops are compiled: for fewer, loading the compiler takes longer than it
 saves. Once they are, they serve for any number."""
 RESULT = np.array([0, 1, 1, 2], np.int8)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import tiledask as td
 from tiledask.lab.bench.peers import Ran, count
-from tiledask.lab.bench.product import record
+from tiledask.lab.bench.records import record
 from tiledask.plan.units import format_bytes, format_seconds, parse_bytes
 
 __all__ = ["main", "measure"]

@@ -28,7 +28,7 @@ import tiledask as td
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.run import Run
 from tiledask.errors import ScheduleError
-from tiledask.lab.bench.product import record
+from tiledask.lab.bench.records import goals_table, record
 from tiledask.plan.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
@@ -279,16 +279,6 @@ def _refused(every: Sequence[Case]) -> str:
             reasons.setdefault((case.name, case.refused), []).append(where)
     lines = [f"{name} {', '.join(where)}: {why}" for (name, why), where in reasons.items()]
     return "\n".join(["refused by their schedule:", *lines] if lines else ["none refused"])
-
-
-def goals_table(goals: Sequence[dict[str, Any]]) -> Table:
-    """Goals beside what was reached."""
-    table = Table(title="goals")
-    for name in ("goal", "reached", ""):
-        table.add_column(name)
-    for row in goals:
-        table.add_row(row["goal"], row["reached"], "✓" if row["met"] else "✗")
-    return table
 
 
 if __name__ == "__main__":

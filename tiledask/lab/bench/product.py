@@ -5,13 +5,9 @@ round 2   ...                      every way once per round: a slow minute slows
 """
 
 import argparse
-import json
-import os
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,15 +16,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from threadpoolctl import threadpool_info
 
 import tiledask as td
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.rates import rates_of
 from tiledask.lab.bench.peers import DaskArrays, Ran, count, dask_client
-from tiledask.lab.doctor import examine
+from tiledask.lab.bench.records import goals_table, record
 from tiledask.lab.product import GRID
-from tiledask.lab.report import library_versions
 from tiledask.plan.cost import break_even
 from tiledask.plan.units import format_bytes, format_seconds
 
@@ -245,7 +239,7 @@ def main() -> int:
                 if args.record:  # after every work: a run that is stopped leaves what it has
                     facts = {"rates": vars(rates), "pays from n": pays, "goals": reached}
                     record(Path(args.record), "tiledask.lab.bench.product", facts | {"rows": rows})
-    console.print(_goals(reached))
+    console.print(goals_table(reached))
     console.print(
         f"One task costs {format_seconds(rates.task)}, a question to all workers "
         f"{format_seconds(rates.request)}; a float32 product over {args.workers} workers pays "
@@ -274,36 +268,6 @@ def _where(rows: list[dict[str, Any]]) -> str:
     slowest = max(ours["spent"], key=lambda s: s["multiply"])
     parts = ", ".join(f"{kind} {format_seconds(value)}" for kind, value in slowest.items())
     return f"where the last {OURS} spent its time (its slowest product and rank): {parts}"
-
-
-def _goals(reached: list[dict[str, Any]]) -> Table:
-    table = Table(title="goals")
-    for name in ("work", "ratio", "reached", "wanted", ""):
-        table.add_column(name, justify="right" if name in ("reached", "wanted") else "left")
-    for row in reached:
-        table.add_row(
-            row["work"], row["goal"], f"{row['reached']:.2f}", f"{row['wanted']:.2f}",
-            "✓" if row["met"] else "✗",
-        )  # fmt: skip
-    return table
-
-
-def record(path: Path, module: str, facts: dict[str, Any]) -> None:
-    """Keep ``facts`` as JSON, with what they were measured on and with."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = {
-        "command": f"python -m {module} --record FILE.json",
-        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "machine": {f.name: f.found.replace(os.getcwd(), ".") for f in examine()},
-        "processor": platform.processor() or platform.machine(),
-        "versions": library_versions(),
-        "BLAS": [
-            {key: pool.get(key) for key in ("internal_api", "version", "architecture")}
-            for pool in threadpool_info()
-        ],
-        "environment": {key: os.environ[key] for key in os.environ if "OPENBLAS" in key},
-    }
-    path.write_text(json.dumps(head | facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

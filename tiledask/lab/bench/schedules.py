@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiledask.lab.bench import schedule_peers
+from tiledask.lab.bench.records import goals_table, record
 from tiledask.plan.longest_path import LARGE
 from tiledask.plan.units import format_bytes, format_seconds
 
@@ -217,7 +218,7 @@ def main() -> int:
         for name, why in way.gave_up.items():
             console.print(f"{way.name}, {name}: {why}")
     if reached:
-        console.print(_goals(reached))
+        console.print(goals_table(reached))
     busy = [round(x, 2) for x in (load[0], os.getloadavg()[0])]
     console.print(
         f"Load of the machine before and after: {busy[0]} and {busy[1]} (this bench alone makes "
@@ -225,8 +226,6 @@ def main() -> int:
         f"Below {LARGE:,} actions tiledask's loops are not compiled."
     )
     if args.record:
-        from tiledask.lab.bench.product import record
-
         facts = {
             "peers": _versions(args.python, args.vic), "load before and after": busy,
             "gave up": {way.name: way.gave_up for way in ways if way.gave_up},
@@ -273,18 +272,6 @@ def _cell(row: dict[str, Any] | None, ours: float) -> str:
         return "-"
     memory = format_bytes(int(row["peak bytes"]))
     return f"{format_seconds(row['seconds'])}\n{memory}\n{row['seconds'] / ours:.3g} x"
-
-
-def _goals(reached: list[dict[str, Any]]) -> Table:
-    table = Table(title="goals")
-    for name in ("work", "goal", "reached", "wanted", ""):
-        table.add_column(name, justify="right" if name in ("reached", "wanted") else "left")
-    for row in reached:
-        table.add_row(
-            row["work"], row["goal"], f"{row['reached']:.2f}", f"{row['wanted']:g}",
-            "✓" if row["met"] else "✗",
-        )  # fmt: skip
-    return table
 
 
 if __name__ == "__main__":

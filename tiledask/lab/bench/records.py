@@ -1,0 +1,49 @@
+"""What every bench ends with: a table of goals beside what was reached, and its numbers as JSON."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from threadpoolctl import threadpool_info
+
+from tiledask.lab.doctor import examine
+from tiledask.lab.report import library_versions
+
+__all__ = ["goals_table", "record"]
+
+
+def goals_table(goals: Sequence[dict[str, Any]]) -> Table:
+    """Goals beside what was reached: a row per goal, a column per key, "met" as a mark."""
+    table = Table(title="goals")
+    names = [name for name in goals[0] if name != "met"]
+    for name in names:
+        number = isinstance(goals[0][name], int | float)
+        table.add_column(name, justify="right" if number else "left")
+    table.add_column("")
+    for row in goals:
+        cells = (f"{row[n]:.2f}" if isinstance(row[n], float) else str(row[n]) for n in names)
+        table.add_row(*cells, "✓" if row["met"] else "✗")
+    return table
+
+
+def record(path: Path, module: str, facts: dict[str, Any]) -> None:
+    """Keep ``facts`` as JSON, with what they were measured on and with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {
+        "command": f"python -m {module} --record FILE.json",
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": {f.name: f.found.replace(os.getcwd(), ".") for f in examine()},
+        "processor": platform.processor() or platform.machine(),
+        "versions": library_versions(),
+        "BLAS": [
+            {key: pool.get(key) for key in ("internal_api", "version", "architecture")}
+            for pool in threadpool_info()
+        ],
+        "environment": {key: os.environ[key] for key in os.environ if "OPENBLAS" in key},
+    }
+    path.write_text(json.dumps(head | facts, indent=1) + "\n")
