@@ -2,14 +2,17 @@
 
 import difflib
 import json
-import math
 import os
+import stat
+import sys
 from pathlib import Path
 
 from tiledask.errors import ConfigError
 
-__all__ = ["Fields", "names", "read", "read_named"]
+__all__ = ["Fields", "names", "read", "read_named", "short"]
 
+LARGEST = 4 * 2**20
+"""Bytes of the largest file that is read: a description takes some thousand."""
 _REQUIRED = object()
 
 
@@ -32,10 +35,11 @@ def names(kind: str) -> tuple[str, ...]:
 def read_named(kind: str, name: str) -> "Fields":
     """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
     if name.lower() not in names(kind):
-        near = difflib.get_close_matches(name.lower(), names(kind), n=1)
+        near = difflib.get_close_matches(name[:60].lower(), names(kind), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"no {kind} description is called {name!r}; {hint}tiledask has {', '.join(names(kind))}"
+            f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}tiledask has "
+            f"{', '.join(names(kind))}"
         )
     return read(_root() / kind / f"{name.lower()}.json")
 
@@ -43,33 +47,56 @@ def read_named(kind: str, name: str) -> "Fields":
 def read(path: str | os.PathLike) -> "Fields":
     """The JSON object in the file ``path``.
 
-    A file that is missing, is not JSON, is not an object, repeats a key or holds NaN or
-    Infinity is a ConfigError that names the file.
+    A file that is missing, larger than 4 MiB, not a regular file, not JSON, not an object,
+    nested too deep, repeats a key or holds NaN or Infinity is a ConfigError that names it.
     """
-    where = str(path)
+    where = str(path) if len(str(path)) <= 500 else f"{str(path)[:100]}..."
 
     def unique(pairs: list) -> dict:
-        seen = [key for key, _ in pairs]
-        twice = sorted({key for key in seen if seen.count(key) > 1})
-        if twice:
-            raise ConfigError(f"{where}: key {twice[0]!r} stands there twice; keep one of them")
-        return dict(pairs)
+        values: dict = {}
+        for key, value in pairs:
+            if key in values:
+                raise ConfigError(f"{where}: key {short(key)} stands there twice; keep one of them")
+            values[key] = value
+        return values
 
     def no_constant(text: str) -> float:
         raise ConfigError(f"{where}: {text} is not JSON; write a finite number")
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = _bytes(Path(path), where).decode("utf-8-sig")
         values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not JSON: {error}; save it as UTF-8") from None
+    except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deep to read; a description is flat") from None
     except ConfigError:
         raise
-    except ValueError as error:  # an integer of more digits than Python converts
-        raise ConfigError(f"{where}: {error}") from None
+    except ValueError:  # an integer of more digits than Python converts
+        raise ConfigError(f"{where}: holds a number of thousands of digits; no size has") from None
     return Fields(values, where)
+
+
+def _bytes(path: Path, where: str) -> bytes:
+    """The file's content; neither a huge file nor one without an end is read."""
+    try:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
+            return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a path with a null character
+        raise ConfigError(f"{where!r}: cannot be read: {error}") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{where}: is a folder; name a .json file")
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{where}: is not a regular file; copy the description into one")
+    raise ConfigError(
+        f"{where}: holds {found.st_size:,} bytes, and a description at most {LARGEST:,}; "
+        "is it the weights?"
+    )
 
 
 class Fields:
@@ -111,15 +138,24 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, f"must be an integer of {minimum} or more, got {_kind(value)}")
         if value < minimum:
-            raise self.fail(key, f"must be {minimum} or more, got {value}")
+            raise self.fail(key, f"must be {minimum} or more, got {short(value)}")
         return value
+
+    def integers(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
+        value = self._take(key, default)
+        whole = isinstance(value, list | tuple) and all(
+            isinstance(v, int) and not isinstance(v, bool) for v in value
+        )
+        if not whole:
+            raise self.fail(key, f"must be a list of integers, got {_kind(value)}")
+        return tuple(value)
 
     def number(self, key: str, default: object = _REQUIRED) -> float:
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(key, f"must be a number of 0 or more, got {_kind(value)}")
-        if not (math.isfinite(value) and value >= 0):
-            raise self.fail(key, f"must be a finite number of 0 or more, got {value}")
+        if not 0 <= value <= sys.float_info.max:
+            raise self.fail(key, f"must be a finite number of 0 or more, got {short(value)}")
         return float(value)
 
     def boolean(self, key: str, default: object = _REQUIRED) -> bool:
@@ -163,5 +199,17 @@ class Fields:
 def _kind(value: object) -> str:
     words = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
     words |= {list: "a list", dict: "an object", type(None): "null"}
-    shown = repr(value)
-    return f"{words.get(type(value), type(value).__name__)} ({shown[:40]})"
+    return f"{words.get(type(value), type(value).__name__)} ({short(value)})"
+
+
+def short(value: object) -> str:
+    """A value for an error message: a number of many digits or a long list is cut.
+
+    >>> short(10**60)
+    '1000000000000000000000000000000000000000... (61 characters)'
+    """
+    try:
+        shown = repr(value)
+    except (ValueError, RecursionError):  # more digits, or deeper, than Python writes
+        return f"one {type(value).__name__} too large to print"
+    return shown if len(shown) <= 60 else f"{shown[:40]}... ({len(shown)} characters)"

@@ -1,141 +1,15 @@
-"""A Hugging Face config.json as a Model: families as data, and no guess about a key."""
-
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+"""A Hugging Face config.json as a Model: every key is understood, harmless or refused."""
 
 from tiledask.errors import ConfigError
-from tiledask.plan.data import Fields
+from tiledask.plan.data import Fields, short
+from tiledask.plan.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
 from tiledask.plan.model import Model
+from tiledask.plan.model_rules import MANY
 
 __all__ = ["families", "model_from_config"]
 
-_ALIASES = {
-    "hidden": ("hidden_size", "n_embd", "n_embed"),
-    "layers": ("num_hidden_layers", "n_layer"),
-    "heads": ("num_attention_heads", "n_head"),
-    "vocab": ("vocab_size",),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "experts": ("num_local_experts",),
-    "top_k": ("num_experts_per_tok",),
-    "learned_pos": ("n_positions", "max_position_embeddings", "n_ctx"),
-}
-
-
-@dataclass(frozen=True)
-class _Family:
-    """What a ``model_type`` implies that its config.json does not say."""
-
-    fixed: Mapping
-    """Model fields that every member has."""
-    required: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    biases: Mapping = field(default_factory=dict)
-    """Boolean key -> (its default, the Model fields it switches)."""
-    dropout: Mapping = field(default_factory=dict)
-    """Dropout key -> its default."""
-    tied: bool = False
-    """Default of tie_word_embeddings."""
-    classes: tuple[str, ...] = ()
-    """The ``architectures`` with exactly these weights."""
-
-
-_BASE = ("hidden", "layers", "heads", "vocab")
-_GPT = {"mlp": "gelu", "norm": "layernorm"}
-_NO_BIAS = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
-_LLAMA = {"mlp": "swiglu", "norm": "rmsnorm"}
-_ATTENTION = ("qkv_bias", "out_bias")
-
-_FAMILIES = MappingProxyType({
-    "gpt2": _Family(
-        _GPT, (*_BASE, "learned_pos"), ("ffn",), tied=True,
-        dropout={"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
-        classes=("GPT2LMHeadModel",),
-    ),
-    "gpt_neox": _Family(
-        _GPT, (*_BASE, "ffn"),
-        biases={"attention_bias": (True, _ATTENTION)},
-        dropout={"attention_dropout": 0.0, "hidden_dropout": 0.0},
-        classes=("GPTNeoXForCausalLM",),
-    ),
-    "bloom": _Family(
-        {**_GPT, "embedding_norm": True}, _BASE, ("ffn",), tied=True,
-        dropout={"attention_dropout": 0.0, "hidden_dropout": 0.0},
-        classes=("BloomForCausalLM",),
-    ),
-    "llama": _Family(
-        _LLAMA, (*_BASE, "ffn"), ("kv_heads", "head_dim"),
-        biases={"attention_bias": (False, _ATTENTION), "mlp_bias": (False, ("mlp_bias",))},
-        dropout={"attention_dropout": 0.0}, classes=("LlamaForCausalLM",),
-    ),
-    "mistral": _Family(
-        {**_LLAMA, **_NO_BIAS}, (*_BASE, "ffn", "kv_heads"), ("head_dim",),
-        dropout={"attention_dropout": 0.0},
-        classes=("MistralForCausalLM",),
-    ),
-    "mixtral": _Family(
-        {**_LLAMA, **_NO_BIAS}, (*_BASE, "ffn", "kv_heads", "experts", "top_k"), ("head_dim",),
-        dropout={"attention_dropout": 0.0},
-        classes=("MixtralForCausalLM",),
-    ),
-    "qwen2": _Family(
-        {**_LLAMA, "qkv_bias": True, "out_bias": False, "mlp_bias": False},
-        (*_BASE, "ffn", "kv_heads"), dropout={"attention_dropout": 0.0},
-        classes=("Qwen2ForCausalLM",),
-    ),
-    "qwen3": _Family(
-        {**_LLAMA, "mlp_bias": False, "qk_norm": "per_head"},
-        (*_BASE, "ffn", "kv_heads", "head_dim"),
-        biases={"attention_bias": (False, _ATTENTION)},
-        dropout={"attention_dropout": 0.0}, classes=("Qwen3ForCausalLM",),
-    ),
-    "olmo": _Family(
-        {"mlp": "swiglu", "norm": "none", "mlp_bias": False},
-        (*_BASE, "ffn"), ("kv_heads",),
-        biases={"attention_bias": (False, _ATTENTION)},
-        dropout={"attention_dropout": 0.0}, classes=("OlmoForCausalLM",),
-    ),
-    "olmo2": _Family(
-        {**_LLAMA, "mlp_bias": False, "qk_norm": "full"},
-        (*_BASE, "ffn"), ("kv_heads",),
-        biases={"attention_bias": (False, _ATTENTION)},
-        dropout={"attention_dropout": 0.0}, classes=("Olmo2ForCausalLM",),
-    ),
-})  # fmt: skip
-
-families = tuple(_FAMILIES)
+families = tuple(FAMILIES)
 """The ``model_type`` values that are understood."""
-
-# keys that change training, generation, precision or labels, but no parameter count
-_HARMLESS = re.compile(
-    r"""_.*|(.*_)?token_ids?|(torch_)?dtype|.*pdrop|.*dropout(_prob)?|rope_.*|rotary_.*|init.*_range
-    |initializer_.*|(max_)?(seq|sequence)_len(gth)?|transformers_version|use_cache|(layer|rms)_norm_eps
-    |layer_norm_epsilon|hidden_act|activation_function|sliding_window|use_sliding_window
-    |max_window_layers|layer_types|max_position_embeddings|n_ctx|pretraining_tp|clip_qkv|summary_.*
-    |scale_attn.*|reorder_and_upcast_attn|task_specific_params|output_(attentions|hidden_states)
-    |output_router_logits|router_.*|use_parallel_residual|bias_dropout_fusion|skip_bias_add(_qkv)?
-    |masked_softmax_fusion|offset_alibi|attention_softmax_in_fp32|slow_but_exact|unk_token_id
-    |apply_residual_connection_post_layernorm|gradient_checkpointing|partial_rotary_factor
-    |return_dict|torchscript|use_bfloat16|id2label|label2id|num_labels|problem_type
-    |finetuning_task|tokenizer_class|name|source|classifier_dropout|auto_map
-    |do_sample|temperature|top_p|num_beams|repetition_penalty|length_penalty|min_length|max_length
-    |no_repeat_ngram_size|early_stopping|chunk_size_feed_forward""",
-    re.VERBOSE,
-)
-
-# keys that add or drop weights unless they hold these values
-_NEUTRAL = {
-    "add_cross_attention": (False,),
-    "is_encoder_decoder": (False,),
-    "is_decoder": (False, True),
-    "tie_encoder_decoder": (False,),
-    "cross_attention_hidden_size": (None,),
-    "pruned_heads": ({}, None),
-    "quantization_config": (None,),
-}
 
 
 def model_from_config(config: Fields, name: str) -> Model:
@@ -143,7 +17,9 @@ def model_from_config(config: Fields, name: str) -> Model:
 
     A family or a key that may change the count and is not understood is a ConfigError.
     Counts are of trainable parameters; buffers in a checkpoint, such as the rotary
-    frequencies in Llama 2's, are none.
+    frequencies in Llama 2's, are none. The load-balancing bias of DeepSeek-V3's router is
+    one, as in its published 671 B; its multi-token-prediction layer is known but not counted
+    (``mtp_layers``, ``with_mtp``).
 
     >>> config = Fields({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     ...                  "n_positions": 1024, "vocab_size": 50257}, "config.json")
@@ -151,59 +27,146 @@ def model_from_config(config: Fields, name: str) -> Model:
     124439808
     """
     kind = config.text("model_type")
-    if kind not in _FAMILIES:
+    if kind not in FAMILIES:
         raise config.fail(
-            "model_type", f"is {kind!r}; the families understood are {', '.join(_FAMILIES)}"
+            "model_type", f"is {short(kind)}; the families understood are {', '.join(families)}"
         )
-    family = _FAMILIES[kind]
+    family = FAMILIES[kind]
     _check_class(config, kind, family)
     values = {key: _aliased(config, key) for key in family.required}
-    values |= {k: _aliased(config, k, 0) for k in family.optional}
+    values |= {key: _aliased(config, key, 0) for key in family.optional}
     if not values["ffn"]:
         values["ffn"] = 4 * values["hidden"]
     for key, (default, targets) in family.biases.items():
         values |= dict.fromkeys(targets, config.boolean(key, default))
+    for reader in family.readers:
+        values |= _READERS[reader](config, family, values)
     rates = [config.number(key, default) for key, default in family.dropout.items()]
     tied = config.boolean("tie_word_embeddings", family.tied)
-    _check_rest(config)
+    _check_quantization(config)
+    _check_rest(config, family)
     source = config.text("source", "") or config.where
     try:
         return Model(
-            **family.fixed, **values, tied=tied, dropout=any(rates), name=name, source=source
+            **{**family.fixed, **values}, tied=tied, dropout=any(rates), name=name, source=source
         )
     except ConfigError as error:
         raise ConfigError(f"{config.where}: {error}") from None
 
 
 def _aliased(config: Fields, key: str, default: int | None = None) -> int:
-    given = [alias for alias in _ALIASES[key] if alias in config]
+    given = [alias for alias in ALIASES[key] if alias in config]
     found = {alias: config.integer(alias) for alias in given}
     if key == "learned_pos":
         found = dict(list(found.items())[:1])  # n_ctx repeats n_positions in old configs
     if len(set(found.values())) > 1:
-        raise config.fail(given[1], f"says otherwise than {given[0]!r}: {found}; keep one of them")
-    if found:
-        return found[given[0]]
-    return config.integer(_ALIASES[key][0]) if default is None else default
+        shown = {alias: short(value) for alias, value in found.items()}
+        raise config.fail(given[1], f"says otherwise than {given[0]!r}: {shown}; keep one of them")
+    if not found and default is None:
+        first, *others = ALIASES[key]
+        either = f", or write it as {' or '.join(others)}" if others else ""
+        raise config.fail(first, f"is missing; add it{either}")
+    return found[given[0]] if found else default
 
 
-def _check_class(config: Fields, kind: str, family: _Family) -> None:
+def _sparse_step(config: Fields, family: Family, values: dict) -> dict:
+    """Qwen's mixtures: every decoder_sparse_step-th layer, less mlp_only_layers."""
+    step = config.integer("decoder_sparse_step", 1)
+    listed = set(config.integers("mlp_only_layers", ()))
+    layers = range(_few_layers(config, values))
+    return {"dense_layers": tuple(i for i in layers if i in listed or (i + 1) % step)}
+
+
+def _dense_first(config: Fields, family: Family, values: dict) -> dict:
+    """DeepSeek's mixtures: first_k_dense_replace dense layers, then one in moe_layer_freq."""
+    experts, width = _aliased(config, "experts", 0), _aliased(config, "expert_ffn", 0)
+    top_k, every = _aliased(config, "top_k", 0), config.integer("moe_layer_freq", 1)
+    shared = config.integer("n_shared_experts", 0, minimum=0)
+    first = config.integer("first_k_dense_replace", 0, minimum=0)
+    method = config.text("topk_method", family.router)
+    read = {"mtp_layers": config.integer("num_nextn_predict_layers", 0, minimum=0)}
+    if not experts:  # null: every layer is dense
+        return read
+    for key in ("moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace"):
+        config.integer(key, minimum=0)  # what transformers would assume differs by version
+    if (method == "noaux_tc") != (family.router == "noaux_tc"):
+        raise config.fail(
+            "topk_method",
+            f"is {short(method)}; whether this model_type's router has a bias is known only of "
+            f"{family.router!r} and its like",
+        )
+    layers = range(_few_layers(config, values))
+    return read | {
+        "experts": experts,
+        "top_k": top_k,
+        "expert_ffn": width,
+        "shared_ffn": shared * width,
+        "router_bias": method == "noaux_tc",
+        "dense_layers": tuple(i for i in layers if i < first or i % every),
+    }
+
+
+def _latent(config: Fields, family: Family, values: dict) -> dict:
+    """Multi-head latent attention; q_lora_rank must be there, null where queries are direct."""
+    if "q_lora_rank" not in config.values:
+        raise config.fail("q_lora_rank", "is missing; add it, null if queries are not compressed")
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    read = {key: config.integer(key) for key in keys}
+    rotary = read["qk_rope_head_dim"]
+    whole = read["qk_nope_head_dim"] + rotary
+    # transformers writes what follows from the others, and calls the rotary part head_dim
+    for key, allowed in (("head_dim", (rotary, whole)), ("qk_head_dim", (whole,))):
+        if config.integer(key, allowed[0]) not in allowed:
+            raise config.fail(
+                key, f"must be {' or '.join(map(str, allowed))} in latent attention; leave it out"
+            )
+    return read | {"q_lora_rank": config.integer("q_lora_rank") if "q_lora_rank" in config else 0}
+
+
+_READERS = {"sparse step": _sparse_step, "dense first": _dense_first, "latent": _latent}
+
+
+def _few_layers(config: Fields, values: dict) -> int:
+    """The layers, once it is safe to count through them."""
+    if values["layers"] > MANY:
+        raise ConfigError(
+            f"{config.where}: layers must be at most {MANY:,}, got {short(values['layers'])}"
+        )
+    return values["layers"]
+
+
+def _check_class(config: Fields, kind: str, family: Family) -> None:
     for name in config.texts("architectures", ()):
         if name not in family.classes:
             raise config.fail(
                 "architectures",
-                f"names {name!r}, whose head may hold other weights; for {kind!r} the count is "
-                f"known of {', '.join(family.classes)}",
+                f"names {short(name)}, whose head may hold other weights; for {kind!r} the count "
+                f"is known of {', '.join(family.classes)}",
             )
 
 
-def _check_rest(config: Fields) -> None:
+def _check_quantization(config: Fields) -> None:
+    """fp8 changes the bytes of a weight and adds scales, which are no parameters; other methods
+    pack or replace weights."""
+    if "quantization_config" not in config:
+        return
+    method = config.object("quantization_config").values.get("quant_method")
+    if method != "fp8":
+        raise config.fail(
+            "quantization_config",
+            f"has quant_method {short(method)}, whose packed weights are not counted here; take "
+            "the config.json of the model before it was quantized",
+        )
+
+
+def _check_rest(config: Fields, family: Family) -> None:
+    neutral = {**NEUTRAL, **family.neutral}
     for key in config.left():
         value = config.values[key]
-        if key in _NEUTRAL:
-            if value not in _NEUTRAL[key]:
-                raise config.fail(key, f"is {value!r}, which changes the parameter count here")
-        elif value is not None and not _HARMLESS.fullmatch(key):
+        if key in neutral:
+            if not any(value is held or value == held for held in neutral[key]):
+                raise config.fail(key, f"is {short(value)}, which changes the parameter count here")
+        elif value is not None and not HARMLESS.fullmatch(key):
             raise config.fail(
                 key,
                 "is not understood and may change the parameter count; remove it if it does not",

@@ -5,50 +5,31 @@ embedding | layer 1 | ... | layer L | head      items, in the order of a pipelin
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from tiledask.errors import ConfigError
+from tiledask.plan.model_rules import MOST, check_integer, completed
+from tiledask.plan.model_table import model_html
+from tiledask.plan.weights import (
+    Weight,
+    attention,
+    count,
+    mixture,
+    mlp,
+    mtp_module,
+    norm,
+    unvisited,
+)
 
 __all__ = ["Model", "Weight", "count"]
 
 
-@dataclass(frozen=True)
-class Weight:
-    """A weight made of ``units`` pieces of ``size`` elements that nothing cuts further."""
-
-    name: str
-    units: int
-    """Attention heads, rows of an MLP matrix, rows of the vocabulary, ..."""
-    size: int
-    """Elements of one unit."""
-    split: bool = True
-    """Tensor parallelism deals out the units; otherwise every device holds the whole."""
-    kind: str = "matrix"
-    """One of "matrix", "bias", "norm"."""
-    copies: int = 1
-    """Experts that each hold one."""
-    active: int = 1
-    """Experts of them that one token visits."""
-    inputs: int = 0
-    """Length of the vectors that the matrix multiplies, undivided; 0 if it multiplies none."""
-    row: bool = False
-    """Row-parallel: its units cut the inputs, and its products are summed over devices."""
-
-    def count(self, tp: int = 1) -> int:
-        """Elements on the fullest of ``tp`` devices.
-
-        A weight of fewer units than devices is copied: key and value heads under a tensor
-        parallelism wider than they are.
-
-        >>> Weight("k_proj", units=8, size=128).count(tp=16)
-        128
-        """
-        return self.copies * self.size * (-(-self.units // tp) if self.split else self.units)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A decoder-only transformer.
+
+    Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
+    first layers may be dense. Sizes that contradict each other are a ConfigError.
 
     >>> gpt2 = Model(hidden=768, layers=12, heads=12, ffn=3072, vocab=50257, learned_pos=1024)
     >>> gpt2.parameters
@@ -67,12 +48,13 @@ class Model:
     kv_heads: int = 0
     """Key and value heads; 0 means as many as query heads."""
     head_dim: int = 0
-    """Width of one head; 0 means hidden / heads."""
+    """Width of one head; 0 means hidden / heads, and qk_dim in latent attention."""
     mlp: str = "gelu"
     """Kind of MLP; "gelu": two matrices; "swiglu": three, one of them a gate (any activation)."""
     norm: str = "layernorm"
     """Kind of norm; "layernorm": weight and bias; "rmsnorm": weight; "none": no parameters."""
     qkv_bias: bool = True
+    """Biases of query, key and value; in latent attention, of the down-projections."""
     out_bias: bool = True
     mlp_bias: bool = True
     tied: bool = True
@@ -80,7 +62,7 @@ class Model:
     learned_pos: int = 0
     """Rows of a learned position embedding; 0 for rotary or ALiBi positions."""
     experts: int = 0
-    """Experts in each MLP; 0 for a dense model."""
+    """Experts in each mixture; 0 for a dense model."""
     top_k: int = 0
     """Experts that a token visits."""
     qk_norm: str | None = None
@@ -92,36 +74,64 @@ class Model:
     name: str = "model"
     source: str = ""
     """Where the numbers come from."""
+    expert_ffn: int = 0
+    """Inner width of one expert; 0 means ffn."""
+    shared_ffn: int = 0
+    """Inner width, all together, of the shared experts that every token passes."""
+    shared_gate: bool = False
+    """A gate of h weights scales what the shared experts add, as in Qwen's mixtures."""
+    router_bias: bool = False
+    """The router adds a bias per expert that balances their load, as in DeepSeek-V3."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers of a mixture model, counted from 0, that have a dense MLP."""
+    kv_lora_rank: int = 0
+    """Width of the key-value latent; more than 0 makes the attention latent (MLA)."""
+    q_lora_rank: int = 0
+    """Width of the query latent; 0 projects queries directly."""
+    qk_nope_head_dim: int = 0
+    """Width of a latent-attention head's query and key without position."""
+    qk_rope_head_dim: int = 0
+    """Width of its rotary part, which all heads of a key share."""
+    v_head_dim: int = 0
+    """Width of a latent-attention head's value."""
+    mtp_layers: int = 0
+    """Multi-token-prediction modules that belong to the model."""
+    with_mtp: bool = False
+    """Count these modules, with the head; published sizes leave them out."""
 
     def __post_init__(self) -> None:
-        for field, minimum in _INTEGERS.items():
-            _check_integer(self.name, field, getattr(self, field), minimum)
-        for field, allowed in _WORDS.items():
-            if getattr(self, field) not in allowed:
-                raise ConfigError(
-                    f"model {self.name}: {field} must be one of {allowed}, "
-                    f"got {getattr(self, field)!r}"
-                )
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
-        if not self.head_dim:
-            self._divides("hidden", self.hidden, "heads", self.heads)
-            object.__setattr__(self, "head_dim", self.hidden // self.heads)
-        self._divides("heads", self.heads, "kv_heads", self.kv_heads)
-        if not (self.experts == self.top_k == 0 or 1 <= self.top_k <= self.experts):
-            raise ConfigError(
-                f"model {self.name}: top_k must lie between 1 and experts, "
-                f"got top_k={self.top_k}, experts={self.experts}"
-            )
+        for field, value in completed(self).items():
+            object.__setattr__(self, field, value)
 
-    def _divides(self, what: str, value: int, by: str, divisor: int) -> None:
-        if value % divisor:
-            raise ConfigError(
-                f"model {self.name}: {what} ({value}) must be a multiple of {by} ({divisor})"
-            )
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent (multi-head latent attention, MLA)."""
+        return self.kv_lora_rank > 0
 
-    def _norm(self, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
-        each = {"layernorm": 2, "rmsnorm": 1, "none": 0}[self.norm]
-        return (Weight(name, width, each, split, "norm"),) if each else ()
+    @property
+    def qk_dim(self) -> int:
+        """Width of a head's query and key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.latent else self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of a head's value."""
+        return self.v_head_dim if self.latent else self.head_dim
+
+    @property
+    def kv_cache_elements(self) -> int:
+        """Elements that one token leaves in the key-value cache of one layer: keys and values
+        of all groups, or the latent and the rotary part of the key that all heads share.
+
+        >>> from tiledask.plan.specs import load_model
+        >>> load_model("llama-3.1-405b").kv_cache_elements
+        2048
+        >>> load_model("deepseek-v3").kv_cache_elements
+        576
+        """
+        if self.latent:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * self.kv_heads * self.head_dim
 
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
@@ -129,116 +139,138 @@ class Model:
         weights = (Weight("token embedding", self.vocab, self.hidden),)
         if self.learned_pos:
             weights += (Weight("position embedding", self.learned_pos, self.hidden, split=False),)
-        return weights + (self._norm("embedding norm", self.hidden) if self.embedding_norm else ())
+        return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether layer number ``layer``, from 0, has experts; none such is a ConfigError."""
+        check_integer(self.name, "layer", layer, 0, self.layers - 1)
+        return self.experts > 0 and layer not in self._dense
 
     @cached_property
+    def _dense(self) -> frozenset[int]:
+        return frozenset(self.dense_layers)
+
+    def layer_weights(self, layer: int) -> tuple[Weight, ...]:
+        """Weights of layer number ``layer``, from 0: attention, MLP (or experts) and norms.
+
+        >>> from tiledask.plan.specs import load_model
+        >>> v3 = load_model("deepseek-v3")
+        >>> count(v3.layer_weights(2)), count(v3.layer_weights(3))
+        (583483392, 11507286272)
+        """
+        return self._mixture_layer if self.is_mixture(layer) else self._dense_layer
+
+    @property
     def layer(self) -> tuple[Weight, ...]:
-        """Weights of one layer: attention, MLP (or experts) and norms."""
-        return (
-            self._norm("attention norm", self.hidden)
-            + self._attention()
-            + self._norm("mlp norm", self.hidden)
-            + self._mlp()
-        )
+        """Weights of the last layer. All layers are like it, unless a mixture has dense ones;
+        see ``layer_weights``."""
+        return self.layer_weights(self.layers - 1)
 
-    def _attention(self) -> tuple[Weight, ...]:
-        h, a, g, e = self.hidden, self.heads, self.kv_heads, self.head_dim
-        heads = (("query", a), ("key", g), ("value", g))
-        weights = tuple(Weight(name, n, e * h, inputs=h) for name, n in heads)
-        weights += (Weight("attention output", a, e * h, inputs=a * e, row=True),)
-        if self.qkv_bias:
-            weights += tuple(Weight(f"{name} bias", n, e, kind="bias") for name, n in heads)
-        if self.out_bias:
-            # added once, after the sum over devices: held whole by each
-            weights += (Weight("attention output bias", h, 1, False, "bias"),)
-        if self.qk_norm == "per_head":
-            weights += self._norm("query norm", e) + self._norm("key norm", e)
-        if self.qk_norm == "full":
-            weights += self._norm("query norm", a * e, True) + self._norm("key norm", g * e, True)
-        return weights
+    @cached_property
+    def _dense_layer(self) -> tuple[Weight, ...]:
+        return self._around(mlp(self))
 
-    def _mlp(self) -> tuple[Weight, ...]:
-        h, f, n, k = self.hidden, self.ffn, self.experts or 1, self.top_k or 1
-        into = ("mlp gate", "mlp up") if self.mlp == "swiglu" else ("mlp up",)
-        weights = tuple(Weight(name, f, h, copies=n, active=k, inputs=h) for name in into)
-        weights += (Weight("mlp down", f, h, copies=n, active=k, inputs=f, row=True),)
-        if self.mlp_bias:
-            weights += tuple(
-                Weight(f"{name} bias", f, 1, kind="bias", copies=n, active=k) for name in into
-            )
-            weights += (Weight("mlp down bias", h, 1, False, "bias", n, k),)
-        if self.experts:
-            weights += (Weight("router", n, h, split=False, inputs=h),)
-        return weights
+    @cached_property
+    def _mixture_layer(self) -> tuple[Weight, ...]:
+        return self._around(mixture(self))
+
+    def _around(self, inner: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        before = norm(self, "attention norm", self.hidden) + attention(self)
+        return before + norm(self, "mlp norm", self.hidden) + inner
 
     @cached_property
     def head(self) -> tuple[Weight, ...]:
-        """Weights of the last item: final norm and, unless tied, the output projection."""
-        final = self._norm("final norm", self.hidden)
-        if self.tied:
-            return final
-        return (*final, Weight("output projection", self.vocab, self.hidden, inputs=self.hidden))
+        """Weights of the last item: final norm, output projection unless tied, and the
+        multi-token-prediction modules if they are counted."""
+        weights = norm(self, "final norm", self.hidden)
+        if not self.tied:
+            weights += (Weight("output projection", self.vocab, self.hidden, inputs=self.hidden),)
+        return weights + (self.mtp_module * self.mtp_layers if self.with_mtp else ())
+
+    @cached_property
+    def mtp_module(self) -> tuple[Weight, ...]:
+        """Weights of one multi-token-prediction module, without the embedding and the output
+        projection that it shares with the model; none if the model has no such module."""
+        return mtp_module(self, self.layer) if self.mtp_layers else ()
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all multi-token-prediction modules, counted or not."""
+        return self.mtp_layers * count(self.mtp_module)
 
     @property
     def tied_copy(self) -> tuple[Weight, ...]:
-        """What the last of several stages holds again because the embedding is elsewhere."""
-        return (Weight("token embedding copy", self.vocab, self.hidden),) if self.tied else ()
+        """What the last of several stages holds again because the embedding is elsewhere: the
+        output projection is that matrix, or a multi-token-prediction module looks tokens up."""
+        again = self.tied or self.with_mtp
+        return (Weight("token embedding copy", self.vocab, self.hidden),) if again else ()
 
     @property
     def item_parameters(self) -> tuple[int, ...]:
         """Parameters of the embedding, each layer and the head: layers + 2 numbers that
         add up to ``parameters``, so that any partition of the items can be costed."""
-        layer = count(self.layer)
-        return (count(self.embedding), *[layer] * self.layers, count(self.head))
+        usual = count(self._mixture_layer if self.experts else self._dense_layer)
+        dense = count(self._dense_layer)
+        layers = (dense if i in self._dense else usual for i in range(self.layers))
+        return (count(self.embedding), *layers, count(self.head))
 
     @property
+    def layer_kinds(self) -> tuple[tuple[str, int, tuple[Weight, ...]], ...]:
+        """The kinds of layer: (name, how many, weights of one)."""
+        dense = len(self.dense_layers) if self.experts else self.layers
+        kinds = (
+            ("dense layer" if self.experts else "layer", dense, self._dense_layer),
+            ("mixture layer", self.layers - dense, self._mixture_layer),
+        )
+        return tuple(kind for kind in kinds if kind[1])
+
+    @cached_property
     def parameters(self) -> int:
         """All trainable parameters, exactly."""
-        return sum(self.item_parameters)
+        layers = sum(n * count(weights) for _, n, weights in self.layer_kinds)
+        return count(self.embedding) + layers + count(self.head)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: all, less the experts it does not visit."""
-        unused = sum((w.copies - w.active) * w.units * w.size for w in self.layer)
-        return self.parameters - self.layers * unused
+        """Parameters that one token uses: all, less the experts it does not visit.
+
+        Embedding and head are in; papers that leave one out print a little less.
+        """
+        unused = sum(n * unvisited(weights) for _, n, weights in self.layer_kinds)
+        return self.parameters - unused - unvisited(self.head)
 
     def check_tp(self, tp: int) -> None:
         """Refuse a tensor parallelism that attention heads cannot be dealt out to."""
-        if self.heads % tp:
-            near = [t for t in range(1, self.heads + 1) if self.heads % t == 0]
+        check_integer(self.name, "tp", tp, 1, MOST)
+        a, g = self.heads, self.kv_heads
+        if a % tp:
+            near = [t for t in range(1, a + 1) if a % t == 0 and not (g % t and t % g)]
             raise ConfigError(
-                f"tp={tp} does not divide the {self.heads} attention heads of {self.name}; "
+                f"tp={tp} does not divide the {a} attention heads of {self.name}; "
                 f"tp may be one of {near}"
             )
-        if self.kv_heads % tp and tp % self.kv_heads:
+        if g % tp and tp % g:
             raise ConfigError(
-                f"tp={tp} neither divides nor is a multiple of the {self.kv_heads} key-value "
-                f"heads of {self.name}; tp={self.kv_heads} does both"
+                f"tp={tp} neither divides nor is a multiple of the {g} key-value "
+                f"heads of {self.name}; tp={g} does both"
             )
 
     def __str__(self) -> str:
         return f"{self.name} ({self.parameters:,} parameters)"
 
-
-_INTEGERS = {
-    "hidden": 1, "layers": 1, "heads": 1, "ffn": 1, "vocab": 1,
-    "kv_heads": 0, "head_dim": 0, "learned_pos": 0, "experts": 0, "top_k": 0,
-}  # fmt: skip
-_WORDS = {
-    "mlp": ("gelu", "swiglu"),
-    "norm": ("layernorm", "rmsnorm", "none"),
-    "qk_norm": (None, "per_head", "full"),
-}
-
-
-def _check_integer(name: str, field: str, value: object, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(
-            f"model {name}: {field} must be an integer of {minimum} or more, got {value!r}"
+    def __repr__(self) -> str:
+        active = f", {self.active_parameters:,} active" if self.experts else ""
+        return (
+            f"Model({self.name}: {self.layers} layers of width {self.hidden:,}, "
+            f"{self.parameters:,} parameters{active}{self._mtp_note})"
         )
 
+    @property
+    def _mtp_note(self) -> str:
+        if not self.mtp_layers:
+            return ""
+        said = "with" if self.with_mtp else "without"
+        return f", {said} {self.mtp_parameters:,} for multi-token prediction"
 
-@lru_cache(maxsize=4096)
-def count(weights: tuple[Weight, ...], tp: int = 1) -> int:
-    """Elements of ``weights`` on the fullest of ``tp`` tensor-parallel devices."""
-    return sum(weight.count(tp) for weight in weights)
+    def _repr_html_(self) -> str:
+        return model_html(self)
