@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,14 @@ from tiledask.plan.fit import minimum_devices, zero3_minimum_degree
 from tiledask.plan.layout import RECOMPUTE, Layout
 from tiledask.plan.model import Model
 from tiledask.plan.neighbours import FIELDS
-from tiledask.plan.overhead import CUDA_CONTEXT, FRAMEWORK, NCCL_BUFFERS, Overhead, default_overhead
+from tiledask.plan.overhead import (
+    ALLOCATOR,
+    BUCKETS,
+    CUDA_CONTEXT,
+    NCCL_BUFFERS,
+    Overhead,
+    default_overhead,
+)
 from tiledask.plan.specs import load_cluster, load_model
 
 SMALL = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=96)
@@ -85,11 +93,11 @@ def test_the_verdict_changes_exactly_at_the_borders_of_the_band():
 
 
 def test_overheads_have_names():
-    assert default_overhead(2).total == CUDA_CONTEXT + NCCL_BUFFERS + FRAMEWORK
+    assert default_overhead(2).total == CUDA_CONTEXT + NCCL_BUFFERS + BUCKETS + ALLOCATOR
     assert default_overhead(1).nccl == 0
     with pytest.raises(ConfigError, match="overhead nccl must be bytes"):
         Overhead(nccl=-1)
-    with pytest.raises(ConfigError, match="overhead framework must be bytes"):
+    with pytest.raises(ConfigError, match=r"overhead must be bytes.* got 1\.5"):
         td.fits(SMALL, Layout(), cluster(1, 10**9), overhead=1.5)
     tight = td.fits(SMALL, Layout(dp=2), cluster(2, 10**9), sequence=32)
     assert tight.verdict == "tight"
@@ -243,4 +251,124 @@ def test_shown():
     fit = td.fits(load_model("gpt-200b"), Layout(tp=8, pp=10, dp=2), load_cluster("160xA100-40GB"))
     html = fit._repr_html_()
     assert "<b>no</b>" in html
-    assert "Smallest fix: zero 0 -> 1" in html
+    assert "Smallest fix: zero 0 -> 2" in html
+
+
+# one thing changed ------------------------------------------------------------------------
+
+
+def priced(model, layout, *more):
+    """A time model: two seconds for each sequence, three if layers are computed again."""
+    each = 3 if layout.recompute == "full" else 2
+    return SimpleNamespace(total=layout.microbatches * layout.microbatch * each)
+
+
+def single_brute_force(start, fleet, name, overhead):
+    """The values of one field, nearest first, that fit by asking ``fits`` for each."""
+    values = {
+        "dp": range(start.dp + 1, 100), "tp": (t for t in (2, 4) if t > start.tp),
+        "pp": range(start.pp + 1, SMALL.layers + 1), "zero": range(start.zero + 1, 4),
+        "microbatch": [b for b in range(start.microbatch - 1, 0, -1) if start.microbatch % b == 0],
+        "recompute": RECOMPUTE[RECOMPUTE.index(start.recompute) + 1 :],
+    }[name]  # fmt: skip
+    for value in values:
+        layout = replace(start, **{name: value})
+        if name == "microbatch":
+            sequences = start.microbatch * start.microbatches
+            layout = replace(layout, microbatches=sequences // value)
+        wide = replace(fleet, devices=layout.devices)
+        if td.fits(SMALL, layout, wide, sequence=64, overhead=overhead).verdict == "fits":
+            return layout
+    return None
+
+
+@pytest.mark.parametrize("start", [
+    Layout(microbatch=4, microbatches=2), Layout(dp=2, zero=1, microbatch=2), Layout(tp=2),
+    Layout(dp=4, zero=3, microbatch=6), Layout(pp=2, dp=2, zero=2, recompute="selective"),
+])  # fmt: skip
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 0.95])
+def test_each_direction_alone_is_the_nearest_that_fits(start, share):
+    fleet = cluster(8, int(td.estimate_memory(SMALL, start, sequence=64).peak * share))
+    fixes = td.fits(SMALL, start, fleet, sequence=64, overhead=50).fixes
+    assert set(fixes) == {*FIELDS, "recipe", "devices"}
+    for name in FIELDS:
+        best, found = single_brute_force(start, fleet, name, 50), fixes[name]
+        assert (found.layout if found else None) == best, name
+        if found:
+            assert found.changed == (name,)
+            assert found.missing == max(0, best.devices - 8)
+            assert f"{name} {getattr(start, name)} -> {getattr(best, name)}" in str(found)
+    for fix in filter(None, fixes.values()):
+        wide = replace(fleet, devices=fix.devices)
+        again = td.fits(SMALL, fix.layout, wide, fix.recipe, sequence=64, overhead=50)
+        assert again.verdict == "fits"
+
+
+def test_a_smaller_recipe_is_the_largest_of_those_that_fit():
+    room = td.estimate_memory(SMALL, Layout(), "bf16-adam", sequence=64).peak
+    fix = td.fits(SMALL, Layout(), cluster(1, room), sequence=64, overhead=0).fixes["recipe"]
+    assert (fix.recipe, fix.changed) == ("bf16-adam", ("recipe",))
+    assert "recipe mixed-adam-16 -> bf16-adam" in str(fix)
+    serving = td.fits(SMALL, Layout(), cluster(1, 10), "fp16-weights", sequence=64, overhead=0)
+    assert serving.fixes["recipe"] is None
+    assert td.fits(SMALL, Layout(), cluster(1, 10**12), sequence=64).fixes == {}
+
+
+def test_the_fewest_devices_with_only_the_three_degrees_free():
+    start = Layout(microbatch=2, recompute="selective")
+    room = int(td.estimate_memory(SMALL, start, sequence=64).peak * 0.4)
+    fix = td.fits(SMALL, start, cluster(2, room), sequence=64, overhead=0).fixes["devices"]
+    assert set(fix.changed) <= {"dp", "tp", "pp"}
+    assert fix.layout.recompute == "selective"
+
+
+def test_fixes_have_a_price_in_time():
+    start = Layout(microbatch=4, microbatches=2)
+    room = td.estimate_memory(SMALL, replace(start, recompute="full"), sequence=64).peak
+    fit = td.fits(SMALL, start, cluster(8, room), sequence=64, overhead=0, step=priced)
+    full = fit.fixes["recompute"]
+    assert (full.seconds, full.slower) == (24, 1.5)
+    assert "a sequence takes 1.5 times as long" in str(full)
+    own = td.fits(SMALL, start, cluster(8, room), sequence=64, overhead=0).fixes["recompute"]
+    assert own.seconds > 0
+    assert own.slower > 1
+    serving = td.fits(SMALL, Layout(microbatch=2), cluster(8, 200_000), "fp16-weights", sequence=64,
+                      overhead=0)  # fmt: skip
+    assert all(fix.seconds is None for fix in serving.fixes.values() if fix)
+
+
+def test_what_a_device_is_expected_to_show():
+    fit = td.fits(SMALL, Layout(dp=2), cluster(2, 10**12), sequence=64)
+    assert fit.expected == fit.memory.peak + default_overhead(2).total
+
+
+def test_context_and_expert_parallel_layouts_get_fixes_that_exist():
+    mixed = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=96, experts=4, top_k=2)
+    start = Layout(dp=4, cp=2, ep=4, microbatch=2)
+    room = int(td.estimate_memory(mixed, start, sequence=64).peak * 0.5)
+    fit = td.fits(mixed, start, cluster(64, room), sequence=64, overhead=0)
+    for fix in filter(None, [fit.smallest_fix, *fit.fixes.values()]):
+        assert fix.devices == fix.layout.dp * 2 * fix.layout.tp * fix.layout.pp
+        assert fix.layout.dp * 2 % 4 == 0
+
+
+def test_a_schedule_that_a_fix_cannot_have_is_passed_over():
+    start = Layout(pp=2, microbatches=4, schedule="dualpipe")
+    room = int(td.estimate_memory(SMALL, start, sequence=64).peak * 0.6)
+    fix = td.fits(SMALL, start, cluster(8, room, node=1), sequence=64, overhead=0).smallest_fix
+    assert fix is None or fix.layout.schedule == "dualpipe"
+
+
+def test_what_is_no_cluster_is_refused_and_every_degree_is_said():
+    with pytest.raises(ConfigError, match=r"a cluster is needed, such as td\.load_cluster"):
+        td.fits(SMALL, Layout(), None)
+    fit = td.fits(SMALL, Layout(dp=2, cp=4), cluster(4, 10**12), sequence=64)
+    assert "needs 8 devices (dp 2 x tp 1 x pp 1 x cp 4)" in fit.reason
+
+
+def test_a_smaller_degree_is_no_step_in_that_direction():
+    start = Layout(tp=2)
+    room = td.estimate_memory(SMALL, Layout(), sequence=64).peak + default_overhead(1).total
+    fit = td.fits(SMALL, start, cluster(4, room), sequence=64)
+    assert (fit.verdict, fit.smallest_fix.layout) == ("tight", Layout())
+    assert fit.fixes["tp"] is None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
-from tiledask.plan.activations import alive, in_flight
+from tiledask.plan.flight import alive, in_flight
 from tiledask.plan.layout import Layout
 
 
@@ -84,3 +84,34 @@ def test_interleaved_in_flight_is_the_warm_up_and_one(p, groups, v):
             assert all(0 <= n <= m for n in state)
     # the last chunk of the last stage runs its backward straight after its forward
     assert max(state[-1] for state in alive(layout, p - 1)) == 1
+
+
+def test_partitions_in_words():
+    assert Layout(pp=12, partition="E+5, 6x10, 5+E").chunk_layers(70) == (5, *[6] * 10, 5)
+    assert Layout(pp=4, partition="e,2,2,h").partition == (0, 0, 2, 4, 4)
+    assert Layout(pp=2, partition="3,5").partition == (0, 3, 8)
+    assert Layout(pp=3, partition="items").chunk_layers(10) == (3, 4, 3)
+    assert Layout(pp=12, partition="items").chunk_layers(10) == (0, *[1] * 10, 0)
+    assert Layout(partition="items").chunk_layers(3) == (3,)
+    with pytest.raises(PartitionError, match="13 chunks need as many items, the model has 12"):
+        Layout(pp=13, partition="items").chunk_layers(10)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "E", "5,E+5", "5+E,5", "x3", "E+5x2,3", "-1,3", "1e3,2", "H,3"]
+)
+def test_words_that_are_no_partition(words):
+    with pytest.raises(PartitionError, match=r"write layers of each stage such as 'E.5, "):
+        Layout(pp=2, partition=words)
+
+
+def test_chunks_of_each_shape():
+    assert Layout(pp=4, schedule="v-half").interleave == 2
+    assert Layout(pp=2, schedule="wave", interleave=4).stage_chunks(0) == (0, 3, 4, 7)
+    assert Layout(pp=2, schedule="interleaved", interleave=3, microbatches=5).chunks == 6
+    with pytest.raises(
+        ScheduleError, match="'zb-v' has two chunks on each stage, got interleave=3"
+    ):
+        Layout(pp=4, schedule="zb-v", interleave=3)
+    both = Layout(pp=4, schedule="chimera")
+    assert [both.stage_layers(stage, 8) for stage in range(4)] == [4, 4, 4, 4]

@@ -2,17 +2,19 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import tiledask as td
 from tiledask.plan.activations import layer_bytes
+from tiledask.plan.deepspeed import deepspeed_estimate
 from tiledask.plan.hardware import load_device
 from tiledask.plan.layout import Layout
 from tiledask.plan.memory import estimate_memory, stage_parameters
 from tiledask.plan.model import Model
-from tiledask.plan.overhead import CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
+from tiledask.plan.overhead import ALLOCATOR, CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
 from tiledask.plan.recipes import load_recipe, state_bytes
 
 PATH = Path(__file__).parents[1] / "data" / "published" / "plan.json"
@@ -36,28 +38,23 @@ ZERO = starting("zero-t1")
 ULTRASCALE = starting("ultrascale")
 USABLE = starting("usable-")
 BLOOM = [n for n in starting("bloom-") if CASES[n]["kind"] == "measured_memory"]
+TITAN = starting("titan-")
 SINGLE = [
     "kor-selective-savings", "bloom-layer-sizes", "bloom-checkpoint", "bloom-delta-fp32-grads",
-    "mleng-overheads", "bs-104b-jz",
+    "mleng-overheads", "bs-104b-jz", "ds-zero3-2851m", "ds-issue-4527",
+    "mleng-llama8b-activations",
 ]  # fmt: skip
 COVERED = {
     *MODEL_CASES, *TRAPS, *PYTHIA, *SC21, *STATE, *ACTIVATIONS, *RATIOS, *TABLE_2, *ZERO,
-    *ULTRASCALE, *USABLE, *BLOOM, *SINGLE,
+    *ULTRASCALE, *USABLE, *BLOOM, *TITAN, *SINGLE,
 }  # fmt: skip
 
-TIME = "step time, throughput or their ranking: no time is estimated here"
+TIME = "step time, throughput or their ranking: test_published_time.py, or no layout is given"
 NOT_COVERED = {
     **dict.fromkeys([n for n, c in CASES.items() if c["kind"] in (
         "train_time", "throughput", "layer_time", "ranking")], TIME),
-    **dict.fromkeys(starting("titan-"),
-                    "torchtitan: operator-level recomputation, fp8, compiled graphs, context "
-                    "parallelism; none of them is in the arithmetic"),
     "gpipe-bubble": "a schedule's idle time, not memory",
     "zero-infinity-comm": "bytes communicated, not bytes held",
-    "ds-zero3-2851m": "offloading to the host is not in the arithmetic",
-    "ds-issue-4527": "offloading to the host is not in the arithmetic",
-    "mleng-llama8b-activations": "28 hidden-state copies per layer are a measurement of one "
-                                 "implementation; its closed-form parts are tested below",
 }  # fmt: skip
 
 
@@ -136,6 +133,17 @@ def test_bigscience_104b_share_of_a_device():
     # and it rounds a quarter of the 50257 rows down: the fullest device has 12565
     ragged = -(-model.vocab // 4) * model.hidden - model.vocab * model.hidden // 4
     assert stage_parameters(model, layout, 0) == expected["params_gpu_with_emb"] + whole + ragged
+    states = expected["params_gpu_with_emb"] * inputs["bytes_per_param"]
+    assert states == expected["state_bytes_with_emb"]
+    # measured with nvidia-smi under ZeRO-1; the case has no dp, 2 (64 nodes of 4) is assumed
+    model = model_of({**inputs, "heads": 80}, dropout=False)
+    run = Layout(dp=2, tp=4, pp=32, microbatches=1024, zero=1, recompute="full")
+    context = expected["cuda_context_mib"] * 2**20
+    overhead = replace(default_overhead(256), context=context).total
+    shown = [n + overhead for n in estimate_memory(model, run, "deepspeed-fp16-adam").per_stage]
+    assert shown[0] / 1e9 == pytest.approx(expected["measured_with_emb_gb"], rel=0.08)
+    # "without embedding" does not say on which of stages 1 .. 30, which hold less and less
+    assert min(shown[1:-1]) / 1e9 == pytest.approx(expected["measured_without_emb_gb"], rel=0.08)
 
 
 # states ---------------------------------------------------------------------------------
@@ -247,14 +255,61 @@ def test_korthikanti_selective_savings():
         )
 
 
-def test_llama_at_32k_checkpoints_and_logits():
+def test_llama_at_32k():
     case = CASES["mleng-llama8b-activations"]
-    expected, sequence = case["expected"], case["inputs"]["seq"]
-    model = td.load_model("llama-3.1-8b")
-    memory = estimate_memory(model, Layout(recompute="full"), sequence=sequence)
-    held = memory.ledger.by_tensor(0, "forward")
+    expected, inputs = case["expected"], case["inputs"]
+    model, tolerance = td.load_model("llama-3.1-8b"), case["tolerance"]["rel"]
+    layout = Layout(recompute="full", flash_attention=True)
+    memory = estimate_memory(model, layout, sequence=inputs["seq"])
+    held = memory.ledger.by_tensor(0, "backward")
+    hidden = 2 * inputs["batch"] * inputs["seq"] * model.hidden
+    logits = memory.ledger.by_tensor(0, "forward")["logits"]
+    assert hidden / GIB == expected["hidden_states_gib"]
     assert held["activations"] / GIB == expected["checkpoints_gib"]
-    assert held["logits"] / GIB == pytest.approx(expected["logits_fp32_gib"], abs=0.005)
+    assert logits / GIB == pytest.approx(expected["logits_fp32_gib"], abs=0.005)
+    # 28 copies of the hidden states per layer are one implementation's, measured: it casts to
+    # single precision around norms and repeats keys and values; with fused norms there are 20.5
+    layer = inputs["copies_measured"] * hidden
+    assert layer / GIB == expected["per_layer_gib"]
+    checkpointed = held["activations"] + layer + logits
+    assert checkpointed / GIB == pytest.approx(expected["with_checkpointing_gib"], rel=tolerance)
+    without = model.layers * layer + logits
+    assert without / GIB == pytest.approx(expected["without_gib"], rel=tolerance)
+    fused = layer_bytes(model, layout, inputs["seq"], recompute="selective")
+    assert fused / hidden == 20.5
+
+
+def test_deepspeeds_own_estimate():
+    case = CASES["ds-zero3-2851m"]
+    inputs, expected = case["inputs"], case["expected"]
+
+    def gib(**options):
+        sizes = int(inputs["total_params"]), int(inputs["largest_layer_params"])
+        found = deepspeed_estimate(
+            *sizes, gpus_per_node=inputs["gpus_per_node"], nodes=inputs["nodes"], **options
+        )
+        return [n / GIB for n in found]
+
+    none, optimizer = gib(), gib(offload_optimizer=True)
+    both = gib(offload_optimizer=True, offload_weights=True)
+    names = ("gpu_none_none_gib", "gpu_offload_opt_gib", "gpu_offload_both_gib",
+             "cpu_none_init1_gib", "cpu_opt_init1_gib", "cpu_both_init1_gib")  # fmt: skip
+    for name, value in zip(
+        names,
+        [*(e[0] for e in (none, optimizer, both)), *(e[1] for e in (none, optimizer, both))],
+        strict=True,
+    ):
+        assert value == pytest.approx(expected[name], abs=case["tolerance"]["abs"]), name
+
+
+def test_deepspeeds_estimate_is_far_from_what_a_device_shows():
+    inputs, expected = CASES["ds-issue-4527"]["inputs"], CASES["ds-issue-4527"]["expected"]
+    sizes = int(inputs["total_params"]), int(inputs["largest_layer_params"])
+    own = deepspeed_estimate(
+        *sizes, gpus_per_node=inputs["gpus"], offload_optimizer=True, offload_weights=True
+    )
+    assert own.device / GIB == pytest.approx(expected["estimator_gpu_gib"], abs=0.005)
+    assert expected["measured_after_init_mib"] * 2**20 > 28 * own.device
 
 
 # devices and overheads ------------------------------------------------------------------
@@ -277,61 +332,63 @@ def test_overheads_of_context_and_collectives():
     assert round(expected["nccl_after_barrier_extra_gib"] * GIB) == NCCL_BUFFERS
 
 
-# the BLOOM-176B engineering log, A100-80GB ------------------------------------------------
+# measured on devices: the BLOOM-176B engineering log (A100-80GB), torchtitan (H100) ---------
 
 HEADS = 96
 """Where the log's table does not state the heads, those of its other rows of this width."""
 
 
 def bloom(name):
-    """The estimate of a row. fp16 rows ran DeepSpeed's optimizer; bf16 rows accumulated
-    gradients in single precision and counted embedding and head as a layer each."""
+    """The estimate of a row. fp16 rows ran DeepSpeed's fp16 optimizer; bf16 rows accumulated
+    gradients in single precision and counted embedding and head as a layer each. The model is
+    BLOOM's as published, without dropout (the run's README speaks of Megatron's default, 0.1)."""
     i = CASES[name]["inputs"]
     model = model_of({**i, "heads": i["heads"] or HEADS}, dropout=False, embedding_norm=True)
-    pp, layers, bounds = i["pp"], i["layers"], None
-    if i["embedding_counts_as_pp_layer"]:
-        each = (layers + 2) // pp
-        assert each * pp == layers + 2
-        bounds = (0, *(each * stage - 1 for stage in range(1, pp)), layers)
     layout = Layout(
-        dp=i["dp"], tp=i["tp"], pp=pp, microbatch=i["micro_batch"], zero=i["zero"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
-        recompute=i["recompute"], partition=bounds,
+        dp=i["dp"], tp=i["tp"], pp=i["pp"], microbatch=i["micro_batch"], zero=i["zero"],
+        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]), recompute=i["recompute"],
+        partition="items" if i["embedding_counts_as_pp_layer"] else None,
     )  # fmt: skip
-    recipe = {2: "deepspeed-fp16-adam", 6: "mixed-adam-20"}[i["grad_bytes"]]
+    recipe = {2: "deepspeed-fp16-adam", 6: "deepspeed-bf16-adam"}[i["grad_bytes"]]
     return estimate_memory(model, layout, recipe, i["seq"])
 
 
 RAN = [n for n in BLOOM if CASES[n]["expected"]["fits"]]
-CALIBRATION = [n for n in RAN if CASES[n]["inputs"]["grad_bytes"] == 2]
-CHECK = [n for n in RAN if n not in CALIBRATION]
-WRONG_VERDICT = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
-"""Ran out of memory on 80 GB; the estimate is 56 GB, and a 203 B row beside it ran in 67."""
+CALIBRATION, CHECK = RAN[::2], RAN[1::2]
+NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
+"""Ran out of memory; the estimate is as large as that of the 203 B row, which ran in 67 GB."""
 
 
-def residual(name):
-    """Bytes measured beyond the estimate without overhead."""
-    return CASES[name]["expected"]["peak_mem_gb"] * 10**9 - bloom(name).peak
+def errors(rows, expected):
+    """Relative errors, printed and returned: name -> expected / measured - 1."""
+    found = {name: expected(name) - 1 for name in rows}
+    for name, error in found.items():
+        print(f"{name:45} {error:+.1%}")
+    sizes = [abs(error) for error in found.values()]
+    print(f"{len(rows)} rows: mean {statistics.mean(sizes):.1%}, worst {max(sizes):.1%}")
+    return statistics.mean(sizes), max(sizes)
 
 
-def test_the_overhead_constant_comes_from_the_fp16_rows():
-    beyond = [residual(name) for name in CALIBRATION]
-    assert len(beyond) == 23
-    assert statistics.median(beyond) == pytest.approx(default_overhead(2).total, abs=0.05e9)
-    assert min(beyond) > 3.7e9
-    assert max(beyond) < 12.1e9
+def test_the_allocators_share_is_what_every_second_row_shows():
+    known = default_overhead(2).total - ALLOCATOR
+    measured = [CASES[name]["expected"]["peak_mem_gb"] * 10**9 for name in CALIBRATION]
+    # least squares of the relative error in one constant c: minimise sum ((p + c) / m - 1)^2
+    beyond = [m - bloom(n).peak - known for n, m in zip(CALIBRATION, measured, strict=True)]
+    weights = [1 / m**2 for m in measured]
+    constant = sum(w * b for w, b in zip(weights, beyond, strict=True)) / sum(weights)
+    assert constant == pytest.approx(ALLOCATOR, abs=0.05e9)
 
 
-@pytest.mark.parametrize(("rows", "bound"), [(CALIBRATION, 0.08), (CHECK, 0.11)])
-def test_bloom_rows_within_the_stated_bound(rows, bound):
-    overhead, errors = default_overhead(2).total, {}
-    for name in rows:
-        measured = CASES[name]["expected"]["peak_mem_gb"] * 1e9
-        errors[name] = (bloom(name).peak + overhead) / measured - 1
-        print(f"{name:45} {measured / 1e9:5.0f} GB measured, error {errors[name]:+.1%}")
-    worst = max(errors.values(), key=abs)
-    print(f"mean error {statistics.mean(errors.values()):+.1%}, worst {worst:+.1%}")
-    assert abs(worst) < bound
+@pytest.mark.parametrize("rows", [CALIBRATION, CHECK])
+def test_bloom_rows_within_4_percent_on_average_and_8_at_worst(rows):
+    def expected(name):
+        memory = bloom(name)
+        shown = memory.peak + default_overhead(memory.layout.devices).total
+        return shown / (CASES[name]["expected"]["peak_mem_gb"] * 1e9)
+
+    mean, worst = errors(rows, expected)
+    assert mean < 0.04
+    assert worst < 0.08
 
 
 def test_bloom_verdicts():
@@ -339,22 +396,52 @@ def test_bloom_verdicts():
     for name in BLOOM:
         memory = bloom(name)
         fit = td.fits(memory.model, memory.layout, fleet, memory.recipe, memory.sequence)
-        ran = CASES[name]["expected"]["fits"] or name == WRONG_VERDICT
+        ran = CASES[name]["expected"]["fits"] or name == NOT_EXPLAINED
         assert (fit.verdict != "no") == ran, (name, fit)
+    anomaly, ran = bloom(NOT_EXPLAINED), bloom("bloom-203B-bf16-dp8tp4pp12mbs2-h128")
+    assert anomaly.peak == pytest.approx(ran.peak, rel=0.01)
+
+
+def titan(name):
+    """The estimate of a row: FSDP2, flash attention, sequence parallelism with tp; pipelines
+    run as many micro-batches as there are chunks."""
+    i = CASES[name]["inputs"]
+    pp, tp = i.get("pp", 1), i.get("tp", 1)
+    chunks = 2 if i.get("schedule") == "interleaved" else 1
+    microbatches = pp * chunks if pp > 1 else 1
+    layout = Layout(
+        dp=i["fsdp"], tp=tp, pp=pp, cp=i.get("cp", 1), microbatch=i["local_batch"] // microbatches,
+        microbatches=microbatches, zero=3, sequence_parallel=tp > 1, recompute=i["recompute"],
+        flash_attention=True, interleave=chunks,
+    )  # fmt: skip
+    recipe = "fsdp-adam-pipeline" if pp > 1 else "fsdp-adam"
+    model = td.load_model(i["model"].replace("llama3.1", "llama-3.1"))
+    return estimate_memory(model, layout, recipe, i["seq"])
+
+
+def test_torchtitan_rows_within_6_percent_on_average():
+    """No number is fitted to them, but they were in view when the recipes fsdp-adam* were
+    written (which tensors eager cross entropy keeps for each logit, what a pipeline keeps
+    whole). What is measured is the memory that PyTorch's allocator reserves: neither context
+    nor NCCL; FSDP's buckets are rows of the ledger."""
+
+    def expected(name):
+        return (titan(name).peak + ALLOCATOR) / (CASES[name]["expected"]["mem_gib"] * GIB)
+
+    mean, worst = errors(TITAN, expected)
+    assert mean < 0.06
+    assert worst < 0.12
 
 
 def test_bloom_fp32_gradients_cost_4_bytes_a_parameter_that_zero_1_leaves_whole():
     expected = CASES["bloom-delta-fp32-grads"]
-    layers = {"before": (72, "mixed-adam-16"), "after": (70, "mixed-adam-20")}
-    peaks = {}
-    for when, (n, recipe) in layers.items():
-        model = model_of({"hidden": 14336, "layers": n, "heads": 64, "vocab": 250880})
-        layout = Layout(dp=8, tp=4, pp=12, microbatch=2, microbatches=128, zero=1, recompute="full")
-        peaks[when] = sum(
-            state.bytes for state in estimate_memory(model, layout, recipe).ledger.rows
-            if state.place == 1 and state.tensor == "fp32 gradients"
+    model = model_of({"hidden": 14336, "layers": 70, "heads": 64, "vocab": 250880})
+    layout = Layout(dp=8, tp=4, pp=12, microbatch=2, microbatches=128, zero=1, recompute="full")
+    for recipe in ("mixed-adam-20", "deepspeed-bf16-adam"):
+        added = sum(
+            row.bytes for row in estimate_memory(model, layout, recipe).ledger.rows
+            if row.place == 1 and row.tensor == "fp32 gradients"
         )  # fmt: skip
-    predicted = (peaks["after"] - peaks["before"]) / 1e9
-    assert predicted == pytest.approx(
-        expected["expected"]["measured_delta_gb"], abs=expected["tolerance"]["abs_gb"]
-    )
+        assert added / 1e9 == pytest.approx(
+            expected["expected"]["measured_delta_gb"], abs=expected["tolerance"]["abs_gb"]
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tiledask.errors import ConfigError
 
-__all__ = ["Fields", "names", "read", "read_named", "short"]
+__all__ = ["Fields", "data_file", "names", "read", "read_named", "short"]
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
@@ -21,6 +21,11 @@ def _root() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "_data"
     return installed if installed.is_dir() else package.parent / "data"
+
+
+def data_file(*parts: str) -> Path:
+    """A file of the data folder, such as data_file("published", "plan.json")."""
+    return _root().joinpath(*parts)
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -5,9 +5,13 @@
                                                     left of the estimate:      "no"
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from tiledask.errors import ConfigError
+from tiledask.plan.fixes import SINGLE, SMALLER, Fix, sentence
 from tiledask.plan.hardware import ClusterSpec
 from tiledask.plan.layout import Layout
 from tiledask.plan.memory import MemoryEstimate, estimate_memory
@@ -15,27 +19,10 @@ from tiledask.plan.minimum import minimum_devices, zero3_minimum_degree
 from tiledask.plan.model import Model
 from tiledask.plan.neighbours import FIELDS, Search
 from tiledask.plan.overhead import Overhead, default_overhead
-from tiledask.plan.recipes import Recipe
+from tiledask.plan.recipes import Recipe, load_recipe
 from tiledask.plan.units import format_bytes
 
 __all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
-
-
-@dataclass(frozen=True)
-class Fix:
-    """A layout that fits, near the one that does not."""
-
-    layout: Layout
-    changed: tuple[str, ...]
-    """Names of the fields that differ."""
-    devices: int
-    """Devices that it needs."""
-    missing: int
-    """Devices that the cluster lacks for it; 0 if it has enough."""
-    sentence: str
-
-    def __str__(self) -> str:
-        return self.sentence
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +32,9 @@ class Fit:
     memory: MemoryEstimate
     cluster: ClusterSpec
     overhead: Overhead
+    step: Callable[..., Any] | None = None
+    """A time model: step(model, layout, cluster, recipe, sequence).total in seconds; None:
+    ``estimate_step``."""
 
     @property
     def layout(self) -> Layout:
@@ -59,6 +49,11 @@ class Fit:
     def band(self) -> tuple[int, int]:
         """Bytes per device without and with the whole overhead budget."""
         return self.memory.peak, self.memory.peak + self.overhead.total
+
+    @property
+    def expected(self) -> int:
+        """Bytes that the device is expected to show at its fullest: estimate and overhead."""
+        return self.band[1]
 
     @cached_property
     def verdict(self) -> str:
@@ -96,8 +91,8 @@ class Fit:
             )
         if not self.shortfall:
             return (
-                f"the layout needs {self.layout.devices} devices (dp {self.layout.dp} x tp "
-                f"{self.layout.tp} x pp {self.layout.pp}), the cluster has {self.cluster.devices}"
+                f"the layout needs {self.layout.devices} devices ({_degrees(self.layout)}), the "
+                f"cluster has {self.cluster.devices}"
             )
         return (
             f"the fullest device ({where}) needs {low}, {format_bytes(self.shortfall)} more than "
@@ -117,38 +112,96 @@ class Fit:
             return None
         search = Search(self.memory, self.cluster, self.overhead)
         found = search.nearest()
-        return self._fix(found if found is not None else search.fewest_devices())
+        if found is not None:
+            return self._fix(found)
+        fix = self._fix(search.fewest_devices())
+        if fix is None or not fix.missing:
+            return fix
+        lacks = f"no layout on {self.cluster.devices} devices fits; the smallest that does takes"
+        return replace(fix, sentence=fix.sentence.replace("(it takes", f"({lacks}"))
 
-    def _fix(self, layout: Layout | None) -> Fix | None:
+    @cached_property
+    def fixes(self) -> "dict[str, Fix | None]":
+        """What fits if a single thing changes: name -> the nearest Fix, or None if none does.
+
+        "dp", "tp", "pp": the smallest larger one, on however many devices it takes;
+        "zero": the smallest higher stage; "microbatch": the largest smaller one, in more
+        micro-batches; "recompute": the next that fits; "recipe": of those shipped that keep
+        less for each parameter, the one that keeps most; "devices": the fewest of all, with
+        any dp, tp and pp. Empty if the layout fits already.
+
+        >>> from tiledask.plan.specs import load_cluster, load_model
+        >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
+        >>> fit = fits(model, Layout(dp=2, tp=8, pp=10), cluster)
+        >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
+        (['pp', 'zero', 'recipe', 'devices'], 2)
+        """
+        if self.verdict == "fits":
+            return {}
+        search = Search(self.memory, self.cluster, self.overhead)
+        single = {name: self._fix(search.single(name)) for name in SINGLE}
+        return {
+            **single,
+            "recipe": self._other_recipe(),
+            "devices": self._fix(search.fewest_devices(("dp", "tp", "pp"))),
+        }
+
+    def _other_recipe(self) -> Fix | None:
+        """The same layout with the next smaller recipe that fits."""
+        now = self.memory.recipe
+        if not now.trains or self.layout.devices > self.cluster.devices:
+            return None
+        for name in SMALLER:
+            recipe = load_recipe(name)
+            if recipe.bytes_per_parameter < now.bytes_per_parameter:
+                fix = self._fix(self.layout, recipe)
+                if fix is not None:
+                    return fix
+        return None
+
+    def _fix(self, layout: Layout | None, recipe: Recipe | None = None) -> Fix | None:
+        """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
         if layout is None:
             return None
         again = fits(
             self.memory.model, layout, replace(self.cluster, devices=layout.devices),
-            self.memory.recipe, self.memory.sequence, self._overhead(layout),
+            recipe or self.memory.recipe, self.memory.sequence, self._overhead(layout),
         )  # fmt: skip
         if again.verdict != "fits":
+            if recipe is not None:
+                return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
+        seconds, slower = self._price(again)
         changed = tuple(n for n in FIELDS if getattr(layout, n) != getattr(self.layout, n))
-        missing = max(0, layout.devices - self.cluster.devices)
-        steps = ", ".join(f"{n} {getattr(self.layout, n)} -> {getattr(layout, n)}" for n in changed)
-        need = (
-            f"no layout on {self.cluster.devices} devices fits; the smallest that does takes "
-            f"{layout.devices}, {missing} more"
-            if missing
-            else f"{layout.devices} of {self.cluster.devices} devices"
-        )
-        before, after = self.layout.sequences, layout.sequences
-        batch = f", the global batch goes from {before} to {after}" if before != after else ""
-        sentence = (
-            f"{steps or 'no change but the number of devices'} ({need}{batch}): "
-            f"{format_bytes(again.band[0])}, with overhead {format_bytes(again.band[1])}, of "
-            f"{format_bytes(self.capacity)} per device"
-        )
-        return Fix(layout, changed, layout.devices, missing, sentence)
+        changed += () if recipe is None else ("recipe",)
+        return Fix(
+            layout, changed, layout.devices, max(0, layout.devices - self.cluster.devices),
+            sentence(self.memory, again.memory, self.cluster, again.band, changed, slower),
+            again.memory.recipe.name, seconds, slower,
+        )  # fmt: skip
+
+    def _price(self, again: "Fit") -> tuple[float | None, float | None]:
+        """(seconds of a step after the fix, their ratio to those before); Nones where there
+        is no time: a recipe that does not train, a layout that the time model refuses."""
+        try:
+            after = self._seconds(again)
+            each, before = after / again.layout.sequences, self._seconds(self)
+            return after, each / (before / self.layout.sequences)
+        except ValueError:
+            return None, None
+
+    def _seconds(self, fit: "Fit") -> float:
+        step, memory = self.step, fit.memory
+        if step is None:
+            from tiledask.plan.step import estimate_step as step
+        most = max(self.cluster.devices, memory.layout.devices)
+        cluster = replace(self.cluster, devices=most)
+        estimate = step(memory.model, memory.layout, cluster, memory.recipe, memory.sequence)
+        return float(estimate.total)
 
     def _overhead(self, layout: Layout) -> Overhead:
-        given = self.overhead != default_overhead(self.layout.devices)
-        return self.overhead if given else default_overhead(layout.devices)
+        given = self.overhead != default_overhead(self.layout.devices, self.layout.zero)
+        return self.overhead if given else default_overhead(layout.devices, layout.zero)
 
     def __repr__(self) -> str:
         return f"Fit({self.verdict}: {self.reason})"
@@ -169,11 +222,14 @@ def fits(
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
     overhead: Overhead | int | None = None,
+    step: Callable[..., Any] | None = None,
 ) -> Fit:
     """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
 
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
     what no tensor accounts for (bytes, or an Overhead; default: ``default_overhead``).
+    ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
+    sequence) for an object with ``total`` seconds (default: ``estimate_step``).
 
     >>> from tiledask.plan.specs import load_cluster, load_model
     >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
@@ -181,11 +237,24 @@ def fits(
     >>> fit.verdict, fit.smallest_fix.changed
     ('no', ('tp', 'pp', 'dp'))
     """
+    if not isinstance(cluster, ClusterSpec):
+        raise ConfigError(
+            f"a cluster is needed, such as td.load_cluster('8xA100-80GB'), got {cluster!r}"
+        )
     if overhead is None:
-        overhead = default_overhead(layout.devices)
+        overhead = default_overhead(layout.devices, layout.zero)
     elif not isinstance(overhead, Overhead):
-        overhead = Overhead(0, 0, overhead)
-    return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead)
+        if isinstance(overhead, bool) or not isinstance(overhead, int) or overhead < 0:
+            raise ConfigError(
+                f"overhead must be bytes, 0 or more, or an Overhead, got {overhead!r}"
+            )
+        overhead = Overhead(0, 0, 0, overhead)
+    return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)
+
+
+def _degrees(layout: Layout) -> str:
+    names = ("dp", "tp", "pp") + (("cp",) if layout.cp > 1 else ())
+    return " x ".join(f"{name} {getattr(layout, name)}" for name in names)
 
 
 _OPTIMIZER = "optimizer states"

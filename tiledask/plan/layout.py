@@ -8,6 +8,7 @@ slice 1  [layers 0-5] [layers 6-11]
 """
 
 import operator
+import re
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
@@ -19,8 +20,21 @@ __all__ = ["RECOMPUTE", "SCHEDULES", "Layout"]
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention core, every layer."""
-SCHEDULES = ("naive", "gpipe", "1f1b")
+SELECTIVE_OP = "selective_op"
+"""Also allowed: all but the outputs of attention and of every second matrix product."""
+LOOPED = ("1f1b", "interleaved", "looped-bfs", "interleaved-zb")
+"""Schedules that go round the stages ``interleave`` times."""
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
+"""Schedules that go down the stages and come back: two chunks on each."""
+BOTH_WAYS = ("chimera", "dualpipe")
+"""Schedules with two copies of the model, the second one from the last stage to the first."""
+SCHEDULES = (
+    "naive", "gpipe", *LOOPED, "eager-1f1b", "zb-h1", "zb-h2", "zb-auto", *V_SHAPED, "wave",
+    *BOTH_WAYS,
+)  # fmt: skip
 """Orders of micro-batches; with ``interleave`` > 1, "1f1b" is the interleaved one."""
+ITEMS = "items"
+"""The partition that counts embedding and head as a layer each."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +70,11 @@ class Layout:
     """Expert-parallel devices, out of a stage's dp x cp, that the experts are dealt out to."""
     flash_attention: bool = False
     """The attention core keeps no s x s scores: it computes them again in its backward."""
-    partition: tuple[int, ...] | None = None
+    partition: tuple[int, ...] | str | None = None
     """Bounds of the layers of each chunk, 0 .. layers, in model order: chunk c holds the
-    layers bounds[c] .. bounds[c+1]-1 and runs on stage c mod pp. None: as even as can be."""
+    layers bounds[c] .. bounds[c+1]-1. None: as even as can be. "items": embedding and head
+    count as a layer each. Or text such as "E+5, 6x10, 5+E": a stage of the embedding and 5
+    layers, ten of 6, one of 5 and the head; "E" alone is a stage without layers."""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "microbatch", "microbatches", "interleave", "cp", "ep"):
@@ -74,26 +90,36 @@ class Layout:
                 f"ep must divide dp x cp, over which experts are dealt out, got {self.ep} and "
                 f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does"
             )
-        for name, allowed in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
+        recomputes = (*RECOMPUTE, SELECTIVE_OP)
+        for name, allowed in (("recompute", recomputes), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         self._check_interleave()
-        if self.partition is not None:
+        if self.partition not in (None, ITEMS):
+            if isinstance(self.partition, str):
+                object.__setattr__(self, "partition", _read_partition(self.partition))
             object.__setattr__(self, "partition", self._bounds())
 
     def _check_interleave(self) -> None:
+        if self.schedule in V_SHAPED and self.interleave == 1:
+            object.__setattr__(self, "interleave", 2)
         if self.interleave == 1:
             return
-        if self.schedule != "1f1b":
+        if self.schedule in V_SHAPED and self.interleave != 2:
             raise ScheduleError(
-                f"only schedule='1f1b' is interleaved, got {self.schedule!r} with "
-                f"interleave={self.interleave}"
+                f"schedule={self.schedule!r} has two chunks on each stage, got "
+                f"interleave={self.interleave}; use interleave=2"
+            )
+        if self.schedule not in (*LOOPED, *V_SHAPED, "wave"):
+            raise ScheduleError(
+                f"only schedule='1f1b', {str((*LOOPED[1:], 'wave'))[1:-1]} take several chunks on "
+                f"a stage, got {self.schedule!r} with interleave={self.interleave}"
             )
         if self.pp == 1:
             raise ScheduleError(
                 f"interleave={self.interleave} needs pp of 2 or more, got pp=1; use interleave=1"
             )
-        if self.microbatches % self.pp:
+        if self.schedule == "1f1b" and self.microbatches % self.pp:
             # Megatron-LM sends groups of pp micro-batches through each chunk in turn
             near = -(-self.microbatches // self.pp) * self.pp
             raise ScheduleError(
@@ -132,6 +158,11 @@ class Layout:
         return self.pp * self.interleave
 
     @property
+    def last_chunk(self) -> int:
+        """The chunk that the head belongs to."""
+        return self.chunks - 1
+
+    @property
     def sequences(self) -> int:
         """Sequences of one step over all copies: the global batch."""
         return self.dp * self.microbatch * self.microbatches
@@ -147,8 +178,26 @@ class Layout:
         return _chunk_layers(self, layers)
 
     def stage_layers(self, stage: int, layers: int) -> int:
-        """Layers of all chunks of ``stage``."""
-        return sum(self.chunk_layers(layers)[stage :: self.pp])
+        """Layers of all chunks of ``stage``; of both copies, where there are two."""
+        chunks = self.chunk_layers(layers)
+        return sum(chunks[chunk] for chunk in self.stage_chunks(stage))
+
+    def stage_chunks(self, stage: int) -> tuple[int, ...]:
+        """The chunks on the devices of ``stage``, first to last; of both copies' in turn.
+
+        >>> Layout(pp=4, microbatches=4, interleave=2).stage_chunks(1)
+        (1, 5)
+        >>> Layout(pp=4, schedule="zb-v").stage_chunks(1)
+        (1, 6)
+        >>> Layout(pp=4, schedule="dualpipe").stage_chunks(1)
+        (1, 2)
+        """
+        p, v = self.pp, self.interleave
+        if self.schedule in BOTH_WAYS:
+            return stage, p - 1 - stage
+        if self.schedule in V_SHAPED or self.schedule == "wave":
+            return tuple(c * p + (p - 1 - stage if c % 2 else stage) for c in range(v))
+        return tuple(range(stage, p * v, p))
 
     def __str__(self) -> str:
         """The fields that differ from the default: "dp=2 tp=8 pp=10 zero=1"."""
@@ -171,9 +220,34 @@ def _integer(name: str, value: object, minimum: int) -> int:
     return number
 
 
+def _read_partition(text: str) -> list[int]:
+    """The bounds that a text such as "E+5, 6x10, 5+E" says; see ``Layout.partition``."""
+    bounds, parts = [0], text.replace(" ", "").upper().split(",")
+    for at, part in enumerate(parts):
+        match = re.fullmatch(r"(E\+?)?(\d{1,6})?(?:X(\d{1,6}))?(\+?[EH])?", part)
+        embeds, size, times, ends = match.groups() if match else (None,) * 4
+        if size is None and at == len(parts) - 1 and embeds == "E":
+            embeds, ends = None, "E"  # the head alone
+        if (
+            not part or match is None or (embeds and at) or (ends and at < len(parts) - 1)
+            or (size is None and (times or not (embeds or ends)))
+            or ((embeds or ends) and times) or (len(parts) == 1 and text.upper() in "EH")
+        ):  # fmt: skip
+            raise PartitionError(
+                f"partition {text!r}: cannot read {part!r}; write layers of each stage such as "
+                f"'E+5, 6x10, 5+E' (E the embedding in the first stage, the head in the last), "
+                f"{ITEMS!r} or bounds"
+            )
+        for _ in range(int(times or 1)):
+            bounds.append(bounds[-1] + int(size or 0))
+    return bounds
+
+
 @lru_cache(maxsize=4096)
 def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
     bounds = layout.partition
+    if bounds == ITEMS:
+        return _even_items(layout.chunks, layers)
     if bounds is not None:
         if bounds[-1] != layers:
             raise PartitionError(
@@ -188,3 +262,16 @@ def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
         )
     each, more = divmod(layers, layout.chunks)
     return tuple(each + (chunk < more) for chunk in range(layout.chunks))
+
+
+def _even_items(chunks: int, layers: int) -> tuple[int, ...]:
+    if chunks > layers + 2:
+        raise PartitionError(
+            f"{chunks} chunks need as many items, the model has {layers + 2}: {layers} layers, "
+            f"embedding and head; use pp x interleave of {layers + 2} or less"
+        )
+    each, more = divmod(layers + 2, chunks)
+    sizes = [each + (chunk < more) for chunk in range(chunks)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return tuple(sizes)

@@ -12,49 +12,57 @@ CUDA_CONTEXT = round(0.92 * 2**30)
 (stas00/ml-engineering, training/performance/README.md)."""
 NCCL_BUFFERS = round(1.45 * 2**30)
 """Bytes that appear with the first collective over NCCL (same page)."""
-FRAMEWORK = 4_300_000_000
-"""Bytes of the framework: communication buckets, library workspaces, what the allocator
-holds but does not use. Calibrated: with the two above it makes 6.8 GB, the median of what
-the 23 fp16 rows of the BLOOM-176B engineering log that ran show beyond states, checkpoints
-and one layer's working set (between 3.8 and 12.0 GB). The bf16 rows were not used."""
+BUCKETS = 2 * 5 * 10**8 * 2
+"""Bytes of the two buckets, of 5e8 half-precision numbers each, through which gradients are
+reduced and weights gathered (DeepSpeed's reduce_bucket_size and allgather_bucket_size)."""
+ALLOCATOR = 2_950_000_000
+"""Bytes that the caching allocator holds and nobody uses, and the libraries' workspaces. The
+only calibrated number: with those above it makes 7.5 GB, which every second row of the
+BLOOM-176B engineering log that ran shows beyond the estimate (least squares of the relative
+error); the rows between them, and torchtitan's, were not fitted."""
 
 
 @dataclass(frozen=True)
 class Overhead:
     """Bytes per device that no tensor of the model accounts for.
 
-    >>> Overhead(context=10, nccl=20, framework=30).total
-    60
+    >>> Overhead(context=10, nccl=20, buckets=30, allocator=40).total
+    100
     """
 
     context: int = CUDA_CONTEXT
     """The CUDA context."""
     nccl: int = NCCL_BUFFERS
     """Buffers of the collectives; 0 on a single device."""
-    framework: int = FRAMEWORK
-    """Workspaces, buckets and fragmentation."""
+    buckets: int = BUCKETS
+    """Where gradients and weights are gathered to be sent; 0 on a single device and in ZeRO-3."""
+    allocator: int = ALLOCATOR
+    """Fragmentation and workspaces."""
 
     def __post_init__(self) -> None:
-        for name in ("context", "nccl", "framework"):
+        for name in ("context", "nccl", "buckets", "allocator"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigError(f"overhead {name} must be bytes, 0 or more, got {value!r}")
 
     @property
     def total(self) -> int:
-        return self.context + self.nccl + self.framework
+        return self.context + self.nccl + self.buckets + self.allocator
 
     def __str__(self) -> str:
         return (
             f"CUDA context {format_bytes(self.context)}, NCCL {format_bytes(self.nccl)}, "
-            f"framework {format_bytes(self.framework)}"
+            f"buckets {format_bytes(self.buckets)}, allocator {format_bytes(self.allocator)}"
         )
 
 
-def default_overhead(devices: int) -> Overhead:
-    """The budget of a run on ``devices`` devices: a single one has no collectives.
+def default_overhead(devices: int, zero: int = 0) -> Overhead:
+    """The budget of a run on ``devices`` devices under a stage of ZeRO: a single device has no
+    collectives, and ZeRO-3 no buckets: what it gathers stands in the ledger, item by item.
 
-    >>> default_overhead(8).total - default_overhead(1).total == NCCL_BUFFERS
+    >>> default_overhead(8).total - default_overhead(1).total == NCCL_BUFFERS + BUCKETS
     True
     """
-    return Overhead() if devices > 1 else Overhead(nccl=0)
+    if devices == 1:
+        return Overhead(nccl=0, buckets=0)
+    return Overhead(buckets=0) if zero == 3 else Overhead()
