@@ -9,7 +9,12 @@ from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.units import format_bytes
 
-__all__ = ["ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
+__all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
+
+LATENCY = 10e-6
+"""Seconds of a link whose description gives none: between NVLink's few and Ethernet's tens."""
+SHARE = 0.8
+"""Part of its bandwidth that a link reaches if its description does not say."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,15 @@ class Link:
 
     name: str
     bytes_per_second: float
+    latency: float = LATENCY
+    """Seconds that a message of no bytes takes."""
+    share: float = SHARE
+    """Part of ``bytes_per_second`` that large collectives reach."""
+
+    @property
+    def reached(self) -> float:
+        """Bytes per second of a large collective: the datasheet times the share."""
+        return self.bytes_per_second * self.share
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,10 @@ class Device:
     """The documents that the numbers are from; what is arithmetic or a convention says so."""
     checked: str = ""
     """What the numbers were compared with, and what was not seen."""
+    multiprocessors: int = 0
+    """Units that each compute one tile of a matrix product; 0 if unknown."""
+    calibration: str = "a100"
+    """The file of data/calibration with the shares of these numbers that programs reach."""
 
     def peak(self, precision: str) -> float:
         """FLOP/s in ``precision``; one that the datasheet does not give is a ConfigError."""
@@ -88,7 +106,9 @@ def load_cluster(spec: str | os.PathLike) -> ClusterSpec:
 
     A file holds ``devices`` (their number) and ``device``: a shipped name or an object
     like those in data/hardware; ``devices_per_node``, ``within_node`` and
-    ``between_nodes`` replace the device's own.
+    ``between_nodes`` replace the device's own. A link has a ``name``, ``bytes_per_second`` of
+    one device in one direction, and may have ``latency`` (seconds, LATENCY if absent) and
+    ``share`` (the part of the bandwidth that collectives reach, SHARE if absent).
 
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'
@@ -127,12 +147,23 @@ def _device(fields: Fields) -> Device:
         memory_mib=mib,
         source=fields.text("source", ""),
         checked=fields.text("checked", ""),
+        multiprocessors=fields.integer("multiprocessors", 0, minimum=0),
+        calibration=fields.text("calibration", "a100"),
     )
 
 
 def _link(fields: Fields) -> Link:
-    link = Link(fields.text("name"), fields.number("bytes_per_second"))
+    link = Link(
+        fields.text("name"),
+        fields.number("bytes_per_second"),
+        fields.number("latency", LATENCY),
+        fields.number("share", SHARE),
+    )
     fields.done()
+    if not 0 < link.share <= 1:
+        raise fields.fail("share", f"must be above 0 and at most 1, got {link.share:g}")
+    if not link.bytes_per_second:
+        raise fields.fail("bytes_per_second", "must be above 0 bytes/s, got 0")
     return link
 
 

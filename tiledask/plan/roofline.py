@@ -1,0 +1,80 @@
+"""Seconds of a matrix product and of memory-bound work on one device: a roofline by shape.
+
+seconds = max( tiles in whole waves x a tile's FLOP / rate x (1 + depth / k),  bytes / bandwidth )
+
+All sizes may be NumPy arrays: a search prices thousands of layouts at once.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds", "memory_seconds"]
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8))
+"""Rows and columns of a tile of the result and the part of the best rate that it reaches: a
+smaller tile reads more operands per FLOP. The library takes the tile that is done first."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one device reaches: the datasheet times the shares of data/calibration."""
+
+    flops: float
+    """FLOP/s of a deep product that fills all multiprocessors."""
+    memory: float
+    """Bytes/s of a pass over memory."""
+    depth: float = 0.0
+    """The k at which a product reaches half of ``flops``: filling and draining a tile's loop."""
+    multiprocessors: int = 0
+    """Tiles that are computed at once; 0 when unknown: then nothing is rounded to waves."""
+    flash: float = 1.0
+    """FLOP/s of a fused attention core, forward."""
+    flash_backward: float = 1.0
+    """The same, backward."""
+
+
+def ceil_div(a, b):
+    """a / b rounded up, for numbers and arrays of them."""
+    return -(-a // b)
+
+
+def gemm_bytes(m, k, n, width=2, batch=1):
+    """Bytes of both operands and the result, each moved once.
+
+    >>> gemm_bytes(2, 3, 4)
+    52.0
+    """
+    return width * batch * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
+
+
+def gemm_seconds(m, k, n, rates: Rates, width=2, batch=1):
+    """Seconds of ``batch`` products [m, k] x [k, n] of numbers of ``width`` bytes.
+
+    Tiles run in waves, one tile a multiprocessor, and the last wave is paid in full (NVIDIA,
+    Matrix Multiplication Background User's Guide: tile and wave quantization).
+
+    >>> a100 = Rates(flops=312e12, memory=2e12, multiprocessors=108)
+    >>> waves = [gemm_seconds(256 * rows, 8192, 1536, a100) for rows in (9, 13.5, 18)]
+    >>> [round(float(seconds / waves[0]), 2) for seconds in waves]
+    [1.0, 1.61, 2.0]
+    """
+    if rates.multiprocessors:
+        computed = np.minimum.reduce([
+            ceil_div(batch * ceil_div(m, rows) * ceil_div(n, columns), rates.multiprocessors)
+            * (rows * columns * rates.multiprocessors / share)
+            for rows, columns, share in TILES
+        ])  # fmt: skip
+    else:
+        computed = 1.0 * batch * m * n
+    products = 2.0 * k * computed / rates.flops * (1 + rates.depth / k)
+    return np.maximum(products, gemm_bytes(m, k, n, width, batch) / rates.memory)
+
+
+def memory_seconds(moved, rates: Rates):
+    """Seconds of element-wise kernels that read and write ``moved`` bytes in all.
+
+    >>> memory_seconds(2e9, Rates(flops=1, memory=2e12))
+    0.001
+    """
+    return moved / rates.memory
