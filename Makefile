@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 
-.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle env clean
+.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -61,6 +61,12 @@ bench-schedules: env ## schedules of up to 16.8 million actions (BENCH_ARGS="--p
 
 bench-idle: env ## idle time of every schedule on workers, measured and simulated: ten minutes
 	$(BIN)/python -m tiledask.lab.bench.idle $(BENCH_ARGS)
+
+bench-search: env ## the search of all layouts beside calculon's (BENCH_ARGS="--calculon PATH")
+	$(BIN)/python -m tiledask.lab.bench.search $(BENCH_ARGS)
+
+accuracy: env ## the planner against every published number: data/published/ACCURACY.md
+	$(BIN)/python -m tiledask.lab.accuracy.page
 
 env: $(STAMP) ## set up .venv and nothing else
 

@@ -1,0 +1,1 @@
+"""The planner against published numbers, and other tools against the same ones."""

@@ -1,0 +1,215 @@
+"""`make accuracy`: every published number beside ours, as a page that is kept with the code.
+
+published cases  ->  groups of rows  ->  data/published/ACCURACY.md
+                     fitted | checked    goals, rows, peers, what is not modelled
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tiledask.lab.accuracy import exact, memory, time
+from tiledask.lab.accuracy.peers import error
+from tiledask.lab.accuracy.rows import Group, Row
+from tiledask.plan.data import data_file
+
+__all__ = ["groups", "main", "page"]
+
+NOT_MODELLED = (
+    "Training programs other than Megatron-LM, Megatron-Core, Megatron-DeepSpeed and torchtitan: "
+    "their kernels and what they overlap set the calibrated shares (data/calibration).",
+    "Devices other than the A100 of 80 GB and the H100: they use these shares, unchecked.",
+    "Head widths that are no multiple of 8, launch overhead of small kernels, an allocator that "
+    "runs short and cleans up, stragglers, data loading, checkpoints, failures.",
+    "The ZeRO-3 rows of SC21 Table 2, which ran several times slower than their traffic explains, "
+    "and GPU hours of whole trainings whose layout is not published.",
+    "Exchanges between experts that overlap with other micro-batches, as DeepSeek-V3 trains; "
+    "experts are taken to be visited evenly.",
+    "Memory: activations of implementations that keep more than fused kernels need; the host.",
+)
+
+
+@cache
+def groups() -> tuple[Group, ...]:
+    """All groups, from exact counts to measured times."""
+    return (
+        exact.counts(), exact.states(), exact.activations(), *memory.measured(),
+        memory.verdicts(), *time.times(), time.rankings(),
+    )  # fmt: skip
+
+
+def page() -> str:
+    """The page in Markdown."""
+    parts = [
+        "# Accuracy of the planner",
+        "Made by `make accuracy` from plan.json and the package; not written by hand. Errors are "
+        "ours / published - 1. *Fitted* rows set constants of the model (data/calibration, "
+        "tiledask/plan/overhead.py) and show how well it can bend; *check* rows had no part in "
+        "that. Nothing is fitted to a single row.",
+        _table(
+            ("source", "goal", "all rows", "fitted", "check", ""),
+            ([g.name, g.goal, g.reached, _errors(g.part(True)), _errors(g.part(False)),
+              "✓" if g.met else "✗"] for g in groups()),
+        ),
+        _together(),
+        "## Beside other tools",
+        _peers(),
+        "## What is not modelled",
+        "\n".join(f"- {line}" for line in NOT_MODELLED),
+    ]  # fmt: skip
+    for group in groups():
+        parts.append(f"## {group.name}")
+        if group.remark:
+            parts.append(group.remark)
+        for title, rows in (("Fitted", group.part(True)), ("Check", group.part(False))):
+            if rows:
+                parts += [f"### {title}" if group.part(True) else "", _rows(rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _together() -> str:
+    """Over all measured step times with a goal, which share their constants."""
+    timed = [g for g in time.times() if g.mean is not None and g.mean < 1]
+    rows = [row for group in timed for row in group.rows]
+    check = [row for row in rows if not row.calibration]
+    return f"All step and layer times with a goal: {_errors(rows)}; check rows {_errors(check)}."
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    if all(row.exact is not None for row in rows):
+        return f"{sum(bool(row.exact) for row in rows)} of {len(rows)}"
+    sizes = [abs(row.error) for row in rows]
+    return f"{sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%} ({len(rows)})"
+
+
+def _rows(rows: Iterable[Row]) -> str:
+    return _table(
+        ("case", "", "published", "ours", "error", "note"),
+        (
+            [row.case, row.quantity, f"{_number(row.published)} {row.unit}".strip(),
+             f"{_number(row.ours)} {row.unit}".strip(), _mark(row), row.note]
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def _mark(row: Row) -> str:
+    if row.exact is not None:
+        return "✓" if row.exact else "✗"
+    return f"{row.error:+.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+
+
+WORDS = {
+    "parameters": ("parameter counts",),
+    "state bytes": ("states",),
+    "activation bytes": ("activations",),
+    "peak bytes": ("BLOOM-176B log, GB", "torchtitan"),
+    "fits": ("BLOOM-176B log, verdicts",),
+    "iteration seconds": (
+        "SC21", "Korthikanti Table 5", "Llama 3", "Megatron-Core", "MT-NLG", "BLOOM-176B log, step",
+    ),
+    "layer seconds": ("Korthikanti Table 4",),
+    "ranking regret": ("vTrain",),
+}  # fmt: skip
+"""Quantity in the record of other tools -> how our groups' names begin."""
+
+
+def _peers() -> str:
+    file = data_file("measured", "planner-peers.json")
+    if not file.exists():
+        return "Not measured: `python -m tiledask.lab.accuracy.peers --help`."
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    said: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in kept["rows"]:
+        said.setdefault((row["quantity"], row["case"], row["peer"]), []).append(row)
+    lines = [
+        line
+        for quantity, starts in WORDS.items()
+        for group in groups() if group.name.startswith(starts)
+        for line in _beside(quantity, group, kept["peers"], said)
+    ]  # fmt: skip
+    names = ", ".join(f"{name} ({version[:7]})" for name, version in kept["peers"].items())
+    return (
+        f"The same cases through {names}, on {kept['date'][:10]}: how many of our rows a tool can "
+        f"express (a tool without a line: none), its errors on them (mean, worst), and ours on the "
+        f"same ones. How each was used, "
+        f"and each answer: data/measured/planner-peers.json.\n\n"
+        + _table(("", "tool", "rows", "its error", "ours", "ours, check rows"), lines)
+    )
+
+
+def _beside(
+    quantity: str, group: Group, peers: Iterable[str], said: dict[tuple[str, str, str], list]
+) -> Iterable[list[str]]:
+    """A line per tool that can express a row of ``group``. Rows of a case stand in one order."""
+    for peer in peers:
+        both = [
+            (row, off)
+            for case in dict.fromkeys(row.case for row in group.rows)
+            for row, theirs in zip(
+                (row for row in group.rows if row.case == case),
+                said.get((quantity, case, peer), ()), strict=False,
+            )
+            if (off := error(theirs)) is not None
+        ]  # fmt: skip
+        if both:
+            yield [
+                group.name.split(":")[0], peer, f"{len(both)} of {len(group.rows)}",
+                _off(quantity, [off for _, off in both]),
+                _off(quantity, [_error(row) for row, _ in both]),
+                _off(quantity, [_error(row) for row, _ in both if not row.calibration]),
+            ]  # fmt: skip
+
+
+def _error(row: Row) -> float:
+    """A wrong verdict is 1; what is right to the printed digits is 0."""
+    return 0.0 if row.exact else abs(row.ours - row.published) if row.exact is False else row.error
+
+
+def _off(quantity: str, errors: Sequence[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    if not sizes:
+        return ""
+    if quantity == "fits":
+        return f"{sum(size == 0 for size in sizes)} of {len(sizes)} right"
+    return f"{sum(sizes) / len(sizes):.1%}, {max(sizes):.1%}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def main() -> int:
+    """Write the page, print its goals."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page", default=str(data_file("published", "ACCURACY.md")))
+    args = parser.parse_args()
+    Path(args.page).write_text(page(), encoding="utf-8")
+    table = Table(title="accuracy against published numbers")
+    for name in ("source", "goal", "all rows", "check rows", ""):
+        table.add_column(name)
+    for group in groups():
+        table.add_row(
+            group.name, group.goal, group.reached, _errors(group.part(False)),
+            "✓" if group.met else "✗",
+        )  # fmt: skip
+    Console().print(table)
+    Console().print(f"{_together()}\nevery row: {args.page}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,99 @@
+"""A published number beside ours, and groups of them with a goal."""
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tiledask.plan.data import data_file
+
+__all__ = ["Group", "Row", "published"]
+
+
+def published(name: str = "plan") -> dict[str, dict[str, Any]]:
+    """The cases of data/published/NAME.json by their id."""
+    cases = json.loads(data_file("published", f"{name}.json").read_text(encoding="utf-8"))
+    return {case["id"]: case for case in cases}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published number and what tiledask says instead."""
+
+    case: str
+    quantity: str
+    published: float
+    ours: float
+    unit: str = ""
+    allowed: float | None = None
+    """Largest difference that still counts as equal: half a unit of the last printed digit, 0 for
+    an integer. None for what was measured: there the error counts."""
+    calibration: bool = False
+    """The constants of the model were fitted to it, among others."""
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative: ours / published - 1."""
+        if self.published == 0:
+            return 0.0 if self.ours == 0 else float("inf")
+        return self.ours / self.published - 1
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether it is reproduced to the digits that are printed; None for a measurement."""
+        if self.allowed is None:
+            return None
+        return abs(self.ours - self.published) <= self.allowed
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one source, and what is to be reached on them."""
+
+    name: str
+    rows: tuple[Row, ...]
+    mean: float | None = None
+    """Largest mean error, relative; None: every row to its printed digits."""
+    worst: float | None = None
+    remark: str = ""
+    """What a reader of the errors must know."""
+
+    @classmethod
+    def of(cls, name: str, rows: Iterable[Row], **more: Any) -> "Group":
+        return cls(name, tuple(rows), **more)
+
+    def part(self, calibration: bool) -> tuple[Row, ...]:
+        """The rows that were fitted, or those that check."""
+        return tuple(row for row in self.rows if row.calibration == calibration)
+
+    @cached_property
+    def errors(self) -> tuple[float, float]:
+        """(mean, worst) absolute error of all rows, relative."""
+        sizes = [abs(row.error) for row in self.rows]
+        return statistics.mean(sizes), max(sizes)
+
+    @property
+    def goal(self) -> str:
+        if self.mean is None:
+            return "every row to its printed digits"
+        if self.mean == float("inf"):
+            return "none, reported"
+        worst = "" if self.worst is None else f", worst <= {self.worst:.0%}"
+        return f"mean error <= {self.mean:.0%}{worst}"
+
+    @property
+    def met(self) -> bool:
+        if self.mean is None:
+            return all(row.exact for row in self.rows)
+        mean, worst = self.errors
+        return mean <= self.mean and (self.worst is None or worst <= self.worst)
+
+    @property
+    def reached(self) -> str:
+        if self.mean is None:
+            return f"{sum(bool(row.exact) for row in self.rows)} of {len(self.rows)}"
+        mean, worst = self.errors
+        return f"mean {mean:.1%}, worst {worst:.1%} ({len(self.rows)} rows)"
