@@ -140,3 +140,55 @@ def test_mistakes_with_traces_are_explained(capsys, arguments, message):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert message in error
+
+
+def test_ask_works_a_premise_out(capsys):
+    code, result = run(capsys, "ask", "hardware-refresh", "--json")
+    assert (code, result["holds"]) == (1, False)
+    assert [finding["verdict"] for finding in result["findings"]] == ["holds", "fails", "holds"]
+    code, result = run(capsys, "ask", "--json")
+    assert code == 0
+    assert "two-clusters" in result
+    code, _ = run(capsys, "ask", "70b-on-8-of-141-gb", "--json")
+    assert code == 0
+
+
+def test_plan_ranks_layouts_and_says_what_binds(capsys):
+    options = ("llama-2-7b", "8xA100-80GB", "32", "--sequence", "4096", "--devices", "4,8")
+    code, result = run(capsys, "plan", *options)
+    assert code == 0
+    assert result["plans"][0]["verdict"] == "fits"
+    seconds = [plan["seconds"] for plan in result["plans"]]
+    assert seconds == sorted(seconds)
+    assert {plan["devices"] for plan in result["front"]} == {4, 8}
+    assert result["considered"] == sum(result["counts"].values())
+    assert len(result["sensitivity"]) == 7
+    code, result = run(capsys, "plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity")
+    assert (code, result["plans"][0]["seconds"], result["sensitivity"]) == (1, None, [])
+
+
+def test_fit_criticizes_on_request(capsys, tmp_path):
+    figure = tmp_path / "memory.png"
+    code, result = run(
+        capsys, "fit", "gpt2-xl", "8xA100-80GB", "--pp", "8", "--microbatches", "8",
+        "--critique", "--figure", str(figure),
+    )  # fmt: skip
+    assert code == 0
+    assert (
+        next(line["about"] for line in result["critique"]["lines"] if not line["good"]) == "bubble"
+    )
+    assert result["critique"]["advice"]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fit", "gpt-200b", "80xA100-40GB", "--tp", "8", "--pp", "10"), "together"),
+        (("plan", "llama-2-7b", "8xA100-80GB", "32", "--no-sensitivity"), "fastest first"),
+        (("plan", "llama-3.1-70b", "8xH100", "64"), "none fits; the nearest"),
+    ],
+)
+def test_planner_tables_for_people(capsys, arguments, words):
+    main(list(arguments))
+    assert words in capsys.readouterr().out

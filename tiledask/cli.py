@@ -4,13 +4,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.units import parse_bytes
 
 __all__ = ["main"]
 
@@ -47,14 +48,28 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("doctor", _doctor, "what this machine has, what will be used, what is missing")
 
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
-    sub.add_argument("model", help="a shipped name such as gpt-200b, or a config.json")
-    sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
-    for name in ("dp", "tp", "pp", "microbatch", "microbatches"):
+    _of_models(sub)
+    for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "microbatches", "interleave"):
         sub.add_argument(f"--{name}", type=int, default=1, help="(%(default)s)")
     sub.add_argument("--zero", type=int, default=0, choices=range(4), help="(%(default)s)")
     sub.add_argument("--recompute", default="none", help="none, selective or full (%(default)s)")
-    sub.add_argument("--recipe", default="mixed-adam-16", help="(%(default)s)")
-    sub.add_argument("--sequence", type=int, default=2048, help="tokens (%(default)s)")
+    sub.add_argument("--schedule", default="1f1b", help="(%(default)s)")
+    sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
+    sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
+    sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
+    sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
+    sub.add_argument("--figure", metavar="FILE.png", help="memory of each stage, as a picture")
+
+    sub = add("plan", _plan, "every layout of a cluster: which fit, which is fastest, what binds")
+    _of_models(sub)
+    sub.add_argument("batch", type=int, help="sequences of a step, over all devices")
+    sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
+    sub.add_argument("--first", type=int, default=8, help="plans to show (%(default)s)")
+    sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
+    sub.add_argument("--figure", metavar="FILE.png", help="time against memory, as a picture")
+
+    sub = add("ask", _ask, "does what a question takes for granted hold? worked out claim by claim")
+    sub.add_argument("premise", nargs="?", help="a name, or a JSON file; none lists all")
 
     sub = add("partition", _partition, "the best contiguous split of layers over devices")
     sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
@@ -110,6 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _of_models(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", help="a shipped name such as gpt-200b, or a config.json")
+    sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
+    sub.add_argument("--recipe", default="mixed-adam-16", help="(%(default)s)")
+    sub.add_argument("--sequence", type=int, default=2048, help="tokens (%(default)s)")
+
+
 def _adder(commands: Any) -> Callable[..., argparse.ArgumentParser]:
     def add(name: str, run: Callable, words: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=words, description=words)
@@ -145,29 +167,69 @@ def _doctor(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _fit(args: argparse.Namespace, console: Console) -> Result:
-    layout = td.Layout(
-        dp=args.dp, tp=args.tp, pp=args.pp, zero=args.zero, recompute=args.recompute,
-        microbatch=args.microbatch, microbatches=args.microbatches,
-    )  # fmt: skip
-    fit = td.fits(
-        td.load_model(args.model), layout, td.load_cluster(args.cluster), args.recipe, args.sequence
-    )
-    console.print(f"[bold]{fit.verdict}[/bold]: {fit.reason}", soft_wrap=True)
-    for stage, peak in fit.memory.ledger.per_place.items():
-        classes = fit.memory.ledger.by_tensor(stage).items()
-        parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in classes if n)
-        console.print(f"  stage {stage}: {format_bytes(peak)}  ({parts})", soft_wrap=True)
-    fix = fit.smallest_fix
-    if fix:
-        console.print(f"[bold]smallest fix[/bold]: {fix}", soft_wrap=True)
-    result = {
-        "verdict": fit.verdict,
-        "reason": fit.reason,
-        "shortfall": fit.shortfall,
-        "per_stage": list(fit.memory.per_stage),
-        "smallest_fix": str(fix) if fix else None,
-    }
+    from tiledask.lab import planner
+
+    given = vars(args)
+    layout = td.Layout(**{f.name: given[f.name] for f in fields(td.Layout) if f.name in given})
+    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
+    fit = td.fits(model, layout, cluster, args.recipe, args.sequence)
+    planner.show_fit(fit, console)
+    result = planner.fit_facts(fit)
+    if args.critique:
+        found = td.critique(model, layout, cluster, args.recipe, args.sequence)
+        planner.show_critique(found, console)
+        result["critique"] = found.to_dict()
+    if args.figure:
+        from tiledask.lab.plots import memory_bars
+
+        _save(memory_bars(fit.memory.ledger, fit.capacity, place="stage"), args.figure)
     return (1 if fit.verdict == "no" else 0), result
+
+
+def _plan(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab import planner
+
+    model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
+    options = {"sequence": args.sequence, "recipe": args.recipe}
+    if args.devices:
+        options["devices"] = _whole_numbers(args.devices, "devices")
+    plans = td.search(model, cluster, args.batch, **options)
+    planner.show_plans(plans, args.first, console)
+    relaxed = [] if args.no_sensitivity else td.sensitivity(model, cluster, args.batch, **options)
+    if plans.best.verdict != "no":
+        planner.show_step(plans.best.step, console)
+    for each in relaxed:
+        console.print(f"  {each}", soft_wrap=True, highlight=False)
+    if args.figure:
+        from tiledask.lab.plots import pareto
+
+        _save(pareto(plans), args.figure)
+    return (1 if plans.best.verdict == "no" else 0), planner.plan_facts(plans, args.first, relaxed)
+
+
+def _save(figure: Any, path: str) -> None:
+    with open(path, "wb") as file:
+        file.write(figure.to_png())
+
+
+def _ask(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.plan.premise import premises
+
+    names = premises() if args.premise is None else (args.premise,)
+    critiques = {name: td.check_premise(name) for name in names}
+    if args.premise is None:
+        for name, critique in critiques.items():
+            failed = sum(finding.verdict == "fails" for finding in critique.findings)
+            console.print(f"[bold]{name}[/bold]: {critique.question}", soft_wrap=True)
+            console.print(f"    {failed} of {len(critique.findings)} claims fail", highlight=False)
+        return 0, {name: critique.to_dict() for name, critique in critiques.items()}
+    (critique,) = critiques.values()
+    console.print(f"[bold]{critique.question}[/bold]\n{critique.convention}", soft_wrap=True)
+    for finding in critique.findings:
+        console.print(f"[bold]{finding.verdict}[/bold]: {finding.claim}.", soft_wrap=True)
+        for line in filter(None, (finding.why, finding.way_out)):
+            console.print(f"    {line}", soft_wrap=True, highlight=False)
+    return (0 if critique else 1), critique.to_dict()
 
 
 def _numbers(text: str, what: str) -> list[float]:
@@ -177,6 +239,13 @@ def _numbers(text: str, what: str) -> list[float]:
         raise ConfigError(
             f"{what} are numbers between commas, such as 1,1,2; got {text!r}"
         ) from None
+
+
+def _whole_numbers(text: str, what: str) -> list[int]:
+    numbers = _numbers(text, what)
+    if any(n != int(n) for n in numbers):
+        raise ConfigError(f"{what} are whole numbers between commas, such as 64,128; got {text!r}")
+    return [int(n) for n in numbers]
 
 
 def _costs(layers: str) -> list[float]:

@@ -1,0 +1,202 @@
+"""What `tiledask fit` and `tiledask plan` show: verdicts, ledgers, ranked layouts, time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tiledask.plan.critique import PlanCritique
+from tiledask.plan.fit import Fit
+from tiledask.plan.layout import Layout
+from tiledask.plan.memory import MemoryEstimate
+from tiledask.plan.search import Plan, Plans
+from tiledask.plan.sensitivity import Relaxed
+from tiledask.plan.step import StepEstimate
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["fit_facts", "plan_facts", "show_critique", "show_fit", "show_plans", "show_step"]
+
+MANY_STAGES = 12
+"""Above this, only the first, the fullest and the last stages are shown."""
+
+
+def show_fit(fit: Fit, console: Console) -> None:
+    """The verdict, the ledger by stage, and what would fit."""
+    _line(console, f"[bold]{fit.verdict}[/bold]: {fit.reason}")
+    console.print(_ledger(fit.memory))
+    if fit.verdict == "fits":
+        return
+    if fit.smallest_fix is not None:
+        _line(console, f"[bold]smallest fix[/bold]: {fit.smallest_fix}")
+    alone = {name: fix for name, fix in fit.fixes.items() if fix is not None}
+    for name, fix in alone.items():
+        _line(console, f"  {name} alone: {fix}")
+    rest = ", ".join(name for name in fit.fixes if name not in alone)
+    _line(console, f"  no value is enough of one of these alone: {rest}")
+
+
+def fit_facts(fit: Fit) -> dict[str, Any]:
+    """The same as plain values, for JSON."""
+    fix = fit.smallest_fix
+    return {
+        "verdict": fit.verdict, "reason": fit.reason, "shortfall": fit.shortfall,
+        "expected": fit.expected, "per_stage": list(fit.memory.per_stage),
+        "rows": [vars(row) for row in fit.memory.ledger.rows],
+        "smallest_fix": str(fix) if fix else None,
+        "fixes": {name: str(each) if each else None for name, each in fit.fixes.items()},
+    }  # fmt: skip
+
+
+def _ledger(memory: MemoryEstimate) -> Table:
+    """A row per stage, a column per group of tensor classes; alike stages once."""
+    ledger = memory.ledger
+    states = {state.tensor: state for state in memory.recipe.states}
+
+    def group(tensor: str) -> str:
+        if tensor in states:
+            optimizer = states[tensor].zero == 1 and tensor != "weights"
+            return "optimizer states" if optimizer else tensor
+        return "activations" if "activation" in tensor or "logit" in tensor else "gathered, buffers"
+
+    held: dict[int, dict[str, int]] = {}
+    for stage in ledger.places:
+        held[stage] = {}
+        for tensor, size in ledger.by_tensor(stage).items():
+            held[stage][group(tensor)] = held[stage].get(group(tensor), 0) + size
+    names = [n for n in dict.fromkeys(n for each in held.values() for n in each)
+             if any(each.get(n) for each in held.values())]  # fmt: skip
+    table = Table(title="a device of each stage at its fullest moment (GB = 1e9 bytes)")
+    for name in ("stage", "moment", *names, "together"):
+        table.add_column(name, justify="left" if name in ("stage", "moment") else "right")
+    peaks = ledger.per_place
+    for first, last in _alike(held):
+        moments = ledger.moments(first)
+        table.add_row(
+            f"{first}" if first == last else f"{first} to {last}",
+            max(moments, key=moments.__getitem__),
+            *(format_bytes(held[first].get(name, 0)) for name in names),
+            format_bytes(peaks[first]),
+        )
+    return table
+
+
+def _alike(held: dict[int, dict[str, int]]) -> list[tuple[int, int]]:
+    """(first, last) of each run of stages that hold the same; of many runs, the ends and the
+    fullest."""
+    runs: list[tuple[int, int]] = []
+    for stage, tensors in held.items():
+        if runs and held[runs[-1][0]] == tensors:
+            runs[-1] = (runs[-1][0], stage)
+        else:
+            runs.append((stage, stage))
+    if len(runs) <= MANY_STAGES:
+        return runs
+    fullest = max(runs, key=lambda run: sum(held[run[0]].values()))
+    return sorted({*runs[:3], fullest, *runs[-3:]})
+
+
+def show_plans(plans: Plans, first: int, console: Console) -> None:
+    """How many fit, the fastest, and the choice between time, memory and devices."""
+    counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
+    _line(console, f"[bold]{plans.considered:,} layouts[/bold] of {plans.model.name} on "
+          f"{plans.cluster}: {counts}")  # fmt: skip
+    if not plans.considered:
+        plans.best  # noqa: B018 -- says why there is none
+    if plans.best.verdict == "no":
+        console.print(_table(plans[:first], "none fits; the nearest", plans))
+        return
+    console.print(_table(plans[:first], "fastest first", plans))
+    front = plans.front
+    if len(front) > 1:
+        chosen = front[:: max(1, len(front) // 6)][:6]
+        console.print(_table(chosen, f"no other plan beats these ({len(front)} in all)", plans))
+
+
+SHORT = {
+    "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "microbatch": "b",
+    "microbatches": "m", "interleave": "v", "zero": "ZeRO", "recompute": "recompute",
+    "sequence_parallel": "SP", "flash_attention": "flash", "schedule": "schedule",
+}  # fmt: skip
+"""Field of a layout -> its column."""
+
+
+def _table(plans: Sequence[Plan], title: str, found: Plans) -> Table:
+    """A row per plan; fields that are the same in all stand in the title."""
+    fields = {name: {getattr(plan.layout, name) for plan in plans} for name in SHORT}
+    default = Layout()
+    same = ", ".join(
+        f"{SHORT[name]} {_word(*values)}"
+        for name, values in fields.items()
+        if len(values) == 1 and values != {getattr(default, name)}
+    )
+    differ = [name for name, values in fields.items() if len(values) > 1]
+    table = Table(title=f"{title}; all: {same}" if same else title)
+    tokens = found.global_batch * found.sequence
+    columns: dict[str, list[str]] = {"": [f"{n + 1}" for n in range(len(plans))]}
+    columns |= {SHORT[f]: [_word(getattr(plan.layout, f)) for plan in plans] for f in differ}
+    for name, values in (
+        ("devices", [f"{plan.layout.devices}" for plan in plans]),
+        ("verdict", [plan.verdict for plan in plans]),
+    ):
+        if len(set(values)) > 1:
+            columns[name] = values
+    columns["a device"] = [format_bytes(plan.peak) for plan in plans]
+    if plans[0].seconds < float("inf"):
+        columns["a step"] = [format_seconds(plan.seconds) for plan in plans]
+        columns["tokens/s"] = [f"{tokens / plan.seconds:,.0f}" for plan in plans]
+    for name in columns:
+        table.add_column(name, justify="left" if name == "verdict" else "right")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _word(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def show_step(step: StepEstimate, console: Console) -> None:
+    """Where the time of a step goes."""
+    table = Table(title=f"where the {format_seconds(step.total)} of a step go, MFU {step.mfu:.1%}")
+    for name in ("part", "time", "share", "formula"):
+        table.add_column(name, justify="left" if name in ("part", "formula") else "right")
+    for row in step.rows:
+        if row.seconds:
+            share = f"{row.seconds / step.total:.1%}"
+            table.add_row(row.part, format_seconds(row.seconds), share, row.formula)
+    console.print(table)
+
+
+def show_critique(found: PlanCritique, console: Console) -> None:
+    """What is wrong with a layout, and which single changes are better."""
+    for line in found.lines:
+        _line(console, f"  {line}")
+    for advice in found.advice[:8]:
+        _line(console, f"  → {advice}")
+    if not found.advice and found.step is not None:
+        _line(console, "  no single change makes it 1 % faster")
+
+
+def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dict[str, Any]:
+    """The search as plain values, for JSON."""
+    return {
+        "considered": plans.considered, "counts": plans.counts,
+        "plans": [_facts(plan) for plan in plans[:first]],
+        "front": [_facts(plan) for plan in plans.front],
+        "sensitivity": [
+            {"limit": each.limit, "times": each.times, "speedup": each.speedup} for each in relaxed
+        ],
+    }  # fmt: skip
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    runs = plan.seconds < float("inf")
+    return {
+        "layout": vars(plan.layout), "devices": plan.layout.devices, "verdict": plan.verdict,
+        "peak": plan.peak, "seconds": plan.seconds if runs else None,
+    }  # fmt: skip
+
+
+def _line(console: Console, words: str) -> None:
+    console.print(words, soft_wrap=True, highlight=False)
