@@ -11,15 +11,15 @@ from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.memory import bloom, bloom_cases
 from tiledask.lab.accuracy.rows import Group, Row, published
 from tiledask.lab.accuracy.time import calibrated, seconds_of
-from tiledask.plan.activations import layer_bytes
-from tiledask.plan.closed_form import bubble_fraction, bubble_overhead
 from tiledask.plan.data import data_file
-from tiledask.plan.deepspeed import deepspeed_estimate
-from tiledask.plan.flops import step_flops
-from tiledask.plan.hardware import load_device
-from tiledask.plan.layout import Layout
-from tiledask.plan.memory import estimate_memory, stage_parameters
-from tiledask.plan.overhead import ALLOCATOR, CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
+from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.fitting.deepspeed import deepspeed_estimate
+from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
+from tiledask.plan.fitting.overhead import ALLOCATOR, CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
+from tiledask.plan.timing.flops import step_flops
 
 CASES = published()
 GROUPS = {group.name: group for group in page.groups()}

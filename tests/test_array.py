@@ -234,7 +234,7 @@ def test_addends_are_added_in_rank_order(cluster):
 
 def test_the_longest_free_dimension_is_scattered():
     from tiledask.dist.collectives import _reduced
-    from tiledask.plan.placement import Tiling
+    from tiledask.plan.products.placement import Tiling
 
     tiling = Tiling((3, 9), (2,), (Partial(),))
     assert _reduced(tiling, tiling.replaced(Replicate())).placements == (Shard(1),)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledask.plan import closed_form as cf
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 
 LOOPED = ("interleaved", "looped-bfs")
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.plan.cost import Cost, Rates, break_even, cost, least_moved
-from tiledask.plan.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.product import algorithms, plan_product
+from tiledask.plan.products.cost import Cost, Rates, break_even, cost, least_moved
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
+from tiledask.plan.products.product import algorithms, plan_product
 
 GRID = (Shard(0), Shard(1))
 COPIES = (*GRID, Replicate())

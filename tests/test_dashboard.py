@@ -31,7 +31,7 @@ from tiledask.lab.dashboard.recorder import Task
 from tiledask.lab.dashboard.saved import _record
 from tiledask.lab.dashboard.tasks import of_tasks, shown
 from tiledask.lab.plots.gantt import KINDS, colour_of
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.timeline import Timeline
 
 EVIL = "<script>alert('x')</script>"
 ANNOUNCED = {

@@ -8,9 +8,9 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError, ScheduleError
-from tiledask.plan.diagnose import diagnose
-from tiledask.plan.timed import Form, Plan
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.diagnosis.diagnose import diagnose
+from tiledask.plan.diagnosis.timed import Form, Plan
+from tiledask.plan.pipelines.timeline import Timeline
 
 ONE_CHUNK = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
 TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "v-half", "v-min", "wave")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.chimera import chimera
-from tiledask.plan.dualpipe import dualpipe, dualpipev
-from tiledask.plan.needs import needs, peak_in_flight, validate
-from tiledask.plan.schedule import Schedule
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines.chimera import chimera
+from tiledask.plan.pipelines.dualpipe import dualpipe, dualpipev
+from tiledask.plan.pipelines.needs import needs, peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.simulate import simulate
 
 
 def paired_timeline(built: Schedule, seconds: dict[str, float], pair: float) -> np.ndarray:
@@ -134,7 +134,7 @@ def test_chimera(p):
 
 
 def test_chimera_halves_the_bubble_of_1f1b_for_twice_the_weights():
-    from tiledask.plan.schedules import schedule
+    from tiledask.plan.pipelines.schedules import schedule
 
     p, m = 8, 16
     both = simulate(chimera(p, m), 1.0, 1.0), simulate(schedule("1f1b", p, m), 1.0, 1.0)

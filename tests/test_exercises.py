@@ -22,8 +22,8 @@ from tiledask.lab.exercises.gpus import layouts_that_fit
 from tiledask.lab.exercises.placements import bytes_planned, fewest_planned
 from tiledask.lab.exercises.slots import least_load
 from tiledask.lab.puzzles import UnsolvedError
-from tiledask.plan.placement import Tiling
-from tiledask.plan.product import algorithms, grids, options_of, plan_product
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
 
 R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.plan.data import Fields
-from tiledask.plan.hf_config import families, model_from_config
-from tiledask.plan.specs import load_model, models
+from tiledask.plan.inputs.hf_config import families, model_from_config
+from tiledask.plan.inputs.specs import load_model, models
 
 
 def shipped(name):

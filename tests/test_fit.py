@@ -8,11 +8,9 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.fit import minimum_devices, zero3_minimum_degree
-from tiledask.plan.layout import RECOMPUTE, Layout
-from tiledask.plan.model import Model
-from tiledask.plan.neighbours import FIELDS
-from tiledask.plan.overhead import (
+from tiledask.plan.fitting.fit import minimum_devices, zero3_minimum_degree
+from tiledask.plan.fitting.neighbours import FIELDS
+from tiledask.plan.fitting.overhead import (
     ALLOCATOR,
     BUCKETS,
     CUDA_CONTEXT,
@@ -20,7 +18,9 @@ from tiledask.plan.overhead import (
     Overhead,
     default_overhead,
 )
-from tiledask.plan.specs import load_cluster, load_model
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.specs import load_cluster, load_model
 
 SMALL = Model(hidden=64, layers=4, heads=4, ffn=256, vocab=96)
 BIG = 200_000_000_000

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tiledask.plan.flight import alive, in_flight
-from tiledask.plan.layout import BOTH_WAYS, LOOPED, SCHEDULES, V_SHAPED, Layout
-from tiledask.plan.needs import peak_in_flight
-from tiledask.plan.schedules import schedule, schedules
+from tiledask.plan.fitting.flight import alive, in_flight
+from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, SCHEDULES, V_SHAPED, Layout
+from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.schedules import schedule, schedules
 
 
 def test_layouts_know_every_schedule():

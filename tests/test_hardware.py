@@ -6,7 +6,7 @@ import pytest
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import _root, names
-from tiledask.plan.hardware import LATENCY, SHARE, load_cluster, load_device
+from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
 
 UNITS = {"a10": 9216 // 128, "a100-40gb": 6912 // 64, "a100-80gb": 6912 // 64,
          "h100": 16896 // 128, "h200": 16896 // 128, "l4": 7424 // 128, "l40s": 18176 // 128,

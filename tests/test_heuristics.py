@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from tiledask.errors import PartitionError
-from tiledask.plan.heuristics import Misses, heuristics, misses
-from tiledask.plan.partition import contiguous_splits, partition
+from tiledask.plan.splitting.heuristics import Misses, heuristics, misses
+from tiledask.plan.splitting.partition import contiguous_splits, partition
 
 
 def sums(costs, bounds):

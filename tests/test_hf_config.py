@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.data import LARGEST, Fields, short
-from tiledask.plan.hf_config import model_from_config
-from tiledask.plan.specs import load_model
+from tiledask.plan.inputs.hf_config import model_from_config
+from tiledask.plan.inputs.specs import load_model
 
 GPT2 = {
     "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,

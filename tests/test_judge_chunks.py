@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.cli import main
-from tiledask.plan.assignment import stages_of
-from tiledask.plan.judge import judge
-from tiledask.plan.partition import contiguous_splits, partition
+from tiledask.plan.splitting.assignment import stages_of
+from tiledask.plan.splitting.judge import judge
+from tiledask.plan.splitting.partition import contiguous_splits, partition
 
 DEALT = "1-3 | 4-6 | 7-9 | 10-12"
 """12 layers as 4 stages, 2 on each of 2 devices."""

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from tiledask.plan.known import known_makespan
-from tiledask.plan.schedules import schedule, schedules
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines.known import known_makespan
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
 
 LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
 V = ("zb-v", "v-half", "v-min", "dualpipev")

@@ -160,6 +160,31 @@ def test_imports_point_down():
     assert violations(ROOT / "tiledask") == []
 
 
+ROOMS = {
+    "choosing": {"inputs", "fitting", "timing", "pipelines"},
+    "fitting": {"inputs", "timing", "pipelines"},
+    "timing": {"inputs", "pipelines"},
+    "diagnosis": {"pipelines", "splitting"},
+    "inputs": set(),
+    "pipelines": set(),
+    "splitting": set(),
+    "products": set(),
+}
+"""What each folder of plan may import of the others."""
+
+
+def test_the_rooms_of_plan_import_as_they_are_drawn():
+    folder = ROOT / "tiledask" / "plan"
+    assert {path.name for path in folder.iterdir() if (path / "__init__.py").exists()} == set(ROOMS)
+    for room, allowed in ROOMS.items():
+        for path in (folder / room).glob("*.py"):
+            used = {
+                i.module.split(".")[2] for i in imports(path, ROOT)
+                if i.module.startswith("tiledask.plan.")
+            }  # fmt: skip
+            assert used & set(ROOMS) <= allowed | {room}, path
+
+
 def test_the_checker_sees_the_package():
     """Not a vacuous pass: known imports of known files are found."""
     found = {i.module for i in imports(ROOT / "tiledask/plan/ledger.py", ROOT)}

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
-from tiledask.plan.flight import alive, in_flight
-from tiledask.plan.layout import Layout
+from tiledask.plan.fitting.flight import alive, in_flight
+from tiledask.plan.inputs.layout import Layout
 
 
 def test_devices_and_text():

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.links import Links
-from tiledask.plan.needs import needs
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule, schedules
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines.links import Links
+from tiledask.plan.pipelines.needs import needs
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
 
 LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
 EVEN = ("zb-v", "v-half", "v-min", "dualpipev", "dualpipe", "wave")
@@ -112,7 +112,7 @@ def test_equals_the_reference_for_any_schedule_links_and_convention(data):
 
 
 def test_the_compiled_loop_agrees_with_the_plain_one(monkeypatch):
-    from tiledask.plan import longest_path
+    from tiledask.plan.pipelines import longest_path
 
     options = {"latency": 0.3, "block_bytes": 3.0, "bandwidth": 4.0}
     cases = [

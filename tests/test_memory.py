@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
-from tiledask.plan.activations import layer_bytes, saved_tensors
-from tiledask.plan.flight import in_flight
-from tiledask.plan.layout import SCHEDULES, Layout
-from tiledask.plan.memory import stage_parameters
-from tiledask.plan.model import Model, count
-from tiledask.plan.recipes import load_recipe, lora, recipes, state_bytes
+from tiledask.plan.fitting.activations import layer_bytes, saved_tensors
+from tiledask.plan.fitting.flight import in_flight
+from tiledask.plan.fitting.memory import stage_parameters
+from tiledask.plan.inputs.layout import SCHEDULES, Layout
+from tiledask.plan.inputs.model import Model, count
+from tiledask.plan.inputs.recipes import load_recipe, lora, recipes, state_bytes
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=32, dropout=True)
 PER_PARAMETER = {

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError
-from tiledask.plan.model import Model, Weight, count
-from tiledask.plan.specs import load_model, models
+from tiledask.plan.inputs.model import Model, Weight, count
+from tiledask.plan.inputs.specs import load_model, models
 
 TINY = {"hidden": 64, "layers": 6, "heads": 4, "ffn": 256, "vocab": 100}
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 6, "v_head_dim": 10}

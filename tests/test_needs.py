@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import action_needs, checked, needs, peak_in_flight, validate
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule, schedules
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines.needs import action_needs, checked, needs, peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
 
 
 def words(actions):

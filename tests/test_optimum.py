@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.optimum import optimal_schedule
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.optimum import optimal_schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
 
 
 def every_order(stages: int, microbatches: int, kinds: str):

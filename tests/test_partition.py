@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PartitionError
-from tiledask.plan.judge import judge
-from tiledask.plan.minmax import Row
-from tiledask.plan.partition import (
+from tiledask.plan.splitting.judge import judge
+from tiledask.plan.splitting.minmax import Row
+from tiledask.plan.splitting.partition import (
     Partition,
     contiguous_splits,
     count_contiguous_splits,

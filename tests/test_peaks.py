@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
-from tiledask.plan.layout import Layout
-from tiledask.plan.model import Model
-from tiledask.plan.peaks import peaks
-from tiledask.plan.recipes import recipes
+from tiledask.plan.fitting.peaks import peaks
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import recipes
 
 DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=32, dropout=True)
 GATED = Model(

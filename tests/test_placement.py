@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.plan.comms import collective, fetch, redistribution, traffic_of
-from tiledask.plan.placement import Partial, Replicate, Shard, Tiling, split
-from tiledask.plan.replay import Replay, replay
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.fitting.replay import Replay, replay
+from tiledask.plan.products.comms import collective, fetch, redistribution, traffic_of
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, split
+from tiledask.plan.products.traffic import Traffic
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 

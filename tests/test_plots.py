@@ -15,12 +15,12 @@ from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
 from tiledask.lab.plots.curves import crossing
 from tiledask.lab.plots.style import PALETTE, ink_on
-from tiledask.plan.footprint import memory_over_time
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.placement import Replicate, Shard, Tiling
-from tiledask.plan.product import plan_product
-from tiledask.plan.timeline import Timeline
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.products.placement import Replicate, Shard, Tiling
+from tiledask.plan.products.product import plan_product
+from tiledask.plan.products.traffic import Traffic
 
 GB = 10**9
 

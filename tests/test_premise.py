@@ -7,7 +7,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.premise import BARELY, FAILS, HOLDS, check_premise, premises
+from tiledask.plan.choosing.premise import BARELY, FAILS, HOLDS, check_premise, premises
 
 # per premise: the verdict of each claim, and numbers that must stand in its working
 KNOWN = {
@@ -50,7 +50,7 @@ def test_the_ways_out_are_true():
     way = check_premise("hardware-refresh").findings[1].way_out
     assert "ZeRO-2 would do: 20.62 GB" in way
     assert "20 slices" in way
-    held = sum(td.plan.recipes.state_bytes(3_750_000_000, "mixed-adam-16", 2, 4).values())
+    held = sum(td.plan.inputs.recipes.state_bytes(3_750_000_000, "mixed-adam-16", 2, 4).values())
     assert round(held / 1e9, 2) == 20.62
     assert 16 * 30 / 20 <= 24 < 16 * 30 / 19
     assert "27 micro-batches" in check_premise("fp16-postmortem").findings[3].way_out

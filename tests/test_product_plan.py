@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
-from tiledask.plan.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.product import PANEL, algorithms, grids, moves_nothing, plan_product
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
+from tiledask.plan.products.product import PANEL, algorithms, grids, moves_nothing, plan_product
+from tiledask.plan.products.traffic import Traffic
 
 GRID = (Shard(0), Shard(1))
 COPIES = (*GRID, Replicate())

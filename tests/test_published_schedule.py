@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tiledask.errors import PartitionError, ScheduleError
-from tiledask.plan import closed_form as cf
-from tiledask.plan.judge import judge
-from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.partition import partition
-from tiledask.plan.schedule import Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.splitting.judge import judge
+from tiledask.plan.splitting.partition import partition
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "published" / "schedule.json"
 CASES = json.loads(FILE.read_text(encoding="utf-8"))

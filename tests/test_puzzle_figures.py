@@ -3,7 +3,7 @@
 import pytest
 
 from tiledask.lab.puzzles import load_puzzle, puzzle_names
-from tiledask.plan.schedules import schedule
+from tiledask.plan.pipelines.schedules import schedule
 
 
 def text(name, stages, microbatches, **options):

@@ -17,14 +17,14 @@ from tiledask.lab.puzzles import UnsolvedError, load_puzzle, puzzle_levels, puzz
 from tiledask.lab.puzzles.faults import RULES, faults
 from tiledask.lab.puzzles.orders import _all_forwards_first
 from tiledask.lab.puzzles.result import Result, Target
-from tiledask.plan import closed_form
-from tiledask.plan.heuristics import torchgpipe
-from tiledask.plan.needs import validate
-from tiledask.plan.optimum import optimal_schedule
-from tiledask.plan.partition import Partition, contiguous_splits, partition
-from tiledask.plan.schedule import Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines import closed_form
+from tiledask.plan.pipelines.needs import validate
+from tiledask.plan.pipelines.optimum import optimal_schedule
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.splitting.heuristics import torchgpipe
+from tiledask.plan.splitting.partition import Partition, contiguous_splits, partition
 
 LEVELS = puzzle_levels()
 NAMES = [p.name for p in LEVELS]

@@ -3,7 +3,7 @@
 import pytest
 
 from tiledask.dist.rates import rates_of
-from tiledask.plan.cost import break_even
+from tiledask.plan.products.cost import break_even
 
 pytestmark = pytest.mark.cluster
 

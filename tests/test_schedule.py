@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import checked, peak_in_flight, validate
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule, schedules
+from tiledask.plan.pipelines.needs import checked, peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
 
 
 def typed(*rows: str) -> list[list[str]]:

@@ -8,12 +8,12 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.critique import critique
-from tiledask.plan.fit import fits
-from tiledask.plan.layout import Layout
-from tiledask.plan.search import Space, search
-from tiledask.plan.sensitivity import sensitivity
-from tiledask.plan.step_time import Numbers, step_parts
+from tiledask.plan.choosing.critique import critique
+from tiledask.plan.choosing.search import Space, search
+from tiledask.plan.choosing.sensitivity import sensitivity
+from tiledask.plan.fitting.fit import fits
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.timing.step_time import Numbers, step_parts
 
 SMALL = Space(
     microbatch=(1, 2), interleave=(1, 2), zero=(0, 1, 3), recompute=("none", "full"),

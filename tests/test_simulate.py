@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ScheduleError
-from tiledask.plan import closed_form as cf
-from tiledask.plan import longest_path
-from tiledask.plan.needs import needs, peak_in_flight
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
+from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan.pipelines import longest_path
+from tiledask.plan.pipelines.needs import needs, peak_in_flight
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
 
 
 def reference(s: Schedule, seconds, hop) -> dict[Action, tuple[float, float]]:

@@ -8,9 +8,9 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.data import names
-from tiledask.plan.hardware import load_device
-from tiledask.plan.model import count
-from tiledask.plan.specs import load_cluster, load_model, models
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.inputs.model import count
+from tiledask.plan.inputs.specs import load_cluster, load_model, models
 
 CHECKPOINTS = {  # elements of the published checkpoint, all of them trainable
     "bloom-176b": 176_247_271_424, "deepseek-v2": 235_741_434_880,

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.plan.collective_time import all_gather, all_reduce, all_to_all, members, p2p
-from tiledask.plan.flops import step_flops
-from tiledask.plan.layer_time import NOTHING, Seconds, passes, products
-from tiledask.plan.model import Model, count
-from tiledask.plan.rates import load_calibration
-from tiledask.plan.recipes import load_recipe
-from tiledask.plan.roofline import TILES, Rates, gemm_bytes, gemm_seconds
-from tiledask.plan.step_time import StepTime, step_parts
-from tiledask.plan.step_values import Numbers, Parts
+from tiledask.plan.inputs.model import Model, count
+from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, members, p2p
+from tiledask.plan.timing.flops import step_flops
+from tiledask.plan.timing.layer_time import NOTHING, Seconds, passes, products
+from tiledask.plan.timing.rates import load_calibration
+from tiledask.plan.timing.roofline import TILES, Rates, gemm_bytes, gemm_seconds
+from tiledask.plan.timing.step_time import StepTime, step_parts
+from tiledask.plan.timing.step_values import Numbers, Parts
 
 A100 = Rates(flops=250e12, memory=1.5e12, depth=200, multiprocessors=108)
 DGX = td.load_cluster("64xA100-80GB")

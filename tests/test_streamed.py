@@ -22,7 +22,7 @@ from tiledask.dist.stream_tiles import checksum
 from tiledask.dist.streamed import multiply_stored, plan_stored
 from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.streaming import plan_cuts
+from tiledask.plan.products.streaming import plan_cuts
 
 pytestmark = pytest.mark.cluster
 

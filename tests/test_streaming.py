@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import ConfigError, DoesNotFitError
-from tiledask.plan import stream_search
-from tiledask.plan.stream_search import plan_stream
-from tiledask.plan.streaming import Cuts, Form, Problem, plan_cuts
+from tiledask.plan.products import stream_search
+from tiledask.plan.products.stream_search import plan_stream
+from tiledask.plan.products.streaming import Cuts, Form, Problem, plan_cuts
 
 
 def elements(form, region):

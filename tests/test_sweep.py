@@ -4,8 +4,8 @@ import pytest
 
 from tiledask.errors import ScheduleError
 from tiledask.lab import sweep
-from tiledask.plan import closed_form as cf
-from tiledask.plan.schedules import schedules
+from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan.pipelines.schedules import schedules
 
 CASES = [
     (name, *counts)

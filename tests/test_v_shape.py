@@ -5,11 +5,11 @@ from itertools import product
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.v_shape import v_half, v_min, wave, zb_v
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.v_shape import v_half, v_min, wave, zb_v
 
 GENERATORS = {
     "zb_v": lambda p, m: zb_v(2 * p, m),

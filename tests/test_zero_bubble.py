@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.zero_bubble import interleaved_zero_bubble, zb_auto, zb_h1, zb_h2
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.zero_bubble import interleaved_zero_bubble, zb_auto, zb_h1, zb_h2
 
 GENERATORS = {
     "zb_h1": zb_h1,

@@ -213,7 +213,7 @@ def _save(figure: Any, path: str) -> None:
 
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.plan.premise import premises
+    from tiledask.plan.choosing.premise import premises
 
     names = premises() if args.premise is None else (args.premise,)
     critiques = {name: td.check_premise(name) for name in names}
@@ -365,7 +365,7 @@ def _seconds(text: str | None, what: str) -> float | list[float] | None:
 
 def _known(schedule: td.Schedule, name: str, times: dict, transfers: str) -> Any:
     """The makespan by formula, if there is one for equal stages and these transfers."""
-    from tiledask.plan.known import known_makespan
+    from tiledask.plan.pipelines.known import known_makespan
 
     if any(isinstance(each, list) for each in times.values()) or transfers != "overlapped":
         return None

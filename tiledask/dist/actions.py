@@ -18,7 +18,7 @@ from distributed import get_worker
 from distributed.protocol import register_generic
 
 from tiledask.dist.clocks import now
-from tiledask.plan.schedule import Action
+from tiledask.plan.pipelines.schedule import Action
 from tiledask.tile.backend import synchronize
 from tiledask.tile.backend import to_numpy as off_device
 from tiledask.tile.functions import mean_square, mean_square_grad

@@ -19,7 +19,7 @@ from distributed import Future
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.recovery import anchor
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.placement import Partial, Placement, Region, Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device

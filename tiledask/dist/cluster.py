@@ -108,7 +108,7 @@ class Cluster:
         """How blocks are read from other workers: "memory" or "comm"; empty until the first is."""
         self.transport_why = ""
         self.rates: dict[str, Any] = {}
-        """Element type -> its measured `tiledask.plan.cost.Rates`."""
+        """Element type -> its measured `tiledask.plan.products.cost.Rates`."""
         self.memory_limit = memory_limit
         """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
 

@@ -13,8 +13,8 @@ from distributed import Future
 from tiledask.dist.array import Both, ShardedArray, slices
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.counters import counting
-from tiledask.plan.comms import Piece, collective, redistribution, traffic_of
-from tiledask.plan.placement import Partial, Placement, Region, Replicate, Shard, Tiling
+from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
+from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.tile.backend import array_namespace
 
 __all__ = ["Sender", "ends_within", "redistribute", "within"]

@@ -10,7 +10,7 @@ from tiledask.dist import host_memory
 from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.products.traffic import Traffic
 
 __all__ = ["Counted", "Transfer", "counting"]
 

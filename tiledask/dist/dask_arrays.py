@@ -24,7 +24,7 @@ from tiledask.dist.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.dist.lazy_plan import Edges
 from tiledask.dist.mesh import Mesh
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.placement import Partial, Placement, Region, Tiling
+from tiledask.plan.products.placement import Partial, Placement, Region, Tiling
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import array_namespace, as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device

@@ -6,10 +6,10 @@ from math import prod
 from typing import Any
 
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.cost import Cost, Rates, break_even, cost, least_moved
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.placement import Tiling
-from tiledask.plan.product import PANEL, Plan, algorithms, options_of, plan_product
+from tiledask.plan.products.cost import Cost, Rates, break_even, cost, least_moved
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import PANEL, Plan, algorithms, options_of, plan_product
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Choice", "Explanation", "choose", "weigh"]

@@ -15,10 +15,10 @@ from tiledask.dist.array import read_block
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.meeting import begin
 from tiledask.errors import DeadlineError
-from tiledask.plan.needs import Needs
-from tiledask.plan.placement import split
-from tiledask.plan.schedule import KINDS, Action, Schedule
-from tiledask.plan.timeline import TRANSFER, Span, Timeline
+from tiledask.plan.pipelines.needs import Needs
+from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
+from tiledask.plan.products.placement import split
 
 __all__ = ["TOPIC", "Done", "Given", "Job"]
 

@@ -17,7 +17,7 @@ from tiledask.dist.collectives import ends_within, within
 from tiledask.dist.lazy_plan import FAN_IN, Edges, Plan, Side, bands_of
 from tiledask.dist.lazy_tasks import Job, Made, Piece, add_up, multiply_tile
 from tiledask.errors import PlacementError
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 
 __all__ = ["Graph", "Operand", "check_chunks", "edges_of", "recipes_of", "touching_chunks"]
 

@@ -17,7 +17,7 @@ from tiledask.dist.array import (
 )
 from tiledask.dist.lazy_plan import SLAB
 from tiledask.dist.multiply import matrices
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype, on_device
 

@@ -36,7 +36,7 @@ from distributed.worker import thread_state
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.recovery import Wanted, recovered
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 from tiledask.tile.backend import array_namespace
 
 __all__ = [

@@ -1,6 +1,6 @@
 """The high level of the two-level product: plan it, check that it fits, run it, count it.
 
-plan/product.py   who multiplies what, and what must move       arithmetic
+plan/products/product.py   who multiplies what, and what must move       arithmetic
 here              lend the blocks, one task per rank, count     the client
 multiply.py       panel by panel, the next ones fetched         a worker
 lending.py        parts of blocks from worker to worker         memory or messages
@@ -29,10 +29,10 @@ from tiledask.dist.progress import watching
 from tiledask.dist.rates import rates_of
 from tiledask.dist.recovery import anchor
 from tiledask.errors import PlacementError
-from tiledask.plan.comms import Piece
-from tiledask.plan.placement import Region, Tiling
-from tiledask.plan.product import algorithms, moves_nothing
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.products.comms import Piece
+from tiledask.plan.products.placement import Region, Tiling
+from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import parse_bytes
 from tiledask.tile import accumulator, as_dtype
 

@@ -22,7 +22,7 @@ from distributed.protocol import to_serialize
 from tiledask.dist.clocks import now, time_there
 from tiledask.dist.cluster import Cluster
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.plan.schedule import Action
+from tiledask.plan.pipelines.schedule import Action
 
 __all__ = ["CancelledError", "Meeting", "Parcel", "begin", "meeting", "of_run"]
 

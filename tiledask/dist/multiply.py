@@ -25,7 +25,7 @@ from tiledask.dist.array import slices
 from tiledask.dist.collectives import ends_within
 from tiledask.dist.lending import Block, LoanLostError, Reader, Span
 from tiledask.dist.progress import Reporter
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 from tiledask.tile import accumulator, as_dtype
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize

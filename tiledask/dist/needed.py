@@ -5,7 +5,7 @@ from typing import Any
 
 from tiledask.dist.multiply import AHEAD, SUM_BYTES
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.product import Plan
+from tiledask.plan.products.product import Plan
 from tiledask.tile import accumulator, workspace
 
 __all__ = ["RUNTIME", "ledger_of"]

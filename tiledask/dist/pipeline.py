@@ -4,7 +4,7 @@
                            |                               "loop":  each device is one
                            '--> events of every action --> Timeline
 
-Stage s reads and writes what :func:`tiledask.plan.needs.needs` says, and nothing else.
+Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, and nothing else.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from tiledask.dist.pipeline_loop import run_loops
 from tiledask.dist.pipeline_tasks import run_tasks
 from tiledask.dist.run import Run, replay
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.links import Links, PerLink
-from tiledask.plan.needs import checked
-from tiledask.plan.placement import split
-from tiledask.plan.schedule import Schedule
-from tiledask.plan.simulate import Times, durations, simulate, together
-from tiledask.plan.timeline import Timeline
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.pipelines.links import Links, PerLink
+from tiledask.plan.pipelines.needs import checked
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.simulate import Times, durations, simulate, together
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.products.placement import split
+from tiledask.plan.products.traffic import Traffic
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["ENGINES", "Run", "run_schedule"]

@@ -13,8 +13,8 @@ from distributed import get_worker
 from tiledask.dist.actions import Part, Turn, Work, aligned, gradients_of, perform
 from tiledask.dist.job import Done, Job
 from tiledask.dist.meeting import meeting, of_run
-from tiledask.plan.schedule import Action
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["run_loops"]

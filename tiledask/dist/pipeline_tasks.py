@@ -16,8 +16,8 @@ from tiledask.dist.actions import Block, Part, Turn, Work, aligned, gradients_of
 from tiledask.dist.job import Done, Given, Job
 from tiledask.dist.meeting import meeting, of_run
 from tiledask.errors import ClusterLostError
-from tiledask.plan.schedule import Action
-from tiledask.plan.timeline import TRANSFER, Timeline
+from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
 __all__ = ["run_tasks"]
 

@@ -9,7 +9,7 @@ from dask.system import CPU_COUNT
 
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.lending import Block, Reader, Ticket, lend_array, lending, transport_of
-from tiledask.plan.cost import Rates
+from tiledask.plan.products.cost import Rates
 from tiledask.tile import accumulator, as_dtype
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize

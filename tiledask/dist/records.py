@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError, DeadlineError
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 
 __all__ = ["Records", "StoppedError", "TileRecord", "differences"]
 

@@ -9,9 +9,9 @@ import numpy as np
 from tiledask.dist.array import Both
 from tiledask.dist.clocks import Clock
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.schedule import KINDS, Schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import COMPUTE, Timeline
+from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Run", "replay"]
@@ -76,7 +76,7 @@ class Run:
 def replay(schedule: Schedule, measured: Timeline) -> Timeline:
     """The Timeline of ``schedule`` if each action took what it did, and nothing held it up.
 
-    >>> from tiledask.plan.schedules import schedule
+    >>> from tiledask.plan.pipelines.schedules import schedule
     >>> gpipe = schedule("gpipe", stages=2, microbatches=2)
     >>> replay(gpipe, simulate(gpipe, 1.0, 2.0, latency=0.5)).makespan
     9.0

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tiledask.plan.placement import split
+from tiledask.plan.products.placement import split
 from tiledask.tile.backend import array_namespace, namespace
 from tiledask.tile.functions import (
     gelu,

@@ -20,8 +20,8 @@ import numpy as np
 from tiledask.dist import stored_npy as npy
 from tiledask.dist import stored_zarr as zarr
 from tiledask.errors import ConfigError, KernelError
-from tiledask.plan.placement import Region
-from tiledask.plan.streaming import Form
+from tiledask.plan.products.placement import Region
+from tiledask.plan.products.streaming import Form
 from tiledask.plan.units import format_bytes
 from tiledask.tile import as_dtype
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 
 if TYPE_CHECKING:
     from tiledask.dist.stored import StoredArray

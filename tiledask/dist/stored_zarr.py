@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.dist.stored_npy import rounded
-from tiledask.plan.placement import Region
+from tiledask.plan.products.placement import Region
 
 if TYPE_CHECKING:
     from tiledask.dist.stored import StoredArray

@@ -19,8 +19,8 @@ import numpy as np
 from tiledask.dist.progress import Reporter
 from tiledask.dist.records import Records, TileRecord
 from tiledask.dist.stored import StoredArray
-from tiledask.plan.placement import Region
-from tiledask.plan.streaming import DEPTH, Cuts, StreamPlan
+from tiledask.plan.products.placement import Region
+from tiledask.plan.products.streaming import DEPTH, Cuts, StreamPlan
 from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize, to_numpy

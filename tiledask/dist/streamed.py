@@ -40,10 +40,10 @@ from tiledask.dist.stream_tiles import (
     warm,
 )
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
-from tiledask.plan.placement import Region
-from tiledask.plan.stream_search import plan_stream
-from tiledask.plan.streaming import Cuts, Problem, StreamPlan, plan_cuts
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.products.placement import Region
+from tiledask.plan.products.stream_search import plan_stream
+from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, as_tile, workspace
 

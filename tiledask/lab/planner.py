@@ -6,13 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tiledask.plan.critique import PlanCritique
-from tiledask.plan.fit import Fit
-from tiledask.plan.layout import Layout
-from tiledask.plan.memory import MemoryEstimate
-from tiledask.plan.search import Plan, Plans
-from tiledask.plan.sensitivity import Relaxed
-from tiledask.plan.step import StepEstimate
+from tiledask.plan.choosing.critique import PlanCritique
+from tiledask.plan.choosing.search import Plan, Plans
+from tiledask.plan.choosing.sensitivity import Relaxed
+from tiledask.plan.fitting.fit import Fit
+from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["fit_facts", "plan_facts", "show_critique", "show_fit", "show_plans", "show_step"]

@@ -10,8 +10,8 @@ import tiledask as td
 from tiledask.dist.array import ShardedArray
 from tiledask.dist.explain import Explanation
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.placement import split
-from tiledask.plan.product import PANEL
+from tiledask.plan.products.placement import split
+from tiledask.plan.products.product import PANEL
 from tiledask.tile import count_traffic
 
 __all__ = ["GRID", "Problem", "compare_product", "product_rows"]

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiledask.plan import closed_form
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines import closed_form
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd

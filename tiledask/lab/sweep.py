@@ -10,10 +10,10 @@ plain numbers, for the figures in tiledask.lab.plots.curves.
 import inspect
 from collections.abc import Iterable
 
-from tiledask.plan.footprint import memory_over_time
-from tiledask.plan.schedules import schedule, schedules
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = [
     "bubble_by_latency",

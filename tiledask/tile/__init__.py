@@ -7,6 +7,10 @@ product.py          matmul: checks, then the kernel one names
     launch.py           our CUDA kernels through CuPy (sources in cuda/)
   levels.py         the bytes that a tile level moves
 functions.py        what layers are made of, each with its gradient
+training.py         a stage of a decoder in training, all that it holds counted
+  decoder.py          its layers, and what they keep
+  flat_states.py      its weights, gradients and optimizer states, and the step
+  pool.py             a device's memory: counts arrays, refuses the next
 backend.py          NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 """
 

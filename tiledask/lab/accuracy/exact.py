@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiledask.lab.accuracy.rows import Group, Row, published
-from tiledask.plan.activations import layer_bytes
-from tiledask.plan.deepspeed import deepspeed_estimate
-from tiledask.plan.layout import Layout
-from tiledask.plan.memory import estimate_memory
-from tiledask.plan.model import Model
-from tiledask.plan.recipes import load_recipe, state_bytes
-from tiledask.plan.specs import load_cluster, load_model
+from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.fitting.deepspeed import deepspeed_estimate
+from tiledask.plan.fitting.memory import estimate_memory
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.inputs.specs import load_cluster, load_model
 
 __all__ = ["activations", "counts", "gpt", "states"]
 

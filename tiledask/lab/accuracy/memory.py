@@ -4,11 +4,11 @@ from typing import Any
 
 from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.rows import Group, Row, published
-from tiledask.plan.fit import fits
-from tiledask.plan.layout import Layout
-from tiledask.plan.memory import MemoryEstimate, estimate_memory
-from tiledask.plan.overhead import ALLOCATOR, default_overhead
-from tiledask.plan.specs import load_cluster, load_model
+from tiledask.plan.fitting.fit import fits
+from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
+from tiledask.plan.fitting.overhead import ALLOCATOR, default_overhead
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.specs import load_cluster, load_model
 
 __all__ = ["bloom", "bloom_cases", "measured", "titan", "verdicts"]
 
@@ -74,7 +74,7 @@ def measured() -> list[Group]:
 
 
 def _log(cases: dict[str, dict]) -> list[Row]:
-    """Every second row that ran set the allocator's share (tiledask/plan/overhead.py)."""
+    """Every second row that ran set the allocator's share (tiledask/plan/fitting/overhead.py)."""
     rows = []
     for case in bloom_cases(cases):
         if case["expected"]["fits"]:

@@ -49,9 +49,9 @@ def page() -> str:
     parts = [
         "# Accuracy of the planner",
         "Made by `make accuracy` from plan.json and the package; not written by hand. Errors are "
-        "ours / published - 1. *Fitted* rows set constants of the model (data/calibration, "
-        "tiledask/plan/overhead.py) and show how well it can bend; *check* rows had no part in "
-        "that. Nothing is fitted to a single row.",
+        "ours / published - 1. *Fitted* rows set constants of the model (data/calibration and "
+        "tiledask/plan/fitting/overhead.py) and show how well it can bend; *check* rows had no "
+        "part in that. Nothing is fitted to a single row.",
         _table(
             ("source", "goal", "all rows", "fitted", "check", ""),
             ([g.name, g.goal, g.reached, _errors(g.part(True)), _errors(g.part(False)),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tiledask.plan.flops import step_flops
-from tiledask.plan.model import Model
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.timing.flops import step_flops
 
 __all__ = ["GB", "GIB", "Question", "questions", "read"]
 

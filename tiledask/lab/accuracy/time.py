@@ -8,15 +8,15 @@ from typing import Any
 from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.rows import Group, Row, published
 from tiledask.plan.data import names
-from tiledask.plan.flops import step_flops
-from tiledask.plan.hardware import ClusterSpec, load_cluster
-from tiledask.plan.layout import Layout
-from tiledask.plan.memory import estimate_memory
-from tiledask.plan.model import Model
-from tiledask.plan.overhead import default_overhead
-from tiledask.plan.rates import load_calibration
-from tiledask.plan.specs import load_model
-from tiledask.plan.step import estimate_step
+from tiledask.plan.fitting.memory import estimate_memory
+from tiledask.plan.fitting.overhead import default_overhead
+from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.specs import load_model
+from tiledask.plan.timing.flops import step_flops
+from tiledask.plan.timing.rates import load_calibration
+from tiledask.plan.timing.step import estimate_step
 
 __all__ = ["calibrated", "rankings", "times"]
 

@@ -29,7 +29,7 @@ from tiledask.dist.cluster import Cluster
 from tiledask.dist.run import Run
 from tiledask.errors import ScheduleError
 from tiledask.lab.bench.records import goals_table, record
-from tiledask.plan.timeline import TRANSFER, Timeline
+from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Case", "cases", "main", "measure"]

@@ -23,7 +23,7 @@ from tiledask.dist.rates import rates_of
 from tiledask.lab.bench.peers import DaskArrays, Ran, count, dask_client
 from tiledask.lab.bench.records import goals_table, record
 from tiledask.lab.product import GRID
-from tiledask.plan.cost import break_even
+from tiledask.plan.products.cost import break_even
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["WORKS", "Work", "main", "measure"]

@@ -141,8 +141,8 @@ def vic(name, devices, stages, microbatches, where):
 def ours(name, devices, stages, microbatches, where):
     """td.schedule and td.simulate; ``where``: "cold", or "warm" for a process that has simulated
     a schedule of 32,768 actions and one of this size before."""
-    from tiledask.plan.schedules import schedule
-    from tiledask.plan.simulate import simulate
+    from tiledask.plan.pipelines.schedules import schedule
+    from tiledask.plan.pipelines.simulate import simulate
 
     times = durations(stages)
     options = {"devices": devices} if name == "interleaved" else {}

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tiledask.lab.bench import schedule_peers
 from tiledask.lab.bench.records import goals_table, record
-from tiledask.plan.longest_path import LARGE
+from tiledask.plan.pipelines.longest_path import LARGE
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["SIZES", "Size", "Way", "main", "measure"]

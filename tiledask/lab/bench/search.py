@@ -21,8 +21,8 @@ from rich.table import Table
 import tiledask as td
 from tiledask.lab.bench import search_peer
 from tiledask.lab.bench.records import goals_table, record
-from tiledask.plan.model import Model
-from tiledask.plan.search import Plans, Space, search
+from tiledask.plan.choosing.search import Plans, Space, search
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.units import format_seconds
 
 __all__ = ["CASES", "compare", "main", "space_of"]

@@ -10,7 +10,7 @@ from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, tra
 from tiledask.lab.dashboard.recorder import Record, Run
 from tiledask.lab.plots.gantt import KINDS, chunks_of, colour_of
 from tiledask.lab.plots.style import INK, ink_on
-from tiledask.plan.timeline import COMPUTE, TRANSFER, Span, Timeline
+from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["is_done", "last_sign", "of_run", "of_timeline"]

@@ -13,7 +13,7 @@ from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.recorder import NAME, Record
 from tiledask.lab.dashboard.tasks import of_tasks
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["report"]

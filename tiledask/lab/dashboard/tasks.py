@@ -12,7 +12,7 @@ from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, tra
 from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
 from tiledask.lab.dashboard.recorder import Record, Task, prefix
 from tiledask.lab.plots.style import GREY, INK, PALETTE, ink_on
-from tiledask.plan.timeline import union_length
+from tiledask.plan.pipelines.timeline import union_length
 from tiledask.plan.units import format_seconds
 
 __all__ = ["nothing", "of_tasks", "shown"]

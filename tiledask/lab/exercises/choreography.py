@@ -16,8 +16,8 @@ from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.placements import blocks_of, finished, moved
 from tiledask.lab.puzzles import Target
 from tiledask.plan.ledger import Ledger
-from tiledask.plan.placement import Placement, Tiling
-from tiledask.plan.product import Plan, algorithms, grids, options_of, plan_product
+from tiledask.plan.products.placement import Placement, Tiling
+from tiledask.plan.products.product import Plan, algorithms, grids, options_of, plan_product
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,11 +9,11 @@ from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.puzzles import Target
-from tiledask.plan.fit import Fit, fits
-from tiledask.plan.hardware import ClusterSpec
-from tiledask.plan.layout import RECOMPUTE, Layout
-from tiledask.plan.model import Model
-from tiledask.plan.specs import load_cluster, load_model
+from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.specs import load_cluster, load_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,9 +14,9 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.puzzles import Target
-from tiledask.plan.comms import redistribution, traffic_of
-from tiledask.plan.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.product import Plan, gather
+from tiledask.plan.products.comms import redistribution, traffic_of
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.product import Plan, gather
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

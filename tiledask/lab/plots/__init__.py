@@ -1,4 +1,4 @@
-"""Figures of timelines, memory, traffic, owners, layers, idle time, schedules and products.
+"""Figures of timelines, memory, traffic, owners, layers, idle time, schedules, products, plans.
 
 Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
 it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import.
@@ -10,6 +10,7 @@ from tiledask.lab.plots.curves import (
     utilisation_against,
 )
 from tiledask.lab.plots.footprint import memory_timeline
+from tiledask.lab.plots.front import pareto
 from tiledask.lab.plots.gantt import gantt
 from tiledask.lab.plots.idle import idle_bars
 from tiledask.lab.plots.intensity import intensity
@@ -17,11 +18,15 @@ from tiledask.lab.plots.layers import layers_on_devices
 from tiledask.lab.plots.memory import memory_bars
 from tiledask.lab.plots.owners import Blocks, owners
 from tiledask.lab.plots.panels import panels, reads, tradeoff
+from tiledask.lab.plots.plans import feasibility
+from tiledask.lab.plots.sensitivity import sensitivity_bars
+from tiledask.lab.plots.step import step_breakdown
 from tiledask.lab.plots.traffic import traffic_matrix
 
 __all__ = [
     "Blocks",
     "bubble_against_latency",
+    "feasibility",
     "gantt",
     "idle_bars",
     "intensity",
@@ -31,7 +36,10 @@ __all__ = [
     "memory_timeline",
     "owners",
     "panels",
+    "pareto",
     "reads",
+    "sensitivity_bars",
+    "step_breakdown",
     "tradeoff",
     "traffic_matrix",
     "utilisation_against",

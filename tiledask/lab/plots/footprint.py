@@ -7,7 +7,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots.style import BLUE, GREY, INK, RED, canvas, lighter, styled
-from tiledask.plan.footprint import Footprint
+from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.timeline import COMPUTE, TRANSFER, Timeline
+from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from tiledask.lab.plots.style import (
     lighter,
     styled,
 )
-from tiledask.plan.comms import Piece
-from tiledask.plan.product import Plan
+from tiledask.plan.products.comms import Piece
+from tiledask.plan.products.product import Plan
 from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots.style import RED, WIDTH, canvas, ink_on, styled
-from tiledask.plan.traffic import Traffic
+from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes
 
 if TYPE_CHECKING:

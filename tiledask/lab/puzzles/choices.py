@@ -12,9 +12,9 @@ from tiledask.errors import ScheduleError
 from tiledask.lab.puzzles.fields import LONGEST, Reader, choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.result import Best, within
-from tiledask.plan.schedules import schedule, schedules
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["CHOICE", "Choice", "chunks_of", "run_choice"]
 

@@ -20,16 +20,16 @@ from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, wh
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.orders import order_of
 from tiledask.lab.puzzles.result import TABLE, Best, within
-from tiledask.plan.assignment import read_assignment
-from tiledask.plan.closed_form import split_lower_bound
-from tiledask.plan.exact import capacities
-from tiledask.plan.heuristics import even
-from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.partition import contiguous_splits, count_contiguous_splits
-from tiledask.plan.schedule import Schedule
-from tiledask.plan.schedules import schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.closed_form import split_lower_bound
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.splitting.assignment import read_assignment
+from tiledask.plan.splitting.exact import capacities
+from tiledask.plan.splitting.heuristics import even
+from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits
 from tiledask.plan.units import format_bytes
 
 __all__ = [

@@ -7,10 +7,10 @@ from tiledask.errors import PartitionError
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.lab.puzzles.result import Best, within
-from tiledask.plan.assignment import read_assignment
-from tiledask.plan.heuristics import even
-from tiledask.plan.judge import Verdict, judge
-from tiledask.plan.partition import Partition, partition
+from tiledask.plan.splitting.assignment import read_assignment
+from tiledask.plan.splitting.heuristics import even
+from tiledask.plan.splitting.judge import Verdict, judge
+from tiledask.plan.splitting.partition import Partition, partition
 
 __all__ = ["CUT", "best_cut"]
 

@@ -13,8 +13,8 @@ from tiledask.lab.puzzles.fields import counts, either, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.lab.puzzles.orders import order_of
 from tiledask.lab.puzzles.result import WRONG, Best
-from tiledask.plan.needs import needs, validate
-from tiledask.plan.schedule import Action, Schedule
+from tiledask.plan.pipelines.needs import needs, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["FAULT", "RULES", "Fault", "faults"]
 

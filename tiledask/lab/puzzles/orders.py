@@ -11,11 +11,11 @@ from tiledask.errors import ScheduleError
 from tiledask.lab.puzzles.fields import choice, counts, either, flag, number, numbers, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.result import BOUND, OPTIMUM, Best, within
-from tiledask.plan.needs import peak_in_flight, validate
-from tiledask.plan.optimum import Optimum, optimal_schedule
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.simulate import simulate
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["ORDER", "devices_of", "limits_of", "order_of", "read_order", "run_order"]
 

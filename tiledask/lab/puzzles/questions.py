@@ -13,8 +13,8 @@ from tiledask.lab.puzzles.choices import TIMES, run_setting
 from tiledask.lab.puzzles.fields import choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.lab.puzzles.result import WRONG, Best
-from tiledask.plan.schedules import schedules
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.schedules import schedules
+from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["QUESTION", "right_answers", "setting_of"]
 

@@ -12,9 +12,9 @@ from tiledask.lab.puzzles.choices import CHOICE, run_choice
 from tiledask.lab.puzzles.compositions import memory_of, read_unlimited, run_composition
 from tiledask.lab.puzzles.orders import order_of, run_order
 from tiledask.lab.puzzles.puzzle import Puzzle
-from tiledask.plan.assignment import read_assignment, stages_of
-from tiledask.plan.schedule import Schedule
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.units import format_bytes
 
 __all__ = ["sketch", "timeline_text"]

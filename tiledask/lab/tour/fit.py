@@ -16,9 +16,9 @@ from tiledask.dist.stages import HalfFeedForward, first_that_fails, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.fit import Fit, minimum_devices
+from tiledask.plan.fitting.fit import Fit, minimum_devices
+from tiledask.plan.fitting.replay import replay
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.replay import replay
 from tiledask.plan.units import format_bytes
 
 __all__ = ["at_scale", "on_paper", "run_at_scale"]

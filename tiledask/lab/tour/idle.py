@@ -11,7 +11,7 @@ from tiledask.dist.stages import stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan import closed_form
+from tiledask.plan.pipelines import closed_form
 
 __all__ = ["idle_time"]
 

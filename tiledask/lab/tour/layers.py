@@ -14,8 +14,8 @@ from tiledask.dist.stages import FeedForward, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.partition import contiguous_splits, count_contiguous_splits
-from tiledask.plan.schedule import Action
+from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits
 
 __all__ = ["layers_on_devices"]
 

@@ -18,7 +18,7 @@ from tiledask.lab import plots
 from tiledask.lab.product import GRID, Problem, product_rows
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.placement import split
+from tiledask.plan.products.placement import split
 from tiledask.tile import count_traffic
 
 __all__ = ["two_levels"]

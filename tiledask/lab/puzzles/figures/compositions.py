@@ -15,7 +15,7 @@ from tiledask.lab.puzzles.compositions import (
 from tiledask.lab.puzzles.figures.cuts import draw_cut
 from tiledask.lab.puzzles.figures.frame import titled
 from tiledask.lab.puzzles.figures.orders import label_devices, mark_end
-from tiledask.plan.exact import capacities
+from tiledask.plan.splitting.exact import capacities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,8 +29,8 @@ from tiledask.lab.puzzles.figures.frame import (
     titled,
     write,
 )  # fmt: skip
-from tiledask.plan.assignment import read_assignment, stages_of
-from tiledask.plan.exact import capacities
+from tiledask.plan.splitting.assignment import read_assignment, stages_of
+from tiledask.plan.splitting.exact import capacities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,9 +28,9 @@ from tiledask.lab.puzzles.figures.frame import (
     write,
 )  # fmt: skip
 from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
-from tiledask.plan.needs import peak_in_flight
-from tiledask.plan.schedule import Action, Schedule
-from tiledask.plan.timeline import Timeline
+from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Which layout: all of them searched, what binds, what is wrong with one; claims worked out."""

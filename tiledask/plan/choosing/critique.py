@@ -1,0 +1,293 @@
+"""What is wrong with a plan, and what would be better: every line with its numbers.
+
+a layout  ->  fits? balanced? how much is waiting, and for what?      each a Finding
+          ->  one change at a time, costed: memory and seconds   ->   the advice, best first
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+
+from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["Advice", "Line", "PlanCritique", "critique"]
+
+WORTH_IT = 0.01
+"""Part of a step's time below which a change is not advised."""
+LARGE = {"bubble": 0.1, "tp": 0.15, "dp": 0.1, "pp": 0.05, "cp": 0.1, "ep": 0.2}
+"""Parts of a step above which waiting is called a fault."""
+WAITS = {
+    "bubble": "the pipeline to fill and drain",
+    "tp": "tensor-parallel collectives",
+    "dp": "the reduction of gradients",
+    "pp": "transfers between stages",
+    "cp": "keys and values of other pieces of the sequence",
+    "ep": "tokens on their way to experts and back",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One judgement."""
+
+    about: str
+    good: bool
+    why: str
+    """The numbers and the formula."""
+
+    def __str__(self) -> str:
+        return f"{'✓' if self.good else '✗'} {self.about}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change to the layout, costed."""
+
+    change: str
+    layout: Layout
+    peak: int
+    """Bytes on the fullest device."""
+    seconds: float
+    """Of a step."""
+    speedup: float
+    """Seconds before over seconds after; infinite if the plan did not fit before."""
+
+    def __str__(self) -> str:
+        gain = (
+            f"{self.speedup:.3g} times as fast" if self.speedup < float("inf") else "then it fits"
+        )
+        return (
+            f"{self.change}: {format_seconds(self.seconds)} a step, {gain}, "
+            f"{format_bytes(self.peak)} a device"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class PlanCritique:
+    """What ``critique`` found; true if nothing is wrong and no single change is worth it."""
+
+    fit: Fit
+    step: StepEstimate | None
+    """None for a layout that does not fit."""
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        return tuple(_lines(self.fit, self.step))
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """Single changes that fit and make a step shorter by 1 % or more, the best first; for a
+        layout that does not fit, the smallest change that does."""
+        if self.step is None:
+            fix = self.fit.smallest_fix
+            if fix is None or fix.missing:
+                return ()
+            found = _costed(self.fit, fix.layout, ", ".join(_changes(self.fit.layout, fix.layout)))
+            return (found,) if found else ()
+        found = (
+            _costed(self.fit, layout, ", ".join(_changes(self.fit.layout, layout)))
+            for layout in _neighbours(self.fit)
+        )
+        before = self.step.total
+        better = [
+            replace(each, speedup=before / each.seconds)
+            for each in found
+            if each is not None and each.seconds <= (1 - WORTH_IT) * before
+        ]
+        return tuple(sorted(better, key=lambda each: each.seconds))
+
+    def __bool__(self) -> bool:
+        return all(line.good for line in self.lines) and not self.advice
+
+    def __repr__(self) -> str:
+        faults = sum(not line.good for line in self.lines)
+        best = f"; first: {self.advice[0]}" if self.advice else ""
+        return f"PlanCritique({self.fit.layout}: {faults} faults{best})"
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.lines), *(f"→ {each}" for each in self.advice)])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{'✓' if line.good else '✗'}</td><td>{escape(line.about)}</td>"
+            f"<td style='text-align:left'>{escape(line.why)}</td></tr>"
+            for line in self.lines
+        )
+        advice = "".join(f"<li>{escape(str(each))}</li>" for each in self.advice)
+        return (
+            f"<table><caption>{escape(str(self.fit.layout))}</caption>{rows}</table>"
+            f"<ol>{advice}</ol>"
+        )
+
+    def to_dict(self) -> dict:
+        """The same as plain values, for JSON."""
+        return {
+            "layout": str(self.fit.layout), "verdict": self.fit.verdict,
+            "seconds": None if self.step is None else self.step.total,
+            "lines": [vars(line) for line in self.lines],
+            "advice": [{**vars(each), "layout": str(each.layout)} for each in self.advice],
+        }  # fmt: skip
+
+
+def critique(
+    model: Model,
+    layout: Layout,
+    cluster: ClusterSpec,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+) -> PlanCritique:
+    """What is wrong with ``layout``, and which single change would be better.
+
+    Memory is judged by :func:`tiledask.plan.fitting.fit.fits`, time by
+    :func:`tiledask.plan.timing.step.estimate_step`; raises what they raise.
+
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> found = critique(load_model("gpt2-xl"), Layout(pp=8, microbatches=8, tp=1),
+    ...                  load_cluster("8xA100-80GB"), sequence=1024)
+    >>> [line.about for line in found.lines if not line.good]
+    ['bubble', 'utilisation']
+    >>> found.advice[0].layout.pp < 8
+    True
+    """
+    recipe = load_recipe(recipe)
+    fit = fits(model, layout, cluster, recipe, sequence)
+    if fit.verdict == "no":
+        return PlanCritique(fit, None)
+    return PlanCritique(fit, estimate_step(model, layout, cluster, recipe, sequence))
+
+
+def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
+    layout, cluster = fit.layout, fit.cluster
+    yield Line("memory", fit.verdict != "no", f"{fit.verdict}: {fit.reason}")
+    if layout.devices < cluster.devices:
+        idle = cluster.devices - layout.devices
+        yield Line(
+            "devices", False,
+            f"{idle} of {cluster.devices} stay unused: dp {layout.dp} x cp {layout.cp} x tp "
+            f"{layout.tp} x pp {layout.pp} = {layout.devices}",
+        )  # fmt: skip
+    if layout.tp > cluster.devices_per_node:
+        yield Line(
+            "tensor parallelism", False,
+            f"tp {layout.tp} leaves its node of {cluster.devices_per_node}: every layer then sums "
+            f"over {cluster.between_nodes.name}",
+        )  # fmt: skip
+    if step is None:
+        return
+    total = step.total
+    for part, most in LARGE.items():
+        share = getattr(step, part) / total
+        if share > 0:
+            row = next(row for row in step.rows if row.part == part)
+            yield Line(
+                part, share <= most,
+                f"{share:.1%} of a step ({format_seconds(getattr(step, part))}) is waiting for "
+                f"{WAITS[part]}; above {most:.0%} is a fault. {row.formula} ({row.source})",
+            )  # fmt: skip
+    if layout.pp > 1:
+        yield _balance(fit)
+    if layout.recompute != "none":
+        share = step.recompute / total
+        yield Line(
+            "recomputation", True,
+            f"{share:.1%} of a step computes activations again ({layout.recompute})",
+        )  # fmt: skip
+    yield Line(
+        "utilisation", step.mfu >= 0.3,
+        f"MFU {step.mfu:.1%}: {step.flops:.3g} FLOP in {format_seconds(total)} on "
+        f"{layout.devices} x {cluster.device.name}; below 30 % is a fault",
+    )  # fmt: skip
+
+
+def _balance(fit: Fit) -> Line:
+    layers = fit.memory.model.layers
+    counts = [fit.layout.stage_layers(stage, layers) for stage in range(fit.layout.pp)]
+    ratio = max(counts) * len(counts) / sum(counts)
+    return Line(
+        "balance", ratio <= 1.1,
+        f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times the "
+        f"mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault",
+    )  # fmt: skip
+
+
+def _neighbours(fit: Fit) -> Iterator[Layout]:
+    """Layouts of as many sequences a step that differ in one decision."""
+    layout, model, cluster = fit.layout, fit.memory.model, fit.cluster
+    changes: list[dict] = []
+    if layout.tp > 1 and not layout.sequence_parallel:
+        changes.append({"sequence_parallel": True})
+    changes += [{"recompute": kind} for kind in ("none", "selective") if kind != layout.recompute]
+    changes += [{"zero": zero} for zero in range(4) if zero != layout.zero and layout.dp > 1]
+    if not layout.flash_attention:
+        changes.append({"flash_attention": True})
+    if layout.pp > 1:
+        changes += [{"interleave": v} for v in (1, 2, 3, 4, 6, 8) if v != layout.interleave]
+        changes += [{"partition": "items"}] if layout.partition != "items" else []
+        changes += [
+            {"schedule": name, "interleave": 1} for name in ("1f1b", "zb-h1")
+            if name != layout.schedule
+        ]  # fmt: skip
+    for times in (2, 4, 8):
+        if layout.microbatches % times == 0:
+            less, more = layout.microbatches // times, layout.microbatch * times
+            changes.append({"microbatch": more, "microbatches": less})
+        if layout.microbatch % times == 0:
+            changes.append({"microbatch": layout.microbatch // times,
+                            "microbatches": layout.microbatches * times})  # fmt: skip
+    changes += _other_shapes(layout, cluster.devices)
+    for change in changes:
+        if "pp" in change and isinstance(layout.partition, tuple):
+            change["partition"] = None
+        try:
+            other = replace(layout, **change)
+            model.check_tp(other.tp)
+            other.chunk_layers(model.layers)
+        except ValueError:
+            continue
+        if other.devices <= cluster.devices:
+            yield other
+
+
+def _other_shapes(layout: Layout, devices: int) -> Iterator[dict]:
+    """dp, tp and pp traded for each other, and unused devices for more copies; the sequences
+    of a step stay, in other numbers of micro-batches."""
+    sequences = layout.dp * layout.microbatches
+    shapes = {(layout.dp, layout.tp, layout.pp)}
+    for times in (2, 4, 8):
+        dp, tp, pp = layout.dp, layout.tp, layout.pp
+        for a in ((times, 1, 1), (1, times, 1), (1, 1, times)):
+            for b in ((times, 1, 1), (1, times, 1), (1, 1, times), (1, 1, 1)):
+                grown = [n * x for n, x in zip((dp, tp, pp), a, strict=True)]
+                if all(n % y == 0 for n, y in zip(grown, b, strict=True)):
+                    shapes.add(tuple(n // y for n, y in zip(grown, b, strict=True)))
+    shapes.discard((layout.dp, layout.tp, layout.pp))
+    for dp, tp, pp in sorted(shapes):
+        fitting = dp * tp * pp * layout.cp <= devices and sequences % dp == 0
+        if fitting and dp * layout.cp % layout.ep == 0:
+            shape = {"dp": dp, "tp": tp, "pp": pp, "microbatches": sequences // dp}
+            yield shape if pp > 1 else {**shape, "interleave": 1}
+
+
+def _changes(before: Layout, after: Layout) -> list[str]:
+    return [
+        f"{name} {old} -> {getattr(after, name)}"
+        for name, old in vars(before).items()
+        if getattr(after, name) != old
+    ]
+
+
+def _costed(fit: Fit, layout: Layout, change: str) -> Advice | None:
+    """None if it does not fit."""
+    memory = fit.memory
+    again = fits(memory.model, layout, fit.cluster, memory.recipe, memory.sequence)
+    if again.verdict != "fits":
+        return None
+    step = estimate_step(memory.model, layout, fit.cluster, memory.recipe, memory.sequence)
+    return Advice(change, layout, again.memory.peak, step.total, float("inf"))

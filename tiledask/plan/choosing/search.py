@@ -1,0 +1,352 @@
+"""Every layout of a cluster, pruned by memory, ranked by time.
+
+dp x tp x pp x cp = devices          peaks              times
+      x ep x micro-batch    ------>  more than a  --->  of those that fit,  --->  fastest first
+      x chunks x ZeRO x ...          device has?        all at once
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from html import escape
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.fitting.overhead import default_overhead
+from tiledask.plan.fitting.peaks import peaks
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.timing.step_time import Numbers, step_parts
+from tiledask.plan.units import format_bytes, format_seconds
+
+__all__ = ["Plan", "Plans", "Space", "search"]
+
+LARGEST_MICROBATCH = 64
+LARGEST_CP = 64
+SHORTEST_PIECE = 4096
+"""Tokens below which a sequence is not cut over devices."""
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
+COLUMNS = (
+    "dp", "tp", "pp", "cp", "ep", "microbatch", "microbatches", "interleave", "zero", "recompute",
+    "sequence_parallel", "flash_attention", "schedule",
+)  # fmt: skip
+VERDICTS = ("fits", "tight", "no")
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search may choose. None: all that the model and the cluster allow."""
+
+    tp: Sequence[int] | None = None
+    """Default: what divides the heads, within a node."""
+    pp: Sequence[int] | None = None
+    cp: Sequence[int] | None = None
+    """Default: powers of two that leave pieces of 4096 tokens or more."""
+    ep: Sequence[int] | None = None
+    """Default: what divides the number of experts; 1 for a dense model."""
+    microbatch: Sequence[int] | None = None
+    """Default: what divides a copy's share of the batch, up to 64."""
+    interleave: Sequence[int] = CHUNKS
+    zero: Sequence[int] = (0, 1, 2, 3)
+    recompute: Sequence[str] = RECOMPUTE
+    sequence_parallel: Sequence[bool] = (False, True)
+    flash_attention: Sequence[bool] = (True,)
+    schedule: Sequence[str] = ("1f1b",)
+    """Of "naive", "gpipe" and "1f1b", the ones whose time and memory have formulas."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if values is not None and (isinstance(values, str) or not len(values)):
+                raise ConfigError(
+                    f"Space {field.name} is a sequence of one value or more, such as "
+                    f"{field.name}=({values or 1!r},); got {values!r}"
+                )
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """One layout of a search, with what it takes."""
+
+    found: "Plans"
+    layout: Layout
+    verdict: str
+    """"fits", "tight" (it depends on the overhead of a run) or "no"."""
+    peak: int
+    """Bytes on the fullest device, without that overhead."""
+    seconds: float
+    """Seconds of a step, by formula; infinite for a layout that does not fit."""
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The verdict explained."""
+        found = self.found
+        return fits(found.model, self.layout, found.cluster, found.recipe, found.sequence)
+
+    @property
+    def memory(self) -> MemoryEstimate:
+        """The ledger."""
+        return self.fit.memory
+
+    @cached_property
+    def step(self) -> StepEstimate:
+        """Where the time goes; the stages as they are, simulated."""
+        found = self.found
+        return estimate_step(found.model, self.layout, found.cluster, found.recipe, found.sequence)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.layout}: {self.verdict}, {format_bytes(self.peak)} a device, "
+            f"{format_seconds(self.seconds)} a step)"
+        )
+
+
+class Plans(Sequence):
+    """The layouts of a search: those that fit, fastest first; then the tight ones; then those
+    that do not fit, the nearest first.
+
+    ``considered``: how many layouts were looked at; ``counts``: how many have each verdict.
+    """
+
+    def __init__(
+        self, model: Model, cluster: ClusterSpec, global_batch: int, recipe: Recipe,
+        sequence: int, columns: dict[str, np.ndarray],
+    ):  # fmt: skip
+        self.model, self.cluster, self.global_batch = model, cluster, global_batch
+        self.recipe, self.sequence = recipe, sequence
+        self._rank(columns)
+
+    def _rank(self, columns: dict[str, np.ndarray]) -> None:
+        devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
+        peak = peaks(self.model, self.recipe, self.sequence, **columns)
+        capacity = self.cluster.device.memory_bytes
+        several, alone = default_overhead(2).total, default_overhead(1).total
+        several = np.where(columns["zero"] == 3, default_overhead(2, zero=3).total, several)
+        overhead = np.where(devices > 1, several, alone)
+        verdict = np.where(peak + overhead <= capacity, 0, np.where(peak <= capacity, 1, 2))
+        seconds = np.full(len(peak), np.inf)
+        inside = np.flatnonzero(verdict < 2)
+        if len(inside):
+            chosen = {name: column[inside] for name, column in columns.items()}
+            parts = step_parts(
+                self.model, self.cluster, Numbers(**chosen), self.recipe, self.sequence
+            )
+            seconds[inside] = parts.total
+        order = np.lexsort((peak, seconds, verdict))
+        self._columns = {name: column[order] for name, column in columns.items()}
+        self.devices, self.peak = devices[order], peak[order]
+        self.seconds, self._verdict = seconds[order], verdict[order]
+
+    @property
+    def considered(self) -> int:
+        return len(self.peak)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {word: int((self._verdict == n).sum()) for n, word in enumerate(VERDICTS)}
+
+    def __len__(self) -> int:
+        return len(self.peak)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[n] for n in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"there are {len(self)} plans, numbered from 0; got {at}")
+        values = {name: column[at].item() for name, column in self._columns.items()}
+        return Plan(
+            self, Layout(**values), VERDICTS[self._verdict[at]], int(self.peak[at]),
+            float(self.seconds[at]),
+        )  # fmt: skip
+
+    @property
+    def best(self) -> Plan:
+        """The fastest that fits; if none does the fastest tight one, else the nearest."""
+        if not len(self):
+            raise ConfigError(
+                f"no layout gives every copy whole micro-batches of the {self.global_batch} "
+                f"sequences on {self.cluster.devices} devices; change the batch or the devices"
+            )
+        return self[0]
+
+    @property
+    def front(self) -> list[Plan]:
+        """The plans that fit and that no other beats in time, memory and devices at once."""
+        inside = np.flatnonzero(self._verdict == 0)
+        cost = np.stack([self.seconds[inside], self.peak[inside], self.devices[inside]], axis=1)
+        kept: list[int] = []  # in the order of time: nothing later beats an earlier one in it
+        for n, row in enumerate(cost):
+            if not kept or not (cost[kept] <= row).all(axis=1).any():
+                kept.append(n)
+        return [self[int(inside[n])] for n in kept]
+
+    def refined(self, first: int = 8, schedules: Sequence[str] = ()) -> list[Plan]:
+        """The ``first`` plans and their like with embedding and head as items of the partition
+        and with other ``schedules`` (default: "zb-h1", "zb-v", "v-half"), fastest first.
+
+        Each is simulated, so this takes some milliseconds a plan.
+        """
+        found: dict[Layout, Plan] = {}
+        names = schedules or ("zb-h1", "zb-v", "v-half")
+        for plan in self[:first]:
+            for layout in _alike(plan.layout, names, self.model.layers):
+                if layout not in found:
+                    found[layout] = self._refined(layout)
+        return sorted(found.values(), key=lambda p: (VERDICTS.index(p.verdict), p.seconds))
+
+    def _refined(self, layout: Layout) -> Plan:
+        fit = fits(self.model, layout, self.cluster, self.recipe, self.sequence)
+        plan = Plan(self, layout, fit.verdict, fit.memory.peak, np.inf)
+        return plan if fit.verdict == "no" else replace(plan, seconds=plan.step.total)
+
+    def to_frame(self, first: int | None = 1000) -> Any:
+        """A pandas DataFrame: a row per plan, the fields of its layout, verdict, peak bytes,
+        seconds."""
+        import pandas as pd
+
+        cut = slice(first)
+        words = np.array(VERDICTS)[self._verdict[cut]]
+        return pd.DataFrame(
+            {name: column[cut] for name, column in self._columns.items()}
+            | {"devices": self.devices[cut], "verdict": words, "peak": self.peak[cut],
+               "seconds": self.seconds[cut]}
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {word}" for word, n in self.counts.items())
+        best = f"; best: {self[0]!r}" if len(self) else ""
+        return f"Plans({self.model.name} on {self.cluster}: {counts}{best})"
+
+    def _repr_html_(self) -> str:
+        head = ("", "layout", "verdict", "a device", "a step", "tokens/s")
+        rows = ""
+        for n, plan in enumerate(self[:10]):
+            cells = (
+                n, plan.layout, plan.verdict, format_bytes(plan.peak),
+                format_seconds(plan.seconds),
+                f"{self.global_batch * self.sequence / plan.seconds:,.0f}",
+            )  # fmt: skip
+            rows += "<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in cells) + "</tr>"
+        counts = ", ".join(f"{n:,} {word}" for word, n in self.counts.items())
+        return (
+            f"<table><caption>{escape(self.model.name)} on {escape(str(self.cluster))}, "
+            f"{self.considered:,} layouts: {counts}</caption>"
+            f"<tr>{''.join(f'<th>{h}</th>' for h in head)}</tr>{rows}</table>"
+        )
+
+
+def search(
+    model: Model,
+    cluster: ClusterSpec,
+    global_batch: int,
+    *,
+    sequence: int = 2048,
+    recipe: str | Recipe = "mixed-adam-16",
+    space: Space | None = None,
+    devices: Sequence[int] | None = None,
+) -> Plans:
+    """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
+
+    Layers are dealt out evenly. ``devices``: numbers of devices to use (default: all of the
+    cluster's). Memory is counted to the byte (:func:`tiledask.plan.fitting.peaks.peaks`), time by
+    the formulas of :func:`tiledask.plan.timing.step_time.step_parts`.
+
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> plans = search(load_model("llama-2-70b"), load_cluster("64xA100-80GB"), 256)
+    >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds
+    ('fits', True)
+    """
+    recipe, space = load_recipe(recipe), space or Space()
+    if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
+        raise ConfigError(
+            f"global_batch must be an integer of 1 or more sequences, got {global_batch!r}"
+        )
+    counts = (cluster.devices,) if devices is None else tuple(devices)
+    if not all(1 <= n <= cluster.devices for n in counts):
+        raise ConfigError(
+            f"devices must lie between 1 and the cluster's {cluster.devices}, got {counts}"
+        )
+    rows = [
+        row for n in counts for row in _shapes(model, cluster, global_batch, sequence, space, n)
+    ]
+    return Plans(model, cluster, global_batch, recipe, sequence, _columns(rows, space))
+
+
+def _shapes(
+    model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
+) -> Iterator[tuple[int, ...]]:
+    """(dp, tp, pp, cp, ep, microbatch, microbatches, interleave) on ``devices`` devices."""
+    tps = space.tp or _divisors(model.heads, min(cluster.devices_per_node, devices))
+    pps = space.pp or range(1, min(model.layers, devices) + 1)
+    most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
+    cps = space.cp or [2**k for k in range(most.bit_length())]
+    eps = space.ep or (_divisors(model.experts, model.experts) if model.experts else [1])
+    for tp, pp, cp in product(tps, pps, cps):
+        if devices % (tp * pp * cp) or not _allows(model, tp):
+            continue
+        dp = devices // (tp * pp * cp)
+        if batch % dp:
+            continue
+        share = batch // dp
+        sizes = space.microbatch or _divisors(share, LARGEST_MICROBATCH)
+        for ep, b, v in product(eps, sizes, space.interleave if pp > 1 else (1,)):
+            if dp * cp % ep or share % b or pp * v > model.layers:
+                continue
+            if v == 1 or share // b % pp == 0:
+                yield dp, tp, pp, cp, ep, b, share // b, v
+
+
+def _columns(rows: list[tuple[int, ...]], space: Space) -> dict[str, np.ndarray]:
+    """The columns of all layouts: each of ``rows`` with every choice of the rest."""
+    shapes = np.array(rows, np.int64).reshape(-1, 8)
+    rest = list(
+        product(space.zero, space.recompute, space.sequence_parallel, space.flash_attention,
+                space.schedule)
+    )  # fmt: skip
+    which, choice = np.divmod(np.arange(len(shapes) * len(rest)), len(rest))
+    columns = {name: shapes[which, n] for n, name in enumerate(COLUMNS[:8])}
+    for n, name in enumerate(COLUMNS[8:]):
+        columns[name] = np.array([each[n] for each in rest])[choice]
+    # choices that change nothing: a sequence cut over one device, scores that are not kept,
+    # ZeRO over one copy, chunks in other orders than 1F1B
+    pointless = (
+        (columns["sequence_parallel"] & (columns["tp"] == 1))
+        | ((columns["recompute"] == "selective") & columns["flash_attention"])
+        | ((columns["zero"] > min(space.zero)) & (columns["dp"] * columns["cp"] == 1))
+        | ((columns["interleave"] > 1) & (columns["schedule"] != "1f1b"))
+    )
+    return {name: column[~pointless] for name, column in columns.items()}
+
+
+def _alike(layout: Layout, names: Sequence[str], layers: int) -> Iterator[Layout]:
+    """``layout``, with embedding and head as items, and in other schedules."""
+    yield layout
+    for schedule in (layout.schedule, *names) if layout.pp > 1 else ():
+        for partition in (None, "items"):
+            chunks = layout.interleave if schedule == layout.schedule else 1
+            try:
+                other = replace(layout, schedule=schedule, interleave=chunks, partition=partition)
+                other.chunk_layers(layers)
+            except ValueError:  # more chunks than layers, or a schedule that wants other numbers
+                continue
+            yield other
+
+
+def _allows(model: Model, tp: int) -> bool:
+    try:
+        model.check_tp(tp)
+    except ConfigError:
+        return False
+    return True
+
+
+def _divisors(n: int, most: int) -> list[int]:
+    return [k for k in range(1, min(n, most) + 1) if n % k == 0]

@@ -1,0 +1,101 @@
+"""Which constraint binds: the best plan again, with one limit of the cluster relaxed at a time.
+
+best plan now                    48.0 s
+memory x 2          48.0 -> 45.1 s    1.06 x faster
+between nodes x 2   48.0 -> 47.9 s    1.00 x
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiledask.plan.choosing.search import Plan, search
+from tiledask.plan.inputs.hardware import ClusterSpec, Link
+from tiledask.plan.inputs.model import Model
+
+__all__ = ["Relaxed", "sensitivity"]
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The best plan on a cluster with one limit relaxed."""
+
+    limit: str
+    times: float
+    before: Plan
+    after: Plan
+
+    @property
+    def speedup(self) -> float:
+        """Seconds before over seconds after: above 1, the limit binds. Infinite if only now
+        anything fits; 1 if nothing fits before or after."""
+        if self.after.verdict == "no":
+            return 1.0
+        return self.before.seconds / self.after.seconds
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Fields in which the best layout differs."""
+        a, b = vars(self.before.layout), vars(self.after.layout)
+        return tuple(name for name in a if a[name] != b[name])
+
+    def __str__(self) -> str:
+        if self.after.verdict == "no":
+            return f"{self.limit} x {self.times:g}: still nothing fits"
+        if self.before.verdict == "no":
+            return f"{self.limit} x {self.times:g}: now a plan fits, {self.after!r}"
+        other = f", with another layout ({', '.join(self.changed)})" if self.changed else ""
+        return f"{self.limit} x {self.times:g}: {self.speedup:.3g} times as fast{other}"
+
+
+def sensitivity(
+    model: Model, cluster: ClusterSpec, global_batch: int, *, times: float = 2.0, **options: Any
+) -> list[Relaxed]:
+    """What relaxing each limit ``times``-fold buys, the most first; the first one binds.
+
+    The limits: memory of a device, its peak FLOP/s, its memory bandwidth, bandwidth within and
+    between nodes, devices in a node, and devices. ``options`` are those of
+    :func:`tiledask.plan.choosing.search.search`.
+
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> found = sensitivity(load_model("llama-2-70b"), load_cluster("32xA100-80GB"), 128)
+    >>> found[0].limit in ("devices", "peak FLOP/s"), found[0].speedup > 1.5
+    (True, True)
+    """
+    before = search(model, cluster, global_batch, **options).best
+    found = []
+    for limit, other in _relaxed(cluster, times):
+        plans = search(model, other, global_batch, **options)
+        if len(plans):
+            found.append(Relaxed(limit, times, before, plans.best))
+    return sorted(found, key=lambda relaxed: -relaxed.speedup)
+
+
+def _relaxed(cluster: ClusterSpec, times: float) -> Iterator[tuple[str, ClusterSpec]]:
+    device = cluster.device
+
+    def faster(link: Link) -> Link:
+        return replace(link, bytes_per_second=link.bytes_per_second * times)
+
+    def devices(**changes: Any) -> ClusterSpec:
+        return replace(cluster, device=replace(device, **changes))
+
+    def more(count: int) -> int:
+        return max(count + 1, round(count * times))
+
+    peaks = tuple((name, flops * times) for name, flops in device.peak_flops)
+    limits: dict[str, Callable[[], ClusterSpec]] = {
+        "memory": lambda: devices(memory_bytes=round(device.memory_bytes * times)),
+        "peak FLOP/s": lambda: devices(peak_flops=peaks),
+        "memory bandwidth": lambda: devices(memory_bandwidth=device.memory_bandwidth * times),
+        "bandwidth within nodes": lambda: replace(cluster, within_node=faster(cluster.within_node)),
+        "bandwidth between nodes": lambda: replace(
+            cluster, between_nodes=faster(cluster.between_nodes)
+        ),
+        "devices in a node": lambda: replace(
+            cluster, devices_per_node=more(cluster.devices_per_node)
+        ),
+        "devices": lambda: replace(cluster, devices=more(cluster.devices)),
+    }
+    for limit, relax in limits.items():
+        yield limit, relax()

@@ -1,0 +1,420 @@
+"""Why the devices of a pipeline idle, from a trace alone; and what would help, simulated.
+
+trace --> devices, micro-batches, schedule, stage times, latency      (infer.py, blocks.py)
+      --> idle time = ramp + imbalance + communication + overhead + unexplained
+      --> more micro-batches | equal stages | another schedule | faster links  (remedies.py)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.diagnosis.blocks import fit_blocks
+from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
+from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
+from tiledask.plan.diagnosis.timed import Plan, built
+from tiledask.plan.diagnosis.trace import Trace
+from tiledask.plan.diagnosis.trace_files import read_trace
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.units import format_seconds
+
+__all__ = ["Cause", "Diagnosis", "Finding", "diagnose"]
+
+SURE = ("exact", "likely", "cannot be told")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing inferred, and how sure that is."""
+
+    name: str
+    value: Any
+    """A number, a tuple with one per stage, or text; None if it cannot be told."""
+    sure: str
+    """One of SURE."""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A part of the idle time."""
+
+    name: str
+    seconds: float
+    """Device-seconds; only "unexplained" can be below 0."""
+    words: str
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What a trace says about a pipeline, and what to change."""
+
+    source: str
+    devices: int
+    makespan: float
+    """Seconds, of the trace."""
+    idle: float
+    """Device-seconds, of the trace."""
+    findings: tuple[Finding, ...]
+    causes: tuple[Cause, ...]
+    """They sum to ``idle``."""
+    plan: Plan | None
+    """The plan behind the trace; None if it cannot be told."""
+    layers: tuple[float, ...] | None = None
+    """Costs of the model's layers, for the remedies."""
+    memory_limit: float | None = None
+    """Most micro-batches whose activations a device may keep, for the remedies."""
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """Those that fit in memory first, largest gain first; () if no plan was found.
+
+        Simulated when they are first asked for.
+        """
+        return remedies(self.plan, self.layers, self.memory_limit) if self.plan else ()
+
+    def __getitem__(self, name: str) -> Finding:
+        """The Finding called ``name``."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(f"no finding {name!r}; there are {[f.name for f in self.findings]}")
+
+    @property
+    def idle_share(self) -> float:
+        """idle / (devices x makespan), of the trace."""
+        whole = self.devices * self.makespan
+        return self.idle / whole if whole else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON can hold it; seconds and shares."""
+        return {
+            "source": self.source,
+            "devices": self.devices,
+            "makespan": self.makespan,
+            "idle": self.idle,
+            "idle_share": self.idle_share,
+            "findings": {
+                f.name: {"value": f.value, "sure": f.sure, "why": f.why} for f in self.findings
+            },
+            "causes": {c.name: c.seconds for c in self.causes},
+            "remedies": [r.to_dict() for r in self.remedies],
+        }
+
+    def __repr__(self) -> str:
+        best = self.remedies[0] if self.remedies else None
+        cause = max(self.causes, key=lambda c: c.seconds)
+        helps = f", best remedy: {best.change}, {best.gain:.1%}" if best and best.gain > 0 else ""
+        return (
+            f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
+            f"{self.idle_share:.1%} idle, most of it {cause.name}{helps})"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.source}: {self.devices} devices, makespan {format_seconds(self.makespan)}, "
+            f"{self.idle_share:.1%} of device-time idle",
+            "",
+            "inferred",
+        ]
+        lines += [f"  {a:14} {b:42} {c}" for a, b, c in self._finding_rows()]
+        lines += ["", "idle time"]
+        lines += [f"  {a:14} {b:>10} {c:>6}  {d}" for a, b, c, d in self._cause_rows()]
+        if self.remedies:
+            lines += ["", f"{'remedies, simulated':52} makespan   idle   saved  memory"]
+            rows = self._remedy_rows()
+            lines += [f"  {a:50} {b:>8} {c:>6} {d:>7} {e:>7}" for a, b, c, d, e in rows]
+            lines += ["  memory: activations of the fullest device, in micro-batches of the trace"]
+            lines += ["  on its share of the layers; ! is over the limit"] * self._is_limited
+        return "\n".join(lines)
+
+    def _finding_rows(self) -> list[tuple[str, str, str]]:
+        return [
+            (f.name, _value(f), ": ".join(filter(None, (f.sure, f.why)))) for f in self.findings
+        ]
+
+    def _cause_rows(self) -> list[tuple[str, str, str, str]]:
+        whole = self.idle or 1.0
+        return [
+            (c.name, format_seconds(c.seconds), f"{c.seconds / whole:.1%}", c.words)
+            for c in self.causes
+        ]
+
+    @property
+    def _is_limited(self) -> bool:
+        return not all(r.fits for r in self.remedies)
+
+    def _remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
+        plan = self.plan
+        now = ("(as it is)", format_seconds(plan.makespan), f"{plan.idle_share:.1%}", "",
+               f"{plan.memory * plan.schedule.microbatches:.3g}")  # fmt: skip
+        return [now] + [
+            (
+                _shortened(r.change, 50),
+                format_seconds(r.makespan),
+                f"{r.idle_share:.1%}",
+                f"{r.gain:+.1%}",
+                f"{r.memory:.3g}" + ("" if r.fits else " !"),
+            )
+            for r in self.remedies
+        ]
+
+    def _repr_html_(self) -> str:
+        tables = (
+            ("inferred", ("", "value", "how sure"), self._finding_rows()),
+            ("idle time", ("", "device-seconds", "share", ""), self._cause_rows()),
+            ("remedies, simulated", ("", "makespan", "idle", "saved", "memory"),
+             self._remedy_rows() if self.remedies else []),
+        )  # fmt: skip
+        head = f"<p>{escape(str(self).splitlines()[0])}</p>"
+        return head + "".join(_table(*table) for table in tables if table[2])
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def cells(words: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(w)}</{tag}>" for w in words) + "</tr>"
+
+    body = "".join(cells(row, "td") for row in rows)
+    return f"<table><caption>{escape(caption)}</caption>{cells(head, 'th')}{body}</table>"
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+_SECONDS = ("forward", "backward", "latency", "overhead")
+
+
+def _value(finding: Finding) -> str:
+    value = finding.value
+    if value is None:
+        return "-"
+    if finding.name == "imbalance":
+        return f"{value:.1%}"
+    if finding.name not in _SECONDS:
+        return str(value)
+    if isinstance(value, tuple):
+        shown = [format_seconds(v) for v in value[:6]]
+        return ", ".join(shown) + (f", ... ({len(value)})" if len(value) > 6 else "")
+    return format_seconds(value)
+
+
+def diagnose(
+    trace: Timeline | str | PathLike | Any,
+    *,
+    unit: str | None = None,
+    layers: Sequence[float] | None = None,
+    memory_limit: float | None = None,
+) -> Diagnosis:
+    """The Diagnosis of one training step (or one batch of inference) of a pipeline.
+
+    trace          a Timeline; a table or a CSV file with the columns device, start, end and,
+                   if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler
+                   writes it); or polled utilisation: time and a column per device, or
+                   timestamp, index, utilization.gpu as nvidia-smi prints them
+    unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
+    layers         costs of the model's layers: the partition is then exact, not just equal stages
+    memory_limit   most micro-batches whose activations a device may keep, in those of the trace
+
+    Devices are in the order in which they begin. Raises ConfigError for a trace that cannot be
+    read, and ScheduleError for labels of actions that cannot have run.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> from tiledask.plan.pipelines.simulate import simulate
+    >>> d = diagnose(simulate(schedule("1f1b", stages=4, microbatches=8), latency=0.25))
+    >>> d["schedule"].value, d["microbatches"].value, d["latency"].value, d["latency"].sure
+    ('1f1b', 8, 0.25, 'exact')
+    >>> [(c.name, round(c.seconds, 6)) for c in d.causes if c.seconds]
+    [('ramp', 36.0), ('communication', 16.0)]
+    """
+    if memory_limit is not None and not memory_limit > 0:
+        raise ConfigError(f"a memory limit is more than 0 micro-batches, got {memory_limit}")
+    read = read_trace(trace, unit)
+    fit = _fit(read)
+    about = (read.source, read.devices, read.makespan, read.idle)
+    if fit is None:
+        return Diagnosis(*about, _few_findings(read), _few_causes(read), None)
+    if layers is not None:
+        partitioned(fit.plan, layers)  # refuses layers that cannot be cut, before anybody waits
+    found = _findings(read, fit), _causes(read, fit.plan)
+    costs = None if layers is None else tuple(map(float, layers))
+    return Diagnosis(*about, *found, fit.plan, costs, memory_limit)
+
+
+def _fit(trace: Trace) -> Fit | None:
+    if trace.is_labelled:
+        return fit_labelled(trace)
+    if not trace.blocks:
+        return fit_rows(trace)
+    return fit_blocks(trace)
+
+
+# --- what is inferred -----------------------------------------------------------------------
+
+
+def _findings(trace: Trace, fit: Fit) -> tuple[Finding, ...]:
+    plan, order = fit.plan, fit.plan.schedule
+    reproduced = not trace.blocks and fit.error <= EXACT * trace.makespan
+    off = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
+    counted, named = _schedule_sure(trace, fit, reproduced, off)
+    timed = ("exact", "") if reproduced else ("likely", off if trace.blocks else f"median; {off}")
+    per_device = plan.device_times
+    mean = sum(per_device) / len(per_device)
+    findings = [
+        Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
+        Finding("microbatches", order.microbatches, *counted),
+        Finding("schedule", str(plan.form) if plan.form else "own order", *named),
+        _stage_times("forward", "F", plan.forward, timed, fit),
+    ]
+    if order.trains:
+        findings.append(_stage_times("backward", "BIW", plan.backward, timed, fit))
+    findings += [
+        Finding("imbalance", max(per_device) / mean - 1 if mean else 0.0, timed[0],
+                f"device {per_device.index(max(per_device))} has the most work, over the mean"),
+        _latency(plan, fit, timed, trace.devices),
+        _overhead(plan, fit, timed),
+    ]  # fmt: skip
+    return tuple(findings)
+
+
+def _schedule_sure(
+    trace: Trace, fit: Fit, reproduced: bool, off: str
+) -> tuple[tuple[str, str], tuple[str, str]]:
+    """How sure the number of micro-batches is, and the schedule."""
+    plan = fit.plan
+    if trace.is_labelled:
+        why = "the order of its actions" if plan.form else "no schedule of the table has this order"
+        return ("exact", "labels"), ("exact", why)
+    same = [f.name for f in fit.others if _same_order(built(f), plan.schedule)]
+    others = [f for f in fit.others if not _same_order(built(f), plan.schedule)]
+    why = "the only order of the table with these edges"
+    if trace.blocks or len(trace.start) > MANY:
+        why = f"the simplest of the table; {off}"
+    elif not reproduced:
+        why = f"the best of the table; {off}"
+    if same:
+        why += f"; with these counts the same as {', '.join(same)}"
+    sure = "exact" if reproduced and not others and len(trace.start) <= MANY else "likely"
+    if others:
+        why = f"{off}; so are those of " + " and ".join(
+            f"{form} (micro-batches: {form.microbatches})" for form in others[:3]
+        )
+    counts = {form.microbatches for form in others} - {plan.schedule.microbatches}
+    return ("exact" if reproduced and not counts else sure, why), (sure, why)
+
+
+def _same_order(a: Schedule | None, b: Schedule) -> bool:
+    """Whether both do the same in the same order, wherever replicas are that do nothing."""
+    columns = ("kind", "stage", "microbatch", "turns")
+    return a is not None and all(np.array_equal(getattr(a, c), getattr(b, c)) for c in columns)
+
+
+def _stage_times(name: str, kinds: str, values, timed: tuple[str, str], fit: Fit) -> Finding:
+    loose = [f for f in fit.free if f[0] in kinds]
+    if not loose:
+        return Finding(name, values, *timed)
+    stages = sorted({int(f.rsplit(" ", 1)[1]) for f in loose})
+    return Finding(
+        name, values, "likely",
+        f"no edge lies between the actions of stage {', '.join(map(str, stages))}: their sum is "
+        f"known, how it divides is a guess",
+    )  # fmt: skip
+
+
+def _latency(plan: Plan, fit: Fit, timed: tuple[str, str], devices: int) -> Finding:
+    if devices == 1:
+        return Finding("latency", 0.0, "exact", "one device sends nothing")
+    if not fit.has_hops:
+        return Finding(
+            "latency", None, "cannot be told", "no action waited for another device's result"
+        )
+    if "latency" in fit.free:
+        return Finding("latency", None, "cannot be told", "a stage may as well have taken longer")
+    value = plan.latency[0] if len(set(plan.latency)) <= 1 else plan.latency
+    return Finding("latency", value, *timed)
+
+
+def _overhead(plan: Plan, fit: Fit, timed: tuple[str, str]) -> Finding:
+    if not fit.has_turns:
+        why = "every action waited for a result: overhead and latency look the same"
+        return Finding("overhead", None, "cannot be told", why)
+    return Finding("overhead", plan.overhead, *timed)
+
+
+def _few_findings(trace: Trace) -> tuple[Finding, ...]:
+    """What can be said of a trace that no schedule explains."""
+    why = "no schedule of the table has these edges; is this one step, and all of it?"
+    if trace.grain:
+        if trace.is_coarse:
+            why = (
+                f"samples {format_seconds(trace.grain)} apart are too coarse: actions cannot be "
+                f"told apart; poll at least 10 times within an action, or record spans"
+            )
+        else:
+            why = (
+                f"no schedule was found that has these edges, which are known to "
+                f"{format_seconds(trace.grain)}; record spans of actions, of one whole step"
+            )
+    busy = trace.busy_per_device
+    return (
+        Finding("devices", trace.devices, "exact", "in this order: " + ", ".join(trace.names)),
+        *(
+            Finding(name, None, "cannot be told", why if name == "microbatches" else "")
+            for name in ("microbatches", "schedule", "forward", "backward")
+        ),
+        Finding("imbalance", float(busy.max() / busy.mean() - 1), "exact",
+                f"device {trace.names[int(busy.argmax())]} has the most work, over the mean"),
+        Finding("latency", None, "cannot be told"),
+        Finding("overhead", None, "cannot be told"),
+    )  # fmt: skip
+
+
+# --- where the idle time comes from ---------------------------------------------------------
+
+
+def _causes(trace: Trace, plan: Plan) -> tuple[Cause, ...]:
+    """What the idle time shrinks by as each cause is taken out, one after the other."""
+    no_overhead = replace(plan, overhead=0.0)
+    no_latency = replace(no_overhead, latency=())
+    even = equal_stages(no_latency)
+    ramp = min(no_latency.idle, even.idle)  # uneven stages can also help: that is no cause
+    known = {
+        "ramp": (ramp, "filling, draining and waiting that equal stages and free links would have"),
+        "imbalance": (no_latency.idle - ramp, "waiting for slower stages"),
+        "communication": (no_overhead.idle - no_latency.idle, "waiting for results on their way"),
+        "overhead": (plan.idle - no_overhead.idle, "ready, but not started"),
+    }
+    return _summing(trace, known, "what the inferred plan, simulated, does not have")
+
+
+def _few_causes(trace: Trace) -> tuple[Cause, ...]:
+    """The same without a plan: only when devices begin and end, and how much they work."""
+    first = trace.start[trace.turns[:-1]]
+    last = trace.end[trace.turns[1:] - 1]
+    ramp = float((first + trace.makespan - last).sum())
+    busy = trace.busy_per_device
+    inside = last - first - busy
+    uneven = sum(min(float(i), float(busy.max() - b)) for i, b in zip(inside, busy, strict=True))
+    known = {
+        "ramp": (ramp, "before a device's first work and after its last"),
+        "imbalance": (max(0.0, uneven), "pauses of devices with less work than the busiest"),
+    }
+    return _summing(trace, known, "other pauses: communication, overhead or the schedule's order")
+
+
+def _summing(trace: Trace, known: dict[str, tuple[float, str]], rest: str) -> tuple[Cause, ...]:
+    """``known`` causes and what is left of the idle time; rounding counts as nothing."""
+    tiny = 1e-9 * trace.devices * trace.makespan
+    seconds = {name: s if abs(s) > tiny else 0.0 for name, (s, _) in known.items()}
+    left = trace.idle - sum(seconds.values())
+    if abs(left) <= tiny:
+        seconds["ramp"], left = seconds["ramp"] + left, 0.0
+    causes = (Cause(name, seconds[name], words) for name, (_, words) in known.items())
+    return (*causes, Cause("unexplained", left, rest))

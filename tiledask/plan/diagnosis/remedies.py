@@ -1,0 +1,198 @@
+"""What would shorten a pipeline: each change is a plan from a plan, and the simulator judges it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tiledask.errors import PartitionError, ScheduleError
+from tiledask.plan.diagnosis.timed import Form, Plan, built, forms, recut
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.splitting.partition import partition
+
+__all__ = [
+    "Remedy",
+    "equal_stages",
+    "faster_links",
+    "more_microbatches",
+    "partitioned",
+    "remedies",
+    "rescheduled",
+]
+
+FINER = (2, 4, 8)
+"""By how much micro-batches are made smaller."""
+FASTER = (2, 10)
+"""By how much links are made faster."""
+MOST_ACTIONS = 50_000
+"""Of a plan that is simulated as a remedy: some 0.2 s."""
+
+
+@dataclass(frozen=True, repr=False)
+class Remedy:
+    """One change, and what the simulator says of it."""
+
+    change: str
+    plan: Plan
+    """What runs after the change; ``plan.timeline`` is the simulation."""
+    makespan: float
+    """Seconds."""
+    idle_share: float
+    """idle / (devices x makespan) after the change."""
+    gain: float
+    """Share of the simulated makespan that is saved; below 0 if it gets longer."""
+    memory: float
+    """Activations of the fullest device, in micro-batches of the trace on its share of layers."""
+    fits: bool
+    """Whether that is within the memory limit."""
+
+    def to_dict(self) -> dict:
+        """Everything but the plan's schedule, as JSON can hold it."""
+        return {
+            "change": self.change,
+            "schedule": str(self.plan.form or self.plan.schedule.name),
+            "microbatches": self.plan.schedule.microbatches,
+            "stages": self.plan.schedule.stages,
+            "makespan": self.makespan,
+            "idle_share": self.idle_share,
+            "gain": self.gain,
+            "memory": self.memory,
+            "fits": self.fits,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Remedy({self.change}: makespan {self.makespan:.6g}, idle {self.idle_share:.1%}, "
+            f"{self.gain:+.1%} saved, memory {self.memory:.3g})"
+        )
+
+
+def remedies(
+    plan: Plan, layers: Sequence[float] | None = None, memory_limit: float | None = None
+) -> tuple[Remedy, ...]:
+    """Every Remedy of ``plan``: those that fit in memory first, largest gain first.
+
+    layers         costs of the model's layers, for an exact partition instead of equal stages
+    memory_limit   most micro-batches (of ``plan``) whose activations a device may keep
+
+    A change that saves nothing is listed too, so that nobody has to try it.
+    """
+    base, m = plan.makespan, plan.schedule.microbatches
+    limit = float("inf") if memory_limit is None else memory_limit
+
+    def judged(change: str, after: Plan) -> Remedy:
+        memory = after.memory * m
+        gain = 1 - after.makespan / base if base else 0.0
+        fits = memory <= limit * (1 + 1e-9)
+        return Remedy(change, after, after.makespan, after.idle_share, gain, memory, fits)
+
+    found = [judged(*change) for change in _changes(plan, layers)]
+    return tuple(sorted(found, key=lambda r: (not r.fits, -round(r.gain, 12), r.memory)))
+
+
+def _changes(plan: Plan, layers: Sequence[float] | None) -> Iterator[tuple[str, Plan]]:
+    m, p = plan.schedule.microbatches, plan.devices
+    for times in FINER:
+        finer = more_microbatches(plan, times * m)
+        if finer is not None:
+            yield f"{times * m} micro-batches of 1/{times} the size", finer
+    if p > 1:
+        if layers is None:
+            yield "equal stages", equal_stages(plan)
+        else:
+            after, cut = partitioned(plan, layers)
+            yield f"layers cut {cut}", after
+        for form in forms(p, m, plan.schedule.trains):
+            other = rescheduled(plan, form)
+            if other is not None and other.schedule != plan.schedule:
+                twice = ", weights twice" if other.schedule.replicas > 1 else ""
+                yield f"schedule {form}{twice}", other
+        if any(plan.latency):
+            for times in FASTER:
+                yield f"links {times} times as fast", faster_links(plan, times)
+    if plan.overhead:
+        yield "no overhead between actions", replace(plan, overhead=0.0)
+
+
+def more_microbatches(plan: Plan, microbatches: int) -> Plan | None:
+    """``plan`` with its batch cut into ``microbatches``; None if its order is not in the table.
+
+    An action takes time in proportion to its tokens; latency and overhead of each stay the same.
+    """
+    if plan.form is None:
+        return None
+    after = _scaled(plan, plan.schedule.microbatches / microbatches)
+    return rescheduled(after, plan.form._replace(microbatches=microbatches))
+
+
+def _scaled(plan: Plan, factor: float) -> Plan:
+    scaled = {name: tuple(t * factor for t in getattr(plan, name)) for name in TIMES}
+    return replace(plan, **scaled)
+
+
+TIMES = ("forward", "backward", "backward_input", "backward_weight")
+
+
+def equal_stages(plan: Plan) -> Plan:
+    """``plan`` with the same work dealt out evenly over its stages.
+
+    >>> before = Plan(Form("gpipe", 2, 1, 2).build(), (1.0, 3.0), (2.0, 6.0))
+    >>> equal_stages(before).forward, before.makespan, equal_stages(before).makespan
+    ((2.0, 2.0), 21.0, 18.0)
+    """
+    stages = plan.schedule.stages
+    even = {
+        name: (sum(getattr(plan, name)) / stages,) * stages if getattr(plan, name) else ()
+        for name in TIMES
+    }
+    return replace(plan, **even)
+
+
+def partitioned(plan: Plan, layers: Sequence[float]) -> tuple[Plan, str]:
+    """(``plan`` with its layers cut by the exact partition, the cut as text).
+
+    ``layers`` are costs in any one unit; a stage takes its share of the whole time. Raises
+    PartitionError for fewer layers than stages.
+    """
+    cut = partition(list(layers), plan.schedule.stages)
+    whole = sum(cut.times)
+    if not whole > 0:
+        raise PartitionError("the layers cost nothing: give each its time or its FLOP")
+    shares = [time / whole for time in cut.times]
+    after = {
+        name: tuple(sum(getattr(plan, name)) * s for s in shares) if getattr(plan, name) else ()
+        for name in TIMES
+    }
+    return replace(plan, **after), str(cut)
+
+
+def rescheduled(plan: Plan, form: Form) -> Plan | None:
+    """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
+
+    More or fewer stages are cut out of the present ones, at equal depth; where the boundaries
+    change, each has the mean latency. "zb-auto" is made for the plan's own times.
+    """
+    stages, latency = form.devices * form.chunks, plan.latency
+    if 3 * stages * form.microbatches > MOST_ACTIONS:
+        return None
+    if stages != plan.schedule.stages:
+        mean = sum(latency) / len(latency) if latency else 0.0
+        latency = (mean,) * (stages - 1)
+    times = {name: recut(getattr(plan, name), stages) for name in TIMES}
+    after = replace(plan, form=form, latency=latency, **times)
+    order = built(form)
+    if order is not None and form.name == "zb-auto":
+        order = _automatic(after, form)
+    return None if order is None else replace(after, schedule=order)
+
+
+def _automatic(plan: Plan, form: Form):
+    times = {name: plan.times[name] for name in ("forward", "backward_input", "backward_weight")}
+    latency = sum(plan.latency) / len(plan.latency) if plan.latency else 0.0
+    try:
+        return schedule(form.name, form.devices, form.microbatches, latency=latency, **times)
+    except ScheduleError:
+        return None
+
+
+def faster_links(plan: Plan, times: float) -> Plan:
+    """``plan`` with every latency divided by ``times``."""
+    return replace(plan, latency=tuple(c / times for c in plan.latency))

@@ -1,0 +1,214 @@
+"""A schedule with the times of its actions: what a trace is explained by, and what is changed.
+
+Form    which schedule of the table, how many devices, chunks and micro-batches
+Plan    a schedule and the seconds of everything in it; simulated, it says makespan and idle time
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = [
+    "FORWARD_ONLY",
+    "TWO_CHUNKS",
+    "Form",
+    "Plan",
+    "built",
+    "forms",
+    "is_looped",
+    "recut",
+]
+
+TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
+"""Schedules that put two stages on every device and take no devices=."""
+FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
+"""One name for each order of forwards: the others are one of them when backwards are left out."""
+STEPWISE = ("zb-auto", "v-half", "v-min", "wave")
+"""Schedules whose order is made action by action, in Python."""
+MOST_STEPS = 4_000
+"""Actions up to which those are made just to compare: some 0.1 s."""
+
+
+def is_looped(name: str) -> bool:
+    """Whether the schedule takes devices=, and so puts several stages on each."""
+    return "devices" in inspect.signature(schedules[name]).parameters
+
+
+class Form(NamedTuple):
+    """One schedule of the table, by what :func:`tiledask.schedule` needs."""
+
+    name: str
+    devices: int
+    chunks: int
+    """Stages on each device."""
+    microbatches: int
+    trains: bool = True
+
+    def build(self) -> Schedule:
+        """The Schedule. Raises ScheduleError if there is none with these counts."""
+        return _build(self)
+
+    def __str__(self) -> str:
+        chunks = f", {self.chunks} chunks per device" if self.chunks > 1 else ""
+        return self.name + chunks + ("" if self.trains else ", forward only")
+
+
+@lru_cache(maxsize=256)
+def _build(form: Form) -> Schedule:
+    options = {"devices": form.devices} if is_looped(form.name) else {}
+    return schedule(
+        form.name,
+        form.devices * form.chunks,
+        form.microbatches,
+        forward_only=not form.trains,
+        **options,
+    )
+
+
+def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -> Iterator[Form]:
+    """Every Form of the table, with up to ``most`` chunks per device."""
+    for name in schedules if trains else FORWARD_ONLY:
+        if name in TWO_CHUNKS:
+            chunks: Sequence[int] = (2,)
+        elif is_looped(name):
+            chunks = range(2, most + 1, 2 if name == "wave" else 1)
+        else:
+            chunks = (1,)
+        yield from (Form(name, devices, v, microbatches, trains) for v in chunks)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A schedule and its times, one per stage, in seconds.
+
+    >>> plan = Plan(Form("gpipe", 2, 1, 3).build(), (1.0, 1.0), (2.0, 2.0))
+    >>> plan, plan.memory
+    (Plan(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0%), 1.0)
+    """
+
+    schedule: Schedule
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    backward_input: tuple[float, ...] = ()
+    """() for half of the backward."""
+    backward_weight: tuple[float, ...] = ()
+    latency: tuple[float, ...] = ()
+    """Per boundary between stages; () for none."""
+    overhead: float = 0.0
+    """Seconds between an action's being ready and its start, each time."""
+    form: Form | None = None
+    """None for an order that is not in the table."""
+
+    @property
+    def times(self) -> dict[str, tuple[float, ...]]:
+        """The arguments of :func:`tiledask.simulate`, overheads in the actions."""
+        half = tuple(b / 2 for b in self.backward)
+        named = {
+            "forward": self.forward,
+            "backward": self.backward,
+            "backward_input": self.backward_input or half,
+            "backward_weight": self.backward_weight or half,
+        }
+        times = {name: tuple(t + self.overhead for t in ts) for name, ts in named.items()}
+        return times | {"latency": self.latency or (0.0,) * (self.schedule.stages - 1)}
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Simulated."""
+        return simulate(self.schedule, **self.times)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds."""
+        return self.timeline.makespan
+
+    @property
+    def devices(self) -> int:
+        return self.schedule.devices
+
+    @property
+    def busy(self) -> float:
+        """Device-seconds of work; the overhead of an action is none."""
+        return self.timeline.busy - self.overhead * len(self.schedule)
+
+    @property
+    def idle(self) -> float:
+        """Device-seconds without work."""
+        return self.devices * self.makespan - self.busy
+
+    @property
+    def idle_share(self) -> float:
+        """idle / (devices x makespan)."""
+        whole = self.devices * self.makespan
+        return self.idle / whole if whole else 0.0
+
+    @cached_property
+    def memory(self) -> float:
+        """Activations of the fullest device, of the whole batch on its share of the layers.
+
+        GPipe keeps 1; 1F1B keeps p / m; stages are taken to be equal.
+        """
+        chunk = self.devices / self.schedule.stages / self.schedule.microbatches
+        return max(peak_in_flight(self.schedule)) * chunk
+
+    @cached_property
+    def device_times(self) -> tuple[float, ...]:
+        """Seconds of work of each device for one micro-batch (mean over micro-batches)."""
+        s = self.schedule
+        table = np.array(
+            [self.forward, self.backward, *(
+                part or tuple(b / 2 for b in self.backward)
+                for part in (self.backward_input, self.backward_weight)
+            )]
+        )  # fmt: skip
+        work = np.bincount(s.device, table[s.kind, s.stage], minlength=s.devices)
+        return tuple((work / s.microbatches).tolist())
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({repr(self.schedule)[9:-1].rpartition(',')[0]}; makespan {self.makespan:.6g}, "
+            f"idle {self.idle_share:.1%})"
+        )
+
+
+def recut(times: Sequence[float], stages: int) -> tuple[float, ...]:
+    """``times`` of the stages of a model cut into another number of equally deep stages.
+
+    Within a stage the time is taken to be spread evenly over its layers.
+
+    >>> recut((2.0, 4.0), 4), recut((1.0, 1.0, 2.0, 2.0), 2)
+    ((1.0, 1.0, 2.0, 2.0), (2.0, 4.0))
+    """
+    if stages == len(times):
+        return tuple(times)
+    if not times:
+        return ()
+    depth = np.linspace(0.0, 1.0, len(times) + 1)
+    done = np.concatenate([[0.0], np.cumsum(times)])
+    cuts = np.interp(np.linspace(0.0, 1.0, stages + 1), depth, done)
+    return tuple(np.diff(cuts).tolist())
+
+
+def built(form: Form) -> Schedule | None:
+    """The Schedule of ``form``; None if there is none on that many devices, or it takes too long.
+
+    Too long is longer than anybody waits who only wants to compare: see MOST_STEPS.
+    """
+    if form.name in STEPWISE and 3 * form.devices * form.chunks * form.microbatches > MOST_STEPS:
+        return None
+    try:
+        made = form.build()
+    except ScheduleError:
+        return None
+    return made if made.devices == form.devices else None

@@ -1,0 +1,285 @@
+"""When devices were busy, read from what tools write: spans, Chrome traces, polled utilisation.
+
+rows      device,start,end [,kind,stage,microbatch]     one action each
+blocks    time,device0,device1,... in shares or percent  actions that touch have run together
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.pipelines.schedule import KINDS
+from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
+
+__all__ = ["UNITS", "Row", "Trace", "of_samples", "of_timeline"]
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of each unit that a file may be in."""
+IDLE_BELOW = 0.005
+"""A polled share below this is 0, and above 1 minus this is 1: tools round to whole percents."""
+
+Row = tuple[str, float, float, str, int, int]
+"""(device, start, end, kind, stage, microbatch); "" and -1 for what is not told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Busy intervals in flat columns, devices in the order in which they begin."""
+
+    names: tuple[str, ...]
+    """What the trace calls its devices."""
+    device: np.ndarray
+    """int32, rising: positions in ``names``; each device's intervals by their starts."""
+    start: np.ndarray
+    """Seconds; the first interval starts at 0."""
+    end: np.ndarray
+    code: np.ndarray
+    """int8: positions in KINDS; -1 for a kind that is not told."""
+    stage: np.ndarray
+    microbatch: np.ndarray
+    transfer: float = 0.0
+    """Device-seconds of transfers beside the work."""
+    grain: float = 0.0
+    """Seconds by which an edge may be wrong: the time between two samples."""
+    blocks: bool = False
+    """Whether one interval may be several actions without a pause."""
+    source: str = ""
+    """What was read, and what had to be assumed."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], names: Sequence[str] = (), **about: Any) -> "Trace":
+        """The Trace of these rows, in any order. ``names`` are devices that should be there.
+
+        Raises ConfigError for no rows, numbers that are not finite, a start below 0, an end before
+        its start, two intervals of a device at once, and a device that never works.
+        """
+        rows = list(rows)
+        _check_rows(rows, about.get("source", "the trace"))
+        first: dict[str, float] = {}
+        for name, start, *_ in rows:
+            first[name] = min(start, first.get(name, np.inf))
+        lazy = [name for name in names if name not in first]
+        if lazy:
+            raise ConfigError(
+                f"device {lazy[0]} does no work in {about.get('source', 'the trace')}, and every "
+                f"device of a pipeline holds a stage; leave it out if it is not part of the run"
+            )
+        order = sorted(first, key=lambda name: (first[name], _natural(name)))
+        number = {name: d for d, name in enumerate(order)}
+        rows.sort(key=lambda row: (number[row[0]], row[1], row[2]))
+        zero = min(first.values())
+        _, start, end, kind, stage, microbatch = zip(*rows, strict=True)
+        trace = cls(
+            tuple(order),
+            np.array([number[row[0]] for row in rows], np.int32),
+            np.array(start, float) - zero,
+            np.array(end, float) - zero,
+            np.array([KINDS.find(k) if k else -1 for k in kind], np.int8),
+            np.array(stage, np.int32),
+            np.array(microbatch, np.int32),
+            **about,
+        )
+        trace._check_overlap()
+        return trace
+
+    def _check_overlap(self) -> None:
+        same = self.device[1:] == self.device[:-1]
+        over = np.where(same, self.end[:-1] - self.start[1:], 0.0)
+        worst = int(np.argmax(over)) if len(over) else 0
+        if len(over) and over[worst] > 1e-9 * self.makespan:
+            a, b = worst, worst + 1
+            if {self.code[a] == 0, self.code[b] == 0} == {True, False} and self._alike(a, b):
+                raise ConfigError(
+                    f"device {self.names[self.device[a]]} does a forward and a backward at once, "
+                    f"as DualPipe's pairs; which part of their time is whose cannot be told: give "
+                    f"a run without pairs"
+                )
+            raise ConfigError(
+                f"device {self.names[self.device[a]]} does two things at once: from "
+                f"{self.start[a]:g} to {self.end[a]:g} s and from {self.start[b]:g} to "
+                f"{self.end[b]:g} s (from the trace's first start); give one row per action, and "
+                f"leave out transfers or mark them with kind {TRANSFER}"
+            )
+
+    def _alike(self, a: int, b: int) -> bool:
+        return bool(self.start[a] == self.start[b] and self.end[a] == self.end[b])
+
+    @property
+    def devices(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the first start to the last end."""
+        return float(self.end.max())
+
+    @cached_property
+    def busy_per_device(self) -> np.ndarray:
+        """Seconds of work of each device."""
+        return np.bincount(self.device, self.end - self.start, minlength=self.devices)
+
+    @property
+    def idle(self) -> float:
+        """Device-seconds without work."""
+        return self.devices * self.makespan - float(self.busy_per_device.sum())
+
+    @cached_property
+    def turns(self) -> np.ndarray:
+        """Where each device's intervals begin, and where the last one's end."""
+        return np.searchsorted(self.device, np.arange(self.devices + 1))
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether every row says kind, stage and micro-batch."""
+        return all(bool((c >= 0).all()) for c in (self.code, self.stage, self.microbatch))
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether most blocks are too few samples long to say where they begin and end."""
+        lengths = self.end - self.start
+        return self.grain > 0 and bool((lengths < 4 * self.grain).mean() > 0.5)
+
+    def merged(self, gap: float) -> "Trace":
+        """The same with intervals of a device that are no more than ``gap`` apart made one."""
+        rows: list[Row] = []
+        for d, name in enumerate(self.names):
+            mine = slice(*self.turns[d : d + 2])
+            start, end = self.start[mine], self.end[mine]
+            opens = np.flatnonzero(np.append(True, start[1:] - end[:-1] > gap))
+            closes = np.append(opens[1:], len(start)) - 1
+            pairs = zip(start[opens].tolist(), end[closes].tolist(), strict=True)
+            rows += [(name, a, b, "", -1, -1) for a, b in pairs]
+        merged = Trace.of(rows, source=self.source)
+        grain = max(self.grain, gap)
+        return replace(merged, transfer=self.transfer, grain=grain, blocks=True)
+
+
+def _check_rows(rows: Sequence[Row], source: str) -> None:
+    if not rows:
+        raise ConfigError(f"{source} has no busy interval; a trace needs one action or more")
+    for name, start, end, kind, *_ in rows:
+        if not (np.isfinite(start) and np.isfinite(end)):
+            raise ConfigError(
+                f"device {name} of {source} works from {start} to {end}; times are finite numbers: "
+                f"drop the row, or close the interval that never ended"
+            )
+        if start < 0 or end < start:
+            raise ConfigError(
+                f"device {name} of {source} works from {start:g} to {end:g} s; times are 0 or "
+                f"more, and an interval ends at or after its start"
+            )
+        if kind and kind not in KINDS:
+            raise ConfigError(
+                f"device {name} of {source} does {kind!r}; kinds are {', '.join(KINDS)}, "
+                f"{TRANSFER} for a transfer, or nothing if it is not known"
+            )
+    if not any(row[2] > row[1] for row in rows):
+        raise ConfigError(f"every interval of {source} takes 0 s: there is no work in it")
+
+
+def _natural(name: str) -> tuple:
+    """So that device 10 comes after device 9."""
+    return tuple((int(w), "") if w.isdigit() else (-1, w) for w in re.split(r"(\d+)", name))
+
+
+def of_timeline(timeline: Timeline) -> Trace:
+    """The Trace of a Timeline, with its labels; transfers are summed, not drawn.
+
+    >>> of_timeline(Timeline.of(1, [(0, "F", 0, 0, 0.0, 1.0)])).is_labelled
+    True
+    """
+    columns = (timeline.device, timeline.start, timeline.end, timeline.kind, timeline.stage,
+               timeline.microbatch)  # fmt: skip
+    rows = [
+        (str(d), a, b, str(k), s, i)
+        for d, a, b, k, s, i in zip(*(c.tolist() for c in columns), strict=True)
+        if k != TRANSFER
+    ]
+    return Trace.of(
+        rows,
+        [str(d) for d in range(timeline.devices)],
+        transfer=timeline.transfer,
+        source=f"the {timeline.origin} timeline",
+    )
+
+
+# --- polled utilisation --------------------------------------------------------------------
+
+
+def of_samples(samples: dict[str, tuple[np.ndarray, np.ndarray]], source: str) -> Trace:
+    """The Trace behind polled shares: per device (seconds, shares of 0..1), any order.
+
+    A sample holds from its time to the next. One that is partly busy after an idle one is busy
+    at its end, before an idle one at its start; between two busy ones its pause is in the middle.
+    Raises ConfigError for fewer than 2 samples, two at one time, and holes between them.
+    """
+    rows: list[Row] = []
+    grain = 0.0
+    for name, (time, share) in samples.items():
+        order = np.argsort(time, kind="stable")
+        time, share = time[order], share[order]
+        step = _step(name, time, source)
+        grain = max(grain, step)
+        widths = np.append(np.diff(time), step)
+        rows += [(name, a, b, "", -1, -1) for a, b in _blocks(time - time[0], widths, share)]
+    trace = Trace.of(rows, list(samples), grain=grain, blocks=True, source=source)
+    return replace(trace.merged(1e-6 * grain), grain=grain)
+
+
+def _step(name: str, time: np.ndarray, source: str) -> float:
+    """Seconds between two samples."""
+    if len(time) < 2:
+        raise ConfigError(
+            f"{source} has {len(time)} sample of device {name}; without a second one nothing "
+            f"says how long it lasts"
+        )
+    gaps = np.diff(time)
+    step = float(np.median(gaps))
+    if gaps.min() <= 0:
+        at = time[int(np.argmin(gaps))]
+        raise ConfigError(f"device {name} of {source} has two samples at {at:g} s; keep one")
+    if gaps.max() > 2.5 * step:
+        at = int(np.argmax(gaps))
+        raise ConfigError(
+            f"samples of device {name} in {source} are {step:g} s apart, but between {time[at]:g} "
+            f"and {time[at + 1]:g} s there is none; cut the trace there, or fill the hole"
+        )
+    return step
+
+
+def _blocks(time: np.ndarray, width: np.ndarray, share: np.ndarray) -> list[tuple[float, float]]:
+    """Busy intervals whose sum is that of the shares times their widths."""
+    share = np.where(share < IDLE_BELOW, 0.0, np.where(share > 1 - IDLE_BELOW, 1.0, share))
+    blocks: list[tuple[float, float]] = []
+    indices = range(len(share))
+    for is_busy, group in groupby(indices, key=lambda k: share[k] > 0):
+        if not is_busy:
+            continue
+        run = list(group)
+        for k in run:
+            blocks += _busy_in(k, run[0], run[-1], time, width, share)
+    return blocks
+
+
+def _busy_in(k, first, last, time, width, share) -> list[tuple[float, float]]:
+    """What of sample ``k`` is busy, in a run of busy samples from ``first`` to ``last``."""
+    a, b, busy = time[k], time[k] + width[k], share[k] * width[k]
+    if share[k] == 1:
+        return [(a, b)]
+    if first == last:
+        return [((a + b - busy) / 2, (a + b + busy) / 2)]
+    if k == first:
+        return [(b - busy, b)]
+    if k == last:
+        return [(a, a + busy)]
+    if share[k + 1] < 1 and k + 1 < last and share[k - 1] == 1:  # a pause over two samples
+        return [(a, a + busy)]
+    if share[k - 1] < 1 and k - 1 > first and share[k + 1] == 1:
+        return [(b - busy, b)]
+    return [(a, a + busy / 2), (b - busy / 2, b)]

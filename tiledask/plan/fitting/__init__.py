@@ -1,0 +1,1 @@
+"""Bytes: what every device holds and when, whether it fits, and what would."""

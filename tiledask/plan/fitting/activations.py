@@ -1,0 +1,217 @@
+"""What a forward pass leaves behind for the backward pass, tensor by tensor."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
+from tiledask.plan.inputs.model import Model
+
+__all__ = ["Saved", "cut_tokens", "gradient_bytes", "layer_bytes", "local_tokens", "saved_tensors"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor of one layer that is kept, per token of the batch."""
+
+    name: str
+    elements: int
+    """Elements per token, over the whole layer or on the fullest of tp devices."""
+    itemsize: int
+    """Bytes per element."""
+    sliced: bool
+    """Tensor parallelism cuts it (its ``elements`` are one device's); otherwise every
+    device holds the whole, unless the sequence is parallel too."""
+    core: bool = False
+    """In the attention core, which selective recomputation drops."""
+    flows: bool = True
+    """Whether a gradient of this size flows back into it: not into a mask or a statistic."""
+
+
+def saved_tensors(
+    model: Model, sequence: int, tp: int, width: int, flash: bool = False,
+    mixture: bool | None = None,
+) -> tuple[Saved, ...]:  # fmt: skip
+    """Tensors that one layer keeps, as eager execution with fused norms does.
+
+    ``width`` is the bytes of one number; dropout masks take one byte. For a GPT with
+    dropout at width 2 they sum to s*b*h*(34 + 5*a*s/h) bytes (Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.1); grouped heads, latents, gates and experts change the terms.
+    ``flash`` leaves, of the s x s tensors, a single-precision row statistic per head and token
+    (Dao et al. 2022, arXiv:2205.14135, algorithm 1). ``mixture`` says which kind of layer of a
+    model with experts (default: the last layer's); these are taken to be visited evenly.
+    """
+    mixture = bool(model.experts) if mixture is None else mixture
+    return _saved(model, sequence, tp, width, flash, mixture)
+
+
+@lru_cache(maxsize=4096)
+def _saved(model: Model, sequence: int, tp: int, width: int, flash: bool, mixture: bool):
+    return (
+        *_attention(model, sequence, -(-model.heads // tp), tp, width, flash),
+        *(_mixture(model, tp, width) if mixture else _dense(model, tp, width)),
+        *_around(model, width),
+    )
+
+
+def _attention(
+    model: Model, sequence: int, heads: int, tp: int, width: int, flash: bool
+) -> list[Saved]:
+    """Inputs of the matrix products and of softmax(q k) v."""
+    groups = heads if model.latent else -(-model.kv_heads // tp)
+    query, key, value = heads * model.qk_dim, groups * model.qk_dim, groups * model.v_dim
+    tensors = [
+        Saved("attention input", model.hidden, width, False),
+        *_latents(model, width),
+        Saved("query", query, width, True),
+        Saved("key", key, width, True),
+        Saved("value", value, width, True),
+        Saved("attention output input", heads * model.v_dim, width, True),
+    ]
+    if model.qk_norm:
+        tensors += [Saved("query norm input", query, width, True)]
+        tensors += [Saved("key norm input", key, width, True)]
+    if flash:
+        statistic = Saved("softmax row statistic", heads, 4, True, core=True, flows=False)
+        return [*tensors, statistic]
+    scores = heads * sequence
+    tensors += [Saved("softmax output", scores, width, True, core=True)]
+    if model.dropout:
+        tensors += [
+            Saved("softmax dropout mask", scores, 1, True, core=True, flows=False),
+            Saved("softmax dropout output", scores, width, True, core=True),
+        ]
+    return tensors
+
+
+def _latents(model: Model, width: int) -> list[Saved]:
+    """Latent attention: each latent before and after its norm, whole on every device."""
+    if not model.latent:
+        return []
+    latents = [("kv", model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank)]
+    if model.q_lora_rank:
+        latents += [("query", model.q_lora_rank, model.q_lora_rank)]
+    return [
+        Saved(f"{name} latent{what}", elements, width, False)
+        for name, down, normed in latents
+        for what, elements in ((" norm input", down), ("", normed))
+    ]
+
+
+def _dense(model: Model, tp: int, width: int) -> list[Saved]:
+    inside = _inside(model, "mlp", -(-model.ffn // tp), width)
+    return [Saved("mlp input", model.hidden, width, False), *inside]
+
+
+def _mixture(model: Model, tp: int, width: int) -> list[Saved]:
+    """Each token, its copies for top_k experts, and their answers before they are summed."""
+    h, k = model.hidden, model.top_k
+    tensors = [
+        Saved("mlp input", h * k, width, False),
+        *_inside(model, "mlp", k * -(-(model.expert_ffn or model.ffn) // tp), width),
+        Saved("router input", h, width, False),
+        Saved("expert outputs", h * k, width, False),
+        Saved("router probabilities", model.experts, 4, False),
+    ]
+    if model.shared_ffn:
+        tensors += _inside(model, "shared mlp", -(-model.shared_ffn // tp), width)
+    return tensors
+
+
+def _inside(model: Model, name: str, width_inside: int, width: int) -> list[Saved]:
+    parts = ("gate", "activated gate", "up", "product") if model.mlp == "swiglu" else (
+        "activation input", "activation output")  # fmt: skip
+    return [Saved(f"{name} {part}", width_inside, width, True) for part in parts]
+
+
+def _around(model: Model, width: int) -> list[Saved]:
+    """Inputs of the two norms, masks of the two dropouts on the residual stream."""
+    h, tensors = model.hidden, []
+    if model.norm != "none":
+        tensors += [Saved(f"{at} norm input", h, width, False) for at in ("attention", "mlp")]
+    if model.dropout:
+        tensors += [
+            Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ("attention", "mlp")
+        ]
+    return tensors
+
+
+def _outputs(
+    model: Model, tp: int, width: int, flash: bool, sequence: int, mixture: bool
+) -> list[Saved]:
+    """What operator-level selection keeps: the layer's input, the attention's output and
+    every second matrix product: query, value, gate (or up) and, behind a gate, down."""
+    tensors = {t.name: t for t in saved_tensors(model, sequence, tp, width, flash, mixture)}
+    first = "gate" if model.mlp == "swiglu" else "activation input"
+    names = ["query", "value", "attention output input", f"mlp {first}"]
+    names += ["softmax row statistic"] if flash else []
+    names += [f"shared mlp {first}"] if mixture and model.shared_ffn else []
+    kept = [tensors[name] for name in names] + [Saved("layer input", model.hidden, width, False)]
+    if mixture:
+        kept += [tensors["expert outputs"]]
+    elif model.mlp == "swiglu":
+        kept += [Saved("mlp output", model.hidden, width, False)]
+    return kept
+
+
+def layer_bytes(
+    model: Model,
+    layout: Layout,
+    sequence: int,
+    width: int = 2,
+    recompute: str | None = None,
+    masks: bool = True,
+    mixture: bool | None = None,
+) -> int:
+    """Bytes that one layer keeps of one micro-batch on one device.
+
+    Without ``masks``, only tensors that a gradient of their size flows back into. Source:
+    Korthikanti et al. 2022, arXiv:2205.05198, Table 2.
+
+    >>> gpt3 = Model(hidden=12288, layers=96, heads=96, ffn=49152, vocab=51200, dropout=True)
+    >>> layer_bytes(gpt3, Layout(tp=8), 2048) / (2048 * 12288)  # 10 + 24/t + 5as/(ht)
+    23.0
+    >>> layer_bytes(gpt3, Layout(tp=8, flash_attention=True), 2048) / (2048 * 12288)
+    13.00390625
+    """
+    recompute = layout.recompute if recompute is None else recompute
+    mixture = bool(model.experts) if mixture is None else mixture
+    flash, tp = layout.flash_attention, layout.tp
+    if recompute == "full":
+        return width * model.hidden * cut_tokens(layout, sequence)
+    if recompute == SELECTIVE_OP:
+        kept = _outputs(model, tp, width, flash, sequence, mixture)
+    else:
+        kept = [
+            tensor
+            for tensor in saved_tensors(model, sequence, tp, width, flash, mixture)
+            if not (tensor.core and recompute == "selective") and (masks or tensor.flows)
+        ]
+    tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
+    return sum(t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept)
+
+
+def gradient_bytes(
+    model: Model, layout: Layout, sequence: int, width: int = 2, mixture: bool | None = None
+) -> int:
+    """Bytes of gradients that the backward pass of one layer holds at once, at most.
+
+    It goes from tensor to tensor and drops what it has used: the gradient of the residual
+    stream is always there, and beside it at most those of an operation's output and input.
+    """
+    tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
+    kept = saved_tensors(model, sequence, layout.tp, width, layout.flash_attention, mixture)
+    sizes = [t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept if t.flows]
+    return width * model.hidden * cut + sum(sorted(sizes)[-2:])
+
+
+def local_tokens(layout: Layout, sequence: int) -> int:
+    """Tokens of a micro-batch on one device: context parallelism cuts every sequence."""
+    return layout.microbatch * -(-sequence // layout.cp)
+
+
+def cut_tokens(layout: Layout, sequence: int) -> int:
+    """Tokens of a micro-batch on one device outside the tensor-parallel products, where
+    sequence parallelism cuts the sequence once more."""
+    shards = layout.tp if layout.sequence_parallel else 1
+    each = -(-sequence // layout.cp)
+    return layout.microbatch * -(-each // shards)

@@ -1,0 +1,296 @@
+"""Does it fit? A verdict, what decides it, and the smallest change that makes it fit.
+
+0 ........ estimate ...... estimate + overhead      capacity right of both:    "fits"
+                                                    between them:              "tight"
+                                                    left of the estimate:      "no"
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tiledask.errors import ConfigError
+from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
+from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
+from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
+from tiledask.plan.fitting.neighbours import FIELDS, Search
+from tiledask.plan.fitting.overhead import Overhead, default_overhead
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.units import format_bytes
+
+__all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
+
+
+@dataclass(frozen=True, repr=False)
+class Fit:
+    """The answer to "does it fit?"."""
+
+    memory: MemoryEstimate
+    cluster: ClusterSpec
+    overhead: Overhead
+    step: Callable[..., Any] | None = None
+    """A time model: step(model, layout, cluster, recipe, sequence).total in seconds; None:
+    ``estimate_step``."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.memory.layout
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of one device, nominal."""
+        return self.cluster.device.memory_bytes
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """Bytes per device without and with the whole overhead budget."""
+        return self.memory.peak, self.memory.peak + self.overhead.total
+
+    @property
+    def expected(self) -> int:
+        """Bytes that the device is expected to show at its fullest: estimate and overhead."""
+        return self.band[1]
+
+    @cached_property
+    def verdict(self) -> str:
+        """The answer: "fits", "tight" (it depends on the overhead) or "no"."""
+        low, high = self.band
+        if low > self.capacity or self.layout.devices > self.cluster.devices:
+            return "no"
+        return "fits" if high <= self.capacity else "tight"
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes by which the estimate alone, without overhead, exceeds one device; 0 if it
+        does not."""
+        return max(0, self.memory.peak - self.capacity)
+
+    @cached_property
+    def reason(self) -> str:
+        """One sentence: the stage, the moment and the tensor class that decide, and why."""
+        stage, moment, _ = self.memory.ledger.binding
+        tensor, held = _largest(self.memory, stage)
+        low, high = map(format_bytes, self.band)
+        room, device = format_bytes(self.capacity), self.cluster.device.name
+        where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
+        largest = f"the largest class is {tensor}, {format_bytes(held)}"
+        if self.verdict == "fits":
+            return (
+                f"the fullest device ({where}) needs {low}, with overhead {high}, of {room} on "
+                f"{device}; {largest}"
+            )
+        why = f"{largest}: {_why(self.memory, tensor)}"
+        if self.verdict == "tight":
+            return (
+                f"the fullest device ({where}) needs {low} and up to {high} with overhead "
+                f"({self.overhead}), between which lie the {room} of {device}; {why}"
+            )
+        if not self.shortfall:
+            return (
+                f"the layout needs {self.layout.devices} devices ({_degrees(self.layout)}), the "
+                f"cluster has {self.cluster.devices}"
+            )
+        return (
+            f"the fullest device ({where}) needs {low}, {format_bytes(self.shortfall)} more than "
+            f"the {room} of {device}; {why}"
+        )
+
+    @cached_property
+    def smallest_fix(self) -> Fix | None:
+        """The layout that fits with the fewest changed fields, then on the fewest devices.
+
+        Searched over tp (within a node), pp, dp, zero, recompute and microbatch; smaller
+        micro-batches become more of them, so that a copy's work in a step stays. If no
+        layout on the cluster's devices fits: the one that fits on the fewest devices, with
+        ``missing`` saying how many are lacking. None if it fits already or if nothing does.
+        """
+        if self.verdict == "fits":
+            return None
+        search = Search(self.memory, self.cluster, self.overhead)
+        found = search.nearest()
+        if found is not None:
+            return self._fix(found)
+        fix = self._fix(search.fewest_devices())
+        if fix is None or not fix.missing:
+            return fix
+        lacks = f"no layout on {self.cluster.devices} devices fits; the smallest that does takes"
+        return replace(fix, sentence=fix.sentence.replace("(it takes", f"({lacks}"))
+
+    @cached_property
+    def fixes(self) -> "dict[str, Fix | None]":
+        """What fits if a single thing changes: name -> the nearest Fix, or None if none does.
+
+        "dp", "tp", "pp": the smallest larger one, on however many devices it takes;
+        "zero": the smallest higher stage; "microbatch": the largest smaller one, in more
+        micro-batches; "recompute": the next that fits; "recipe": of those shipped that keep
+        less for each parameter, the one that keeps most; "devices": the fewest of all, with
+        any dp, tp and pp. Empty if the layout fits already.
+
+        >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+        >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
+        >>> fit = fits(model, Layout(dp=2, tp=8, pp=10), cluster)
+        >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
+        (['pp', 'zero', 'recipe', 'devices'], 2)
+        """
+        if self.verdict == "fits":
+            return {}
+        search = Search(self.memory, self.cluster, self.overhead)
+        single = {name: self._fix(search.single(name)) for name in SINGLE}
+        return {
+            **single,
+            "recipe": self._other_recipe(),
+            "devices": self._fix(search.fewest_devices(("dp", "tp", "pp"))),
+        }
+
+    def _other_recipe(self) -> Fix | None:
+        """The same layout with the next smaller recipe that fits."""
+        now = self.memory.recipe
+        if not now.trains or self.layout.devices > self.cluster.devices:
+            return None
+        for name in SMALLER:
+            recipe = load_recipe(name)
+            if recipe.bytes_per_parameter < now.bytes_per_parameter:
+                fix = self._fix(self.layout, recipe)
+                if fix is not None:
+                    return fix
+        return None
+
+    def _fix(self, layout: Layout | None, recipe: Recipe | None = None) -> Fix | None:
+        """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
+        if layout is None:
+            return None
+        again = fits(
+            self.memory.model, layout, replace(self.cluster, devices=layout.devices),
+            recipe or self.memory.recipe, self.memory.sequence, self._overhead(layout),
+        )  # fmt: skip
+        if again.verdict != "fits":
+            if recipe is not None:
+                return None
+            raise AssertionError(f"the search returned {layout}, which does not fit")
+        seconds, slower = self._price(again)
+        changed = tuple(n for n in FIELDS if getattr(layout, n) != getattr(self.layout, n))
+        changed += () if recipe is None else ("recipe",)
+        return Fix(
+            layout, changed, layout.devices, max(0, layout.devices - self.cluster.devices),
+            sentence(self.memory, again.memory, self.cluster, again.band, changed, slower),
+            again.memory.recipe.name, seconds, slower,
+        )  # fmt: skip
+
+    def _price(self, again: "Fit") -> tuple[float | None, float | None]:
+        """(seconds of a step after the fix, their ratio to those before); Nones where there
+        is no time: a recipe that does not train, a layout that the time model refuses."""
+        try:
+            after = self._seconds(again)
+            each, before = after / again.layout.sequences, self._seconds(self)
+            return after, each / (before / self.layout.sequences)
+        except ValueError:
+            return None, None
+
+    def _seconds(self, fit: "Fit") -> float:
+        step, memory = self.step, fit.memory
+        if step is None:
+            from tiledask.plan.timing.step import estimate_step as step
+        most = max(self.cluster.devices, memory.layout.devices)
+        cluster = replace(self.cluster, devices=most)
+        estimate = step(memory.model, memory.layout, cluster, memory.recipe, memory.sequence)
+        return float(estimate.total)
+
+    def _overhead(self, layout: Layout) -> Overhead:
+        given = self.overhead != default_overhead(self.layout.devices, self.layout.zero)
+        return self.overhead if given else default_overhead(layout.devices, layout.zero)
+
+    def __repr__(self) -> str:
+        return f"Fit({self.verdict}: {self.reason})"
+
+    def _repr_html_(self) -> str:
+        fix = self.smallest_fix
+        return (
+            f"<p><b>{self.verdict}</b>: {self.reason}.</p>"
+            + (f"<p>Smallest fix: {fix}.</p>" if fix else "")
+            + self.memory._repr_html_()
+        )
+
+
+def fits(
+    model: Model,
+    layout: Layout,
+    cluster: ClusterSpec,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+    overhead: Overhead | int | None = None,
+    step: Callable[..., Any] | None = None,
+) -> Fit:
+    """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
+
+    The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
+    what no tensor accounts for (bytes, or an Overhead; default: ``default_overhead``).
+    ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
+    sequence) for an object with ``total`` seconds (default: ``estimate_step``).
+
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
+    >>> fit = fits(model, Layout(dp=160), cluster)
+    >>> fit.verdict, fit.smallest_fix.changed
+    ('no', ('tp', 'pp', 'dp'))
+    """
+    if not isinstance(cluster, ClusterSpec):
+        raise ConfigError(
+            f"a cluster is needed, such as td.load_cluster('8xA100-80GB'), got {cluster!r}"
+        )
+    if overhead is None:
+        overhead = default_overhead(layout.devices, layout.zero)
+    elif not isinstance(overhead, Overhead):
+        if isinstance(overhead, bool) or not isinstance(overhead, int) or overhead < 0:
+            raise ConfigError(
+                f"overhead must be bytes, 0 or more, or an Overhead, got {overhead!r}"
+            )
+        overhead = Overhead(0, 0, 0, overhead)
+    return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)
+
+
+def _degrees(layout: Layout) -> str:
+    names = ("dp", "tp", "pp") + (("cp",) if layout.cp > 1 else ())
+    return " x ".join(f"{name} {getattr(layout, name)}" for name in names)
+
+
+_OPTIMIZER = "optimizer states"
+
+
+def _largest(memory: MemoryEstimate, stage: int) -> tuple[str, int]:
+    """The largest class on ``stage`` at its fullest moment, what ZeRO-1 deals out as one."""
+    dealt = {state.tensor for state in memory.recipe.states if state.zero == 1}
+    classes: dict[str, int] = {}
+    for tensor, size in memory.ledger.by_tensor(stage).items():
+        name = _OPTIMIZER if tensor in dealt else tensor
+        classes[name] = classes.get(name, 0) + size
+    largest = max(classes, key=classes.__getitem__)
+    return largest, classes[largest]
+
+
+def _why(memory: MemoryEstimate, tensor: str) -> str:
+    """Why the class that binds is as large as it is, and what would not help."""
+    layout = memory.layout
+    zero = {state.tensor: state.zero for state in memory.recipe.states}
+    zero[_OPTIMIZER] = 1
+    if tensor == "activations":
+        return (
+            f"recompute {layout.recompute} keeps them of every layer in flight under "
+            f"{layout.schedule}, for micro-batches of {layout.microbatch} x {memory.sequence} "
+            f"tokens"
+        )
+    if tensor not in zero:
+        return f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
+    if layout.zero >= zero[tensor] and layout.dp > 1:
+        return f"that is what is left after ZeRO-{layout.zero} dealt it out over dp {layout.dp}"
+    slices = layout.tp * layout.pp
+    whole = "all of it" if slices == 1 else f"all of its 1/{slices} of the model"
+    if layout.zero >= zero[tensor]:
+        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to deal it out to"
+    return (
+        f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
+        f"(ZeRO-{zero[tensor]} would deal it out over dp)"
+    )

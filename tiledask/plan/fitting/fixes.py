@@ -1,0 +1,69 @@
+"""A change that makes a layout fit, as a value and as a sentence."""
+
+from dataclasses import dataclass
+
+from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.units import format_bytes
+
+__all__ = ["SINGLE", "SMALLER", "Fix", "sentence"]
+
+SINGLE = ("dp", "tp", "pp", "zero", "microbatch", "recompute")
+SMALLER = ("mixed-adam-18", "mixed-adam-16", "mixed-momentum", "mixed-adam-8bit", "bf16-adam",
+           "bf16-adam-8bit", "lora")  # fmt: skip
+"""Recipes that a fix may turn to, those that keep most first."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A layout that fits, near the one that does not."""
+
+    layout: Layout
+    changed: tuple[str, ...]
+    """Names of the fields that differ."""
+    devices: int
+    """Devices that it needs."""
+    missing: int
+    """Devices that the cluster lacks for it; 0 if it has enough."""
+    sentence: str
+    recipe: str = ""
+    """Name of the recipe."""
+    seconds: float | None = None
+    """Seconds of a step; None where the time model knows none."""
+    slower: float | None = None
+    """Seconds for each sequence of the global batch, over those of the layout that it starts
+    from."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def sentence(
+    before: MemoryEstimate, after: MemoryEstimate, cluster: ClusterSpec, band: tuple[int, int],
+    changed: tuple[str, ...], slower: float | None,
+) -> str:  # fmt: skip
+    """What changes, what it takes and what is then held: ``band``, bytes on the fullest device
+    without and with overhead."""
+    old, new = before.layout, after.layout
+    steps = ", ".join(
+        f"recipe {before.recipe.name} -> {after.recipe.name}"
+        if name == "recipe"
+        else f"{name} {getattr(old, name)} -> {getattr(new, name)}"
+        for name in changed
+    )
+    missing = max(0, new.devices - cluster.devices)
+    need = (
+        f"it takes {new.devices}, {missing} more than the cluster has"
+        if missing
+        else f"{new.devices} of {cluster.devices} devices"
+    )
+    if old.sequences != new.sequences:
+        need += f", the global batch goes from {old.sequences} to {new.sequences}"
+    if slower is not None:
+        need += f", a sequence takes {slower:.3g} times as long"
+    return (
+        f"{steps or 'no change but the number of devices'} ({need}): {format_bytes(band[0])}, "
+        f"with overhead {format_bytes(band[1])}, of "
+        f"{format_bytes(cluster.device.memory_bytes)} per device"
+    )

@@ -1,0 +1,151 @@
+"""Bytes on every pipeline stage: a ledger row per tensor class and moment.
+
+             always                    forward      loss         backward        optimizer step
+stage s   weights, gradients,       activations  activations  activations      (activations
+          master weights, momentum,              logits       + one layer's     are gone)
+          variance                                            gradients
+peak = always + the fullest moment
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tiledask.errors import ConfigError
+from tiledask.plan.fitting.states import check_experts, stage_items, stage_parameters, state_rows
+from tiledask.plan.fitting.working import gathered_rows, serving_rows, training_rows
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.ledger import Ledger, Row
+from tiledask.plan.units import format_bytes
+
+__all__ = ["MemoryEstimate", "estimate_memory", "stage_parameters", "stage_rows"]
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryEstimate:
+    """What a layout needs on each device, and why.
+
+    >>> from tiledask.plan.inputs.specs import load_model
+    >>> gpt2 = load_model("gpt2")
+    >>> estimate_memory(gpt2, Layout(), sequence=1024).ledger.by_tensor(0)["weights"]
+    248879616
+    """
+
+    model: Model
+    layout: Layout
+    recipe: Recipe
+    sequence: int
+    """Tokens per sequence."""
+    ledger: Ledger
+    """Places are pipeline stages; bytes are those of one device of the stage."""
+
+    @property
+    def per_stage(self) -> tuple[int, ...]:
+        """Peak bytes on one device of each stage."""
+        return tuple(self.ledger.per_place.values())
+
+    @property
+    def peak(self) -> int:
+        """Bytes on the fullest device."""
+        return self.ledger.peak
+
+    @property
+    def total(self) -> int:
+        """Peak bytes of all devices together."""
+        return sum(self.per_stage) * self.layout.dp * self.layout.cp * self.layout.tp
+
+    def __repr__(self) -> str:
+        return (
+            f"MemoryEstimate({self.model.name}, {self.layout}, {self.recipe.name}, "
+            f"sequence {self.sequence}: peak {format_bytes(self.peak)} per device)"
+        )
+
+    def _repr_html_(self) -> str:
+        place, moment, _ = self.ledger.binding
+        tensors = list(dict.fromkeys(row.tensor for row in self.ledger.rows))
+        head = "".join(f"<th>{name}</th>" for name in ("stage", *tensors, "peak"))
+        body = ""
+        for stage, peak in self.ledger.per_place.items():
+            held = self.ledger.by_tensor(stage)
+            cells = "".join(f"<td>{format_bytes(held.get(name, 0))}</td>" for name in tensors)
+            body += f"<tr><th>{stage}</th>{cells}<td><b>{format_bytes(peak)}</b></td></tr>"
+        return (
+            f"<table><caption>{self!r}; the fullest is stage {place} at {moment}. Each stage is "
+            f"shown at its own fullest moment; GB = 1e9 bytes.</caption><tr>{head}</tr>{body}"
+            f"</table>"
+        )
+
+
+def estimate_memory(
+    model: Model,
+    layout: Layout,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+) -> MemoryEstimate:
+    """Bytes per device on every pipeline stage, by tensor class and moment.
+
+    States follow the recipe and ZeRO (Rajbhandari et al. 2020, Table 1), activations
+    Korthikanti et al. 2022 (Table 2) times the micro-batches in flight. Beside these stand
+    the logits, the gradients of one layer's activations during its backward (an upper
+    bound: all of them at once), what ZeRO and sequence parallelism gather for one layer, and
+    what the recipe works with. A recipe without gradients is one forward pass without a
+    key-value cache: the tensors of one layer at a time. Not in here: what the driver, the
+    libraries and the allocator take; see ``fits``.
+
+    A tensor parallelism that the heads do not allow, or an expert parallelism that the
+    experts do not, is a ConfigError, more stages than layers a PartitionError.
+
+    >>> from tiledask.plan.inputs.specs import load_model
+    >>> estimate_memory(load_model("gpt-200b"), Layout(tp=8, pp=10, recompute="full"))
+    MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
+    """  # noqa: E501
+    recipe = load_recipe(recipe)
+    check_run(model, layout, sequence)
+    rows = (
+        row
+        for stage in range(layout.pp)
+        for row in stage_rows(model, layout, recipe, sequence, stage)
+    )
+    return MemoryEstimate(model, layout, recipe, sequence, Ledger.of(rows))
+
+
+def check_run(model: Model, layout: Layout, sequence: int) -> None:
+    """Refuse a sequence, or a layout, that the model cannot be run with."""
+    if not isinstance(model, Model) or not isinstance(layout, Layout):
+        raise ConfigError(
+            f"a Model and a Layout are needed, in this order, such as td.load_model('gpt2') and "
+            f"td.Layout(); got {type(model).__name__} and {type(layout).__name__}"
+        )
+    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
+        raise ConfigError(f"sequence must be an integer of 1 or more tokens, got {sequence!r}")
+    if sequence > LONGEST:
+        raise ConfigError(
+            f"sequence must be {LONGEST:,} tokens or fewer, got {sequence:,}; is it a number of "
+            f"tokens, not of bytes or of a whole batch?"
+        )
+    if layout.cp > sequence:
+        raise ConfigError(
+            f"cp={layout.cp} cannot cut a sequence of {sequence} tokens; use cp of {sequence} or "
+            f"less"
+        )
+    model.check_tp(layout.tp)
+    check_experts(model, layout)
+
+
+LONGEST = 2**30
+"""Tokens of the longest sequence that is believed."""
+
+
+def stage_rows(
+    model: Model, layout: Layout, recipe: Recipe, sequence: int, stage: int
+) -> Iterator[Row]:
+    """The ledger rows of one stage: states.py for what is always there, working.py for what
+    comes and goes."""
+    items = stage_items(model, layout, recipe, stage)
+    yield from state_rows(layout, recipe, stage, items)
+    yield from gathered_rows(layout, recipe, stage, items)
+    if recipe.trains:
+        yield from training_rows(model, layout, recipe, sequence, stage, items)
+    else:
+        yield from serving_rows(model, layout, recipe, sequence, stage)

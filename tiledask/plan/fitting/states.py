@@ -1,0 +1,183 @@
+"""Weights and what training keeps for each: counted per stage, dealt out by ZeRO.
+
+one stage's devices      dp x cp copies                dense weights: shards over dp x cp
+                         = ep expert groups            experts: 1/ep of them on each device,
+                           x dp x cp / ep copies       their shards over dp x cp / ep
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.inputs.recipes import Recipe, State
+from tiledask.plan.ledger import Row
+
+__all__ = ["Item", "Share", "check_experts", "stage_items", "stage_parameters", "state_rows"]
+
+ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Parameters on one device."""
+
+    dense: int = 0
+    """Those that every data-parallel device holds a copy of."""
+    expert: int = 0
+    """Those of experts, which are dealt out over expert parallelism."""
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.expert
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(self.dense + other.dense, self.expert + other.expert)
+
+    def __mul__(self, n: int) -> "Share":
+        return Share(n * self.dense, n * self.expert)
+
+    def shard(self, copies: int, ep: int) -> int:
+        """Parameters of the fullest device when ZeRO deals the copies out."""
+        return -(-self.dense // copies) - (-self.expert // (copies // ep))
+
+
+@dataclass(frozen=True)
+class Item:
+    """An embedding, a kind of layer or a head on a stage, and how many of them."""
+
+    name: str
+    n: int
+    each: Share
+    adapters: Share
+    largest: int
+    """Parameters of its largest weight, of a single expert."""
+
+
+def check_experts(model: Model, layout: Layout) -> None:
+    """Refuse an expert parallelism that the experts cannot be dealt out to."""
+    if layout.ep > 1 and not model.experts:
+        raise ConfigError(f"ep={layout.ep} deals out experts and {model.name} has none; use ep=1")
+    if layout.ep > 1 and model.experts % layout.ep:
+        near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
+        raise ConfigError(
+            f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
+            f"be one of {near}"
+        )
+
+
+@lru_cache(maxsize=16384)
+def share(weights: tuple[Weight, ...], tp: int, ep: int) -> Share:
+    """Parameters of ``weights`` on the fullest device."""
+    dense = sum(w.count(tp) for w in weights if w.copies == 1)
+    experts = sum(w.count(tp) // w.copies * -(-w.copies // ep) for w in weights if w.copies > 1)
+    return Share(dense, experts)
+
+
+@lru_cache(maxsize=16384)
+def item_numbers(
+    weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int
+) -> tuple[Share, Share, int]:
+    """(parameters, those of adapters, those of the largest weight) on one device."""
+    adapters = Share()
+    if recipe.adapters:
+        for w in weights:
+            n = recipe.adapters.parameters((w,), tp)
+            kept = Share(expert=n // w.copies * -(-w.copies // ep)) if w.copies > 1 else Share(n)
+            adapters += kept
+    largest = max((w.count(tp) // w.copies for w in weights), default=0)
+    return share(weights, tp, ep), adapters, largest
+
+
+def stage_items(model: Model, layout: Layout, recipe: Recipe, stage: int) -> tuple[Item, ...]:
+    """What lies on one device of ``stage``. The head of a stage without the embedding holds
+    the embedding matrix once more if it is tied."""
+    chunks = layout.stage_chunks(stage)
+    items = []
+
+    def add(name: str, n: int, weights: tuple[Weight, ...]) -> None:
+        if n:
+            numbers = item_numbers(weights, recipe, layout.tp, layout.ep)
+            items.append(Item(name, n, *numbers))
+
+    dense, mixture = layer_kinds(model, layout, stage)
+    kinds = {name: weights for name, _, weights in model.layer_kinds}
+    add("layer", 0 if model.experts else dense, kinds.get("layer", ()))
+    add("dense layer", dense if model.experts else 0, kinds.get("dense layer", ()))
+    add("mixture layer", mixture, kinds.get("mixture layer", ()))
+    add("embedding", chunks.count(0), model.embedding)
+    tied = model.tied_copy if 0 not in chunks else ()
+    add("head", chunks.count(layout.last_chunk), model.head + tied)
+    return tuple(items)
+
+
+def layer_kinds(model: Model, layout: Layout, stage: int) -> tuple[int, int]:
+    """Dense layers and mixtures on ``stage``, both copies' where there are two."""
+    chunks = chunk_kinds(model, layout)
+    held = [chunks[c] for c in layout.stage_chunks(stage)]
+    return sum(d for d, _ in held), sum(m for _, m in held)
+
+
+def chunk_kinds(model: Model, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """(dense layers, mixtures) of each chunk, in model order."""
+    return _chunk_kinds(layout.chunk_layers(model.layers), model.dense_layers, model.experts > 0)
+
+
+@lru_cache(maxsize=4096)
+def _chunk_kinds(
+    sizes: tuple[int, ...], dense_layers: tuple[int, ...], experts: bool
+) -> tuple[tuple[int, int], ...]:
+    if not experts:
+        return tuple((n, 0) for n in sizes)
+    kinds, start = [], 0
+    for n in sizes:
+        dense = sum(start <= layer < start + n for layer in dense_layers)
+        kinds.append((dense, n - dense))
+        start += n
+    return tuple(kinds)
+
+
+def stage_parameters(model: Model, layout: Layout, stage: int) -> int:
+    """Parameters on one device of ``stage``, before any sharding over data parallelism.
+
+    The last of several stages holds the embedding matrix once more if it is tied.
+    """
+    return sum(item.n * item.each.total for item in stage_items(model, layout, _PLAIN, stage))
+
+
+_PLAIN = Recipe("no states", "", 2, (), "")
+
+
+def state_rows(
+    layout: Layout, recipe: Recipe, stage: int, items: tuple[Item, ...]
+) -> Iterator[Row]:
+    """A row for each state of the recipe."""
+    copies = layout.dp * layout.cp
+    shares = {
+        "parameters": sum((item.each * item.n for item in items), Share()),
+        "adapters": sum((item.adapters * item.n for item in items), Share()),
+    }
+    for state in recipe.states:
+        held = shares[state.of]
+        dealt = state.sharded(layout.zero) and copies > 1
+        n = held.shard(copies, layout.ep) if dealt else held.total
+        yield Row(
+            stage, state.tensor, state.moment, state.bytes * n,
+            _formula(state, held, layout if dealt else None), ZERO if dealt else recipe.source,
+        )  # fmt: skip
+
+
+def _formula(state: State, held: Share, dealt: Layout | None) -> str:
+    what = "parameters" if state.of == "parameters" else "parameters of adapters"
+    over = "" if dealt is None else " / " + _over(dealt)
+    text = f"{state.bytes} B x {held.dense:,} {what}{over}"
+    if held.expert:
+        experts = "" if dealt is None else f" / ({_over(dealt)} / ep {dealt.ep})"
+        text += f" + {state.bytes} B x {held.expert:,} of experts{experts}"
+    return text if dealt is None else f"{text} (ZeRO-{dealt.zero})"
+
+
+def _over(layout: Layout) -> str:
+    return f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")

@@ -1,0 +1,1 @@
+"""What a plan starts from: a model, its weights, a cluster, a recipe, a layout."""

@@ -1,0 +1,276 @@
+"""A decoder-only transformer as a list of weights: every parameter count follows from it.
+
+embedding | layer 1 | ... | layer L | head      items, in the order of a pipeline
+ V x h      attention, MLP, norms     norm, V x h
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.model_rules import MOST, check_integer, completed
+from tiledask.plan.inputs.model_table import model_html
+from tiledask.plan.inputs.weights import (
+    Weight,
+    attention,
+    count,
+    mixture,
+    mlp,
+    mtp_module,
+    norm,
+    unvisited,
+)
+
+__all__ = ["Model", "Weight", "count"]
+
+
+@dataclass(frozen=True, repr=False)
+class Model:
+    """A decoder-only transformer.
+
+    Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
+    first layers may be dense. Sizes that contradict each other are a ConfigError.
+
+    >>> gpt2 = Model(hidden=768, layers=12, heads=12, ffn=3072, vocab=50257, learned_pos=1024)
+    >>> gpt2.parameters
+    124439808
+    """
+
+    hidden: int
+    """Width of the residual stream, h."""
+    layers: int
+    heads: int
+    """Query heads, a."""
+    ffn: int
+    """Inner width of the MLP."""
+    vocab: int
+    """Rows of the embedding matrix, V."""
+    kv_heads: int = 0
+    """Key and value heads; 0 means as many as query heads."""
+    head_dim: int = 0
+    """Width of one head; 0 means hidden / heads, and qk_dim in latent attention."""
+    mlp: str = "gelu"
+    """Kind of MLP; "gelu": two matrices; "swiglu": three, one of them a gate (any activation)."""
+    norm: str = "layernorm"
+    """Kind of norm; "layernorm": weight and bias; "rmsnorm": weight; "none": no parameters."""
+    qkv_bias: bool = True
+    """Biases of query, key and value; in latent attention, of the down-projections."""
+    out_bias: bool = True
+    mlp_bias: bool = True
+    tied: bool = True
+    """The output projection is the embedding matrix."""
+    learned_pos: int = 0
+    """Rows of a learned position embedding; 0 for rotary or ALiBi positions."""
+    experts: int = 0
+    """Experts in each mixture; 0 for a dense model."""
+    top_k: int = 0
+    """Experts that a token visits."""
+    qk_norm: str | None = None
+    """None, "per_head" (one norm of head_dim) or "full" (one over all heads)."""
+    embedding_norm: bool = False
+    """A norm after the embedding, as in BLOOM."""
+    dropout: bool = False
+    """Trained with dropout, whose masks then are kept for the backward pass."""
+    name: str = "model"
+    source: str = ""
+    """Where the numbers come from."""
+    expert_ffn: int = 0
+    """Inner width of one expert; 0 means ffn."""
+    shared_ffn: int = 0
+    """Inner width, all together, of the shared experts that every token passes."""
+    shared_gate: bool = False
+    """A gate of h weights scales what the shared experts add, as in Qwen's mixtures."""
+    router_bias: bool = False
+    """The router adds a bias per expert that balances their load, as in DeepSeek-V3."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers of a mixture model, counted from 0, that have a dense MLP."""
+    kv_lora_rank: int = 0
+    """Width of the key-value latent; more than 0 makes the attention latent (MLA)."""
+    q_lora_rank: int = 0
+    """Width of the query latent; 0 projects queries directly."""
+    qk_nope_head_dim: int = 0
+    """Width of a latent-attention head's query and key without position."""
+    qk_rope_head_dim: int = 0
+    """Width of its rotary part, which all heads of a key share."""
+    v_head_dim: int = 0
+    """Width of a latent-attention head's value."""
+    mtp_layers: int = 0
+    """Multi-token-prediction modules that belong to the model."""
+    with_mtp: bool = False
+    """Count these modules, with the head; published sizes leave them out."""
+
+    def __post_init__(self) -> None:
+        for field, value in completed(self).items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent (multi-head latent attention, MLA)."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def qk_dim(self) -> int:
+        """Width of a head's query and key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.latent else self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of a head's value."""
+        return self.v_head_dim if self.latent else self.head_dim
+
+    @property
+    def kv_cache_elements(self) -> int:
+        """Elements that one token leaves in the key-value cache of one layer: keys and values
+        of all groups, or the latent and the rotary part of the key that all heads share.
+
+        >>> from tiledask.plan.inputs.specs import load_model
+        >>> load_model("llama-3.1-405b").kv_cache_elements
+        2048
+        >>> load_model("deepseek-v3").kv_cache_elements
+        576
+        """
+        if self.latent:
+            return self.kv_lora_rank + self.qk_rope_head_dim
+        return 2 * self.kv_heads * self.head_dim
+
+    @cached_property
+    def embedding(self) -> tuple[Weight, ...]:
+        """Weights of the first item: token rows, position rows, norm."""
+        weights = (Weight("token embedding", self.vocab, self.hidden),)
+        if self.learned_pos:
+            weights += (Weight("position embedding", self.learned_pos, self.hidden, split=False),)
+        return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether layer number ``layer``, from 0, has experts; none such is a ConfigError."""
+        check_integer(self.name, "layer", layer, 0, self.layers - 1)
+        return self.experts > 0 and layer not in self._dense
+
+    @cached_property
+    def _dense(self) -> frozenset[int]:
+        return frozenset(self.dense_layers)
+
+    def layer_weights(self, layer: int) -> tuple[Weight, ...]:
+        """Weights of layer number ``layer``, from 0: attention, MLP (or experts) and norms.
+
+        >>> from tiledask.plan.inputs.specs import load_model
+        >>> v3 = load_model("deepseek-v3")
+        >>> count(v3.layer_weights(2)), count(v3.layer_weights(3))
+        (583483392, 11507286272)
+        """
+        return self._mixture_layer if self.is_mixture(layer) else self._dense_layer
+
+    @property
+    def layer(self) -> tuple[Weight, ...]:
+        """Weights of the last layer. All layers are like it, unless a mixture has dense ones;
+        see ``layer_weights``."""
+        return self.layer_weights(self.layers - 1)
+
+    @cached_property
+    def _dense_layer(self) -> tuple[Weight, ...]:
+        return self._around(mlp(self))
+
+    @cached_property
+    def _mixture_layer(self) -> tuple[Weight, ...]:
+        return self._around(mixture(self))
+
+    def _around(self, inner: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        before = norm(self, "attention norm", self.hidden) + attention(self)
+        return before + norm(self, "mlp norm", self.hidden) + inner
+
+    @cached_property
+    def head(self) -> tuple[Weight, ...]:
+        """Weights of the last item: final norm, output projection unless tied, and the
+        multi-token-prediction modules if they are counted."""
+        weights = norm(self, "final norm", self.hidden)
+        if not self.tied:
+            weights += (Weight("output projection", self.vocab, self.hidden, inputs=self.hidden),)
+        return weights + (self.mtp_module * self.mtp_layers if self.with_mtp else ())
+
+    @cached_property
+    def mtp_module(self) -> tuple[Weight, ...]:
+        """Weights of one multi-token-prediction module, without the embedding and the output
+        projection that it shares with the model; none if the model has no such module."""
+        return mtp_module(self, self.layer) if self.mtp_layers else ()
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of all multi-token-prediction modules, counted or not."""
+        return self.mtp_layers * count(self.mtp_module)
+
+    @property
+    def tied_copy(self) -> tuple[Weight, ...]:
+        """What the last of several stages holds again because the embedding is elsewhere: the
+        output projection is that matrix, or a multi-token-prediction module looks tokens up."""
+        again = self.tied or self.with_mtp
+        return (Weight("token embedding copy", self.vocab, self.hidden),) if again else ()
+
+    @property
+    def item_parameters(self) -> tuple[int, ...]:
+        """Parameters of the embedding, each layer and the head: layers + 2 numbers that
+        add up to ``parameters``, so that any partition of the items can be costed."""
+        usual = count(self._mixture_layer if self.experts else self._dense_layer)
+        dense = count(self._dense_layer)
+        layers = (dense if i in self._dense else usual for i in range(self.layers))
+        return (count(self.embedding), *layers, count(self.head))
+
+    @property
+    def layer_kinds(self) -> tuple[tuple[str, int, tuple[Weight, ...]], ...]:
+        """The kinds of layer: (name, how many, weights of one)."""
+        dense = len(self.dense_layers) if self.experts else self.layers
+        kinds = (
+            ("dense layer" if self.experts else "layer", dense, self._dense_layer),
+            ("mixture layer", self.layers - dense, self._mixture_layer),
+        )
+        return tuple(kind for kind in kinds if kind[1])
+
+    @cached_property
+    def parameters(self) -> int:
+        """All trainable parameters, exactly."""
+        layers = sum(n * count(weights) for _, n, weights in self.layer_kinds)
+        return count(self.embedding) + layers + count(self.head)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all, less the experts it does not visit.
+
+        Embedding and head are in; papers that leave one out print a little less.
+        """
+        unused = sum(n * unvisited(weights) for _, n, weights in self.layer_kinds)
+        return self.parameters - unused - unvisited(self.head)
+
+    def check_tp(self, tp: int) -> None:
+        """Refuse a tensor parallelism that attention heads cannot be dealt out to."""
+        check_integer(self.name, "tp", tp, 1, MOST)
+        a, g = self.heads, self.kv_heads
+        if a % tp:
+            near = [t for t in range(1, a + 1) if a % t == 0 and not (g % t and t % g)]
+            raise ConfigError(
+                f"tp={tp} does not divide the {a} attention heads of {self.name}; "
+                f"tp may be one of {near}"
+            )
+        if g % tp and tp % g:
+            raise ConfigError(
+                f"tp={tp} neither divides nor is a multiple of the {g} key-value "
+                f"heads of {self.name}; tp={g} does both"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.parameters:,} parameters)"
+
+    def __repr__(self) -> str:
+        active = f", {self.active_parameters:,} active" if self.experts else ""
+        return (
+            f"Model({self.name}: {self.layers} layers of width {self.hidden:,}, "
+            f"{self.parameters:,} parameters{active}{self._mtp_note})"
+        )
+
+    @property
+    def _mtp_note(self) -> str:
+        if not self.mtp_layers:
+            return ""
+        said = "with" if self.with_mtp else "without"
+        return f", {said} {self.mtp_parameters:,} for multi-token prediction"
+
+    def _repr_html_(self) -> str:
+        return model_html(self)

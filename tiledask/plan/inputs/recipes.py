@@ -1,0 +1,222 @@
+"""Training recipes as data: bytes per parameter, and which of them ZeRO deals out."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tiledask.errors import ConfigError
+from tiledask.plan.data import Fields, names, read_named
+from tiledask.plan.inputs.weights import Weight
+from tiledask.plan.ledger import ALWAYS
+
+__all__ = ["Adapters", "Recipe", "State", "Working", "load_recipe", "lora", "recipes",
+           "state_bytes"]  # fmt: skip
+
+NEVER = 4
+"""A ZeRO stage that there is not: a state that stays whole on every device."""
+OF_STATES = ("parameters", "adapters")
+OF_WORKING = ("largest weight", "logit", "logit of a split vocabulary")
+
+
+@dataclass(frozen=True)
+class State:
+    """One number kept for every parameter, or for every parameter of the adapters."""
+
+    tensor: str
+    """Tensor class: "weights", "gradients", "master weights", "momentum", ..."""
+    bytes: int
+    """Bytes per parameter."""
+    zero: int
+    """The lowest ZeRO stage that deals it out over the data-parallel devices; 4: none does."""
+    moment: str = ALWAYS
+    of: str = "parameters"
+    """What it is kept for: "parameters" (all of the model's) or "adapters"."""
+
+    def sharded(self, zero: int) -> bool:
+        return zero >= self.zero
+
+
+@dataclass(frozen=True)
+class Working:
+    """Bytes that an implementation needs for a while."""
+
+    tensor: str
+    bytes: int
+    of: str
+    """What it is as many times: the parameters of the "largest weight", each "logit", or each
+    "logit of a split vocabulary" (only where tensor parallelism cuts the vocabulary)."""
+    moment: str
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank matrices beside frozen ones: W x + B (A x), A of rank x in, B of out x rank."""
+
+    rank: int
+    matrices: tuple[str, ...]
+    """Names of the weights that get one, such as "query" and "value"."""
+
+    def parameters(self, weights: tuple[Weight, ...], tp: int = 1) -> int:
+        """Parameters of the adapters beside ``weights`` on one of ``tp`` devices: A is whole
+        beside a column-parallel weight, B beside a row-parallel one."""
+        total = 0
+        for weight in weights:
+            if weight.name in self.matrices and weight.inputs:
+                share = -(-weight.units // tp) / weight.units if weight.split else 1
+                into, out = weight.inputs, weight.units * weight.size // weight.inputs
+                into, out = (round(into * share), out) if weight.row else (into, round(out * share))
+                total += weight.copies * self.rank * (into + out)
+        return total
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What training (or serving) keeps for every parameter.
+
+    >>> load_recipe("mixed-adam-16").bytes_per_parameter
+    16
+    """
+
+    name: str
+    description: str
+    compute_bytes: int
+    """Bytes of one number in the forward pass: 2 in half, 4 in single precision."""
+    states: tuple[State, ...]
+    source: str
+    working: tuple[Working, ...] = ()
+    adapters: Adapters | None = None
+    """None: all parameters are trained."""
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Bytes per parameter of the model, adapters not counted."""
+        return sum(state.bytes for state in self.states if state.of == "parameters")
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a parameter's gradient as the backward pass writes it; 0 when serving, and
+        where only adapters are trained."""
+        return next(
+            (s.bytes for s in self.states if s.tensor == "gradients" and s.of == "parameters"), 0
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return next(s.bytes for s in self.states if s.tensor == "weights")
+
+    @property
+    def trains(self) -> bool:
+        return self.holds("gradients")
+
+    def holds(self, tensor: str) -> bool:
+        """Whether ``tensor`` is one of its states."""
+        return any(state.tensor == tensor for state in self.states)
+
+
+def recipes() -> tuple[str, ...]:
+    """Names of the shipped recipes."""
+    return names("recipes")
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> Recipe:
+    fields = read_named("recipes", name)
+    recipe = Recipe(
+        fields.text("name"),
+        fields.text("description"),
+        fields.integer("compute_bytes"),
+        tuple(_state(each) for each in fields.objects("states")),
+        fields.text("source"),
+        tuple(_working(each) for each in fields.objects("working")) if "working" in fields else (),
+        _adapters(fields.object("adapters")) if "adapters" in fields else None,
+    )
+    fields.done()
+    if recipe.adapters is None and any(state.of == "adapters" for state in recipe.states):
+        raise fields.fail("states", "keep something for adapters, and there are none; add them")
+    return recipe
+
+
+def _state(each: Fields) -> State:
+    state = State(
+        each.text("tensor"), each.integer("bytes"), each.integer("zero"),
+        each.text("moment", ALWAYS), _one_of(each, "of", OF_STATES, OF_STATES[0]),
+    )  # fmt: skip
+    if state.zero > NEVER:
+        raise each.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
+    each.done()
+    return state
+
+
+def _working(each: Fields) -> Working:
+    working = Working(
+        each.text("tensor"), each.integer("bytes"), _one_of(each, "of", OF_WORKING),
+        each.text("moment"),
+    )  # fmt: skip
+    each.done()
+    return working
+
+
+def _adapters(each: Fields) -> Adapters:
+    adapters = Adapters(each.integer("rank"), each.texts("matrices"))
+    each.done()
+    return adapters
+
+
+def _one_of(each: Fields, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+    word = each.text(key) if default is None else each.text(key, default)
+    if word not in allowed:
+        raise each.fail(key, f"must be one of {allowed}, got {word!r}")
+    return word
+
+
+def load_recipe(recipe: str | Recipe) -> Recipe:
+    """The shipped recipe of that name; a Recipe comes back as it is."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str):
+        raise ConfigError(f"a recipe is a name or a Recipe, got {recipe!r}")
+    return _load(recipe)
+
+
+def lora(
+    rank: int = 16, matrices: tuple[str, ...] = ("query", "value"), base: str | Recipe = "lora"
+) -> Recipe:
+    """The recipe ``base`` with adapters of ``rank`` beside the weights called ``matrices``.
+
+    Source: Hu et al. 2021, arXiv:2106.09685, section 4.
+
+    >>> lora(rank=8).adapters.rank
+    8
+    """
+    recipe = load_recipe(base)
+    if recipe.adapters is None:
+        raise ConfigError(f"recipe {recipe.name!r} trains all weights; start from 'lora'")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ConfigError(f"the rank of an adapter must be an integer of 1 or more, got {rank!r}")
+    if isinstance(matrices, str) or not matrices or not all(isinstance(m, str) for m in matrices):
+        raise ConfigError(
+            f"matrices must be a tuple of names such as ('query', 'value'), got {matrices!r}"
+        )
+    return replace(recipe, adapters=Adapters(rank, tuple(matrices)))
+
+
+def state_bytes(
+    parameters: int, recipe: str | Recipe = "mixed-adam-16", zero: int = 0, dp: int = 1
+) -> dict[str, int]:
+    """Bytes of each state on one of ``dp`` data-parallel devices, by tensor class.
+
+    ZeRO deals a state out in equal shards of whole numbers; the fullest device counts.
+    Source: Rajbhandari et al. 2020, arXiv:1910.02054, Table 1.
+
+    >>> sum(state_bytes(7_500_000_000, "mixed-adam-16", zero=1, dp=64).values())
+    31406250000
+    """
+    for name, value, least in (("parameters", parameters, 0), ("dp", dp, 1), ("zero", zero, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name} must be an integer of {least} or more, got {value!r}")
+    if zero > 3:
+        raise ConfigError(f"zero must be 0, 1, 2 or 3, got {zero}")
+    return {
+        state.tensor: state.bytes * (-(-parameters // dp) if state.sharded(zero) else parameters)
+        for state in load_recipe(recipe).states
+        if state.of == "parameters"
+    }

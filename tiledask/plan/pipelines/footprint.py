@@ -1,0 +1,174 @@
+"""Memory over time: what every device holds, from who did what when.
+
+    F   + activation                        when it starts
+    B   - activation                        when it ends
+    I   - (activation - weight_part)        when it ends: the weights' gradient needs the rest
+    W   - weight_part                       when it ends
+
+The paper's M_B is ``activation`` and its M_W is ``weight_part`` (arXiv 2401.10241, section 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
+from tiledask.plan.units import format_seconds
+
+__all__ = ["Footprint", "Moment", "Steps", "memory_over_time"]
+
+PerStage = float | Sequence[float]
+"""One number, or one per stage."""
+
+
+class Steps(NamedTuple):
+    """What one device holds: ``bytes[j]`` from ``times[j]`` on, until ``times[j + 1]``.
+
+    Of entries at the same time the last one holds.
+    """
+
+    times: np.ndarray
+    """Seconds, rising from 0."""
+    bytes: np.ndarray
+
+
+class Moment(NamedTuple):
+    """Where and when a footprint is largest."""
+
+    bytes: float
+    device: int
+    time: float
+    """Seconds from the start to the first moment at which so much is held."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Footprint:
+    """What every device holds at every moment, in the unit of the numbers it was made from."""
+
+    steps: tuple[Steps, ...]
+    """One step function per device."""
+    makespan: float
+    """Seconds."""
+    origin: str = "simulated"
+
+    @property
+    def devices(self) -> int:
+        return len(self.steps)
+
+    @cached_property
+    def peaks(self) -> tuple[float, ...]:
+        """The most that each device holds."""
+        return tuple(held.max().item() for _, held in self.steps)
+
+    @cached_property
+    def peak(self) -> Moment:
+        """The most that any device holds; the earliest such moment."""
+        most = max(self.peaks)
+        found = []
+        for device, (times, held) in enumerate(self.steps):
+            if self.peaks[device] == most:
+                found.append((times[np.argmax(held)].item(), device))
+        time, device = min(found)
+        return Moment(most, device, time)
+
+    def at(self, device: int, time: float) -> float:
+        """What ``device`` holds at ``time``."""
+        times, held = self.steps[device]
+        return held[max(0, np.searchsorted(times, time, side="right") - 1)].item()
+
+    def over(self, capacity: float) -> tuple[int, ...]:
+        """The devices that at some moment hold more than ``capacity``."""
+        return tuple(d for d, peak in enumerate(self.peaks) if peak > capacity)
+
+    def __repr__(self) -> str:
+        most, device, time = self.peak
+        size = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+        return (
+            f"Footprint({self.origin}: {self.devices} devices, peak {size} on device {device} "
+            f"after {format_seconds(time)})"
+        )
+
+
+def memory_over_time(
+    timeline: Timeline,
+    activation: PerStage = 1,
+    weight_part: PerStage | None = None,
+    static: float | Sequence[float] = 0,
+) -> Footprint:
+    """The Footprint of a simulated or measured ``timeline``.
+
+    activation     bytes that the forward of a stage keeps for its backward, one number or one per
+                   stage (a number per micro-batch, that is; 1 counts activations)
+    weight_part    bytes of them that are kept from I to W; default: all
+    static         bytes of a device at all times, weights for instance: a number, or one each
+
+    Without any backward (inference) an activation is let go when its forward ends. Whole numbers
+    stay whole. Raises ScheduleError for sizes that are negative or of the wrong number, and for
+    a ``weight_part`` larger than its activation.
+
+    >>> from tiledask.plan.pipelines.schedules import schedule
+    >>> from tiledask.plan.pipelines.simulate import simulate
+    >>> held = memory_over_time(simulate(schedule("1f1b", stages=4, microbatches=8)))
+    >>> held.peaks, held.peak
+    ((4, 3, 2, 1), Moment(bytes=4, device=0, time=3.0))
+    >>> held.at(0, time=2.5), held.over(capacity=2)
+    (3, (0, 1))
+    """
+    stages = 1 + int(timeline.stage.max(initial=0))
+    change = _changes(activation, weight_part, stages)
+    always = _numbers(static, timeline.devices, "static", "device")
+    trains = bool(((timeline.code > 0) & (timeline.code < len(COMPUTE))).any())
+    bounds = np.searchsorted(timeline.device, np.arange(timeline.devices + 1)).tolist()
+    steps = tuple(
+        _steps(timeline, slice(*bounds[d : d + 2]), change, always[d], trains)
+        for d in range(timeline.devices)
+    )
+    return Footprint(steps, timeline.makespan, timeline.origin)
+
+
+def _changes(activation: PerStage, weight_part: PerStage | None, stages: int) -> np.ndarray:
+    """[4, stages]: by what F, B, I and W change what is held."""
+    whole = _numbers(activation, stages, "activation", "stage")
+    part = whole
+    if weight_part is not None:
+        part = _numbers(weight_part, stages, "weight_part", "stage")
+    if (part > whole).any():
+        s = int(np.argmax(part > whole))
+        raise ScheduleError(
+            f"weight_part is a part of activation: stage {s} would keep {part[s]:g} of "
+            f"{whole[s]:g}; give at most the activation"
+        )
+    return np.stack([whole, -whole, part - whole, -part])
+
+
+def _numbers(values, count: int, name: str, each: str) -> np.ndarray:
+    numbers = np.asarray(values)
+    if numbers.dtype.kind not in "iuf" or numbers.shape not in ((), (count,)):
+        raise ScheduleError(f"{name} must be one number or {count}, one per {each}; got {values!r}")
+    possible = np.isfinite(numbers) & (numbers >= 0)
+    if not possible.all():
+        wrong = numbers[~possible].flat[0]
+        raise ScheduleError(f"{name} must be finite and 0 or more bytes, got {wrong:g}")
+    return np.broadcast_to(numbers, count)
+
+
+def _steps(timeline: Timeline, rows: slice, change: np.ndarray, always, trains: bool) -> Steps:
+    """The step function of the device whose spans are ``rows``."""
+    columns = timeline.code, timeline.stage, timeline.start, timeline.end
+    code, stage, start, end = (column[rows] for column in columns)
+    computes = code < len(COMPUTE)
+    if not computes.all():
+        code, stage, start, end = (c[computes] for c in (code, stage, start, end))
+    deltas = change[code, stage]
+    times = np.where(code == 0, start, end)
+    if not trains:
+        times, deltas = np.concatenate([start, end]), np.concatenate([deltas, -deltas])
+    if (times[1:] < times[:-1]).any() or not trains:
+        order = np.lexsort((deltas, times))  # at equal times what goes leaves before what comes
+        times, deltas = times[order], deltas[order]
+    held = np.concatenate([[always], always + np.cumsum(deltas)])
+    return Steps(np.concatenate([[0.0], times]), held)

@@ -1,0 +1,175 @@
+"""The makespans that formulas give, schedule by schedule, and where each formula holds.
+
+All stages equal: F, I and W are the seconds of a stage's forward, gradient of the input and of
+the weights, B = I + W; p devices, m micro-batches, v stages per device, c seconds of latency.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tiledask.plan.pipelines.closed_form import gpipe_makespan, one_forward_one_backward_makespan
+
+__all__ = ["Known", "known_makespan"]
+
+
+class Known(NamedTuple):
+    """A makespan by formula."""
+
+    seconds: float
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class _Case:
+    p: int
+    m: int
+    v: int
+    F: float
+    I: float
+    W: float
+    c: float
+    both: float
+
+    @property
+    def B(self) -> float:
+        return self.I + self.W
+
+    @property
+    def T(self) -> float:
+        return self.v * (self.F + self.B)
+
+
+class _Formula(NamedTuple):
+    holds: Callable[[_Case], bool]
+    seconds: Callable[[_Case], float]
+    formula: str
+    source: str
+
+
+def _at_once(x: _Case) -> bool:
+    return x.c == 0
+
+
+_FLUSH = _Formula(_at_once, lambda x: (x.m + x.p - 1) * (x.F + x.B), "(m + p - 1)(F + B)",
+                  "arXiv 2104.04473, section 2.2")  # fmt: skip
+_LOOP = _Formula(
+    lambda x: x.c == 0 and x.m >= x.p,
+    lambda x: x.m * x.T + (x.p - 1) * (x.F + x.B),
+    "m v (F + B) + (p - 1)(F + B)", "arXiv 2104.04473, section 2.2",
+)  # fmt: skip
+
+_FORMULAS: dict[str, tuple[_Formula, ...]] = {
+    "naive": (
+        _Formula(
+            lambda x: True,
+            lambda x: x.m * (x.p * (x.F + x.B) + 2 * (x.p - 1) * x.c),
+            "m (p (F + B) + 2 (p - 1) c)", "arXiv 1811.06965, figure 2b",
+        ),
+    ),
+    "gpipe": (
+        _Formula(
+            lambda x: True,
+            lambda x: gpipe_makespan([x.F] * x.p, [x.B] * x.p, x.m, x.c),
+            "(m + p - 1)(F + B) + 2 (p - 1) c", "arXiv 1811.06965, section 2.3",
+        ),
+    ),
+    "1f1b": (
+        _FLUSH,
+        _Formula(
+            lambda x: x.p > 1 and x.m % x.p == 0 and 2 * x.c <= min(x.F, x.B),
+            lambda x: one_forward_one_backward_makespan(x.p, x.m, x.F, x.B, x.c),
+            "(m + p - 1)(F + B) + c (2 (p - 1) m / p + 2 (p - 2))", "arXiv 2401.10241, Table 5",
+        ),
+    ),
+    "eager-1f1b": (_FLUSH,),
+    "interleaved": (_LOOP,),
+    "looped-bfs": (_LOOP,),
+    "zb-h1": (
+        _Formula(
+            lambda x: x.c == 0 and x.m >= x.p and min(x.F, x.I) >= x.W,
+            lambda x: x.m * x.T + (x.p - 1) * (x.F + x.I - x.W),
+            "m (F + B) + (p - 1)(F + I - W)", "arXiv 2401.10241, Table 2",
+        ),
+    ),
+    "zb-h2": (
+        _Formula(
+            lambda x: x.c == 0 and x.m >= 2 * x.p and min(x.F, x.I) >= x.W and x.I <= 2 * x.W,
+            lambda x: x.m * x.T + (x.p - 1) * x.F,
+            "m (F + B) + (p - 1) F", "arXiv 2401.10241, section 2: no bubble but the way down",
+        ),
+    ),
+    "zb-v": (
+        _Formula(
+            lambda x: x.c == 0 and x.F == x.I == x.W and x.m >= 2 * x.p - 1,
+            lambda x: x.m * x.T + (x.p - 1) * x.F,
+            "m v (F + B) + (p - 1) F", "arXiv 2401.10241, section 6",
+        ),
+    ),
+    "chimera": (
+        _Formula(
+            lambda x: x.c == 0 and x.F == x.B and x.p % 2 == 0 == x.m % x.p,
+            lambda x: (2 * x.m + x.p - 2) * x.F,
+            "(2 m + p - 2) F", "arXiv 2107.06925, Table 2",
+        ),
+        _Formula(
+            lambda x: x.c == 0 and x.B >= x.F and x.p % 2 == 0 and x.m == x.p,
+            lambda x: x.m * x.T + (x.p - 2) * x.B,
+            "m (F + B) + (p - 2) B", "arXiv 2107.06925, figure 3",
+        ),
+    ),
+    "dualpipe": (
+        _Formula(
+            lambda x: x.c == 0 and x.F == x.I and x.m % 2 == 0 and x.m >= 2 * x.p,
+            lambda x: _overlapped(x, x.m, x.p // 2),
+            "busy + (p / 2 - 1)(F&B + B - 3 W)", "DualPipe's table (arXiv 2412.19437, figure 5)",
+        ),
+    ),
+    "dualpipev": (
+        _Formula(
+            lambda x: x.c == 0 and x.F == x.I and x.m >= 2 * x.p,
+            lambda x: _overlapped(x, x.m * 2, x.p),
+            "busy + (p - 1)(F&B + B - 3 W)", "DualPipe's table (arXiv 2412.19437, figure 5)",
+        ),
+    ),
+}  # fmt: skip
+
+
+def _overlapped(x: _Case, each: int, half: int) -> float:
+    """Of the device in the middle: ``each`` forwards, of which so many meet a backward."""
+    pairs = each - 2 * half - 1
+    return (each - pairs) * (x.F + x.B) + pairs * x.both + (half - 1) * (x.both + x.B - 3 * x.W)
+
+
+def known_makespan(
+    name: str,
+    devices: int,
+    microbatches: int,
+    forward: float = 1.0,
+    backward_input: float = 1.0,
+    backward_weight: float = 1.0,
+    latency: float = 0.0,
+    *,
+    chunks: int = 1,
+    overlapped: float | None = None,
+) -> Known | None:
+    """The makespan of the schedule called ``name`` by formula; None where none is known to hold.
+
+    Seconds are of one stage; all stages are equal. ``chunks``: stages per device.
+    ``overlapped``: of a forward and a backward at once; default their sum.
+
+    >>> known_makespan("1f1b", 4, 8).seconds, known_makespan("zb-h1", 4, 8).formula
+    (33.0, 'm (F + B) + (p - 1)(F + I - W)')
+    >>> known_makespan("wave", 4, 8) is None
+    True
+    """
+    whole = forward + backward_input + backward_weight
+    both = whole if overlapped is None else overlapped
+    case = _Case(
+        devices, microbatches, chunks, forward, backward_input, backward_weight, latency, both
+    )
+    for formula in _FORMULAS.get(name, ()):
+        if formula.holds(case):
+            return Known(float(formula.seconds(case)), formula.formula, formula.source)
+    return None

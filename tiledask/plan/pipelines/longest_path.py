@@ -1,0 +1,178 @@
+"""When every action of a schedule starts and ends: the longest path over turns and data.
+
+    device 0   F0 F1 .. .. B0      each device goes on until it lacks a result;
+    device 1   .. F0 F1 B0 ..      down the devices, up the devices, until all is done
+
+One function, in plain loops: Numba compiles it for schedules large enough to be worth it.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tiledask.plan.pipelines.links import Links
+from tiledask.plan.pipelines.schedule import Schedule
+
+__all__ = ["LARGE", "RESULT", "Path", "longest_path"]
+
+LARGE = 100_000
+"""Actions from which the loops are compiled: for fewer, loading the compiler takes longer than it
+saves. Once they are, they serve for any number."""
+RESULT = np.array([0, 1, 1, 2], np.int8)
+"""By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
+
+
+class Path(NamedTuple):
+    """When everything happens, in seconds."""
+
+    start: np.ndarray
+    """float64 [actions]."""
+    end: np.ndarray
+    """float64 [actions]."""
+    ready: np.ndarray
+    """float64 [results, stages, microbatches]: when each result is there where it is used."""
+
+
+def longest_path(
+    schedule: Schedule, seconds: np.ndarray, together: np.ndarray, links: Links
+) -> Path | None:
+    """The Path of a complete schedule; None if some action can never start.
+
+    ``seconds`` [4, stages, microbatches or 1]: by kind. ``together`` [stages, microbatches or 1],
+    by the forward: of a forward and a backward at once, negative for the sum of both.
+    """
+    shape = schedule.stages, schedule.microbatches
+    start, end = np.empty(len(schedule)), np.empty(len(schedule))
+    ready = np.full((1 + int(RESULT[schedule.kind].max(initial=0)), *shape), -1.0)
+    free = np.zeros(1 + int(links.link.max(initial=0)))
+    worth_it = len(schedule) >= LARGE or _compiled.cache_info().currsize
+    solve = _compiled() if worth_it else _solve
+    done = solve(
+        schedule.kind, schedule.stage, schedule.microbatch, schedule.paired, schedule.turns,
+        seconds, together, links.latency, links.carry, links.link, links.blocking,
+        ready, free, start, end,
+    )  # fmt: skip
+    return Path(start, end, ready) if done else None
+
+
+@cache
+def _compiled() -> Callable:
+    import numba
+
+    return numba.njit(cache=True)(_solve)
+
+
+def _solve(
+    kind, stage, microbatch, paired, turns, seconds, together, latency, carry, link, blocking,
+    ready, link_free, start, end,
+):  # fmt: skip
+    """Whether every action could start; fills ``start``, ``end`` and ``ready``.
+
+    ``link_free``: when each link has carried its last block.
+    """
+    devices, last, replicas = len(turns) - 1, ready.shape[1] - 1, latency.shape[1]
+    simple, sends = not blocking, latency.any() or carry.any()
+    varies, pair_varies = seconds.shape[2] > 1, together.shape[1] > 1
+    turn, free = turns[:-1].copy(), np.zeros(devices)
+    left, moved, down = len(kind), True, True
+    while left and moved:
+        moved = False
+        for step in range(devices):
+            d = step if down else devices - 1 - step
+            j, t = turn[d], free[d]
+            while j < turns[d + 1]:
+                if simple and not paired[j]:  # the common case, without the loops over pairs
+                    k, s, i = kind[j], stage[j], microbatch[j]
+                    if k == 0:
+                        there = ready[0, s - 1, i] if s > 0 else 0.0
+                    elif k == 3:
+                        there = ready[1, s, i]
+                    else:
+                        there = ready[1, s + 1, i] if s < last else 0.0
+                        if ready[0, s, i] < 0:
+                            there = -1.0
+                    if there < 0:
+                        break
+                    if k < 3 and there > t:
+                        t = there
+                    start[j] = t
+                    t += seconds[k, s, i if varies else 0]
+                    end[j] = t
+                    result = 0 if k == 0 else (2 if k == 3 else 1)
+                    there = t
+                    if k < 3 and sends:
+                        r = i % replicas if replicas > 1 else 0
+                        n = link[result, r, s]
+                        if n >= 0:
+                            gone = max(t, link_free[n]) + carry[result, r, s]
+                            link_free[n] = gone
+                            there = gone + latency[result, r, s]
+                    ready[result, s, i] = there
+                    free[d] = t
+                    j += 1
+                    continue
+                until = j + 2 if paired[j] else j + 1
+                receiving = 0.0  # for which blocks that come in occupy the device
+                stuck = False
+                for a in range(j, until):
+                    k, s, i = kind[a], stage[a], microbatch[a]
+                    r = i % replicas if replicas > 1 else 0
+                    there = 0.0
+                    if k == 0:
+                        if s > 0:
+                            there = ready[0, s - 1, i]
+                            if blocking and link[0, r, s - 1] >= 0:
+                                receiving += latency[0, r, s - 1] + carry[0, r, s - 1]
+                    elif k == 3:
+                        there = ready[1, s, i]
+                    elif ready[0, s, i] < 0:
+                        stuck = True
+                    elif s < last:
+                        there = ready[1, s + 1, i]
+                        if blocking and link[1, r, s + 1] >= 0:
+                            receiving += latency[1, r, s + 1] + carry[1, r, s + 1]
+                    if there < 0:
+                        stuck = True
+                    elif k < 3:  # a weight gradient uses what is on its device, done before it
+                        t = max(t, there)
+                if stuck:
+                    break
+                t += receiving
+                k, s, i = kind[j], stage[j], microbatch[j]
+                took = seconds[k, s, i if varies else 0]
+                if paired[j]:
+                    both = together[s, i if pair_varies else 0]
+                    second = seconds[kind[j + 1], stage[j + 1], microbatch[j + 1] if varies else 0]
+                    took = both if both >= 0 else took + second
+                begin = t
+                t += took
+                done = t
+                for a in range(j, until):
+                    start[a], end[a] = begin, done
+                    k, s, i = kind[a], stage[a], microbatch[a]
+                    r = i % replicas if replicas > 1 else 0
+                    if k == 3:
+                        ready[2, s, i] = done
+                        continue
+                    result = 0 if k == 0 else 1
+                    n = link[result, r, s]
+                    if n < 0:
+                        ready[result, s, i] = done
+                    elif blocking:
+                        t += latency[result, r, s] + carry[result, r, s]
+                        ready[result, s, i] = t
+                    else:
+                        gone = max(done, link_free[n]) + carry[result, r, s]
+                        link_free[n] = gone
+                        ready[result, s, i] = gone + latency[result, r, s]
+                free[d] = t
+                j = until
+            t = free[d]
+            if j > turn[d]:
+                left -= j - turn[d]
+                turn[d] = j
+                moved = True
+        down = not down
+    return left == 0

@@ -1,0 +1,379 @@
+"""A pipeline schedule: in which order each device does its forwards and backwards.
+
+1F1B, 3 stages, 4 micro-batches (row = device, F and B with the micro-batch's number):
+
+    device 0   F0 F1 F2 B0 F3 B1 B2 B3      warm-up: as many forwards as there are
+    device 1   F0 F1 B0 F2 B1 F3 B2 B3      stages behind; then one backward for
+    device 2   F0 B0 F1 B1 F2 B2 F3 B3      each forward; then the rest
+
+Only the order is here. Who makes such orders is in schedules.py, what an action waits for in
+needs.py, and how long it takes in simulate.py.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.errors import ScheduleError
+
+__all__ = ["KINDS", "Action", "Columns", "Schedule"]
+
+
+class Action(NamedTuple):
+    """One thing a device does.
+
+    >>> str(Action("F", 0, 3))
+    '0F3'
+    """
+
+    kind: str
+    """F forward, B full backward, I gradient of the input, W gradient of the weights."""
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+KINDS = "FBIW"
+"""The kinds of actions; a column of kinds holds positions in this word."""
+
+
+_TYPES = (np.int8, np.int32, np.int32, np.bool_)
+
+
+class Columns(NamedTuple):
+    """The actions of one device."""
+
+    kind: np.ndarray
+    stage: np.ndarray
+    microbatch: np.ndarray
+    paired: np.ndarray
+
+    @classmethod
+    def of(cls, kind: Any, stage: Any, microbatch: Any, paired: Any = False) -> "Columns":
+        """Numbers are repeated to the length of the longest."""
+        columns = np.broadcast_arrays(kind, stage, microbatch, paired)
+        return cls(*(c.astype(t) for c, t in zip(columns, _TYPES, strict=True)))
+
+    @classmethod
+    def none(cls) -> "Columns":
+        return cls.of([], [], [])
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Schedule:
+    """The order of actions on each device, and which device holds each stage.
+
+    Kept as flat columns, device after device, so that millions of actions are no burden.
+    A model may be there several times (Chimera, DualPipe): each replica has its own places, and
+    micro-batch i passes through replica i mod replicas.
+
+    >>> s = Schedule.from_text("0F0,0B0; 1F0,1B0")
+    >>> s.devices, s.stages, s.microbatches, s.place
+    (2, 2, 1, (0, 1))
+    >>> s == Schedule.from_text(s.to_text())
+    True
+    """
+
+    kind: np.ndarray
+    """int8 [actions]: positions in KINDS."""
+    stage: np.ndarray
+    """int32 [actions]."""
+    microbatch: np.ndarray
+    """int32 [actions]."""
+    paired: np.ndarray
+    """bool [actions]: whether the device does this forward and the backward after it at once."""
+    turns: np.ndarray
+    """int64 [devices + 1]: where each device's actions begin, and where the last one's end."""
+    places: tuple[tuple[int, ...], ...]
+    """Per replica of the model, the device of each stage."""
+    name: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        orders: Iterable[Iterable[Action]],
+        place: Iterable[int] | Iterable[Iterable[int]],
+        name: str = "",
+        paired: Iterable[Iterable[bool]] | None = None,
+    ) -> "Schedule":
+        """The schedule with these actions on each device. Raises ScheduleError for other kinds.
+
+        ``place``: the device of each stage, or a row of them for each replica. ``paired``, like
+        the orders: which forwards run at once with the backward after them.
+        """
+        rows = [list(order) for order in orders]
+        pairs = [False] * len(rows) if paired is None else [list(row) for row in paired]
+        for device, row in enumerate(rows):
+            for action in row:
+                if action.kind not in KINDS:
+                    raise ScheduleError(f"{action} on device {device}: kinds are F, B, I, W")
+        columns = (
+            Columns.of(
+                [KINDS.index(a.kind) for a in row],
+                [a.stage for a in row],
+                [a.microbatch for a in row],
+                pair,
+            )
+            for row, pair in zip(rows, pairs, strict=True)
+        )
+        return cls.of_columns(columns, place, name)
+
+    @classmethod
+    def of_columns(
+        cls,
+        rows: Iterable["Columns"],
+        place: Iterable[int] | Iterable[Iterable[int]],
+        name: str = "",
+    ) -> "Schedule":
+        """The schedule whose device d does the actions of the d-th of ``rows``; see :meth:`of`."""
+        rows, place = list(rows), list(place)
+        turns = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
+        columns = (np.concatenate(c) for c in zip(*rows, strict=True)) if rows else Columns.none()
+        replicas = place if place and hasattr(place[0], "__iter__") else [place]
+        return cls(*columns, turns, tuple(tuple(map(int, row)) for row in replicas), name)
+
+    @property
+    def devices(self) -> int:
+        return len(self.turns) - 1
+
+    @property
+    def stages(self) -> int:
+        return len(self.places[0])
+
+    @property
+    def replicas(self) -> int:
+        """How often every stage is there."""
+        return len(self.places)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The device of each stage. Raises ScheduleError where every stage is there twice."""
+        if self.replicas > 1:
+            raise ScheduleError(
+                f"every stage of {self!r} is on {self.replicas} devices; places has a row for "
+                f"each replica, and holder(stage, microbatch) the device of a micro-batch"
+            )
+        return self.places[0]
+
+    def holder(self, stage: int, microbatch: int) -> int:
+        """The device on which ``stage`` works on ``microbatch``."""
+        return self.places[microbatch % self.replicas][stage]
+
+    @cached_property
+    def microbatches(self) -> int:
+        """One more than the largest micro-batch number."""
+        return 1 + int(self.microbatch.max(initial=-1))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether there is any backward."""
+        return bool(self.kind.any())
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether every stage sees every micro-batch forward once and, in training, backward
+        once, each on the device that holds it."""
+        stages, microbatches, stage = self.stages, self.microbatches, self.stage
+        if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages:
+            return False
+        if self.microbatch.min(initial=0) < 0 or not self._pairs_fit:
+            return False
+        size, places = stages * microbatches, np.array(self.places)
+        made = {kind: np.zeros(size, np.bool_) for kind in ("F", "BI", "I", "W")}
+        counts = dict.fromkeys(made, 0)
+        for device, (a, b) in enumerate(pairwise(self.turns.tolist())):  # without large temporaries
+            kind, stage, number = self.kind[a:b], self.stage[a:b], self.microbatch[a:b]
+            replica = number % self.replicas if self.replicas > 1 else 0
+            if (places[replica, stage] != device).any():
+                return False
+            where = stage.astype(np.int64) * microbatches + number
+            of_kind = {k: kind == code for code, k in enumerate(KINDS)}
+            for kinds in made:
+                rows = where[np.logical_or.reduce([of_kind[k] for k in kinds])]
+                made[kinds][rows] = True
+                counts[kinds] += len(rows)
+
+        def once(kinds: str) -> bool:  # as many as there are places, and every place is taken
+            return counts[kinds] == size and bool(made[kinds].all())
+
+        return (
+            once("F")
+            and (not self.trains or once("BI"))
+            and counts["I"] == counts["W"]
+            and np.array_equal(made["I"], made["W"])
+        )
+
+    @property
+    def _pairs_fit(self) -> bool:
+        """Whether each pair is a forward and a backward of one device."""
+        if not self.paired.any():
+            return True
+        first = np.flatnonzero(self.paired)
+        second = np.minimum(first + 1, len(self) - 1)
+        gradient = np.isin(self.kind[second], [KINDS.index("B"), KINDS.index("I")])
+        alike = self.device[first] == self.device[second]
+        return bool((~self.kind[first].astype(bool) & gradient & alike).all())
+
+    @cached_property
+    def device(self) -> np.ndarray:
+        """int32 [actions]: the device of each."""
+        return np.repeat(np.arange(self.devices, dtype=np.int32), np.diff(self.turns))
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Action, ...], ...]:
+        """One row of actions per device."""
+        columns = ([KINDS[k] for k in self.kind.tolist()], self.stage.tolist(),
+                   self.microbatch.tolist())  # fmt: skip
+        actions = list(map(Action, *columns))
+        return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
+
+    def action(self, position: int) -> Action:
+        """The action at a position of the columns."""
+        columns = self.kind[position], self.stage[position], self.microbatch[position]
+        kind, stage, microbatch = map(int, columns)
+        return Action(KINDS[kind], stage, microbatch)
+
+    def actions(self, device: int) -> tuple[Action, ...]:
+        """What ``device`` does, in order."""
+        return self.orders[device]
+
+    def __iter__(self) -> Iterator[Action]:
+        """All actions, device by device."""
+        return chain.from_iterable(self.orders)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both do the same in the same order on the same devices, whatever their names."""
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        columns = ("kind", "stage", "microbatch", "paired", "turns")
+        return self.places == other.places and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in columns
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.places, len(self), self.kind.tobytes(), self.microbatch.tobytes()))
+
+    def to_text(self) -> str:
+        """One line per device, actions in PyTorch's grammar: stage, kind, micro-batch.
+
+        With several replicas a line for each comes first: ``@`` and the device of each stage.
+
+        >>> print(Schedule.from_text("0F0 0F1 0B0 0B1; 1F0 1F1 1B0 1B1").to_text())
+        0F0,0F1,0B0,0B1
+        1F0,1F1,1B0,1B1
+        """
+        pairs = np.split(self.paired, self.turns[1:-1])
+        lines = [",".join(_words(*both)) for both in zip(self.orders, pairs, strict=True)]
+        heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.replicas > 1 else []
+        return "\n".join(heads + lines)
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "") -> "Schedule":
+        """The schedule written in ``text``: a line (or a part between ``;``) per device.
+
+        Actions such as ``0F3`` are separated by commas or spaces; ``(0F1;1B0)OVERLAP_F_B`` is a
+        forward and a backward at once. PyTorch's CSV files can be read: empty cells are skipped,
+        and so are sends, receives and sharding, which follow from the actions.
+        A stage is placed on the first device that names it; lines of ``@`` and a device for each
+        stage place replicas, which the micro-batches take in turn. Raises ScheduleError for any
+        other word, and for a stage number left out.
+        Whether the order can run is another question: see :func:`tiledask.validate`.
+
+        >>> Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1").replicas
+        2
+        """
+        text = re.sub(r"\(([^();]*);([^();]*)\)OVERLAP_F_B", r"\1+\2", text)
+        lines = [line.strip() for line in re.split(r"[\n;]", text.strip().strip(";"))]
+        heads = [line[1:] for line in lines if line.startswith("@")]
+        words = [re.split(r"[,\s]+", line) for line in lines if not line.startswith("@")]
+        rows = [[w for w in row if w and not _COMMUNICATES.fullmatch(w)] for row in words]
+        orders = [[_read(part) for w in row for part in w.split("+")] for row in rows]
+        paired = [
+            [n == 0 < w.count("+") for w in row for n in range(1 + w.count("+"))] for row in rows
+        ]
+        places = [_read_devices(head) for head in heads] or [_first_places(orders)]
+        if len({len(place) for place in places}) > 1:
+            raise ScheduleError(
+                f"the replicas have {' and '.join(str(len(place)) for place in places)} stages; "
+                f"give each line of @ a device for every stage"
+            )
+        return cls.of(orders, places, name, paired)
+
+    def __repr__(self) -> str:
+        name = f"{self.name}: " if self.name else ""
+        return (
+            f"Schedule({name}{self.stages} stages on {self.devices} devices, "
+            f"{self.microbatches} micro-batches, {len(self)} actions)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>device {d}</th>{''.join(map(_cell, order))}</tr>"
+            for d, order in enumerate(self.orders)
+        )
+        return f"<table><caption>{escape(repr(self))}</caption>{rows}</table>"
+
+
+_COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
+
+
+def _cell(action: Action) -> str:
+    return f"<td style='background:{_COLOURS.get(action.kind, '#fff')};color:#000'>{action}</td>"
+
+
+_COMMUNICATES = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+"""PyTorch's words for what is no compute."""
+
+
+def _words(order: Iterable[Action], paired: Iterable[bool]) -> Iterator[str]:
+    """The actions as they are written, each pair as one word."""
+    rest = iter(zip(order, paired, strict=True))
+    for action, pair in rest:
+        second = next(rest, None) if pair else None
+        yield f"({action};{second[0]})OVERLAP_F_B" if second else str(action)
+
+
+def _first_places(orders: list[list[Action]]) -> list[int]:
+    """Each stage on the first device that names it."""
+    place: dict[int, int] = {}
+    for device, order in enumerate(orders):
+        for action in order:
+            place.setdefault(action.stage, device)
+    missing = set(range(1 + max(place, default=-1))) - set(place)
+    if missing or not place:
+        raise ScheduleError(
+            f"every stage from 0 to the last must be on some device; stage "
+            f"{min(missing, default=0)} has no action at all"
+        )
+    return [place[s] for s in range(len(place))]
+
+
+def _read_devices(text: str) -> list[int]:
+    words = [word for word in re.split(r"[,\s]+", text) if word]
+    if not words or not all(word.isdecimal() for word in words):
+        raise ScheduleError(
+            f"cannot read @{text} as the places of a replica; write the device of each stage, as "
+            f"in @0,1,2,3"
+        )
+    return [int(word) for word in words]
+
+
+def _read(word: str) -> Action:
+    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", word)
+    if not match:
+        raise ScheduleError(
+            f"cannot read {word!r} as an action; write stage, kind and micro-batch, as in 0F3, "
+            f"with F forward, B backward, I input gradient, W weight gradient"
+        )
+    return Action(match[2], int(match[1]), int(match[3]))

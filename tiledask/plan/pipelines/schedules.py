@@ -1,0 +1,100 @@
+"""The table of schedules by name, and the one function that makes any of them."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.chimera import chimera
+from tiledask.plan.pipelines.dualpipe import dualpipe, dualpipev
+from tiledask.plan.pipelines.orders import (
+    count_of,
+    eager_one_forward_one_backward,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    naive,
+    one_forward_one_backward,
+)
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.v_shape import v_half, v_min, wave, zb_v
+from tiledask.plan.pipelines.zero_bubble import interleaved_zero_bubble, zb_auto, zb_h1, zb_h2
+
+__all__ = ["schedule", "schedules"]
+
+schedules: dict[str, Callable[..., Schedule]] = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "eager-1f1b": eager_one_forward_one_backward,
+    "interleaved": interleaved,
+    "looped-bfs": looped_bfs,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zb-auto": zb_auto,
+    "interleaved-zb": interleaved_zero_bubble,
+    "zb-v": zb_v,
+    "v-half": v_half,
+    "v-min": v_min,
+    "chimera": chimera,
+    "dualpipe": dualpipe,
+    "dualpipev": dualpipev,
+    "wave": wave,
+}
+"""The schedules by name. Each takes stages and microbatches; the looped ones also devices, and
+"zb-auto" the times and the memory that it is made for."""
+
+
+def schedule(
+    name: str, stages: int, microbatches: int, *, forward_only: bool = False, **options
+) -> Schedule:
+    """The schedule called ``name`` (see :data:`schedules`), for any number of each.
+
+    ``stages`` counts all stages of the model. "interleaved", "looped-bfs", "interleaved-zb" and
+    "wave" put several on a device and need ``devices=``; "zb-v", "v-half", "v-min" and
+    "dualpipev" put two on each. "chimera" and "dualpipe" have every stage on two devices, and each
+    micro-batch passes through one of the two. ``forward_only`` leaves the backwards out.
+    Raises ScheduleError for an unknown name or option, a count below 1, stages that do not
+    divide over the devices, and a forward-only "naive" with several micro-batches, which as
+    an order of actions is GPipe's.
+
+    >>> print(schedule("1f1b", stages=2, microbatches=3).to_text())
+    0F0,0F1,0B0,0F2,0B1,0B2
+    1F0,1B0,1F1,1B1,1F2,1B2
+    >>> schedule("interleaved", stages=8, microbatches=8, devices=4)
+    Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
+    """
+    if name not in schedules:
+        raise ScheduleError(f"no schedule {name!r}; there are {', '.join(schedules)}")
+    count_of(stages, "stages"), count_of(microbatches, "microbatches")
+    generator = schedules[name]
+    _check_options(name, inspect.signature(generator).parameters, set(options))
+    built = generator(stages, microbatches, **options)
+    return _forwards(built) if forward_only else built
+
+
+def _check_options(name: str, parameters: Mapping[str, Any], given: set[str]) -> None:
+    known = parameters.keys() - {"stages", "microbatches"}
+    needed = {option for option in known if parameters[option].default is inspect.Parameter.empty}
+    if given - known:
+        raise ScheduleError(
+            f"{name!r} has no option {min(given - known)!r}; it takes "
+            f"{', '.join(sorted(known | {'forward_only'}))}"
+        )
+    if needed - given:
+        raise ScheduleError(f"{name!r} needs {min(needed - given)}=, a number of at least 1")
+
+
+def _forwards(full: Schedule) -> Schedule:
+    if full.name == "naive" and full.microbatches > 1:
+        raise ScheduleError(
+            f"without backwards nothing holds the next of {full.microbatches} micro-batches back, "
+            f"so they overlap: that is 'gpipe'; for layer-wise inference use microbatches=1"
+        )
+    kept = full.kind == 0
+    turns = np.concatenate([[0], np.cumsum(kept)])[full.turns]
+    columns = (column[kept] for column in (full.kind, full.stage, full.microbatch))
+    alone = np.zeros(int(kept.sum()), np.bool_)
+    return Schedule(*columns, alone, turns, full.places, f"{full.name}, forward only")

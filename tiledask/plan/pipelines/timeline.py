@@ -1,0 +1,319 @@
+"""Who did what when: one table for simulated and for measured pipeline runs.
+
+device 0  F0 F1 F2 F3 .. .. .. B0 ...        each span has a device, a kind, a stage,
+device 1  .. F0 F1 F2 F3 .. B0 ...           a micro-batch, a start and an end
+                ^ idle: makespan minus the union of the device's compute spans
+
+devices x makespan  =  busy + idle  =  busy + exposed_transfer + overhead + true_idle    (idle.py)
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.idle import Waits, waits
+from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    from tiledask.plan.pipelines.bound import Bound, CriticalPath, Evidence
+
+__all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
+
+COMPUTE = ("F", "B", "I", "W")
+"""Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient."""
+TRANSFER = "T"
+"""A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
+and micro-batch are those of the action that made it, or -1 where that is not known."""
+
+KINDS = (*COMPUTE, TRANSFER)
+
+Span = tuple[int, str, int, int, float, float]
+"""(device, kind, stage, microbatch, start, end), times in seconds."""
+
+
+def union_length(intervals: np.ndarray) -> float:
+    """Length of the union of ``intervals`` [n, 2], in the order of their starts."""
+    start, end = intervals.T
+    reach = np.maximum.accumulate(end)
+    start = np.maximum(start, np.concatenate([[-np.inf], reach[:-1]]))
+    return float(np.maximum(end - start, 0.0).sum())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """Spans in flat columns. Time 0 is the start of the first compute span.
+
+    >>> t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0)])
+    >>> t.makespan, t.busy, t.idle, t.bubble_fraction, t.bubble_overhead
+    (2.0, 2.0, 2.0, 0.5, 1.0)
+    """
+
+    devices: int
+    """Number of devices, those that did nothing included."""
+    device: np.ndarray
+    """int32, rising: one device's spans follow the other's, each in the order of their starts."""
+    code: np.ndarray
+    """int8: the kind of each span, as a position in KINDS."""
+    stage: np.ndarray
+    microbatch: np.ndarray
+    start: np.ndarray
+    """Seconds."""
+    end: np.ndarray
+    """Seconds."""
+    origin: str = "simulated"
+    """"simulated" or "measured"."""
+    evidence: "Evidence | None" = None
+    """Of a simulation: what it came from."""
+
+    @classmethod
+    def of(cls, devices: int, spans: Iterable[Span], origin: str = "simulated") -> "Timeline":
+        """A Timeline of ``spans``, moved so that the first compute span starts at 0.
+
+        Raises ScheduleError for a span on no device of 0..devices-1, or that ends before it starts.
+        """
+        spans = sorted(spans, key=lambda s: (s[0], s[4], s[5]))
+        zero = min((s[4] for s in spans if s[1] in COMPUTE), default=0.0)
+        for device, kind, stage, microbatch, start, end in spans:
+            if kind not in KINDS:
+                raise ScheduleError(
+                    f"a span of kind {kind!r} on device {device}; kinds are {', '.join(KINDS)}"
+                )
+            if not 0 <= device < devices or not start <= end:
+                raise ScheduleError(
+                    f"{stage}{kind}{microbatch} is on device {device} of {devices}, from {start} "
+                    f"to {end} s; devices count from 0 and a span ends at or after its start"
+                )
+        columns = list(zip(*spans, strict=True)) or [()] * 6
+        return cls(
+            devices,
+            np.array(columns[0], np.int32),
+            np.array([KINDS.index(kind) for kind in columns[1]], np.int8),
+            np.array(columns[2], np.int32),
+            np.array(columns[3], np.int32),
+            np.array(columns[4], np.float64) - zero,
+            np.array(columns[5], np.float64) - zero,
+            origin,
+        )
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """One letter per span: COMPUTE or TRANSFER."""
+        return np.array(list(KINDS))[self.code]
+
+    @cached_property
+    def _computes(self) -> np.ndarray:
+        return self.code < len(COMPUTE)
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """Where each device's spans begin, and where the last one's end."""
+        return np.searchsorted(self.device, np.arange(self.devices + 1))
+
+    def _spans(self, device: int, computes: bool = True) -> np.ndarray:
+        rows = slice(*self._first[device : device + 2])
+        wanted = self._computes[rows] == computes
+        return np.stack([self.start[rows][wanted], self.end[rows][wanted]], axis=1)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the start of the first compute span to the end of the last."""
+        return float(self.end[self._computes].max(initial=0.0))
+
+    @cached_property
+    def bound(self) -> "Bound | None":
+        """What no order of the same actions beats, and why; None for a measured run."""
+        return self.evidence and self.evidence.bound()
+
+    @property
+    def lower_bound(self) -> float | None:
+        """Seconds below which no order of the same actions goes; None for a measured run."""
+        return self.bound and self.bound.seconds
+
+    @cached_property
+    def critical_path(self) -> "CriticalPath | None":
+        """The chain of actions that decided the makespan; None for a measured run."""
+        return self.evidence and self.evidence.critical_path()
+
+    @cached_property
+    def busy_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device computes (the union of its compute spans)."""
+        return tuple(union_length(self._spans(d)) for d in range(self.devices))
+
+    @property
+    def idle_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device does not compute."""
+        return tuple(self.makespan - busy for busy in self.busy_per_device)
+
+    @property
+    def busy(self) -> float:
+        """Device-seconds of compute, all devices together."""
+        return sum(self.busy_per_device)
+
+    @property
+    def idle(self) -> float:
+        """Device-seconds without compute: devices x makespan - busy."""
+        return self.devices * self.makespan - self.busy
+
+    @property
+    def transfer(self) -> float:
+        """Device-seconds in which a block travels to a device (may overlap compute)."""
+        return sum(union_length(self._spans(d, computes=False)) for d in range(self.devices))
+
+    @cached_property
+    def waits(self) -> Waits:
+        """How long each action was waited for, and for what."""
+        return waits(self)
+
+    def _waited(self, kind: str) -> tuple[float, ...]:
+        each = np.bincount(self.waits.device, getattr(self.waits, kind), minlength=self.devices)
+        return tuple(each.tolist())
+
+    @cached_property
+    def exposed_transfer_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device waits for a block that is on its way to it, and whose
+        action could otherwise start."""
+        return self._waited("transfer")
+
+    @cached_property
+    def overhead_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device has an action that could start, no block that it waits
+        for is on its way, and it does not start: the time of whoever runs the schedule. 0 in a
+        simulation."""
+        return self._waited("overhead")
+
+    @property
+    def true_idle_per_device(self) -> tuple[float, ...]:
+        """Seconds in which each device has nothing that it could do: what its next action uses is
+        not made yet, or it has done all of its actions. The bubble of the schedule itself."""
+        parts = self.idle_per_device, self.exposed_transfer_per_device, self.overhead_per_device
+        return tuple(  # rounding must not make it negative
+            max(0.0, idle - transfer - overhead)
+            for idle, transfer, overhead in zip(*parts, strict=True)
+        )
+
+    @property
+    def exposed_transfer(self) -> float:
+        """Device-seconds of waiting for blocks on their way, all devices together."""
+        return sum(self.exposed_transfer_per_device)
+
+    @property
+    def overhead(self) -> float:
+        """Device-seconds in which an action could have been running, all devices together."""
+        return sum(self.overhead_per_device)
+
+    @property
+    def true_idle(self) -> float:
+        """Device-seconds without work: idle - exposed_transfer - overhead."""
+        return sum(self.true_idle_per_device)
+
+    @cached_property
+    def overhead_per_action(self) -> float:
+        """Median seconds from when an action could start, with its blocks there, to its start."""
+        return float(np.median(self.waits.overhead)) if len(self.waits.overhead) else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """busy / (devices x makespan)."""
+        return self.busy / (self.devices * self.makespan) if self.makespan else 0.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """idle / (devices x makespan): the share of all device-time that is lost."""
+        return self.idle / (self.devices * self.makespan) if self.makespan else 0.0
+
+    @property
+    def bubble_overhead(self) -> float:
+        """idle / busy: the loss over the ideal, (p-1)/m for GPipe and 1F1B (SC21)."""
+        return self.idle / self.busy if self.busy else 0.0
+
+    @property
+    def span_bubble(self) -> float:
+        """1 - busy / (devices x the largest per-device span): the Zero Bubble paper's rate."""
+        spans = [self._spans(d) for d in range(self.devices)]
+        span = max((s[:, 1].max() - s[:, 0].min() for s in spans if len(s)), default=0.0)
+        return 1.0 - self.busy / (self.devices * span) if span else 0.0
+
+    @cached_property
+    def peak_in_flight(self) -> tuple[int, ...]:
+        """Per device, the most (stage, micro-batch) activations alive at once.
+
+        One is alive from the start of its forward to the end of its backward: the full
+        backward, or the weight gradient where the backward is split. Without a backward
+        (inference) it is alive until its forward ends.
+        """
+        return tuple(self._in_flight(d) for d in range(self.devices))
+
+    def _in_flight(self, device: int) -> int:
+        rows = np.arange(*self._first[device : device + 2])
+        rows = rows[self._computes[rows]]
+        code, start, end = self.code[rows], self.start[rows], self.end[rows]
+        opens, closes = code == 0, (code == 1) | (code == 3)
+        if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
+            return self._in_flight_by_time(rows)
+        return int(np.cumsum(opens.astype(np.int64) - closes).max(initial=0))
+
+    def _in_flight_by_time(self, rows: np.ndarray) -> int:
+        """The same where actions overlap, or where some activations have no backward."""
+        born: dict[tuple[int, int], float] = {}
+        dead: dict[tuple[int, int], float] = {}
+        for i in rows:
+            key = (int(self.stage[i]), int(self.microbatch[i]))
+            if self.code[i] == 0:
+                born[key] = float(self.start[i])
+            dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
+        # at equal times the dead leave before the next are born
+        events = sorted([(t, 1) for t in born.values()] + [(dead[k], -1) for k in born])
+        alive = peak = 0
+        for _, change in events:
+            alive += change
+            peak = max(peak, alive)
+        return peak
+
+    def state(self, device: int, time: float) -> str:
+        """What ``device`` does at ``time``: an action such as "F0", or "idle"."""
+        rows = self._computes & (self.device == device) & (self.start <= time) & (time < self.end)
+        hits = np.flatnonzero(rows)
+        return f"{self.kind[hits[0]]}{self.microbatch[hits[0]]}" if len(hits) else "idle"
+
+    def to_frame(self):
+        """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
+        import pandas as pd
+
+        names = ("device", "kind", "stage", "microbatch", "start", "end")
+        return pd.DataFrame({name: getattr(self, name) for name in names})
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def __repr__(self) -> str:
+        return (
+            f"Timeline({self.origin}: {int(self._computes.sum())} actions on {self.devices} "
+            f"devices, makespan {format_seconds(self.makespan)}, "
+            f"{self.bubble_fraction:.1%} of device-time idle)"
+        )
+
+    def _repr_html_(self) -> str:
+        names = ("busy", "exposed transfer", "overhead", "true idle")
+        parts = (
+            self.busy_per_device,
+            self.exposed_transfer_per_device,
+            self.overhead_per_device,
+            self.true_idle_per_device,
+        )
+        rows = "".join(
+            f"<tr><td>{d}</td>{''.join(map(_seconds_and_share, each, [self.makespan] * 4))}</tr>"
+            for d, each in enumerate(zip(*parts, strict=True))
+        )
+        return (
+            f"<table><caption>{self!r}</caption>"
+            f"<tr><th>device</th>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>"
+        )
+
+
+def _seconds_and_share(seconds: float, of: float) -> str:
+    share = f" ({seconds / of:.1%})" if of else ""
+    return f"<td>{format_seconds(seconds)}{share}</td>"

@@ -1,0 +1,1 @@
+"""One matrix product over many ranks: placements, pieces that move, cost, bounded memory."""

@@ -1,0 +1,101 @@
+"""Which bytes must move between ranks: pieces of blocks, from the placements alone.
+
+The same list of pieces predicts the traffic and is executed, so the two can only differ
+if the cluster moves something else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tiledask.errors import PlacementError
+from tiledask.plan.products.placement import Partial, Region, Replicate, Shard, Tiling
+from tiledask.plan.products.traffic import Traffic
+
+__all__ = ["Piece", "collective", "fetch", "redistribution", "traffic_of"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the source's block that the destination needs."""
+
+    source: int
+    """Rank that holds it."""
+    destination: int
+    """Rank that needs it; the same rank for a part that is already there."""
+    region: Region
+    """Where it lies in the whole array."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(stop - start for start, stop in self.region)
+
+
+def _common(a: Region, b: Region) -> Region:
+    return tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
+
+
+def fetch(
+    tiling: Tiling, at: tuple[int, ...], wanted: Region, keep: tuple[int, ...] = ()
+) -> list[Piece]:
+    """The pieces of ``wanted`` for the rank at mesh coordinates ``at``, in rank order.
+
+    From replicated axes the rank's own row or column is asked, so what is at hand is used first.
+    From partial axes every addend is asked, except on those in ``keep``, where the rank goes on
+    with its own addend. Empty pieces are left out.
+    """
+    choices = [
+        (i,) if p == Replicate() or (p == Partial() and axis in keep) else range(size)
+        for axis, (size, i, p) in enumerate(zip(tiling.mesh, at, tiling.placements, strict=True))
+    ]
+    here = tiling.rank(at)
+    pieces = (
+        Piece(tiling.rank(there), here, _common(tiling.region(there), wanted))
+        for there in product(*choices)
+    )
+    return [p for p in pieces if all(stop > start for start, stop in p.region)]
+
+
+def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
+    """Every piece that every rank needs to go from ``source`` to ``target`` in one exchange.
+
+    Raises PlacementError where it would invent addends (to Partial from anything else).
+    """
+    for axis, (old, new) in enumerate(zip(source.placements, target.placements, strict=True)):
+        if isinstance(new, Partial) and not isinstance(old, Partial):
+            raise PlacementError(
+                f"mesh axis {axis} goes from {old} to Partial(): an array has no unique addends; "
+                f"Partial() is only what a product leaves behind. Keep {old}"
+            )
+    keep = tuple(i for i, new in enumerate(target.placements) if isinstance(new, Partial))
+    return [
+        piece for at in target.coordinates() for piece in fetch(source, at, target.region(at), keep)
+    ]
+
+
+def collective(source: Tiling, target: Tiling) -> str:
+    """The collective's name for going from ``source`` to ``target``, or "none" if nothing moves.
+
+    >>> t = Tiling((8, 8), (2,), (Partial(),))
+    >>> collective(t, t.replaced(Shard(0))), collective(t, t.replaced(Replicate()))
+    ('reduce_scatter', 'all_reduce')
+    """
+    names = []
+    for old, new in zip(source.placements, target.placements, strict=True):
+        match old, new:
+            case Shard(), Replicate():
+                names.append("all_gather")
+            case Partial(), Shard():
+                names.append("reduce_scatter")
+            case Partial(), Replicate():
+                names.append("all_reduce")
+            case Shard(dim=a), Shard(dim=b) if a != b:
+                names.append("all_to_all")
+    return "+".join(dict.fromkeys(names)) or "none"
+
+
+def traffic_of(ranks: int, pieces: Iterable[Piece], itemsize: int) -> Traffic:
+    """The Traffic of ``pieces`` of ``itemsize`` bytes an element; local pieces are free."""
+    return Traffic.of(ranks, ((p.source, p.destination, p.size * itemsize) for p in pieces))

@@ -1,0 +1,180 @@
+"""What a planned product costs: its time from measured rates, and the least that any must move.
+
+a rank's time  =  multiply + read (or the larger of the two, where reading takes no core)
+                  + sum of the addends
+the product's  =  the slowest rank's + tasks and requests
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod, sqrt
+
+from tiledask.plan.products.comms import Piece
+from tiledask.plan.products.placement import Region
+from tiledask.plan.products.product import Plan
+
+__all__ = ["Cost", "Rates", "break_even", "cost", "least_moved"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one machine does, measured while all ranks do it at once."""
+
+    flops: float
+    """FLOP/s of one rank in a large local product."""
+    touch: float
+    """Bytes/s at which a local product passes over its operands and result."""
+    call: float
+    """Seconds that any local product takes, however small."""
+    read: float
+    """Bytes/s that one rank reads from another."""
+    message: float
+    """Seconds that any piece takes, however small."""
+    run: float
+    """Seconds for each stretch of memory that a piece is made of."""
+    task: float
+    """Seconds of Dask for one task, submitting and waiting included."""
+    request: float
+    """Seconds for one question to all workers."""
+    overlapped: bool
+    """Whether reading goes on beside multiplying: False if every core multiplies already."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted seconds of a product."""
+
+    multiply: float
+    """Of the slowest rank, as are the next two."""
+    read: float
+    sum: float
+    overhead: float
+    """Tasks and requests."""
+    total: float
+
+
+def cost(plan: Plan, itemsize: int, addend_itemsize: int, rates: Rates) -> Cost:
+    """The predicted seconds of ``plan``, for the slowest of its ranks.
+
+    ``itemsize``: bytes of an element of A and B; ``addend_itemsize``: of C while it is summed.
+    """
+    blocks = [[t.block_shape(at) for at in t.coordinates()] for t in (plan.a, plan.b, plan.work)]
+    ranks = [
+        _of_rank(plan, rank, blocks, itemsize, addend_itemsize, rates) for rank in range(plan.ranks)
+    ]
+    slowest = max(ranks, key=lambda parts: _together(*parts, rates))
+    stages, requests = (2, 5) if plan.sums else (1, 4)
+    overhead = stages * plan.ranks * rates.task + requests * rates.request
+    return Cost(*slowest, overhead, _together(*slowest, rates) + overhead)
+
+
+def _together(multiply: float, read: float, add: float, rates: Rates) -> float:
+    return (max(multiply, read) if rates.overlapped else multiply + read) + add
+
+
+Shapes = list[tuple[int, ...]]
+"""The shape of every rank's block."""
+
+
+def _of_rank(
+    plan: Plan, rank: int, blocks: list[Shapes], itemsize: int, addend_itemsize: int, rates: Rates
+) -> tuple[float, float, float]:
+    """(multiply, read, sum) seconds of one rank; ``blocks``: of A, of B and of C as it is made."""
+    m, n, _ = plan.extents(rank)
+    multiply = read = 0.0
+    for panel in plan.panels[rank]:
+        k = panel.depth[1] - panel.depth[0]
+        touched = (m * k + k * n) * itemsize + 2 * m * n * addend_itemsize
+        pairs = len(panel.a) * len(panel.b)
+        multiply += 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call
+        for pieces, owned in ((panel.a, blocks[0]), (panel.b, blocks[1])):
+            read += _reading((p for p in pieces if p.source != rank), owned, itemsize, rates)
+    added = sum(p.size for p in plan.addends[rank]) * addend_itemsize
+    add = _reading(plan.summed[rank], blocks[2], addend_itemsize, rates) + 2 * added / rates.touch
+    return multiply, read, add
+
+
+def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: Rates) -> float:
+    return sum(
+        rates.message
+        + _runs(p.region, owned[p.source]) * rates.run
+        + p.size * itemsize / rates.read
+        for p in pieces
+    )
+
+
+def _runs(region: Region, block: tuple[int, ...]) -> int:
+    """Stretches of memory that ``region`` is made of in its owner's row-major block."""
+    shape = [stop - start for start, stop in region]
+    d = len(shape) - 1
+    while d > 0 and shape[d] == block[d]:
+        d -= 1
+    return prod(shape[:d]) if d > 0 else 1
+
+
+def least_moved(
+    m: int, n: int, k: int, ranks: int, memory: float, held: float, work: float | None = None
+) -> float:
+    """Elements that some rank must receive, whatever the algorithm; 0 or more.
+
+    ``memory``: elements that a rank holds at a time, at most. ``held``: those of A and B that it
+    has before and of C that it keeps, on average over ranks. ``work``: multiplications of the
+    rank that does most; an even share, m n k / P, if None.
+
+    A rank receives what it touches of A and B and does not have, and sends on what it touches of
+    C and does not keep. What one sends another receives: on average, and so on some rank, at
+    least (touched - held) is received. The larger of two bounds on what is touched:
+
+    - with any memory, by an even share: Al Daas, Ballard, Grigori, Kumar and Rouse, "Tight
+      memory-independent parallel matrix multiplication communication lower bounds", 2022,
+      theorem 3. It grows more slowly than the share, so where some ranks do more (m, n or k
+      that ranks do not divide) the average is at least the busiest one's in proportion;
+    - with memory S: while 2 S elements come, or begin as zeros of C, no more than 3 S are at
+      hand, enough for S^(3/2) multiplications, and after the last of them for (S / 3)^(3/2):
+      2 m n k / (P sqrt(S)) less 2 S / sqrt(27). The argument of Smith, Lowery, Langou and van
+      de Geijn, "A tight I/O lower bound for matrix multiplication", 2019.
+
+    >>> n, p = 1200, 64
+    >>> least = least_moved(n, n, n, p, memory=float("inf"), held=3 * n * n / p)
+    >>> round(least) == round(3 * n * n / p ** (2 / 3) - 3 * n * n / p)
+    True
+    """
+    memory = max(memory, 3)  # one element of A, B and C: with fewer nothing is multiplied
+    share = m * n * k / ranks
+    most = share if work is None else max(work, share)
+    anyhow = share / most * _touched(m, n, k, most)
+    streamed = 2 * share / sqrt(memory) - 2 * memory / sqrt(27)
+    return max(0.0, max(anyhow, streamed) - held)
+
+
+def _touched(m: int, n: int, k: int, work: float) -> float:
+    """Elements of A, B and C that any ``work`` multiplications of the m x n x k touch, at least.
+
+    A cube touches fewest; if the smallest extent is too small for one, a square of full depth;
+    if the middle one is, too, a slice.
+    """
+    small, middle, _ = sorted((m, n, k))
+    if work <= small**3:
+        return 3 * work ** (2 / 3)
+    if work <= small * middle**2:
+        return 2 * sqrt(small * work) + work / small
+    return work / small + work / middle + small * middle
+
+
+def break_even(ranks: int, itemsize: int, rates: Rates) -> int:
+    """The n from which an n x n x n product over ``ranks`` beats one rank alone, operands in place.
+
+    Each rank of a p x 1 grid reads what it lacks of B. 2**20 if none does below that. The time of
+    a call is the same on one rank and on many and left out.
+    """
+    overhead = ranks * rates.task + 4 * rates.request
+    low, high = 1, 2**20
+    while low < high:
+        n = (low + high) // 2
+        flops, block = 2 * n**3 / rates.flops, n * n * itemsize
+        alone = flops + 4 * block / rates.touch
+        multiply = flops / ranks + (3 / ranks + 1) * block / rates.touch
+        read = (1 - 1 / ranks) * block / rates.read
+        pays = _together(multiply, read, 0.0, rates) + overhead < alone
+        low, high = (low, n) if pays else (n + 1, high)
+    return low

@@ -1,0 +1,635 @@
+"""How a product C = A @ B is shared out over ranks: one function per algorithm, and their table.
+
+A product is a box of m x n x k multiplications. Every algorithm gives each rank one part of it,
+fetches what that part needs of A and B from wherever it lies, and adds up what belongs together:
+
+           n                  column_parallel   n is cut             A comes to every rank
+        +------+              row_parallel      k is cut             C is summed (reduce-scatter)
+     m /  B   /| k            summa, cannon     m and n are cut      panels of A and B come
+      +------+ |              2.5d              m, n, and k          the same in layers, C is summed
+      |  C   | +              3d                m, n and k           one local product, C is summed
+      +------+/
+
+A is [..., k]: any number of leading dimensions (tokens, batches), none for a vector. B is [k, n],
+or a vector [k]. The plan alone says what moves; the same plan is executed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from itertools import pairwise
+from math import prod
+from types import MappingProxyType
+
+from tiledask.errors import PlacementError
+from tiledask.plan.products.comms import Piece, fetch, traffic_of
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling, split
+from tiledask.plan.products.traffic import Traffic
+
+__all__ = [
+    "PANEL",
+    "Panel",
+    "Plan",
+    "algorithms",
+    "grids",
+    "moves_nothing",
+    "options_of",
+    "plan_product",
+]
+
+PANEL = 512
+"""Extent along k of the panels that are fetched, unless told otherwise: wide enough for BLAS and
+for long runs of memory, narrow enough that two of them are small beside C."""
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One turn of a rank: C += A[..., depth] @ B[depth, :], over its rows and columns."""
+
+    depth: Interval
+    a: tuple[Piece, ...]
+    """The pieces of A that it takes, which together are A[rows, depth]."""
+    b: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What every rank multiplies, fetches and sums, known before anything runs."""
+
+    algorithm: str
+    options: str
+    """The choices made within the algorithm, in words, such as "panel 512"."""
+    a: Tiling
+    b: Tiling
+    work: Tiling
+    """C while the ranks multiply: Partial() along axes that share out the summed dimension."""
+    result: Tiling
+    panels: tuple[tuple[Panel, ...], ...]
+    """For each rank, its panels in the order it takes them."""
+    addends: tuple[tuple[Piece, ...], ...]
+    """For each rank, the pieces of ``work`` that it sums up; empty where nothing is summed."""
+
+    @property
+    def ranks(self) -> int:
+        return self.result.ranks
+
+    @cached_property
+    def fetched(self) -> tuple[tuple[Piece, ...], ...]:
+        """For each rank, the pieces of A and B that it reads from other ranks."""
+        return tuple(
+            tuple(p for panel in mine for p in (*panel.a, *panel.b) if p.source != rank)
+            for rank, mine in enumerate(self.panels)
+        )
+
+    @cached_property
+    def summed(self) -> tuple[tuple[Piece, ...], ...]:
+        """For each rank, the addends that it reads from other ranks."""
+        return tuple(
+            tuple(p for p in mine if p.source != rank) for rank, mine in enumerate(self.addends)
+        )
+
+    @property
+    def sums(self) -> bool:
+        """Whether addends are summed after the ranks have multiplied."""
+        return any(self.addends)
+
+    @cached_property
+    def sums_in_place(self) -> bool:
+        """Whether a rank can add its own product to the others' addends of its part of C.
+
+        Where nothing of A and B is fetched, each rank first multiplies what the others sum up,
+        and its own part last, on top of what they have sent.
+        """
+        return self.sums and bool(self.result.shape) and not any(self.fetched)
+
+    def traffic(self, itemsize: int, addend_itemsize: int | None = None, ranks: int = 0) -> Traffic:
+        """Bytes and messages from rank to rank, for operands of ``itemsize`` bytes an element.
+
+        Addends of half types have 4 (``addend_itemsize``). ``ranks``: of the cluster, if larger.
+        """
+        ranks = max(ranks, self.ranks)
+        operands = traffic_of(ranks, (p for mine in self.fetched for p in mine), itemsize)
+        sums = (p for mine in self.summed for p in mine)
+        return operands + traffic_of(ranks, sums, addend_itemsize or itemsize)
+
+    def extents(self, rank: int) -> tuple[int, int, int]:
+        """(m, n, k) of what ``rank`` multiplies, all leading dimensions of A taken as one m."""
+        region = self.work.regions[rank]
+        shape = [stop - start for start, stop in region]
+        lead = len(self.a.shape) - 1
+        depth = sum(stop - start for start, stop in (p.depth for p in self.panels[rank]))
+        return prod(shape[:lead]), prod(shape[lead:]), depth
+
+    def held(self, rank: int) -> int:
+        """Elements of the largest panel that ``rank`` fetches."""
+        of_panels = (
+            sum(p.size for p in (*panel.a, *panel.b) if p.source != rank)
+            for panel in self.panels[rank]
+        )
+        return max(of_panels, default=0)
+
+    def __repr__(self) -> str:
+        t = self.traffic(1)
+        return (
+            f"Plan({self.algorithm}{', ' + self.options if self.options else ''}: "
+            f"{t.total:,} elements in {t.count} messages among {self.ranks} ranks)"
+        )
+
+
+# -- the algorithms ------------------------------------------------------------------------------
+
+# What A and B may be along one mesh axis so that each rank multiplies what it holds, and what the
+# product then is along that axis; d stands for a leading dimension of A.
+_LOCAL = {
+    ("R", "R"): "R",
+    ("Sd", "R"): "Sd",  # rows of A:             data-parallel
+    ("R", "Sn"): "Sn",  # columns of B:          column-parallel
+    ("Sk", "Sk"): "P",  # the summed dimension:  row-parallel
+    ("P", "R"): "P",
+    ("R", "P"): "P",
+}
+
+
+def local(a: Tiling, b: Tiling) -> Plan:
+    """Every rank multiplies the blocks it holds: nothing moves. The result may be Partial()."""
+    _same_mesh("local", a, b)
+    work, cut = [], []
+    for axis, (of_a, of_b) in enumerate(zip(a.placements, b.placements, strict=True)):
+        pair = (_along_a(a, of_a), _along_b(of_b))
+        if pair not in _LOCAL and "P" in pair:
+            raise _unsummed("local", "A" if pair[0] == "P" else "B", axis)
+        if pair not in _LOCAL:
+            raise PlacementError(
+                f"mesh axis {axis}: {of_a} @ {of_b} cannot be multiplied where it lies; allowed "
+                f"are Replicate() or rows of A with B replicated, columns of B with A replicated, "
+                f"and columns of A with rows of B. Use td.redistribute, or algorithm='gather'"
+            )
+        work.append(_local_result(a, pair, of_a))
+        if pair == ("Sk", "Sk"):
+            cut.append(axis)
+    return _plan("local", "", a, b, a.mesh, work, cut, panel=None, leave=True)
+
+
+def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> Plan:
+    """Every rank computes columns of C from all of A and its columns of B.
+
+    A[I, K] @ B[K, J_XY] -> C[I, J_XY]. Costs nothing if A is replicated and B cut by columns.
+    """
+    _has_columns("column_parallel", b)
+    work = [Shard(len(a.shape) - 1)] * len(a.mesh)
+    return _plan("column_parallel", _width(panel), a, b, a.mesh, work, panel=panel)
+
+
+def row_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> Plan:
+    """Every rank multiplies columns of A by rows of B; a reduce-scatter sums the addends.
+
+    A[I, K_XY] @ B[K_XY, J] -> C[I, J]{XY} -> C[I_XY, J]: cut along its first dimension, or along
+    its longest if the first has fewer rows than there are ranks.
+    """
+    axes = range(len(a.mesh))
+    work = [Partial()] * len(a.mesh)
+    return _plan("row_parallel", _width(panel), a, b, a.mesh, work, axes, panel=panel)
+
+
+def summa(a: Tiling, b: Tiling, *, panel: int = PANEL, grid: tuple[int, int] | None = None) -> Plan:
+    """C stays; panels of A and B pass by, the same one at every rank at a time.
+
+          B  [0j]          a p x q grid with A, B and C all (Shard(0), Shard(1)):
+             [1j]          each rank receives (q-1)/q of a row of A
+    A [i0][i1]  C [ij]     and (p-1)/p of a column of B
+
+    van de Geijn and Watts, "SUMMA", 1997. ``grid``: (p, q), default the mesh if it has two axes.
+    """
+    mesh = _grid("summa", a, b, grid, 2)
+    return _plan("summa", _width(panel), a, b, mesh, _grid_work("summa", a, b), panel=panel)
+
+
+def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> Plan:
+    """C stays; on a square grid no block of A or of B has two readers at a time.
+
+    step 0   A[i, i+j]   B[i+j, j]       blocks are read from their owners, not passed on, so
+    step 1   A[i, i+j+1] ...             there is no first skew to move
+
+    On a p x q grid k is cut where A's and B's blocks end, rank (i, j) starts at the segment that
+    is i + j of the way round, and some blocks have two readers.
+
+    Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969.
+    """
+    mesh = _grid("cannon", a, b, grid, 2)
+    return _plan(
+        "cannon", "blocks", a, b, mesh, _grid_work("cannon", a, b), panel=None, skewed=True
+    )
+
+
+def two_and_a_half_d(
+    a: Tiling,
+    b: Tiling,
+    *,
+    panel: int = PANEL,
+    replication: int | None = None,
+    grid: tuple[int, int, int] | None = None,
+) -> Plan:
+    """``replication`` layers of a p x q grid, each with its part of k; then C is summed.
+
+    A grid (p, q, c): each layer works like SUMMA on its share of k, and the c addends of each
+    block of C are summed by a reduce-scatter along the last axis, into (Shard(0), Shard(1),
+    Shard(0)). Costs least if A and B are (Shard(0), Shard(1), Replicate()). A layer's share is
+    a c-th of every block along k, so that all ranks fetch alike.
+
+    Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix multiplication and LU
+    factorization algorithms", 2011.
+    """
+    if replication is not None and (not _whole(replication) or a.ranks % replication):
+        raise PlacementError(
+            f"2.5d with replication {replication!r} needs a number of ranks that it divides, there "
+            f"are {a.ranks}; take one of {', '.join(map(str, _divisors(a.ranks)))}"
+        )
+    mesh = _grid("2.5d", a, b, grid, 3, last=replication)
+    work = [*_grid_work("2.5d", a, b), Partial()]
+    words = f"replication {mesh[2]}, {_width(panel)}"
+    return _plan("2.5d", words, a, b, mesh, work, [2], panel=panel, dealt=True)
+
+
+def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -> Plan:
+    """The box of m x n x k multiplications in p x q x r parts: one local product per rank.
+
+    Rank (i, j, l) takes an r-th of every block of A[I_i, K] and of B[K, J_j], and the r addends of
+    each block of C are summed by a reduce-scatter. The fewest bytes where memory allows.
+
+    Agarwal, Balle, Gustavson, Joshi and Palkar, "A three-dimensional approach to parallel matrix
+    multiplication", 1995.
+    """
+    mesh = _grid("3d", a, b, grid, 3)
+    return _plan(
+        "3d",
+        "",
+        a,
+        b,
+        mesh,
+        [*_grid_work("3d", a, b), Partial()],
+        [2],
+        panel=None,
+        dealt=True,
+        skewed=True,
+    )
+
+
+def gather(a: Tiling, b: Tiling) -> Plan:
+    """Nothing is cut anew: C keeps a split that A or B has, and blocks come to where they lack."""
+    _same_mesh("gather", a, b)
+    work, cut = [], []
+    for axis, (of_a, of_b) in enumerate(zip(a.placements, b.placements, strict=True)):
+        along_a, along_b = _along_a(a, of_a), _along_b(of_b)
+        if (along_a, along_b) in _LOCAL:
+            work.append(_local_result(a, (along_a, along_b), of_a))
+            if (along_a, along_b) == ("Sk", "Sk"):
+                cut.append(axis)
+        elif "P" in (along_a, along_b):
+            raise _unsummed("gather", "A" if along_a == "P" else "B", axis)
+        else:  # rows of A win over columns of B
+            columns = Shard(len(a.shape) - 1) if along_b == "Sn" else Replicate()
+            work.append(of_a if along_a == "Sd" else columns)
+    return _plan("gather", "", a, b, a.mesh, work, cut, panel=None, leave=True)
+
+
+algorithms: Mapping[str, Callable[..., Plan]] = MappingProxyType(
+    {
+        "local": local,
+        "column_parallel": column_parallel,
+        "row_parallel": row_parallel,
+        "summa": summa,
+        "cannon": cannon,
+        "2.5d": two_and_a_half_d,
+        "3d": three_d,
+        "gather": gather,
+    }
+)
+"""Name -> the function that plans a product of two tilings that multiply (`plan_product` checks
+that), or raises PlacementError."""
+
+
+def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> Plan:
+    """The plan of algorithm ``name`` for tilings that multiply; options that are None are left out.
+
+    >>> grid = (Shard(0), Shard(1))
+    >>> t = Tiling((8, 8), (2, 2), grid)
+    >>> plan_product("summa", t, t, panel=2)
+    Plan(summa, panel 2: 128 elements in 16 messages among 4 ranks)
+    """
+    if name not in algorithms:
+        raise PlacementError(f"no algorithm {name!r}; td.algorithms has {', '.join(algorithms)}")
+    given = {key: value for key, value in options.items() if value is not None}
+    takes = options_of(name)
+    if unknown := sorted(set(given) - set(takes)):
+        raise PlacementError(
+            f"{name} has no option {', '.join(unknown)}; it takes "
+            f"{', '.join(takes) or 'none at all'}"
+        )
+    _check_shapes(a, b)
+    if not _whole(panel := given.get("panel", 1)):
+        raise PlacementError(f"a panel is a whole number of columns of A, 1 or more, got {panel!r}")
+    return algorithms[name](a, b, **given)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The options that algorithm ``name`` takes.
+
+    >>> options_of("2.5d")
+    ('panel', 'replication', 'grid')
+    """
+    return tuple(signature(algorithms[name]).parameters)[2:]
+
+
+def moves_nothing(a: Tiling, b: Tiling) -> bool:
+    """Whether every rank can multiply what it holds (algorithm "local").
+
+    >>> t = Tiling((8, 8), (2,), (Replicate(),))
+    >>> moves_nothing(t, t.replaced(Shard(1))), moves_nothing(t, t.replaced(Shard(0)))
+    (True, False)
+    """
+    if a.mesh != b.mesh:
+        return False
+    pairs = zip(a.placements, b.placements, strict=True)
+    return all((_along_a(a, of_a), _along_b(of_b)) in _LOCAL for of_a, of_b in pairs)
+
+
+def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write ``ranks`` as a product of ``axes`` factors, in order.
+
+    >>> list(grids(4, 2))
+    [(1, 4), (2, 2), (4, 1)]
+    """
+    if axes == 1:
+        yield (ranks,)
+        return
+    for first in _divisors(ranks):
+        yield from ((first, *rest) for rest in grids(ranks // first, axes - 1))
+
+
+# -- what they share -----------------------------------------------------------------------------
+
+
+def _along_a(a: Tiling, placement: Placement) -> str:
+    match placement:
+        case Shard(dim=dim):
+            return "Sk" if dim == len(a.shape) - 1 else "Sd"
+        case Partial():
+            return "P"
+    return "R"
+
+
+def _along_b(placement: Placement) -> str:
+    match placement:
+        case Shard(dim=dim):
+            return "Sk" if dim == 0 else "Sn"
+        case Partial():
+            return "P"
+    return "R"
+
+
+def _local_result(a: Tiling, pair: tuple[str, str], of_a: Placement) -> Placement:
+    results = {"R": Replicate(), "P": Partial(), "Sd": of_a, "Sn": Shard(len(a.shape) - 1)}
+    return results[_LOCAL[pair]]
+
+
+def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
+    """C on a grid of two axes: rows over the first, columns over the second.
+
+    If C has only one of the two, both axes cut that. Rows are the leading dimension that A is cut
+    along already, or its longest.
+    """
+    rows, columns = len(a.shape) - 1, len(b.shape) - 1
+    if not rows + columns:
+        raise PlacementError(
+            f"{name} cuts rows and columns of C, and the product of two vectors has neither; "
+            f"use row_parallel"
+        )
+    taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
+    longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
+    return [Shard(longest), Shard(rows if columns else longest)]
+
+
+def _whole(x: object) -> bool:
+    return hasattr(x, "__index__") and not isinstance(x, bool) and x >= 1
+
+
+def _width(panel: int) -> str:
+    return f"panel {panel}"
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _check_shapes(a: Tiling, b: Tiling) -> None:
+    for name, tiling in (("A", a), ("B", b)):
+        if not tiling.shape or 0 in tiling.shape:
+            raise PlacementError(
+                f"{name} has shape {tiling.shape}; a product needs at least one dimension, and "
+                f"every extent 1 or more"
+            )
+    if len(b.shape) > 2:
+        raise PlacementError(
+            f"B has {len(b.shape)} dimensions, it is a matrix [k, n] or a vector [k]; only A may "
+            f"have leading dimensions (tokens, batches). Multiply the matrices of B one by one"
+        )
+    if a.shape[-1] != b.shape[0]:
+        raise PlacementError(
+            f"A {a.shape} has {a.shape[-1]} columns and B {b.shape} has {b.shape[0]} rows, they "
+            f"must be equal; transpose one of them with .T?"
+        )
+    if a.ranks != b.ranks:
+        raise PlacementError(
+            f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
+        )
+
+
+def _has_columns(name: str, b: Tiling) -> None:
+    if len(b.shape) < 2:
+        raise PlacementError(
+            f"{name} cuts the columns of B, and B {b.shape} is a vector; use row_parallel or gather"
+        )
+
+
+def _same_mesh(name: str, a: Tiling, b: Tiling) -> None:
+    if a.mesh != b.mesh:
+        raise PlacementError(
+            f"{name} multiplies along one mesh, A lies on {a.mesh} and B on {b.mesh}; "
+            f"distribute both on one mesh, or name another algorithm"
+        )
+
+
+def _unsummed(name: str, operand: str, axis: int) -> PlacementError:
+    return PlacementError(
+        f"{operand} is Partial() along mesh axis {axis}, and {name} would multiply before the "
+        f"addends are summed; td.redistribute {operand} to Replicate() or a Shard first, or the "
+        f"other operand to Replicate() along that axis and use 'local', which leaves C Partial()"
+    )
+
+
+def _grid(
+    name: str, a: Tiling, b: Tiling, asked: Sequence[int] | None, axes: int, last: int | None = None
+) -> tuple[int, ...]:
+    """The grid of ranks: the one asked for, the mesh if it fits, or the one that moves least."""
+    m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
+
+    def moved(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        p, q, r = (*grid, 1)[:3]
+        return (m * k / (p * r) + k * n / (q * r) + (m * n / (p * q) if r > 1 else 0), grid)
+
+    usable = [g for g in grids(a.ranks, axes) if last in (None, g[-1])]
+    if asked is not None:
+        return _asked(name, asked, a.ranks, axes, last, min(usable, key=moved))
+    if a.mesh == b.mesh and a.mesh in usable:
+        return a.mesh
+    if name == "2.5d" and last is None:
+        # two layers where there can be: one is SUMMA, and every further one is another copy
+        usable = [g for g in usable if g[2] == 2] or usable
+    return min(usable, key=moved)
+
+
+def _asked(
+    name: str, asked: object, ranks: int, axes: int, last: int | None, best: tuple[int, ...]
+) -> tuple[int, ...]:
+    """``asked`` if it is a grid of ``axes`` whole extents for as many ranks as there are."""
+    grid = tuple(asked) if isinstance(asked, Iterable) else (asked,)
+    if len(grid) != axes or not all(map(_whole, grid)) or prod(grid) != ranks:
+        raise PlacementError(
+            f"{name} on {ranks} ranks needs a grid of {axes} extents whose product is {ranks}, "
+            f"got {asked!r}; for example {best}"
+        )
+    if last not in (None, grid[-1]):
+        raise PlacementError(
+            f"grid {grid} has {grid[-1]} layers and replication={last} asks for {last}; leave one "
+            f"of them out"
+        )
+    return grid
+
+
+def _plan(
+    name: str,
+    options: str,
+    a: Tiling,
+    b: Tiling,
+    mesh: tuple[int, ...],
+    work: Sequence[Placement],
+    cut: Sequence[int] = (),
+    *,
+    panel: int | None,
+    skewed: bool = False,
+    dealt: bool = False,
+    leave: bool = False,
+) -> Plan:
+    """The plan that leaves C as ``work`` and then sums it along the axes in ``cut``.
+
+    ``cut``: the mesh axes that share out k. ``panel``: extent of a panel along k, None for as
+    wide as the blocks are. ``skewed``: rank (i, j) begins i + j blocks further. ``dealt``: along
+    ``cut`` every block of k is shared out, instead of k as a whole. ``leave``: C stays
+    addends, the caller says what becomes of them.
+    """
+    keep = _kept(name, a, b, mesh, work, cut)
+    columns = len(a.shape) - 1
+    tiling = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
+    shared = (Shard(0) if axis in cut else Replicate() for axis in range(len(mesh)))
+    inner = Tiling((a.shape[-1],), mesh, tuple(shared))
+    at_a, at_b = tuple(a.coordinates()), tuple(b.coordinates())
+    panels = []
+    for rank, at in enumerate(tiling.coordinates()):
+        region = tiling.region(at)
+        depth = (0, a.shape[-1]) if dealt else inner.region(at)[0]
+        of_a = fetch(a, at_a[rank], (*region[:columns], depth), keep)
+        of_b = fetch(b, at_b[rank], (depth, *region[columns:]), keep)
+        blocks = _blocks(depth, of_a, of_b)
+        if dealt:
+            blocks = _shares(blocks, at[-1], mesh[-1])
+        if skewed:
+            turn = sum(at) * len(blocks) // max(mesh) % len(blocks)
+            blocks = blocks[turn:] + blocks[:turn]
+        mine = (p for block in blocks for p in _panels(block, of_a, of_b, panel))
+        panels.append(tuple(mine) if of_a and of_b else ())
+    result = tiling if leave else _scattered(tiling, cut)
+    addends = [()] * a.ranks
+    if any(mesh[axis] > 1 for axis in cut) and not leave:
+        at_work = tuple(tiling.coordinates())
+        addends = [
+            tuple(fetch(tiling, at_work[rank], result.region(at), keep))
+            for rank, at in enumerate(result.coordinates())
+        ]
+    return Plan(name, options, a, b, tiling, result, tuple(panels), tuple(addends))
+
+
+def _kept(
+    name: str,
+    a: Tiling,
+    b: Tiling,
+    mesh: tuple[int, ...],
+    work: Sequence[Placement],
+    cut: Sequence[int],
+) -> tuple[int, ...]:
+    """The axes along which an operand's own addends are multiplied and stay addends."""
+    keep = []
+    for operand, tiling in (("A", a), ("B", b)):
+        for axis, placement in enumerate(tiling.placements):
+            if placement != Partial():
+                continue
+            stays = a.mesh == b.mesh == mesh and work[axis] == Partial() and axis not in cut
+            if not stays:
+                raise _unsummed(name, operand, axis)
+            keep.append(axis)
+    return tuple(keep)
+
+
+def _scattered(work: Tiling, cut: Sequence[int]) -> Tiling:
+    """Where C lies after the reduce-scatter: cut along its first dimension, if that is enough."""
+    if not work.shape:
+        return work.replaced(*(Replicate() for _ in work.mesh))
+    enough = work.shape[0] >= work.ranks
+    dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
+    placements = [Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements)]
+    return work.replaced(*placements)
+
+
+def _blocks(depth: Interval, of_a: list[Piece], of_b: list[Piece]) -> list[Interval]:
+    """``depth`` cut where the owner of a piece changes."""
+    edges = {*depth}
+    for pieces, dim in ((of_a, -1), (of_b, 0)):
+        for piece in pieces:
+            edges.update(piece.region[dim])
+    return list(pairwise(sorted(edges)))
+
+
+def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:
+    """The part of every block that falls to ``layer``; those that get one more take turns.
+
+    >>> [_shares([(0, 3), (3, 6)], layer, 2) for layer in range(2)]
+    [[(0, 2), (5, 6)], [(2, 3), (3, 5)]]
+    """
+    shares = []
+    for start, stop in blocks:
+        shares.append(split(start, stop, layers)[layer])
+        layer = (layer - (stop - start)) % layers
+    return shares
+
+
+def _panels(
+    block: Interval, of_a: list[Piece], of_b: list[Piece], panel: int | None
+) -> Iterator[Panel]:
+    """``block`` panel by panel; whole if nothing of it is fetched.
+
+    No piece ends inside of it: a piece has all of it along k, or none.
+    """
+    if block[0] == block[1]:
+        return
+    over_a = [p for p in of_a if p.region[-1][0] <= block[0] < p.region[-1][1]]
+    over_b = [p for p in of_b if p.region[0][0] <= block[0] < p.region[0][1]]
+    at_hand = all(p.source == p.destination for p in (*over_a, *over_b))
+    parts = 1 if panel is None or at_hand else -(-(block[1] - block[0]) // panel)
+    for depth in split(*block, parts):
+        yield Panel(
+            depth,
+            tuple(Piece(p.source, p.destination, (*p.region[:-1], depth)) for p in over_a),
+            tuple(Piece(p.source, p.destination, (depth, *p.region[1:])) for p in over_b),
+        )

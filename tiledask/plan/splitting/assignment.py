@@ -1,0 +1,98 @@
+"""Which layers on which device, as people write it.
+
+"1-3 | 4-6"    [[1, 2, 3], [4, 5, 6]]    [0, 0, 0, 1, 1, 1]    a Partition
+"""
+
+import re
+from collections.abc import Sequence
+
+from tiledask.errors import PartitionError
+from tiledask.plan.splitting.partition import Partition
+
+__all__ = ["read_assignment", "stages_of"]
+
+
+def read_assignment(assignment) -> list[list[int]]:
+    """The layers of each device, counted from 1, from any of the forms that `judge` takes.
+
+    A :class:`Partition` gives the layers of each stage.
+
+    >>> read_assignment("1-3 | 4"), read_assignment([0, 1, 1])
+    ([[1, 2, 3], [4]], [[1], [2, 3]])
+    """
+    if isinstance(assignment, Partition):
+        return [[n + 1 for n in layers] for layers in assignment.layers]
+    if isinstance(assignment, str):
+        return [_read_group(part) for part in _split_text(assignment)]
+    try:
+        entries = list(assignment)
+        if entries and all(hasattr(entry, "__index__") for entry in entries):
+            return _from_places([int(entry) for entry in entries])
+        if entries and not any(isinstance(entry, str) for entry in entries):
+            return [[_layer_number(n) for n in entry] for entry in entries]
+    except TypeError:
+        pass
+    raise PartitionError(
+        f"cannot read {assignment!r} as an assignment; write the layers of each device, as in "
+        f"'1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in [0, 0, 1, 1]"
+    )
+
+
+def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> list[list[int]]:
+    """The layers of each stage, from groups that are those of the stages or of the devices.
+
+    Where a device has several chunks, its layers are cut where a number is left out; a device
+    with fewer such runs than chunks leaves stages empty, one with more keeps the rest in its last.
+
+    >>> stages_of([[1, 2, 5, 6], [3, 4, 7, 8]], devices=2, chunks=2)
+    [[1, 2], [3, 4], [5, 6], [7, 8]]
+    """
+    if chunks == 1 or len(groups) > devices:
+        return [list(g) for g in groups] + [[]] * (devices * chunks - len(groups))
+    stages: list[list[int]] = [[] for _ in range(devices * chunks)]
+    for device, group in enumerate(groups):
+        chunk = 0
+        for i, n in enumerate(group):
+            if i and n != group[i - 1] + 1:
+                chunk = min(chunk + 1, chunks - 1)
+            stages[chunk * devices + device].append(n)
+    return stages
+
+
+def _layer_number(value) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise PartitionError(f"a layer is a whole number counted from 1, got {value!r}")
+    return int(value)
+
+
+def _from_places(places: list[int]) -> list[list[int]]:
+    if min(places) < 0:
+        raise PartitionError(f"devices are counted from 0, got device {min(places)}")
+    groups = [[] for _ in range(max(places) + 1)]
+    for layer, device in enumerate(places, start=1):
+        groups[device].append(layer)
+    return groups
+
+
+def _split_text(text: str) -> list[str]:
+    text = text.strip()
+    if text.startswith("["):
+        text = text.strip("[]")
+        return re.split(r"\]\s*,?\s*\[", text)
+    return text.split("|")
+
+
+def _read_group(text: str) -> list[int]:
+    """The layers of "1-3, 7" in the order written."""
+    group = []
+    for word in text.replace(",", " ").split():
+        match = re.fullmatch(r"(\d+)(?:\s*[-–]\s*(\d+))?", word)
+        if not match:
+            raise PartitionError(
+                f"cannot read {word!r} in {text.strip()!r}; write layers as in '1-6' or '1,4,7'"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first > 1_000_000:
+            raise PartitionError(f"{word!r} names {last - first + 1} layers; 1000000 at most")
+        group += range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    return group

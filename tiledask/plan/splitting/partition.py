@@ -1,0 +1,259 @@
+"""Layers onto devices: the best contiguous split, and every split there is.
+
+layers   0  1  2  3  4  5 | 6  7  8  9 10 11 |12 13 14 15 16 17 |18 19 20 21 22 23
+device        0           |        1         |        2         |        3
+bounds   0                  6                 12                 18                24
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from html import escape
+from itertools import combinations, pairwise
+
+from tiledask.errors import PartitionError
+from tiledask.plan.splitting.exact import capacities, count, exact, whole
+from tiledask.plan.splitting.minmax import Row, min_max_bounds
+from tiledask.plan.units import format_bytes
+
+__all__ = [
+    "Partition",
+    "contiguous_splits",
+    "count_contiguous_splits",
+    "partition",
+]
+
+
+@dataclass(frozen=True, repr=False)
+class Partition:
+    """A contiguous split: stage s holds layers bounds[s], ..., bounds[s + 1] - 1, counted from 0.
+
+    >>> cut = Partition((0, 2, 3), (1.0, 1.0, 4.0), (1.0, 2.0))
+    >>> cut.sizes, cut.times, cut.bottleneck, cut
+    ((2, 1), (2.0, 2.0), 2.0, Partition([1-2][3], bottleneck 2))
+    """
+
+    bounds: tuple[int, ...]
+    """stages + 1 rising layer indices, from 0 to the number of layers."""
+    costs: tuple[float, ...]
+    """Cost of each layer, in any one unit (seconds, FLOP)."""
+    speeds: tuple[float, ...]
+    """Speed of each device, in cost per unit of time; stage s is on device s mod their number."""
+    communication: tuple[float, ...] = ()
+    """Time to send across each place between two layers; empty for none."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def devices(self) -> int:
+        return len(self.speeds)
+
+    @property
+    def layers(self) -> tuple[range, ...]:
+        """The layers of each stage, counted from 0."""
+        return tuple(range(a, b) for a, b in pairwise(self.bounds))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of layers of each stage."""
+        return tuple(len(layers) for layers in self.layers)
+
+    @cached_property
+    def times(self) -> tuple[float, ...]:
+        """Of each stage, cost over its device's speed, plus the sending after its last layer."""
+        sends = (*self.communication, 0.0) if self.communication else (0.0,) * len(self.costs)
+        return tuple(
+            math.fsum(self.costs[r.start : r.stop]) / self.speeds[s % self.devices] + sends[r[-1]]
+            for s, r in enumerate(self.layers)
+        )
+
+    @property
+    def device_times(self) -> tuple[float, ...]:
+        """Of each device, the sum of its stages' times."""
+        return tuple(math.fsum(self.times[d :: self.devices]) for d in range(self.devices))
+
+    @property
+    def bottleneck(self) -> float:
+        """The largest stage time."""
+        return max(self.times)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The device of each layer."""
+        return tuple(s % self.devices for s, size in enumerate(self.sizes) for _ in range(size))
+
+    def __str__(self) -> str:
+        return "".join(_range_text(layers) for layers in self.layers)
+
+    def __repr__(self) -> str:
+        return f"Partition({self}, bottleneck {self.bottleneck:g})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{s}</td><td>{_range_text(layers)}</td><td>{len(layers)}</td>"
+            f"<td>{time:g}</td></tr>"
+            for s, (layers, time) in enumerate(zip(self.layers, self.times, strict=True))
+        )
+        head = "<tr><th>stage</th><th>layers</th><th>count</th><th>time</th></tr>"
+        return f"<table><caption>{escape(repr(self))}</caption>{head}{rows}</table>"
+
+
+def _range_text(layers: range) -> str:
+    """Layers as people write them, counted from 1: "[7-12]", "[3]"."""
+    first, last = layers.start + 1, layers.stop
+    return f"[{first}]" if first == last else f"[{first}-{last}]"
+
+
+def partition(
+    costs: Sequence[float],
+    stages: int,
+    speeds: Sequence[float] | None = None,
+    memory: Sequence[float] | None = None,
+    capacity: float | Sequence[float] | None = None,
+    communication: float | Sequence[float] | None = None,
+    chunks: int = 1,
+) -> Partition:
+    """The contiguous split into non-empty stages with the smallest bottleneck; exact.
+
+    costs          one per layer, 0 or more, in any one unit; an embedding and a head are the
+                   first and the last item.
+    speeds         one per device (default 1), devices in the order in which the layers visit
+                   them; a stage takes the cost of its layers / the speed of its device.
+    memory         bytes of each layer; capacity: bytes of every device, or one per device.
+    communication  time (cost / speed) to send the activations between two layers if they are
+                   cut apart: one number, or one for each of the len(costs) - 1 places. A stage
+                   takes its layers' time plus that of the cut it sends across, after its last
+                   layer; the last stage sends nothing, and neither does a single device.
+    chunks         stages per device, as in the interleaved schedule: ``stages`` counts all of
+                   them, stage s is on device s mod (stages / chunks), and the stages of one
+                   device share its capacity.
+
+    Bottlenecks are compared as exact fractions, so that no rounding decides. Ties go to the
+    most even split (least sum of squared stage times, in floating point; of thousands of layers,
+    of which a few are very large, among the splits near the proportional one), then to longer
+    first stages. Raises PartitionError for fewer layers than stages, a value that is negative or
+    not finite, wrong lengths, stages that chunks does not divide, capacities that no split
+    satisfies, and shared capacities that decide among too many splits to look at.
+
+    >>> partition([1.0] * 24, stages=4)
+    Partition([1-6][7-12][13-18][19-24], bottleneck 6)
+    >>> partition([1.0] * 24, stages=4, speeds=[1, 1, 2, 2]).sizes
+    (4, 4, 8, 8)
+    >>> partition([0.5] + 22 * [1] + [2], stages=4).times  # embedding, 22 layers, head
+    (6.5, 6.0, 6.0, 6.0)
+    >>> partition([4, 1, 1, 4], stages=2, communication=[0, 3, 0]).sizes
+    (3, 1)
+    >>> partition([1.0] * 8, stages=4, chunks=2).place
+    (0, 0, 1, 1, 0, 0, 1, 1)
+    """
+    stages, chunks = count(stages, "stages"), count(chunks, "chunks")
+    exact_costs = exact(costs, "cost")
+    if len(costs) < stages:
+        raise PartitionError(
+            f"every stage needs a layer of its own, but {len(costs)} layers are fewer than "
+            f"{stages} stages; use at most {len(costs)} stages"
+        )
+    if stages % chunks:
+        raise PartitionError(
+            f"every device holds the same number of stages, but {stages} stages are no multiple "
+            f"of {chunks} chunks; use {stages + -stages % chunks} stages"
+        )
+    devices = stages // chunks
+    speeds = [1.0] * devices if speeds is None else speeds
+    exact_speeds = exact(speeds, "speed", devices, positive=True)
+    sends = _sends(communication, len(costs))
+    time = _time_row(exact_costs, exact_speeds * chunks, sends if devices > 1 else [])
+    bounds = min_max_bounds(time, *_memory_row(len(costs), stages, devices, memory, capacity))
+    if bounds is None:
+        raise PartitionError(_why_too_small(memory, capacity, stages, devices))
+    sent = () if devices == 1 else tuple(map(float, sends))
+    return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
+
+
+def contiguous_splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """The bounds of every split of ``layers`` into ``stages`` non-empty contiguous stages.
+
+    >>> list(contiguous_splits(4, 2))
+    [(0, 1, 4), (0, 2, 4), (0, 3, 4)]
+    """
+    count(layers, "layers"), count(stages, "stages")
+    for cuts in combinations(range(1, layers), stages - 1):
+        yield (0, *cuts, layers)
+
+
+def count_contiguous_splits(layers: int, stages: int) -> int:
+    """How many such splits there are: choose stages - 1 cuts out of layers - 1 places.
+
+    >>> count_contiguous_splits(24, 4)
+    1771
+    """
+    return math.comb(count(layers, "layers") - 1, count(stages, "stages") - 1)
+
+
+def _sends(communication, layers: int) -> list[Fraction]:
+    """The time to send across each cut between two layers; empty for none at all."""
+    if communication is None:
+        return []
+    one = not hasattr(communication, "__len__")
+    values = [communication] * (layers - 1) if one else communication
+    return exact(values, "communication", layers - 1)
+
+
+def _time_row(costs: list[Fraction], speeds: list[Fraction], sends: list[Fraction]) -> Row:
+    """Stage times in whole numbers: cost / speed + send, all in one unit of time."""
+    scale = math.lcm(*(v.denominator for v in speeds))
+    whole_speeds = [int(v * scale) for v in speeds]
+    values = whole([v * scale for v in costs] + sends)
+    layers, sent = values[: len(costs)], values[len(costs) :]
+    return Row(layers, whole_speeds, [0, *sent, 0] if any(sent) else None)
+
+
+def _memory_row(layers: int, stages: int, devices: int, memory, capacity):
+    """(sizes of the layers, room of each device) in whole numbers; empty for no limit."""
+    if (memory is None) != (capacity is None):
+        raise PartitionError("memory (of each layer) and capacity (of each device) go together")
+    if memory is None:
+        return ()
+    sizes = exact(memory, "memory", layers)
+    scale = math.lcm(*(v.denominator for v in sizes))
+    row = Row([int(v * scale) for v in sizes], [1] * stages)
+    rooms = [
+        math.inf if c == math.inf else Fraction(c) * scale // 1
+        for c in capacities(capacity, devices)
+    ]
+    return row, [min(room, row.scale) for room in rooms]
+
+
+def _why_too_small(memory, capacity, stages: int, devices: int) -> str:
+    """Which layer fits nowhere, or how much larger the capacities would have to be."""
+    caps = capacities(capacity, devices)
+    layer = max(range(len(memory)), key=memory.__getitem__)
+    if memory[layer] > max(caps):
+        return (
+            f"layer {layer + 1} needs {format_bytes(float(memory[layer]))} and the largest "
+            f"capacity is {format_bytes(max(caps))}: it fits on no device; split the layer "
+            f"itself, or use larger devices"
+        )
+    if devices < stages:
+        return (
+            f"no contiguous split into {stages} stages keeps the {stages // devices} chunks of "
+            f"every device within its capacity: the layers need {format_bytes(math.fsum(memory))} "
+            f"and the {devices} devices have {format_bytes(math.fsum(caps))} together; use larger "
+            f"devices, or more of them"
+        )
+    if len(set(caps)) == 1:
+        least = partition(memory, stages).bottleneck
+        return (
+            f"no contiguous split into {stages} stages keeps within {format_bytes(caps[0])} per "
+            f"device; the smallest capacity that would do is {format_bytes(least)}"
+        )
+    total = math.fsum(memory)  # as good as no limit
+    factor = partition(memory, stages, speeds=[min(c, total) for c in caps]).bottleneck
+    return (
+        f"no contiguous split into {stages} stages keeps within the capacities "
+        f"{', '.join(map(format_bytes, caps))}; all of them {factor:.4g} times as large would do"
+    )

@@ -1,0 +1,1 @@
+"""Seconds of a training step: products, collectives, pipeline, update."""

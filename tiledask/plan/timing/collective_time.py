@@ -1,0 +1,78 @@
+"""Seconds of a collective among ranks that sit in nodes: bytes over the narrowest link.
+
+devices 0 1 2 3 | 4 5 6 7 | ...      a group takes every ``stride``-th device:
+group   x   x   | x   x   |          stride 2 of nodes of 4: two members a node
+
+Members in one node use its links only. Across nodes a ring leaves each node as often as the
+group has members there, each through its own adapter (NCCL builds one ring an adapter).
+"""
+
+import numpy as np
+
+from tiledask.plan.inputs.hardware import ClusterSpec
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "bandwidth", "latency", "members", "p2p"]
+
+
+def members(size, stride, cluster: ClusterSpec):
+    """Members of a group of ``size`` devices, ``stride`` apart, that share a node.
+
+    >>> from tiledask.plan.inputs.hardware import load_cluster
+    >>> dgx = load_cluster("64xA100-80GB")
+    >>> [int(members(8, stride, dgx)) for stride in (1, 2, 8)]
+    [8, 4, 1]
+    """
+    return np.minimum(size, np.maximum(1, cluster.devices_per_node // stride))
+
+
+def bandwidth(size, stride, cluster: ClusterSpec):
+    """Bytes/s at which each member of the group passes a ring's data on."""
+    here = members(size, stride, cluster)
+    within, between = cluster.within_node.reached, cluster.between_nodes.reached
+    return np.where(here >= size, within, np.minimum(within, here * between))
+
+
+def latency(size, stride, cluster: ClusterSpec):
+    """Seconds that a message of no bytes takes through the group: a tree, nodes above devices."""
+    here = members(size, stride, cluster)
+    inside = np.log2(np.maximum(here, 1)) * cluster.within_node.latency
+    return inside + np.ceil(np.log2(np.maximum(size / here, 1))) * cluster.between_nodes.latency
+
+
+def all_gather(whole, size, stride, cluster: ClusterSpec):
+    """Seconds until each of ``size`` ranks holds all ``whole`` bytes; reduce-scatter is equal.
+
+    A ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4).
+
+    >>> from tiledask.plan.inputs.hardware import load_cluster
+    >>> dgx = load_cluster("64xA100-80GB")
+    >>> bool(all_gather(1e9, 1, 1, dgx) == 0)
+    True
+    """
+    moved = whole * (size - 1) / size / bandwidth(size, stride, cluster)
+    return np.where(np.asarray(size) > 1, moved + latency(size, stride, cluster), 0.0)
+
+
+def all_reduce(whole, size, stride, cluster: ClusterSpec):
+    """Seconds of a sum over ``size`` ranks: a reduce-scatter, then an all-gather."""
+    return 2 * all_gather(whole, size, stride, cluster)
+
+
+def all_to_all(mine, size, stride, cluster: ClusterSpec):
+    """Seconds in which each rank deals its ``mine`` bytes out to ``size`` ranks in equal parts.
+
+    What goes to other nodes leaves through the rank's own adapter.
+    """
+    here = members(size, stride, cluster)
+    inside = mine * (here - 1) / size / cluster.within_node.reached
+    outside = mine * (size - here) / size / cluster.between_nodes.reached
+    moved = np.maximum(inside, outside) + latency(size, stride, cluster)
+    return np.where(np.asarray(size) > 1, moved, 0.0)
+
+
+def p2p(moved, size, stride, cluster: ClusterSpec):
+    """Seconds from one member of the chain to the next; between nodes if any link is."""
+    inside = members(size, stride, cluster) >= size
+    link = np.where(inside, cluster.within_node.reached, cluster.between_nodes.reached)
+    wait = np.where(inside, cluster.within_node.latency, cluster.between_nodes.latency)
+    return np.where(np.asarray(size) > 1, moved / link + wait, 0.0)

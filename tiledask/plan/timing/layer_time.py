@@ -1,0 +1,202 @@
+"""Seconds of one layer on one device: its products, its attention core, its passes over memory.
+
+x -norm- QKV -[scores softmax context]- output -+- norm - up act down -+-      forward
+         gemm      attention core       gemm   pass     gemm   gemm   pass
+
+A product [t, k] x [k, n] costs twice more backward: its inputs' gradient [t, n] x [n, k] and its
+weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
+
+__all__ = [
+    "NOTHING", "Product", "Seconds", "attention_core", "logits", "passes", "products",
+    "weight_products",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of a forward and of a backward pass; they add up part by part."""
+
+    forward: float | np.ndarray = 0.0
+    backward: float | np.ndarray = 0.0
+
+    __array_ufunc__ = None  # array x Seconds is Seconds' own affair, not NumPy's
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.forward + other.forward, self.backward + other.backward)
+
+    def __rmul__(self, times) -> "Seconds":
+        return Seconds(times * self.forward, times * self.backward)
+
+    @property
+    def total(self):
+        return self.forward + self.backward
+
+
+NOTHING = Seconds()
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrices that multiply the same vectors, as one product [tokens, k] x [k, n]."""
+
+    name: str
+    weights: tuple[Weight, ...]
+
+    def shape(self, tp):
+        """(k, n) on one of ``tp`` devices: rows cut k, columns cut n, whole ones neither."""
+        first = self.weights[0]
+        if first.row:
+            each = first.inputs // first.units
+            return each * _units(first, tp), first.size // each
+        return first.inputs, sum(w.size * _units(w, tp) // w.inputs for w in self.weights)
+
+
+def _units(weight: Weight, tp):
+    return ceil_div(weight.units, tp) if weight.split else weight.units
+
+
+def products(weights: tuple[Weight, ...]) -> tuple[Product, ...]:
+    """The products of a layer, in its order; neighbours with equal inputs are one product.
+
+    >>> gpt = Model(hidden=64, layers=1, heads=4, ffn=256, vocab=100)
+    >>> [(p.name, p.shape(tp=2)) for p in products(gpt.layer)]  # doctest: +NORMALIZE_WHITESPACE
+    [('query+key+value', (64, 96)), ('attention output', (32, 64)),
+     ('mlp up', (64, 128)), ('mlp down', (128, 64))]
+    """
+
+    def alike(w: Weight):
+        alone = w.name if w.row or not w.split else ""
+        return alone, w.inputs, w.copies, w.active
+
+    groups = [tuple(g) for _, g in groupby((w for w in weights if w.inputs), alike)]
+    return tuple(Product("+".join(w.name for w in group), group) for group in groups)
+
+
+def weight_products(
+    weights: tuple[Weight, ...], tokens, tp, ep, rates: Rates, width: int, gradient: int
+) -> Seconds:
+    """Seconds of all products with weights for ``tokens`` on one device.
+
+    Experts get equal shares of the tokens; ``ep`` devices hold them. ``gradient``: bytes of a
+    weight's gradient where it is added up.
+    """
+    total = Seconds()
+    for product in products(weights):
+        first = product.weights[0]
+        k, n = product.shape(tp)
+        batch, rows = 1, tokens
+        if first.copies > 1:
+            batch, rows = ceil_div(first.copies, ep), tokens * first.active * ep / first.copies
+        forward = gemm_seconds(rows, k, n, rates, width, batch)
+        inputs = gemm_seconds(rows, n, k, rates, width, batch)
+        weight = weight_gradient(rows, k, n, rates, width, gradient, batch)
+        total += Seconds(forward, inputs + weight)
+    return total
+
+
+def weight_gradient(tokens, k, n, rates: Rates, width: int, gradient: int, batch=1):
+    """Seconds of [k, tokens] x [tokens, n], added to the gradients of earlier micro-batches.
+
+    Gradients as wide as the product's numbers are added by a kernel of its own, which reads
+    two and writes one. Into wider ones the product itself adds (Megatron-LM's fused
+    accumulation of fp32 gradients). Frozen weights, ``gradient`` 0, have none.
+    """
+    if not gradient:
+        return 0.0
+    product = gemm_seconds(k, tokens, n, rates, width, batch)
+    weights = 1.0 * batch * k * n
+    if gradient <= width:
+        return product + memory_seconds((width + 2 * gradient) * weights, rates)
+    moved = gemm_bytes(k, tokens, n, width, batch) + (2 * gradient - width) * weights
+    return np.maximum(product, memory_seconds(moved, rates))
+
+
+def attention_core(
+    model: Model, microbatch, queries, keys, tp, flash, rates: Rates, width: int
+) -> Seconds:
+    """Seconds of scores, softmax and context of ``queries`` rows against ``keys`` of each head.
+
+    Without flash attention: two batched products over all keys, masked or not, and the scores
+    read and written by softmax (2 passes forward, 3 backward) and by dropout (2 passes and a
+    mask of one byte, each way). With it: one kernel that skips what the causal mask hides, and
+    that computes the scores again backward: 5 products for the 2 of the forward pass (Dao 2023,
+    arXiv:2307.08691, section 3.1).
+    """
+    batch = microbatch * ceil_div(model.heads, tp)
+    scores = 1.0 * batch * queries * keys
+
+    def shapes(d):
+        """[q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]."""
+        for m, k, n in ((queries, d, keys), (queries, keys, d), (keys, queries, d)):
+            yield gemm_seconds(m, k, n, rates, width, batch)
+
+    score, grad_query, grad_key = shapes(model.qk_dim)
+    grad_score, context, grad_value = shapes(model.v_dim)
+    both = Seconds(score + context, grad_score + grad_query + grad_key + grad_value)
+    masked = 2 * width + 1 if model.dropout else 0
+    eager = both + Seconds(
+        memory_seconds((2 * width + masked) * scores, rates),
+        memory_seconds((3 * width + masked) * scores, rates),
+    )
+    flop = 2.0 * scores * (model.qk_dim + model.v_dim) / 2  # causal: half of the scores
+    return Seconds(
+        np.where(flash, flop / rates.flash, eager.forward),
+        np.where(flash, 2.5 * flop / rates.flash_backward, eager.backward),
+    )
+
+
+def passes(
+    model: Model, weights: tuple[Weight, ...], tokens, whole, tp, rates: Rates, width: int
+) -> Seconds:
+    """Seconds of the element-wise kernels outside the attention core, limited by memory.
+
+    ``whole``: tokens of what tensor parallelism leaves whole (fewer with sequence parallelism).
+    Passes, each of ``width`` bytes a number, forward and backward:
+
+    norm 2, 3 | residual sum 3, 3 | its dropout a mask, 2 and a mask | activation 2, 3; gated 3, 5
+    context turned from heads to rows 2, 2; gradients of q, k, v joined 0, 2 | a bias 0, 1
+    mixture: tokens sorted to their experts and back 4, 4
+    """
+    h, norms = model.hidden, 2 * (model.norm != "none")
+    mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
+    there = h * (norms * 2 + 2 * (3 + mask)) * whole
+    back = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
+    a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
+    context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
+    inner = sum(ceil_div(w.inputs, tp) * w.active for w in weights if w.row and "mlp" in w.name)
+    gated = model.mlp == "swiglu"
+    there = there + ((3 if gated else 2) * inner + 2 * context) * tokens
+    back = back + ((5 if gated else 3) * inner + 2 * context + 2 * qkv) * tokens
+    back = back + (model.mlp_bias * inner + model.qkv_bias * qkv) * tokens
+    if any(w.copies > 1 for w in weights):
+        sorted_ = 4 * model.top_k * h * whole
+        there, back = there + sorted_, back + sorted_
+    return Seconds(
+        memory_seconds(1.0 * width * there, rates), memory_seconds(1.0 * width * back, rates)
+    )
+
+
+def logits(model: Model, tokens, tp, rates: Rates, width: int, gradient: int) -> Seconds:
+    """Seconds of the logits and of the cross-entropy over the vocabulary, cut over ``tp``.
+
+    The product, and passes over single-precision logits: cast, maximum, exponential, sum and
+    quotient forward (24 + width bytes a logit), gradient and cast backward (12 + width).
+    """
+    h, columns = model.hidden, ceil_div(model.vocab, tp)
+    numbers = 1.0 * tokens * columns
+    return Seconds(
+        gemm_seconds(tokens, h, columns, rates, width)
+        + memory_seconds((24 + width) * numbers, rates),
+        gemm_seconds(tokens, columns, h, rates, width)
+        + weight_gradient(tokens, h, columns, rates, width, gradient)
+        + memory_seconds((12 + width) * numbers, rates),
+    )

@@ -1,0 +1,151 @@
+"""The time of one training step of a layout, taken apart: what the seconds go to, and why.
+
+stage 0  F F F F B F B F B ...  B B B | reduce gradients | update
+stage 1  . F F F B F B F B ...  B B . |                  |
+         fill                    drain   dp                optimizer
+"""
+
+import operator
+from itertools import accumulate, pairwise
+
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.timing.rates import Calibration, load_calibration
+from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
+from tiledask.plan.timing.step_time import StepTime
+from tiledask.plan.timing.step_values import Numbers, Parts, Work
+
+__all__ = ["StepEstimate", "StepRow", "estimate_step", "pipeline_seconds"]
+
+MOST_ACTIONS = 200_000
+"""Pipelines of more actions are not simulated if their schedule is in CLOSED_FORMS."""
+CLOSED_FORMS = ("naive", "gpipe", "1f1b", "interleaved")
+"""Schedules whose bubble the closed form has."""
+
+
+def estimate_step(
+    model: Model,
+    layout: Layout,
+    cluster: ClusterSpec,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+    *,
+    calibration: str | Calibration | None = None,
+) -> StepEstimate:
+    """The StepEstimate of training ``model`` in ``layout`` on ``cluster``.
+
+    ``sequence``: tokens of a sequence. ``calibration``: shares of the datasheets' numbers that
+    programs reach, a name in data/calibration or a Calibration; the device's own by default.
+    Ranks stand as Megatron-LM orders them: tp within a node, then cp (and ep), dp, pp.
+    Raises ConfigError for a layout of more devices than the cluster has, heads that tp cannot
+    deal out, a recipe that does not train, or a sequence that is not a whole number of 1 or more.
+
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> layout = Layout(tp=8, pp=4, dp=2, microbatches=64, recompute="selective")
+    >>> estimate_step(load_model("llama-2-70b"), layout, load_cluster("64xA100-80GB"),
+    ...               sequence=4096)  # doctest: +ELLIPSIS
+    StepEstimate(... s a step on 64 x A100-80GB, MFU ...%, ... tokens/s)
+    """
+    recipe = load_recipe(recipe)
+    _check(model, layout, cluster, recipe, sequence)
+    calibration = load_calibration(calibration or cluster.device.calibration)
+    time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, calibration)
+    short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
+    simulated = layout.pp > 1 and (short or layout.schedule not in CLOSED_FORMS)
+    return StepEstimate(
+        model, layout, cluster, recipe, sequence, calibration,
+        _over_stages(time, layout, simulated), time.mean_layer(), simulated,
+    )  # fmt: skip
+
+
+def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
+    """Seconds from the first forward to the last backward pass, by simulation.
+
+    ``forward``, ``backward``: seconds of a micro-batch in each chunk, in model order. For p
+    equal stages of v chunks in 1F1B it is (m + (p-1)/v) micro-batches.
+
+    >>> pipeline_seconds(Layout(pp=4, microbatches=8), [1.0] * 4, [2.0] * 4)
+    33.0
+    >>> pipeline_seconds(Layout(pp=4, microbatches=8, schedule="zb-h1"), [1.0] * 4, [2.0] * 4)
+    27.0
+    """
+    name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
+    options = {"devices": layout.pp} if name in (*LOOPED[1:], "wave") else {}
+    order = schedule(name, layout.chunks, layout.microbatches, **options)
+    return simulate(order, forward, backward).makespan
+
+
+def _chunks(time: StepTime, layout: Layout) -> list[Work]:
+    """One micro-batch's Work in each chunk, in model order."""
+    model = time.model
+    dense, mixture = (
+        next((time.layer(weights) for name, _, weights in model.layer_kinds
+              if (name == "mixture layer") == wanted), Work()) for wanted in (False, True)
+    )  # fmt: skip
+    bounds = (0, *accumulate(layout.chunk_layers(model.layers)))
+    chunks = []
+    for first, behind in pairwise(bounds):
+        experts = sum(model.is_mixture(layer) for layer in range(first, behind))
+        work = experts * mixture + (behind - first - experts) * dense
+        chunks.append(work + time.transfer() if layout.pp > 1 else work)
+    chunks[0] += time.embedding()
+    chunks[-1] += time.head()
+    return chunks
+
+
+def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts:
+    """The Parts of a layout whose stages are summed one by one."""
+    chunks = _chunks(time, layout)
+    part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
+    stages = [
+        part * sum((chunks[chunk] for chunk in layout.stage_chunks(stage)), Work())
+        for stage in range(layout.pp)
+    ]
+    slow = max(stages, key=lambda stage: stage.total)
+    m = layout.microbatches
+    if simulated:
+        each = [chunk.seconds for chunk in chunks]
+        run = pipeline_seconds(
+            layout, [float(s.forward) for s in each], [float(s.backward) for s in each]
+        )
+        bubble = run - m * slow.total
+    else:
+        bubble = (sum(stage.total for stage in stages) - slow.total) / layout.interleave
+        bubble *= m if layout.schedule == "naive" else 1
+    fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
+    names = ("compute", "recompute", "tp", "cp", "ep", "pp")
+    seconds = {name: m * getattr(slow, name).total for name in names} | {
+        "dp": time.reduction(fullest, slow.seconds),
+        "bubble": max(0.0, bubble),
+        "optimizer": time.optimizer(fullest),
+    }
+    return Parts(**{name: float(value) for name, value in seconds.items()})
+
+
+def _check(
+    model: Model, layout: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int
+) -> None:
+    try:
+        whole = not isinstance(sequence, bool) and operator.index(sequence) >= 1
+    except TypeError:
+        whole = False
+    if not whole:
+        raise ConfigError(f"sequence must be a whole number of 1 or more tokens, got {sequence!r}")
+    if layout.devices > cluster.devices:
+        raise ConfigError(
+            f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
+            f"{cluster.devices}; use fewer copies or a cluster such as "
+            f"'{layout.devices}x{cluster.device.name}'"
+        )
+    if not recipe.trains:
+        raise ConfigError(
+            f"recipe {recipe.name} keeps no gradients: it serves, and a step trains; use a "
+            f"recipe such as 'mixed-adam-16'"
+        )
+    model.check_tp(layout.tp)
+    layout.chunk_layers(model.layers)

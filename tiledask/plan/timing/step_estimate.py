@@ -1,0 +1,215 @@
+"""The account of one training step: seconds by what they go to, with formulas and sources."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.timing.flops import Flops, step_flops
+from tiledask.plan.timing.rates import Calibration, precision_of
+from tiledask.plan.timing.step_values import Parts, Work
+from tiledask.plan.units import format_seconds
+
+__all__ = ["StepEstimate", "StepRow"]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One line of the account of a step."""
+
+    part: str
+    seconds: float
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, repr=False)
+class StepEstimate:
+    """Seconds of one training step; the parts add up to ``total``."""
+
+    model: Model
+    layout: Layout
+    cluster: ClusterSpec
+    recipe: Recipe
+    sequence: int
+    calibration: Calibration
+    parts: Parts
+    work: Work
+    """Seconds of one micro-batch in one layer (the mean one)."""
+    simulated: bool
+    """The bubble is the simulator's, over the real stages; otherwise the closed form's."""
+
+    @property
+    def compute(self) -> float:
+        """Products, attention core and element-wise kernels, forward and backward."""
+        return self.parts.compute
+
+    @property
+    def recompute(self) -> float:
+        """What the backward pass computes again."""
+        return self.parts.recompute
+
+    @property
+    def tp(self) -> float:
+        """Waiting for tensor-parallel collectives."""
+        return self.parts.tp
+
+    @property
+    def cp(self) -> float:
+        """Waiting for keys and values of other pieces of the sequence."""
+        return self.parts.cp
+
+    @property
+    def ep(self) -> float:
+        """Waiting for tokens on their way to experts and back."""
+        return self.parts.ep
+
+    @property
+    def pp(self) -> float:
+        """Waiting for transfers between stages."""
+        return self.parts.pp
+
+    @property
+    def dp(self) -> float:
+        """Waiting for gradients (and ZeRO's weights) of the other copies."""
+        return self.parts.dp
+
+    @property
+    def bubble(self) -> float:
+        """Idle time of the slowest stage while the pipeline fills and drains."""
+        return self.parts.bubble
+
+    @property
+    def optimizer(self) -> float:
+        """Updating the weights."""
+        return self.parts.optimizer
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.parts.total
+
+    @cached_property
+    def _flops(self) -> Flops:
+        layout, frozen = self.layout, not self.recipe.gradient_bytes
+        return step_flops(
+            self.model, layout.sequences, self.sequence, layout.recompute,
+            layout.flash_attention, frozen,
+        )  # fmt: skip
+
+    @property
+    def flops(self) -> float:
+        """FLOP that the model needs, over all devices, all scores counted (see flops.py)."""
+        return self._flops.model
+
+    @property
+    def _peak(self) -> float:
+        precision = precision_of(self.cluster.device, self.recipe)
+        return self.layout.devices * self.cluster.device.peak(precision)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation: ``flops`` a second, as a part of the devices' peak."""
+        return self.flops / self.total / self._peak
+
+    @property
+    def mfu_causal(self) -> float:
+        """The same, counting only the scores that a causal mask leaves: what long-context
+        reports such as Llama 3's (arXiv:2407.21783, Table 4) seem to count."""
+        return self._flops.causal / self.total / self._peak
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP utilisation: recomputation counts too."""
+        return self._flops.hardware / self.total / self._peak
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.layout.sequences * self.sequence
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all devices."""
+        return self.tokens / self.total
+
+    def days(self, tokens: float) -> float:
+        """Days of training on ``tokens`` tokens, without interruptions."""
+        if not (isinstance(tokens, int | float) and np.isfinite(tokens) and tokens >= 0):
+            raise ConfigError(f"tokens must be a number of 0 or more, got {tokens!r}")
+        return tokens / self.tokens_per_second / 86400
+
+    @property
+    def layer_seconds(self) -> tuple[float, float]:
+        """Seconds of one micro-batch in one layer with its collectives: (forward, backward)."""
+        return float(self.work.seconds.forward), float(self.work.seconds.backward)
+
+    @property
+    def _how(self) -> str:
+        return ", simulated over the stages as they are" if self.simulated else ""
+
+    @property
+    def _copies(self) -> int:
+        return self.layout.dp * self.layout.cp
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        """Where the time goes: part, seconds, formula, source."""
+        return tuple(
+            StepRow(part, getattr(self, part), formula.format(s=self), source.format(s=self))
+            for part, formula, source in _ACCOUNT
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"StepEstimate({format_seconds(self.total)} a step on {self.layout.devices} x "
+            f"{self.cluster.device.name}, MFU {self.mfu:.1%}, "
+            f"{self.tokens_per_second:,.0f} tokens/s)"
+        )
+
+    def _repr_html_(self) -> str:
+        title = (
+            f"{self.model}, {self.layout}: {format_seconds(self.total)} a step, MFU {self.mfu:.1%}"
+        )
+        if self._flops.hardware > self.flops:
+            title += f", HFU {self.hfu:.1%}"
+        right = "<td style='text-align:right'>"
+        body = "".join(
+            f"<tr><td>{row.part}</td>{right}{format_seconds(row.seconds)}</td>"
+            f"{right}{row.seconds / self.total:.1%}</td>"
+            f"<td>{escape(row.formula)}</td><td>{escape(row.source)}</td></tr>"
+            for row in self.rows
+            if row.seconds
+        )
+        head = "".join(f"<th>{h}</th>" for h in ("part", "time", "share", "formula", "source"))
+        return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+_ACCOUNT = (
+    ("compute", "{s.layout.microbatches} micro-batches x the slowest stage: products by shape, "
+     "attention core, passes over memory, logits", "roofline; tiledask/plan/timing/layer_time.py"),
+    ("recompute", "recompute={s.layout.recompute}: the forward pass of what is not kept, again",
+     "Korthikanti et al. 2022, arXiv:2205.05198, section 5"),
+    ("tp", "2 sums forward and 2 backward a layer over tp={s.layout.tp}, and 2 recomputed with "
+     "recompute=full; less what hides behind products", "Shoeybi et al. 2019, arXiv:1909.08053, "
+     "section 3; Korthikanti et al. 2022, section 4.2.2"),
+    ("cp", "(cp - 1) turns of keys and values round cp={s.layout.cp}, less the attention core",
+     "Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3"),
+    ("ep", "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}",
+     "Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2"),
+    ("pp", "2 x interleave={s.layout.interleave} transfers a micro-batch of 1/tp of the "
+     "activations", "Narayanan et al. 2021, arXiv:2104.04473, section 4.1"),
+    ("bubble", "(sum of stages - slowest) / interleave of one micro-batch: (p-1)/v for equal "
+     "stages in 1F1B, p={s.layout.pp}, v={s.layout.interleave}; here {s.layout.schedule}{s._how}",
+     "Narayanan et al. 2021, section 2.2"),
+    ("dp", "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
+     "the last backward pass", "Rajbhandari et al. 2020, arXiv:1910.02054, section 7"),
+    ("optimizer", "states read and written once, gradients four times, at the memory bandwidth",
+     "roofline; recipe {s.recipe.name}"),
+)  # fmt: skip

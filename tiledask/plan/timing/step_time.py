@@ -1,0 +1,279 @@
+"""The time of a training step as plain formulas: one layout, or ten thousand at once.
+
+total = m x (compute + recompute + tp + cp + ep + pp)  + bubble + dp + optimizer
+        the slowest stage, each micro-batch            fill and drain, end of the step
+"""
+
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import SELECTIVE_OP
+from tiledask.plan.inputs.model import Model, Weight
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, p2p
+from tiledask.plan.timing.layer_time import (
+    Seconds,
+    attention_core,
+    logits,
+    passes,
+    weight_products,
+)
+from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
+from tiledask.plan.timing.roofline import ceil_div, memory_seconds
+from tiledask.plan.timing.step_values import Numbers, Parts, Work
+
+__all__ = ["Numbers", "Parts", "StepTime", "stage_layers", "step_parts"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What the time of a step is made of, for one layout or for arrays of them."""
+
+    model: Model
+    cluster: ClusterSpec
+    n: Numbers
+    recipe: Recipe
+    sequence: int
+    calibration: Calibration
+
+    @property
+    def rates(self):
+        return rates_of(self.cluster.device, self.recipe, self.calibration)
+
+    @property
+    def width(self) -> int:
+        return self.recipe.compute_bytes
+
+    @property
+    def tokens(self):
+        """Tokens of a micro-batch on one device."""
+        return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
+
+    @property
+    def whole(self):
+        """Of them, those whose residual stream a device works on outside the products."""
+        each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
+        return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
+
+    # the pieces of the model -------------------------------------------------------------
+
+    def layer(self, weights: tuple[Weight, ...]) -> Work:
+        """One layer of ``weights``."""
+        n, model, rates, width = self.n, self.model, self.rates, self.width
+        core = attention_core(
+            model, n.microbatch, ceil_div(self.sequence, n.cp), self.sequence, n.tp,
+            n.flash_attention, rates, width,
+        )  # fmt: skip
+        matrices = weight_products(
+            weights, self.tokens, n.tp, n.ep, rates, width, self.recipe.gradient_bytes
+        )
+        compute = (
+            matrices + core + passes(model, weights, self.tokens, self.whole, n.tp, rates, width)
+        )
+        recompute = np.asarray(n.recompute)
+        full = recompute == "full"
+        attention = np.where(n.flash_attention, 0.0, core.forward)
+        every_second = compute.forward - core.forward - matrices.forward / 2
+        again = np.select(
+            [full, recompute == "selective", recompute == SELECTIVE_OP],
+            [compute.forward, attention, every_second],
+            0.0,
+        )
+        collectives = (self._tensor(), self._context(core), self._experts(weights))
+        repeated = (Seconds(c.forward, c.backward + full * c.forward) for c in collectives)
+        return Work(compute, Seconds(0.0, again), *repeated)
+
+    def mean_layer(self) -> Work:
+        """The mean over all layers of the model."""
+        kinds = self.model.layer_kinds
+        return reduce(
+            add, ((count / self.model.layers) * self.layer(weights) for _, count, weights in kinds)
+        )
+
+    def _sum(self):
+        """Seconds of a sum of the residual stream over tp."""
+        moved = 1.0 * self.tokens * self.model.hidden * self.width
+        return all_reduce(moved, self.n.tp, 1, self.cluster)
+
+    def _tensor(self) -> Seconds:
+        """Two sums of the residual stream over tp each way.
+
+        With sequence parallelism, an all-gather and a reduce-scatter in place of each sum;
+        backward, one of both hides behind the gradient of the weights (Korthikanti et al.
+        2022, section 4.2.2). Without it the whole sum can hide there: ``sum_overlap`` of it
+        did. ``tensor_overlap`` of what is left is cut into pieces behind the products.
+        """
+        each, cut = self._sum(), np.asarray(self.n.sequence_parallel)
+        behind = np.where(cut, 0.5, self.calibration.sum_overlap)
+        rest = 1 - self.calibration.tensor_overlap * cut
+        return Seconds(2 * each * rest, 2 * each * (1 - behind) * rest)
+
+    def _context(self, core: Seconds) -> Seconds:
+        """Keys and values pass round the ring while the core computes on those at hand."""
+        n, model = self.n, self.model
+        heads = ceil_div(model.kv_heads, n.tp) * (model.qk_dim + model.v_dim)
+        ring = (n.cp - 1) * p2p(1.0 * heads * self.width * self.tokens, n.cp, n.tp, self.cluster)
+        return Seconds(
+            np.maximum(0.0, ring - core.forward), np.maximum(0.0, 2 * ring - core.backward)
+        )
+
+    def _experts(self, weights: tuple[Weight, ...]) -> Seconds:
+        """Tokens go to their experts and come back: two exchanges each way."""
+        if not any(weight.copies > 1 for weight in weights):
+            return Seconds()
+        mine = 1.0 * self.whole * self.model.top_k * self.model.hidden * self.width
+        twice = 2 * all_to_all(mine, self.n.ep, self.n.tp, self.cluster)
+        return Seconds(twice, twice)
+
+    def embedding(self) -> Work:
+        """Rows of the table summed over tp, and their gradients scattered back."""
+        moved = 2.0 * self.width * self.model.hidden * self.tokens
+        compute = Seconds(memory_seconds(moved, self.rates), memory_seconds(2 * moved, self.rates))
+        return Work(compute, tp=Seconds(self._sum(), 0.0))
+
+    def head(self) -> Work:
+        """Logits, loss, and the sum of their gradient over tp."""
+        compute = logits(
+            self.model, self.tokens, self.n.tp, self.rates, self.width, self.recipe.gradient_bytes
+        )
+        return Work(compute, tp=Seconds(0.0, self._sum()))
+
+    def transfer(self) -> Work:
+        """What a chunk waits for its neighbours: activations one way, gradients the other.
+
+        Each tensor-parallel rank sends its slice to its peer (scatter/gather, Narayanan et
+        al. 2021, section 4.1); unless the sequence is cut, the slices are gathered again.
+        """
+        n = self.n
+        slice_ = 1.0 * ceil_div(self.tokens, n.tp) * self.model.hidden * self.width
+        hop = p2p(slice_, n.pp, n.tp * n.cp * n.dp, self.cluster)
+        gather = all_gather(slice_ * n.tp, n.tp, 1, self.cluster)
+        gather = np.where(np.asarray(n.sequence_parallel) | (np.asarray(n.pp) == 1), 0.0, gather)
+        waited = (hop + gather) * (1 - self.calibration.pipeline_overlap)
+        return Work(pp=Seconds(waited, waited))
+
+    # the end of the step -----------------------------------------------------------------
+
+    def held(self, layers):
+        """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
+        n, model = self.n, self.model
+
+        def count(weights, experts):
+            kept = [w for w in weights if (w.copies > 1) == experts]
+            each = (w.size * (ceil_div(w.units, n.tp) if w.split else w.units) for w in kept)
+            spread = (ceil_div(w.copies, n.ep) if experts else 1 for w in kept)
+            return sum(1.0 * a * b for a, b in zip(each, spread, strict=True))
+
+        tables = count(model.embedding, False)
+        if not model.tied:
+            tables = np.where(np.asarray(n.pp) == 1, 2 * tables, tables)
+        mean = [
+            sum(many / model.layers * count(weights, experts) for _, many, weights in
+                model.layer_kinds) for experts in (False, True)
+        ]  # fmt: skip
+        return layers * mean[0] + tables, layers * mean[1]
+
+    def reduction(self, layers, work: Seconds):
+        """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
+
+        ``work``: seconds of one micro-batch; its backward pass can hide the reduction, its
+        forward pass the gathering of weights. Of v chunks, the others are done a turn of all
+        p stages earlier each: 1 + (p-1)(v-1)/v passes in all.
+        """
+        n, recipe = self.n, self.recipe
+        zero, ranks = np.asarray(n.zero), n.dp * n.cp
+        each = np.where(zero >= 2, n.microbatches, 1)
+        trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
+        summed, gathered = 0.0, 0.0
+        dense, experts = self.held(layers)
+        for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
+            here = np.asarray(held) > 0
+            gradients = (
+                trained * here * all_gather(held * recipe.gradient_bytes, size, apart, self.cluster)
+            )
+            weights = here * all_gather(held * self.width, size, apart, self.cluster)
+            # ZeRO 0: both halves of the sum; 1, 2: the weights before the next step;
+            # 3: the weights before each forward and each backward pass
+            summed = summed + each * gradients + (zero == 0) * gradients
+            summed = summed + (zero == 3) * each * weights
+            gathered = (
+                gathered + np.select([zero == 3, zero > 0], [each, 1.0 * trained], 0.0) * weights
+            )
+        part = self.calibration.data_overlap
+        hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
+        summed = summed - np.minimum(part * summed, hiding * work.backward)
+        return summed + gathered - np.minimum(part * gathered, hiding * work.forward)
+
+    def optimizer(self, layers):
+        """Seconds of the update, limited by memory: each state read and written once, the
+        weights written, the gradients read for their norm, their cast and the update, and set
+        to zero."""
+        recipe, n = self.recipe, self.n
+        held = sum(self.held(layers))
+        mine = np.where(np.asarray(n.zero) >= 1, held / (n.dp * n.cp), held)
+        gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
+        states = recipe.bytes_per_parameter - gradient - recipe.weight_bytes
+        written = recipe.weight_bytes if gradient else 0
+        moved = mine * (2 * states + written) + held * 4 * gradient
+        return memory_seconds(moved, self.rates)
+
+
+def stage_layers(n: Numbers, layers: int):
+    """(layers of the first stage, layers of the last): the first chunks get one more."""
+    chunks = n.pp * n.interleave
+    each, more = layers // chunks, layers % chunks
+    last = each * n.interleave + more // n.pp
+    return last + (more % n.pp > 0), last
+
+
+def step_parts(
+    model: Model,
+    cluster: ClusterSpec,
+    n: Numbers,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 2048,
+    calibration: str | Calibration | None = None,
+) -> Parts:
+    """The Parts of a step; arrays where ``n`` holds arrays.
+
+    The slowest stage, the first (embedding) or the last (head), works through all
+    micro-batches; before and after, it waits while one micro-batch passes the other stages:
+    (sum of stages - slowest) / v, which for p equal stages is (p-1)/v of a micro-batch.
+
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> n = Numbers(tp=8, pp=np.array([4, 8]), dp=np.array([16, 8]), microbatches=64)
+    >>> parts = step_parts(load_model("llama-2-70b"), load_cluster("512xA100-80GB"), n)
+    >>> bool(parts.total[0] < parts.total[1]), bool(parts.bubble[0] < parts.bubble[1])
+    (False, True)
+    """
+    time = StepTime(
+        model, cluster, n, load_recipe(recipe), sequence,
+        load_calibration(calibration or cluster.device.calibration),
+    )  # fmt: skip
+    layer, embedding, head = time.mean_layer(), time.embedding(), time.head()
+    send = n.interleave * time.transfer()
+    at_first, at_last = stage_layers(n, model.layers)
+    single = np.where(np.asarray(n.pp) == 1, 1.0, 0.0)
+    first = at_first * layer + embedding + single * head + send
+    last = at_last * layer + head + single * embedding + send
+    behind = last.total > first.total
+
+    def slower(a: Seconds, b: Seconds) -> Seconds:
+        return Seconds(
+            np.where(behind, b.forward, a.forward), np.where(behind, b.backward, a.backward)
+        )
+
+    slowest = Work(*(slower(getattr(first, f.name), getattr(last, f.name)) for f in fields(Work)))
+    every = model.layers * layer.total + embedding.total + head.total + n.pp * send.total
+    fill = np.maximum(0.0, every - slowest.total)
+    naive = np.asarray(n.schedule) == "naive"
+    return Parts(
+        *(n.microbatches * getattr(slowest, f.name).total for f in fields(Work)),
+        dp=time.reduction(at_first, slowest.seconds),
+        bubble=np.where(naive, n.microbatches * fill, fill / n.interleave),
+        optimizer=time.optimizer(at_first),
+    )
