@@ -153,7 +153,7 @@ def critique(
     ...                  load_cluster("8xA100-80GB"), sequence=1024)
     >>> [line.about for line in found.lines if not line.good]
     ['bubble', 'utilisation']
-    >>> found.advice[0].layout.pp < 8
+    >>> found.advice[0].seconds < found.step.total
     True
     """
     recipe = load_recipe(recipe)
