@@ -61,3 +61,17 @@ def test_links_that_cannot_be(tmp_path, link, message):
     path.write_text(json.dumps(own(**link)))
     with pytest.raises(ConfigError, match=message):
         load_cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("0xH100", "1 device or more"),
+        ("9" * 5000 + "xH100", "100,000,000 at most"),
+        ("8" * 5000, "cannot read"),
+        (None, "named by text such as '80xA100-40GB' or by a path, got None"),
+    ],
+)
+def test_clusters_that_cannot_be(spec, words):
+    with pytest.raises(ConfigError, match=words):
+        load_cluster(spec)

@@ -239,3 +239,39 @@ def test_tensor_parallelism_that_leaves_its_node_is_named():
     found = critique(td.load_model("llama-2-70b"), layout, td.load_cluster("16xH200"))
     line = next(line for line in found.lines if line.about == "tensor parallelism")
     assert "tp 16 leaves its node of 8" in line.why
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"sequence": "2048"}, "sequence must be an integer of 1 or more tokens, got '2048'"),
+        ({"sequence": True}, "sequence must be an integer"),
+        ({"recipe": "fp16-weights"}, "keeps no gradients"),
+        ({"devices": (1.5,)}, "devices must lie between 1 and the cluster's 16"),
+    ],
+)
+def test_bad_runs(model, cluster, given, words):
+    with pytest.raises(ConfigError, match=words):
+        search(model, cluster, 16, **given)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"tp": (0,)}, "tp must be an integer of 1 or more, got 0"),
+        ({"tp": ("a",)}, "tp must be an integer of 1 or more, got 'a'"),
+        ({"zero": (4,)}, "zero must be 0, 1, 2 or 3, got 4"),
+        ({"recompute": ("some",)}, "recompute must be one of"),
+        ({"interleave": (0,)}, "interleave must be an integer of 1 or more, got 0"),
+        ({"tp": 8}, "is a sequence of one value or more"),
+    ],
+)
+def test_bad_spaces(space, words):
+    with pytest.raises(ConfigError, match=words):
+        Space(**space)
+
+
+@pytest.mark.parametrize("times", [0, 1, float("nan"), float("inf"), True, "2"])
+def test_limits_grow(model, cluster, times):
+    with pytest.raises(ConfigError, match="times must be a number above 1"):
+        sensitivity(model, cluster, 16, times=times)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.memory import MemoryEstimate
+from tiledask.plan.fitting.memory import MemoryEstimate, check_run
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.fitting.peaks import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -65,11 +65,21 @@ class Space:
     def __post_init__(self) -> None:
         for field in fields(self):
             values = getattr(self, field.name)
-            if values is not None and (isinstance(values, str) or not len(values)):
+            if values is None:
+                continue
+            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
                 raise ConfigError(
                     f"Space {field.name} is a sequence of one value or more, such as "
                     f"{field.name}=({values or 1!r},); got {values!r}"
                 )
+            for value in values:  # a layout with each, which says what is wrong with it
+                Layout(**{"dp": value} if field.name == "ep" else {}, **_alone(field.name, value))
+
+
+def _alone(field: str, value: Any) -> dict[str, Any]:
+    """The smallest layout that may hold ``value`` in ``field``."""
+    several = field == "interleave" and value not in (0, 1)
+    return {field: value} | ({"pp": 2, "microbatches": 2} if several else {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -269,8 +279,14 @@ def search(
         raise ConfigError(
             f"global_batch must be an integer of 1 or more sequences, got {global_batch!r}"
         )
+    if not recipe.trains:
+        raise ConfigError(
+            f"recipe {recipe.name} keeps no gradients: it serves, and a search is for training; "
+            f"use a recipe such as 'mixed-adam-16'"
+        )
+    check_run(model, Layout(), sequence)
     counts = (cluster.devices,) if devices is None else tuple(devices)
-    if not all(1 <= n <= cluster.devices for n in counts):
+    if not all(isinstance(n, int) and 1 <= n <= cluster.devices for n in counts):
         raise ConfigError(
             f"devices must lie between 1 and the cluster's {cluster.devices}, got {counts}"
         )

@@ -5,10 +5,12 @@ memory x 2          48.0 -> 45.1 s    1.06 x faster
 between nodes x 2   48.0 -> 47.9 s    1.00 x
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tiledask.errors import ConfigError
 from tiledask.plan.choosing.search import Plan, search
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.model import Model
@@ -62,6 +64,8 @@ def sensitivity(
     >>> found[0].limit in ("devices", "peak FLOP/s"), found[0].speedup > 1.5
     (True, True)
     """
+    if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
+        raise ConfigError(f"times must be a number above 1, by which limits grow; got {times!r}")
     before = search(model, cluster, global_batch, **options).best
     found = []
     for limit, other in _relaxed(cluster, times):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiledask.errors import ConfigError
-from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.plan.data import Fields, names, read, read_named, short
 from tiledask.plan.units import format_bytes
 
 __all__ = ["LATENCY", "SHARE", "ClusterSpec", "Device", "Link", "load_cluster", "load_device"]
@@ -96,6 +96,10 @@ class ClusterSpec:
         return f"{self.devices} x {self.device.name} ({size} each)"
 
 
+MOST_DEVICES = 10**8
+"""Of a cluster: a larger number is a slip of the hand."""
+
+
 def load_device(name: str) -> Device:
     """The shipped device ``name``; unknown names are a ConfigError."""
     return _device(_find(name))
@@ -113,18 +117,25 @@ def load_cluster(spec: str | os.PathLike) -> ClusterSpec:
     >>> str(load_cluster("8xH100"))
     '8 x H100 (80 GB each)'
     """
-    text = os.fspath(spec)
-    if text.lower().endswith(".json") or Path(text).is_file():
-        return _cluster(read(text))
-    match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(\S+)\s*", text, re.IGNORECASE)
-    if not match:
+    if not isinstance(spec, str | os.PathLike):
         raise ConfigError(
-            f"cannot read {text!r} as a cluster; write COUNTxNAME such as '80xA100-40GB', or the "
-            f"path of a JSON file"
+            f"a cluster is named by text such as '80xA100-40GB' or by a path, got {short(spec)}"
         )
-    if not int(match[1]):
-        raise ConfigError(f"a cluster has 1 device or more, got {text!r}")
-    return _whole(int(match[1]), _find(match[2]))
+    text = os.fspath(spec)
+    match = re.fullmatch(r"\s*([0-9]+)\s*[x×]\s*(\S+)\s*", text, re.IGNORECASE)
+    if match and not text.lower().endswith(".json"):
+        count = int(match[1][:30])
+        if not 1 <= count <= MOST_DEVICES:
+            raise ConfigError(
+                f"a cluster has 1 device or more, and {MOST_DEVICES:,} at most; got {short(text)}"
+            )
+        return _whole(count, _find(match[2]))
+    if text.lower().endswith(".json") or (len(text) < 4096 and Path(text).is_file()):
+        return _cluster(read(text))
+    raise ConfigError(
+        f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', or the "
+        f"path of a JSON file"
+    )
 
 
 def _find(name: str) -> Fields:
