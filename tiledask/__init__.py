@@ -12,6 +12,9 @@ _HOME = {
     # plan: arithmetic
     "load_model": "tiledask.plan.inputs.specs",
     "load_cluster": "tiledask.plan.inputs.specs",
+    "Model": "tiledask.plan.inputs.model",
+    "load_recipe": "tiledask.plan.inputs.recipes",
+    "lora": "tiledask.plan.inputs.recipes",
     "Layout": "tiledask.plan.inputs.layout",
     "estimate_memory": "tiledask.plan.fitting.memory",
     "estimate_step": "tiledask.plan.timing.step",
