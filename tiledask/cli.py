@@ -182,7 +182,8 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     if args.figure:
         from tiledask.lab.plots import memory_bars
 
-        _save(memory_bars(fit.memory.ledger, fit.capacity, place="stage"), args.figure)
+        ledger, over = fit.memory.ledger, fit.overhead.total
+        _save(memory_bars(ledger, fit.capacity, place="stage", overhead=over), args.figure)
     return (1 if fit.verdict == "no" else 0), result
 
 
