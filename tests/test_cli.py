@@ -153,7 +153,7 @@ def test_ask_works_a_premise_out(capsys):
     assert code == 0
 
 
-def test_plan_ranks_layouts_and_says_what_binds(capsys):
+def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
     options = ("llama-2-7b", "8xA100-80GB", "32", "--sequence", "4096", "--devices", "4,8")
     code, result = run(capsys, "plan", *options)
     assert code == 0
@@ -163,7 +163,10 @@ def test_plan_ranks_layouts_and_says_what_binds(capsys):
     assert {plan["devices"] for plan in result["front"]} == {4, 8}
     assert result["considered"] == sum(result["counts"].values())
     assert len(result["sensitivity"]) == 7
-    code, result = run(capsys, "plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity")
+    files = ["--figure", str(tmp_path / "front.png"), "--map", str(tmp_path / "map.png")]
+    code, result = run(capsys, "plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity", *files)
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 2
     assert (code, result["plans"][0]["seconds"], result["sensitivity"]) == (1, None, [])
 
 

@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--first", type=int, default=8, help="plans to show (%(default)s)")
     sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
     sub.add_argument("--figure", metavar="FILE.png", help="time against memory, as a picture")
+    sub.add_argument("--map", metavar="FILE.png", help="what fits by tp and pp, as a picture")
 
     sub = add("ask", _ask, "does what a question takes for granted hold? worked out claim by claim")
     sub.add_argument("premise", nargs="?", help="a name, or a JSON file; none lists all")
@@ -201,10 +202,12 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         planner.show_step(plans.best.step, console)
     for each in relaxed:
         console.print(f"  {each}", soft_wrap=True, highlight=False)
-    if args.figure:
-        from tiledask.lab.plots import pareto
+    if args.figure or args.map:
+        from tiledask.lab.plots import feasibility, pareto
 
-        _save(pareto(plans), args.figure)
+        for draw, path in ((pareto, args.figure), (feasibility, args.map)):
+            if path:
+                _save(draw(plans), path)
     return (1 if plans.best.verdict == "no" else 0), planner.plan_facts(plans, args.first, relaxed)
 
 
