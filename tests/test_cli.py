@@ -195,3 +195,13 @@ def test_fit_criticizes_on_request(capsys, tmp_path):
 def test_planner_tables_for_people(capsys, arguments, words):
     main(list(arguments))
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.cluster
+def test_fit_runs_what_it_says(capsys):
+    layout = ("--tp", "8", "--pp", "2", "--dp", "4", "--zero", "1", "--run")
+    code, result = run(capsys, "fit", "llama-2-70b", "64xA100-80GB", *layout)
+    peak, verdict = result["run"]["rows"]
+    assert peak["predicted"] == peak["measured"] > 10**6
+    assert (verdict["predicted"], verdict["measured"]) == ("fits", "fits")
+    assert code in (0, 1)

@@ -59,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
     sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
     sub.add_argument("--figure", metavar="FILE.png", help="memory of each stage, as a picture")
+    sub.add_argument(
+        "--run",
+        dest="execute",
+        action="store_true",
+        help="allocate the states on workers here, at 1:1000",
+    )
 
     sub = add("plan", _plan, "every layout of a cluster: which fit, which is fastest, what binds")
     _of_models(sub)
@@ -180,6 +186,16 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
         found = td.critique(model, layout, cluster, args.recipe, args.sequence)
         planner.show_critique(found, console)
         result["critique"] = found.to_dict()
+    if args.execute:
+        from tiledask.lab.claims import compare_claims
+
+        with td.start_cluster(workers=2, quiet=True) as workers:
+            run = td.run_claim(
+                model.parameters, layout, cluster.device.memory_bytes, workers, recipe=args.recipe
+            )
+        table = compare_claims("states alone, allocated here at 1:1000", {"states": run})
+        console.print(table)
+        result["run"] = table.to_dict()
     if args.figure:
         from tiledask.lab.plots import memory_bars
 

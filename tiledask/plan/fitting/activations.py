@@ -196,7 +196,9 @@ def gradient_bytes(
     """Bytes of gradients that the backward pass of one layer holds at once, at most.
 
     It goes from tensor to tensor and drops what it has used: the gradient of the residual
-    stream is always there, and beside it at most those of an operation's output and input.
+    stream is always there, and beside it at most those of an operation's output and input. The
+    fused softmax of training programs writes its input's gradient over its output's, so of the
+    s x s tensors it is one.
     """
     tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
     kept = saved_tensors(model, sequence, layout.tp, width, layout.flash_attention, mixture)
