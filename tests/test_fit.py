@@ -9,6 +9,7 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.plan.fitting.fit import minimum_devices, zero3_minimum_degree
+from tiledask.plan.fitting.fixes import SINGLE
 from tiledask.plan.fitting.neighbours import FIELDS
 from tiledask.plan.fitting.overhead import (
     ALLOCATOR,
@@ -270,6 +271,7 @@ def single_brute_force(start, fleet, name, overhead):
         "pp": range(start.pp + 1, SMALL.layers + 1), "zero": range(start.zero + 1, 4),
         "microbatch": [b for b in range(start.microbatch - 1, 0, -1) if start.microbatch % b == 0],
         "recompute": RECOMPUTE[RECOMPUTE.index(start.recompute) + 1 :],
+        "flash_attention": [True], "sequence_parallel": [True] if start.tp > 1 else [],
     }[name]  # fmt: skip
     for value in values:
         layout = replace(start, **{name: value})
@@ -290,8 +292,8 @@ def single_brute_force(start, fleet, name, overhead):
 def test_each_direction_alone_is_the_nearest_that_fits(start, share):
     fleet = cluster(8, int(td.estimate_memory(SMALL, start, sequence=64).peak * share))
     fixes = td.fits(SMALL, start, fleet, sequence=64, overhead=50).fixes
-    assert set(fixes) == {*FIELDS, "recipe", "devices"}
-    for name in FIELDS:
+    assert set(fixes) == {*SINGLE, "recipe", "devices"}
+    for name in SINGLE:
         best, found = single_brute_force(start, fleet, name, 50), fixes[name]
         assert (found.layout if found else None) == best, name
         if found:
@@ -360,7 +362,7 @@ def test_a_schedule_that_a_fix_cannot_have_is_passed_over():
 
 
 def test_what_is_no_cluster_is_refused_and_every_degree_is_said():
-    with pytest.raises(ConfigError, match=r"a cluster is needed, such as td\.load_cluster"):
+    with pytest.raises(ConfigError, match=r"a cluster comes from td\.load_cluster"):
         td.fits(SMALL, Layout(), None)
     fit = td.fits(SMALL, Layout(dp=2, cp=4), cluster(4, 10**12), sequence=64)
     assert "needs 8 devices (dp 2 x tp 1 x pp 1 x cp 4)" in fit.reason

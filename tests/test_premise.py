@@ -106,6 +106,14 @@ def one(**claim):
             "'parameters' is missing; this claim needs it",
         ),
         ("no-such-premise", "no premise description is called"),
+        (5, "a premise is a name, a path or a mapping, got 5"),
+        (changed(memory="80"), "is 80 bytes; write the unit too, such as '80GB'"),
+        (one(kind="used", stages=4, microbatches=8, share=90), "is a part of 1"),
+        (one(kind="fits all", clusters={}), "is empty; name one or more"),
+        (
+            one(kind="traffic grows", times=2, **{"from": "one device", "to": "A"}),
+            "names a plan with dp 1, which sends no gradients",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_said(premise, words):
@@ -125,4 +133,10 @@ def test_a_share_out_of_reach():
     finding = check_premise(one(kind="used", stages=4, microbatches=8, share=1)).findings[0]
     assert (finding.verdict, finding.way_out) == (FAILS, "All of it is out of reach.")
     finding = check_premise(one(kind="used", stages=4, microbatches=8, share=0.5)).findings[0]
-    assert (finding.verdict, finding.way_out) == (FAILS, "It is busier than that.")
+    assert (finding.verdict, finding.way_out) == (FAILS, "It is busier: 72.7%, not 50.0%.")
+
+
+def test_adapters_are_left_out_and_said_to_be():
+    critique = check_premise(changed(recipe="lora"))
+    assert "2 B a parameter (weights 2; adapters left out)" in critique.convention
+    assert critique.findings[0].why.startswith("2 B x 10 billion / 2 = 10 GB a device")

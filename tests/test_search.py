@@ -275,3 +275,44 @@ def test_bad_spaces(space, words):
 def test_limits_grow(model, cluster, times):
     with pytest.raises(ConfigError, match="times must be a number above 1"):
         sensitivity(model, cluster, 16, times=times)
+
+
+def test_scores_are_blamed_and_flash_attention_advised():
+    model, fleet = td.load_model("llama-3.1-8b"), td.load_cluster("8xH100")
+    found = critique(model, Layout(dp=8, zero=3), fleet, sequence=8192)
+    assert "s x s scores: flash_attention keeps none" in found.fit.reason
+    assert found.advice[0].layout.flash_attention
+    assert [a.seconds for a in found.advice] == sorted(a.seconds for a in found.advice)
+    alone = found.fit.fixes["flash_attention"]
+    assert alone.changed == ("flash_attention",)
+    assert alone.slower < 1
+    longer = critique(model, Layout(cp=8, zero=3, recompute="full"), fleet, sequence=131_072)
+    assert longer.advice[0].layout.flash_attention
+
+
+def test_a_critique_is_of_training(cluster, model):
+    with pytest.raises(ConfigError, match="keeps no gradients: it serves"):
+        critique(model, Layout(), cluster, "fp16-weights")
+
+
+def test_tensor_parallelism_divides_a_node():
+    plans = search(td.load_model("gpt-200b"), td.load_cluster("96xA100-80GB"), 96)
+    assert {plan.layout.tp for plan in plans} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m, c: td.estimate_step(m, Layout(dp=8, ep=8), c), "deals out experts"),
+        (lambda m, c: td.estimate_step(m, Layout(cp=8), c, sequence=4), "cannot cut a sequence"),
+        (lambda m, c: td.estimate_step("gpt2", Layout(), c), "a Model and a Layout are needed"),
+        (lambda m, c: td.estimate_step(m, Layout(), "8xH100"), "a cluster comes from"),
+        (lambda m, c: td.fits(m, {"dp": 2}, c), "a Model and a Layout are needed"),
+        (lambda m, c: search(m, "8xH100", 8), "a cluster comes from"),
+        (lambda m, c: search(m, c, 8, space={"tp": (1,)}), "space is a td.Space"),
+        (lambda m, c: td.fits(m, Layout(), c, td.lora(matrices=("q_proj",))), "beside 'q_proj'"),
+    ],
+)
+def test_what_does_not_go_together_is_said(model, cluster, call, words):
+    with pytest.raises(ConfigError, match=words):
+        call(model, cluster)

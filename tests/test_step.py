@@ -243,7 +243,7 @@ def test_the_account_says_what_why_and_where_from():
     [
         ({"dp": 128}, {}, "needs 128 devices .* the cluster has 64; .*'128xA100-80GB'"),
         ({"tp": 5}, {}, "tp=5 does not divide the 32 attention heads"),
-        ({}, {"sequence": 0}, "sequence must be a whole number of 1 or more tokens, got 0"),
+        ({}, {"sequence": 0}, "sequence must be an integer of 1 or more tokens, got 0"),
         ({}, {"sequence": 2.5}, "got 2.5"),
         ({}, {"recipe": "fp16-weights"}, "keeps no gradients: it serves"),
         ({}, {"calibration": "v100"}, "no calibration description is called 'v100'"),

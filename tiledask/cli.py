@@ -31,7 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tiledask {args.command}: stopped", file=sys.stderr)
         return 130
     if args.json:
-        print(json.dumps(result, indent=1))
+        try:
+            print(json.dumps(result, indent=1), flush=True)
+        except BrokenPipeError:  # such as: tiledask ... --json | head
+            sys.stdout = None
     return code
 
 
@@ -49,11 +52,17 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
     _of_models(sub)
-    for name in ("dp", "tp", "pp", "cp", "ep", "microbatch", "microbatches", "interleave"):
-        sub.add_argument(f"--{name}", type=int, default=1, help="(%(default)s)")
+    for name, words in (
+        ("dp", "data-parallel copies"), ("tp", "tensor-parallel slices of each layer"),
+        ("pp", "pipeline stages"), ("cp", "context-parallel pieces of each sequence"),
+        ("ep", "devices that experts are dealt out to"),
+        ("microbatch", "sequences in a micro-batch"), ("microbatches", "of one copy in a step"),
+        ("interleave", "chunks of layers a stage"),
+    ):  # fmt: skip
+        sub.add_argument(f"--{name}", type=int, default=1, help=f"{words} (%(default)s)")
     sub.add_argument("--zero", type=int, default=0, choices=range(4), help="(%(default)s)")
     sub.add_argument("--recompute", default="none", help="none, selective or full (%(default)s)")
-    sub.add_argument("--schedule", default="1f1b", help="(%(default)s)")
+    sub.add_argument("--schedule", default="1f1b", help="1f1b, gpipe, zb-h1, ... (%(default)s)")
     sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
     sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
     sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
@@ -70,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     _of_models(sub)
     sub.add_argument("batch", type=int, help="sequences of a step, over all devices")
     sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
-    sub.add_argument("--first", type=int, default=8, help="plans to show (%(default)s)")
+    sub.add_argument("--first", type=_positive, default=8, help="plans to show (%(default)s)")
     sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
     sub.add_argument("--figure", metavar="FILE.png", help="time against memory, as a picture")
     sub.add_argument("--map", metavar="FILE.png", help="what fits by tp and pp, as a picture")
@@ -132,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
+    return int(text)
+
+
 def _of_models(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model", help="a shipped name such as gpt-200b, or a config.json")
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
@@ -179,11 +194,11 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
     given = vars(args)
     layout = td.Layout(**{f.name: given[f.name] for f in fields(td.Layout) if f.name in given})
     model, cluster = td.load_model(args.model), td.load_cluster(args.cluster)
-    fit = td.fits(model, layout, cluster, args.recipe, args.sequence)
+    run = (model, layout, cluster, args.recipe, args.sequence)
+    fit, found = td.fits(*run), td.critique(*run) if args.critique else None
     planner.show_fit(fit, console)
     result = planner.fit_facts(fit)
-    if args.critique:
-        found = td.critique(model, layout, cluster, args.recipe, args.sequence)
+    if found is not None:
         planner.show_critique(found, console)
         result["critique"] = found.to_dict()
     if args.execute:
@@ -224,10 +239,15 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
         for draw, path in ((pareto, args.figure), (feasibility, args.map)):
             if path:
                 _save(draw(plans), path)
-    return (1 if plans.best.verdict == "no" else 0), planner.plan_facts(plans, args.first, relaxed)
+    result = planner.plan_facts(plans, args.first, relaxed)
+    if plans.best.verdict != "no":
+        result["step"] = planner.step_facts(plans.best.step)
+    return (1 if plans.best.verdict == "no" else 0), result
 
 
 def _save(figure: Any, path: str) -> None:
+    if not path.lower().endswith(".png"):
+        raise ConfigError(f"figures are PNG files; give a name that ends in .png, got {path!r}")
     with open(path, "wb") as file:
         file.write(figure.to_png())
 

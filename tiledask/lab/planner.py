@@ -1,6 +1,7 @@
 """What `tiledask fit` and `tiledask plan` show: verdicts, ledgers, ranked layouts, time."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +16,9 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["fit_facts", "plan_facts", "show_critique", "show_fit", "show_plans", "show_step"]
+__all__ = [
+    "fit_facts", "plan_facts", "show_critique", "show_fit", "show_plans", "show_step", "step_facts",
+]  # fmt: skip
 
 MANY_STAGES = 12
 """Above this, only the first, the fullest and the last stages are shown."""
@@ -56,8 +59,8 @@ def _ledger(memory: MemoryEstimate) -> Table:
     def group(tensor: str) -> str:
         if tensor in states:
             optimizer = states[tensor].zero == 1 and tensor != "weights"
-            return "optimizer states" if optimizer else tensor
-        return "activations" if "activation" in tensor or "logit" in tensor else "gathered, buffers"
+            return "optimizer" if optimizer else tensor
+        return "activations" if "activation" in tensor or "logit" in tensor else "buffers"
 
     held: dict[int, dict[str, int]] = {}
     for stage in ledger.places:
@@ -67,7 +70,7 @@ def _ledger(memory: MemoryEstimate) -> Table:
     names = [n for n in dict.fromkeys(n for each in held.values() for n in each)
              if any(each.get(n) for each in held.values())]  # fmt: skip
     table = Table(title="a device of each stage at its fullest moment (GB = 1e9 bytes)")
-    for name in ("stage", "moment", *names, "together"):
+    for name in ("stage", "moment", *names, "in all"):
         table.add_column(name, justify="left" if name in ("stage", "moment") else "right")
     peaks = ledger.per_place
     for first, last in _alike(held):
@@ -106,7 +109,12 @@ def show_plans(plans: Plans, first: int, console: Console) -> None:
     if plans.best.verdict == "no":
         console.print(_table(plans[:first], "none fits; the nearest", plans))
         return
-    console.print(_table(plans[:first], "fastest first", plans))
+    # by formula all, by simulation those that are shown
+    shown = sorted(plans[:first], key=lambda p: (p.verdict == "no", p.step.total))
+    console.print(_table(shown, "fastest first", plans))
+    where = f"{plans.cluster.devices}x{plans.cluster.device.name}"
+    words = f"{plans.model.name} {where} {_options(shown[0].layout)}"
+    _line(console, f"the first one: tiledask fit {words}")
     front = plans.front
     if len(front) > 1:
         chosen = front[:: max(1, len(front) // 6)][:6]
@@ -143,13 +151,23 @@ def _table(plans: Sequence[Plan], title: str, found: Plans) -> Table:
             columns[name] = values
     columns["a device"] = [format_bytes(plan.peak) for plan in plans]
     if plans[0].seconds < float("inf"):
-        columns["a step"] = [format_seconds(plan.seconds) for plan in plans]
-        columns["tokens/s"] = [f"{tokens / plan.seconds:,.0f}" for plan in plans]
+        columns["a step"] = [format_seconds(plan.step.total) for plan in plans]
+        columns["tokens/s"] = [f"{tokens / plan.step.total:,.0f}" for plan in plans]
     for name in columns:
         table.add_column(name, justify="left" if name == "verdict" else "right")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
+
+
+def _options(layout: Layout) -> str:
+    """The layout as `tiledask fit` takes it."""
+    words = []
+    for field in fields(layout):
+        value, name = getattr(layout, field.name), field.name.replace("_", "-")
+        if value != field.default:
+            words.append(f"--{name}" if value is True else f"--{name} {value}")
+    return " ".join(words)
 
 
 def _word(value: Any) -> str:
@@ -158,7 +176,10 @@ def _word(value: Any) -> str:
 
 def show_step(step: StepEstimate, console: Console) -> None:
     """Where the time of a step goes."""
-    table = Table(title=f"where the {format_seconds(step.total)} of a step go, MFU {step.mfu:.1%}")
+    used = f"MFU {step.mfu:.1%}"
+    if step.mfu_causal < 0.95 * step.mfu:
+        used += f", {step.mfu_causal:.1%} if only the scores under a causal mask count"
+    table = Table(title=f"where the {format_seconds(step.total)} of a step go, {used}")
     for name in ("part", "time", "share", "formula"):
         table.add_column(name, justify="left" if name in ("part", "formula") else "right")
     for row in step.rows:
@@ -185,8 +206,18 @@ def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dic
         "plans": [_facts(plan) for plan in plans[:first]],
         "front": [_facts(plan) for plan in plans.front],
         "sensitivity": [
-            {"limit": each.limit, "times": each.times, "speedup": each.speedup} for each in relaxed
+            {"limit": each.limit, "times": each.times, "speedup": each.speedup,
+             "changed": each.changed} for each in relaxed
         ],
+    }  # fmt: skip
+
+
+def step_facts(step: StepEstimate) -> dict[str, Any]:
+    """Where the time of a step goes, for JSON."""
+    return {
+        "seconds": step.total, "parts": {row.part: row.seconds for row in step.rows},
+        "mfu": step.mfu, "mfu_causal": step.mfu_causal, "hfu": step.hfu,
+        "tokens_per_second": step.tokens_per_second,
     }  # fmt: skip
 
 
@@ -195,6 +226,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return {
         "layout": vars(plan.layout), "devices": plan.layout.devices, "verdict": plan.verdict,
         "peak": plan.peak, "seconds": plan.seconds if runs else None,
+        "options": _options(plan.layout),
     }  # fmt: skip
 
 

@@ -40,8 +40,10 @@ def names(kind: str) -> tuple[str, ...]:
 def read_named(kind: str, name: str) -> "Fields":
     """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
     if name.lower() not in names(kind):
-        near = difflib.get_close_matches(name[:60].lower(), names(kind), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        begun = [each for each in names(kind) if each.startswith(name[:60].lower())]
+        last = name[:200].lower().rsplit("/", 1)[-1]
+        near = begun or difflib.get_close_matches(last, names(kind), n=1)
+        hint = f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else ""
         raise ConfigError(
             f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}tiledask has "
             f"{', '.join(names(kind))}"

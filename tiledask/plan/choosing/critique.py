@@ -4,21 +4,26 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each a Fin
           ->  one change at a time, costed: memory and seconds   ->   the advice, best first
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 
+from tiledask.errors import ConfigError
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
+from tiledask.plan.timing.step_time import step_parts
+from tiledask.plan.timing.step_values import Numbers
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Advice", "Line", "PlanCritique", "critique"]
 
+ADVISED = 10
+"""Changes that are priced by simulation."""
 WORTH_IT = 0.01
 """Part of a step's time below which a change is not advised."""
 LARGE = {"bubble": 0.1, "tp": 0.15, "dp": 0.1, "pp": 0.05, "cp": 0.1, "ep": 0.2}
@@ -83,23 +88,24 @@ class PlanCritique:
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """Single changes that fit and make a step shorter by 1 % or more, the best first; for a
-        layout that does not fit, the smallest change that does."""
+        """Changes that fit and make a step shorter by 1 % or more, the best first: single ones, and
+        flash attention with another. For a layout that does not fit: those that do."""
+        start = self.fit.layout
         if self.step is None:
             fix = self.fit.smallest_fix
-            if fix is None or fix.missing:
-                return ()
-            found = _costed(self.fit, fix.layout, ", ".join(_changes(self.fit.layout, fix.layout)))
-            return (found,) if found else ()
-        found = (
-            _costed(self.fit, layout, ", ".join(_changes(self.fit.layout, layout)))
-            for layout in _neighbours(self.fit)
-        )
-        before = self.step.total
+            fixed = [fix.layout] if fix is not None and not fix.missing else []
+            layouts = dict.fromkeys([*fixed, *_neighbours(self.fit)])
+            fitting = [layout for layout in layouts if _verdict(self.fit, layout) == "fits"]
+            chosen = _fastest(self.fit, fitting)
+            before = None
+        else:
+            before = self.step.total
+            chosen = _fastest(self.fit, _neighbours(self.fit), 1.02 * _quick(self.fit, start))
+        found = (_costed(self.fit, each, ", ".join(_changes(start, each))) for each in chosen)
         better = [
-            replace(each, speedup=before / each.seconds)
+            each if before is None else replace(each, speedup=before / each.seconds)
             for each in found
-            if each is not None and each.seconds <= (1 - WORTH_IT) * before
+            if each is not None and (before is None or each.seconds <= (1 - WORTH_IT) * before)
         ]
         return tuple(sorted(better, key=lambda each: each.seconds))
 
@@ -157,6 +163,11 @@ def critique(
     True
     """
     recipe = load_recipe(recipe)
+    if not recipe.trains:
+        raise ConfigError(
+            f"recipe {recipe.name} keeps no gradients: it serves, and a critique is of training; "
+            f"use a recipe such as 'mixed-adam-16'"
+        )
     fit = fits(model, layout, cluster, recipe, sequence)
     if fit.verdict == "no":
         return PlanCritique(fit, None)
@@ -227,6 +238,8 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
     changes += [{"zero": zero} for zero in range(4) if zero != layout.zero and layout.dp > 1]
     if not layout.flash_attention:
         changes.append({"flash_attention": True})
+        changes += [{"flash_attention": True, "recompute": "full"},
+                    {"flash_attention": True, "sequence_parallel": True}]  # fmt: skip
     if layout.pp > 1:
         changes += [{"interleave": v} for v in (1, 2, 3, 4, 6, 8) if v != layout.interleave]
         changes += [{"partition": "items"}] if layout.partition != "items" else []
@@ -281,6 +294,29 @@ def _changes(before: Layout, after: Layout) -> list[str]:
         for name, old in vars(before).items()
         if getattr(after, name) != old
     ]
+
+
+def _verdict(fit: Fit, layout: Layout) -> str:
+    memory = fit.memory
+    return fits(memory.model, layout, fit.cluster, memory.recipe, memory.sequence).verdict
+
+
+def _quick(fit: Fit, layout: Layout) -> float:
+    """Seconds of a step by formula."""
+    memory = fit.memory
+    parts = step_parts(
+        memory.model, fit.cluster, Numbers.of(layout), memory.recipe, memory.sequence
+    )
+    return float(parts.total)
+
+
+def _fastest(fit: Fit, layouts: Iterable[Layout], limit: float = float("inf")) -> list[Layout]:
+    """The ADVISED layouts that are fastest by formula, and not slower than ``limit``; and those
+    whose schedule has none."""
+    priced = [(_quick(fit, each), n, each) for n, each in enumerate(layouts)]
+    chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
+    special = [each for each in priced if each[2].schedule not in CLOSED_FORMS]
+    return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]
 
 
 def _costed(fit: Fit, layout: Layout, change: str) -> Advice | None:

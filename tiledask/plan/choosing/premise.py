@@ -16,9 +16,10 @@ from html import escape
 from itertools import product
 from pathlib import Path
 
-from tiledask.plan.data import Fields, names, read, read_named
+from tiledask.errors import ConfigError
+from tiledask.plan.data import Fields, names, read, read_named, short
 from tiledask.plan.fitting.overhead import default_overhead
-from tiledask.plan.inputs.recipes import load_recipe, recipes, state_bytes
+from tiledask.plan.inputs.recipes import State, load_recipe, recipes, state_bytes
 from tiledask.plan.inputs.specs import load_model
 from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -116,6 +117,11 @@ def check_premise(premise: str | os.PathLike | Mapping) -> Critique:
 def _read(premise: str | os.PathLike | Mapping) -> Fields:
     if isinstance(premise, Mapping):
         return Fields(dict(premise), "premise")
+    if not isinstance(premise, str | os.PathLike):
+        raise ConfigError(
+            f"a premise is a name, a path or a mapping, got {short(premise)}; there are "
+            f"{', '.join(names('premises'))}"
+        )
     text = os.fspath(premise)
     is_file = text.endswith(".json") or os.sep in text or Path(text).is_file()
     return read(text) if is_file else read_named("premises", text)
@@ -148,7 +154,7 @@ class _Plan:
 
     def per_parameter(self) -> float:
         """Bytes on one device for every parameter of the model."""
-        states = load_recipe(self.recipe).states
+        states = _states(self.recipe)
         dealt = (s.bytes / (self.dp if s.sharded(self.zero) else 1) for s in states)
         return sum(dealt) / self.slices
 
@@ -164,7 +170,7 @@ class _Premise:
         self.given = given
         self.question = given.text("question")
         self.recipe = load_recipe(given.text("recipe", "mixed-adam-16")).name
-        self.memory = parse_bytes(given.text("memory"))
+        self.memory = _memory(given)
         self.devices = given.integer("devices", 1)
         self.plans = {"one device": _Plan("one device", 1, 1, 1, 0, self.recipe)}
         if "plans" in given:
@@ -273,7 +279,12 @@ class _Premise:
         before, after = (self._planned(claim, key) for key in ("from", "to"))
         times = claim.number("times")
         sent = [_gradient_traffic(plan, self.size) for plan in (before, after)]
-        ratio = sent[1] / sent[0] if sent[0] else float("inf")
+        if not sent[0]:
+            raise claim.fail(
+                "from", f"names a plan with dp {before.dp}, which sends no gradients; a growth "
+                f"starts from dp 2 or more",
+            )  # fmt: skip
+        ratio = sent[1] / sent[0]
         why = (
             f"In rings a device sends 2 (d-1)/d of its slice's gradients (3 (d-1)/d with ZeRO-3): "
             f"{format_bytes(sent[0])} with d = {before.dp}, {format_bytes(sent[1])} with "
@@ -288,20 +299,24 @@ class _Premise:
 
     def used(self, claim: Fields) -> tuple[str, str, str]:
         p, m, share = claim.integer("stages"), claim.integer("microbatches"), claim.number("share")
+        if share > 1:
+            raise claim.fail("share", f"is a part of 1, such as 0.25 for 25 %; got {share:g}")
         used = 1 - float(bubble_fraction(p, m))
         why = f"With p = {p} equal stages and m = {m}, m/(m+p-1) = {used:.1%} of the time is used."
         if abs(used - share) <= 0.01:
             return HOLDS, why, ""
         need = -(-round(share * (p - 1) * 1e9) // round((1 - share) * 1e9)) if share < 1 else None
         out = f"{share:.0%} needs {need} micro-batches." if need else "All of it is out of reach."
-        return FAILS, why, out if used < share else "It is busier than that."
+        return FAILS, why, out if used < share else f"It is busier: {used:.1%}, not {share:.1%}."
 
     def fits_all(self, claim: Fields) -> tuple[str, str, str]:
         clusters = claim.object("clusters")
+        if not clusters.values:
+            raise claim.fail("clusters", 'is empty; name one or more, such as {"8 x 80 GB": {...}}')
         found: dict[str, dict[tuple[int, int, int], int]] = {}
         for name in clusters.values:
             one = clusters.object(name)
-            devices, memory = one.integer("devices"), parse_bytes(one.text("memory"))
+            devices, memory = one.integer("devices"), _memory(one)
             per_node = one.integer("devices_per_node", devices)
             one.done()
             found[name] = dict(self._fitting(devices, memory, per_node))
@@ -309,7 +324,9 @@ class _Premise:
         counts = ", ".join(f"{len(each)} on {name}" for name, each in found.items())
         why = f"Of all choices of tp (within a node), pp and ZeRO, {counts} fit, {len(common)} all"
         if not common:
-            return FAILS, f"{why}.", "Each cluster needs a layout of its own."
+            lacking = ", ".join(name for name, each in found.items() if not each)
+            out = f"Nothing fits on {lacking}." if lacking else "Each needs a layout of its own."
+            return FAILS, f"{why}.", out
         ways = []
         for zero in sorted({c[2] for c in common}):
             tp, pp, _ = best = min((c for c in common if c[2] == zero), key=lambda c: c[0] * c[1])
@@ -343,7 +360,7 @@ class _Premise:
         lighter = [
             f"{name} {format_bytes(plan.bytes(self.size, recipe=name))}"
             for name in recipes()
-            if _of_all(name) and plan.bytes(self.size, recipe=name) <= self.memory
+            if _of_all(name) and plan.bytes(self.size, recipe=name) < self.memory
         ]
         if lighter:
             ways.append(f"with the same layout these recipes fit: {', '.join(lighter)}")
@@ -365,6 +382,15 @@ _KINDS: dict[str, Callable[[_Premise, Fields], tuple[str, str, str]]] = {
 }
 
 
+def _memory(given: Fields) -> int:
+    """Bytes of a device: text with a unit, for "80" would be 80 bytes."""
+    text = given.text("memory")
+    size = parse_bytes(text)
+    if size < 10**6:
+        raise given.fail("memory", f"is {size} bytes; write the unit too, such as '{text}GB'")
+    return size
+
+
 def _of_all(recipe: str) -> bool:
     """Whether it trains all parameters, and not adapters beside them."""
     found = load_recipe(recipe)
@@ -372,13 +398,20 @@ def _of_all(recipe: str) -> bool:
 
 
 def _convention(recipe: str) -> str:
-    states = ", ".join(f"{s.tensor} {s.bytes}" for s in load_recipe(recipe).states)
-    return f"{recipe}: {load_recipe(recipe).bytes_per_parameter} B a parameter ({states})"
+    states = ", ".join(f"{s.tensor} {s.bytes}" for s in _states(recipe))
+    apart = "" if _of_all(recipe) or not load_recipe(recipe).trains else "; adapters left out"
+    each = sum(s.bytes for s in _states(recipe))
+    return f"{recipe}: {each} B a parameter ({states}{apart})"
+
+
+def _states(recipe: str) -> list[State]:
+    """What is kept for every parameter of the model."""
+    return [state for state in load_recipe(recipe).states if state.of == "parameters"]
 
 
 def _sum(plan: _Plan, parameters: int) -> str:
     """How the bytes of a device come about."""
-    states = load_recipe(plan.recipe).states
+    states = _states(plan.recipe)
     whole = sum(s.bytes for s in states if not s.sharded(plan.zero))
     dealt = sum(s.bytes for s in states if s.sharded(plan.zero))
     parts = [f"{whole} B"] * bool(whole) + [f"{dealt} B / {plan.dp}"] * bool(dealt)

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.plan.data import short
 from tiledask.plan.fitting.fit import Fit, fits
-from tiledask.plan.fitting.memory import MemoryEstimate, check_run
+from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.fitting.peaks import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_cluster, check_run
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import Numbers, step_parts
 from tiledask.plan.units import format_bytes, format_seconds
@@ -46,7 +48,7 @@ class Space:
     """What a search may choose. None: all that the model and the cluster allow."""
 
     tp: Sequence[int] | None = None
-    """Default: what divides the heads, within a node."""
+    """Default: what divides the heads and a node's devices."""
     pp: Sequence[int] | None = None
     cp: Sequence[int] | None = None
     """Default: powers of two that leave pieces of 4096 tokens or more."""
@@ -182,8 +184,9 @@ class Plans(Sequence):
         """The fastest that fits; if none does the fastest tight one, else the nearest."""
         if not len(self):
             raise ConfigError(
-                f"no layout gives every copy whole micro-batches of the {self.global_batch} "
-                f"sequences on {self.cluster.devices} devices; change the batch or the devices"
+                f"no layout of the space gives every copy whole micro-batches of the "
+                f"{self.global_batch} sequences on {self.cluster.devices} devices; change the "
+                f"batch, the devices or the space"
             )
         return self[0]
 
@@ -285,6 +288,11 @@ def search(
             f"use a recipe such as 'mixed-adam-16'"
         )
     check_run(model, Layout(), sequence)
+    check_cluster(cluster)
+    if not isinstance(space, Space):
+        raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
+    if isinstance(devices, int):
+        devices = (devices,)
     counts = (cluster.devices,) if devices is None else tuple(devices)
     if not all(isinstance(n, int) and 1 <= n <= cluster.devices for n in counts):
         raise ConfigError(
@@ -300,7 +308,8 @@ def _shapes(
     model: Model, cluster: ClusterSpec, batch: int, sequence: int, space: Space, devices: int
 ) -> Iterator[tuple[int, ...]]:
     """(dp, tp, pp, cp, ep, microbatch, microbatches, interleave) on ``devices`` devices."""
-    tps = space.tp or _divisors(model.heads, min(cluster.devices_per_node, devices))
+    node = cluster.devices_per_node
+    tps = space.tp or [t for t in _divisors(model.heads, min(node, devices)) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
     most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
     cps = space.cp or [2**k for k in range(most.bit_length())]

@@ -56,8 +56,8 @@ def sensitivity(
     """What relaxing each limit ``times``-fold buys, the most first; the first one binds.
 
     The limits: memory of a device, its peak FLOP/s, its memory bandwidth, bandwidth within and
-    between nodes, devices in a node, and devices. ``options`` are those of
-    :func:`tiledask.plan.choosing.search.search`.
+    between nodes, devices in a node, and devices (unless ``devices=`` fixes their number).
+    ``options`` are those of :func:`tiledask.search`.
 
     >>> from tiledask.plan.inputs.specs import load_cluster, load_model
     >>> found = sensitivity(load_model("llama-2-70b"), load_cluster("32xA100-80GB"), 128)
@@ -68,7 +68,10 @@ def sensitivity(
         raise ConfigError(f"times must be a number above 1, by which limits grow; got {times!r}")
     before = search(model, cluster, global_batch, **options).best
     found = []
+    fixed = options.get("devices") is not None
     for limit, other in _relaxed(cluster, times):
+        if limit == "devices" and fixed:
+            continue
         plans = search(model, other, global_batch, **options)
         if len(plans):
             found.append(Relaxed(limit, times, before, plans.best))

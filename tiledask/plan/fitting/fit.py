@@ -11,15 +11,17 @@ from functools import cached_property
 from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
-from tiledask.plan.fitting.neighbours import FIELDS, Search
+from tiledask.plan.fitting.neighbours import Search
 from tiledask.plan.fitting.overhead import Overhead, default_overhead
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_cluster, check_run
 from tiledask.plan.units import format_bytes
 
 __all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
@@ -124,7 +126,8 @@ class Fit:
     def fixes(self) -> "dict[str, Fix | None]":
         """What fits if a single thing changes: name -> the nearest Fix, or None if none does.
 
-        "dp", "tp", "pp": the smallest larger one, on however many devices it takes;
+        "flash_attention", "sequence_parallel": on; "dp", "tp", "pp": the smallest larger one, on
+        however many devices it takes;
         "zero": the smallest higher stage; "microbatch": the largest smaller one, in more
         micro-batches; "recompute": the next that fits; "recipe": of those shipped that keep
         less for each parameter, the one that keeps most; "devices": the fewest of all, with
@@ -134,7 +137,7 @@ class Fit:
         >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
         >>> fit = fits(model, Layout(dp=2, tp=8, pp=10), cluster)
         >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
-        (['pp', 'zero', 'recipe', 'devices'], 2)
+        (['zero', 'pp', 'recipe', 'devices'], 2)
         """
         if self.verdict == "fits":
             return {}
@@ -172,7 +175,7 @@ class Fit:
                 return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
         seconds, slower = self._price(again)
-        changed = tuple(n for n in FIELDS if getattr(layout, n) != getattr(self.layout, n))
+        changed = tuple(n for n in SINGLE if getattr(layout, n) != getattr(self.layout, n))
         changed += () if recipe is None else ("recipe",)
         return Fix(
             layout, changed, layout.devices, max(0, layout.devices - self.cluster.devices),
@@ -237,10 +240,8 @@ def fits(
     >>> fit.verdict, fit.smallest_fix.changed
     ('no', ('tp', 'pp', 'dp'))
     """
-    if not isinstance(cluster, ClusterSpec):
-        raise ConfigError(
-            f"a cluster is needed, such as td.load_cluster('8xA100-80GB'), got {cluster!r}"
-        )
+    check_run(model, layout, sequence)
+    check_cluster(cluster)
     if overhead is None:
         overhead = default_overhead(layout.devices, layout.zero)
     elif not isinstance(overhead, Overhead):
@@ -271,6 +272,17 @@ def _largest(memory: MemoryEstimate, stage: int) -> tuple[str, int]:
     return largest, classes[largest]
 
 
+def _scores(memory: MemoryEstimate) -> str:
+    """What flash attention would save of a layer's activations, if that is much."""
+    common = memory.model, memory.layout, memory.sequence, memory.recipe.compute_bytes
+    whole = layer_bytes(*common, "none")
+    flash = replace(memory.layout, flash_attention=True)
+    share = 1 - layer_bytes(memory.model, flash, *common[2:], "none") / whole
+    if share < 0.2:
+        return ""
+    return f"; {share:.0%} of a layer's are attention's s x s scores: flash_attention keeps none"
+
+
 def _why(memory: MemoryEstimate, tensor: str) -> str:
     """Why the class that binds is as large as it is, and what would not help."""
     layout = memory.layout
@@ -280,10 +292,11 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
         return (
             f"recompute {layout.recompute} keeps them of every layer in flight under "
             f"{layout.schedule}, for micro-batches of {layout.microbatch} x {memory.sequence} "
-            f"tokens"
+            f"tokens{_scores(memory)}"
         )
     if tensor not in zero:
-        return f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
+        grows = f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
+        return grows + (_scores(memory) if tensor.startswith("recomputed") else "")
     if layout.zero >= zero[tensor] and layout.dp > 1:
         return f"that is what is left after ZeRO-{layout.zero} dealt it out over dp {layout.dp}"
     slices = layout.tp * layout.pp

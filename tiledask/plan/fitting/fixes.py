@@ -9,7 +9,10 @@ from tiledask.plan.units import format_bytes
 
 __all__ = ["SINGLE", "SMALLER", "Fix", "sentence"]
 
-SINGLE = ("dp", "tp", "pp", "zero", "microbatch", "recompute")
+SINGLE = (
+    "zero", "microbatch", "recompute", "flash_attention", "sequence_parallel", "tp", "pp", "dp",
+)  # fmt: skip
+"""Fields that are changed one at a time."""
 SMALLER = ("mixed-adam-18", "mixed-adam-16", "mixed-momentum", "mixed-adam-8bit", "bf16-adam",
            "bf16-adam-8bit", "lora")  # fmt: skip
 """Recipes that a fix may turn to, those that keep most first."""

@@ -13,11 +13,11 @@ import numpy as np
 
 from tiledask.plan.fitting.activations import cut_tokens, gradient_bytes, layer_bytes, local_tokens
 from tiledask.plan.fitting.flight import alive
-from tiledask.plan.fitting.memory import check_run
 from tiledask.plan.fitting.states import chunk_kinds, item_numbers
 from tiledask.plan.inputs.layout import RECOMPUTE, SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.run import check_run
 
 __all__ = ["KINDS", "ORDERS", "Many"]
 

@@ -10,12 +10,12 @@ peak = always + the fullest moment
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tiledask.errors import ConfigError
-from tiledask.plan.fitting.states import check_experts, stage_items, stage_parameters, state_rows
+from tiledask.plan.fitting.states import stage_items, stage_parameters, state_rows
 from tiledask.plan.fitting.working import gathered_rows, serving_rows, training_rows
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
+from tiledask.plan.inputs.run import check_run
 from tiledask.plan.ledger import Ledger, Row
 from tiledask.plan.units import format_bytes
 
@@ -102,39 +102,13 @@ def estimate_memory(
     """  # noqa: E501
     recipe = load_recipe(recipe)
     check_run(model, layout, sequence)
+    check_adapters(recipe.adapters, model.layer)
     rows = (
         row
         for stage in range(layout.pp)
         for row in stage_rows(model, layout, recipe, sequence, stage)
     )
     return MemoryEstimate(model, layout, recipe, sequence, Ledger.of(rows))
-
-
-def check_run(model: Model, layout: Layout, sequence: int) -> None:
-    """Refuse a sequence, or a layout, that the model cannot be run with."""
-    if not isinstance(model, Model) or not isinstance(layout, Layout):
-        raise ConfigError(
-            f"a Model and a Layout are needed, in this order, such as td.load_model('gpt2') and "
-            f"td.Layout(); got {type(model).__name__} and {type(layout).__name__}"
-        )
-    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
-        raise ConfigError(f"sequence must be an integer of 1 or more tokens, got {sequence!r}")
-    if sequence > LONGEST:
-        raise ConfigError(
-            f"sequence must be {LONGEST:,} tokens or fewer, got {sequence:,}; is it a number of "
-            f"tokens, not of bytes or of a whole batch?"
-        )
-    if layout.cp > sequence:
-        raise ConfigError(
-            f"cp={layout.cp} cannot cut a sequence of {sequence} tokens; use cp of {sequence} or "
-            f"less"
-        )
-    model.check_tp(layout.tp)
-    check_experts(model, layout)
-
-
-LONGEST = 2**30
-"""Tokens of the longest sequence that is believed."""
 
 
 def stage_rows(

@@ -77,6 +77,9 @@ class Search:
         if name == "recompute":
             past = RECOMPUTE.index(now) + 1 if now in RECOMPUTE else len(RECOMPUTE) - 1
             return list(RECOMPUTE[past:]) if self.recipe.trains else []
+        if name in ("flash_attention", "sequence_parallel"):
+            helps = name == "flash_attention" or self.start.tp > 1
+            return [True] if helps and not now and self.recipe.trains else []
         if name == "microbatch":
             return [b for b in range(now - 1, 0, -1) if now % b == 0]
         if name == "tp":

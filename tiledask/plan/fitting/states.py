@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tiledask.errors import ConfigError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, State
 from tiledask.plan.ledger import Row
 
-__all__ = ["Item", "Share", "check_experts", "stage_items", "stage_parameters", "state_rows"]
+__all__ = ["Item", "Share", "stage_items", "stage_parameters", "state_rows"]
 
 ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
 
@@ -54,18 +53,6 @@ class Item:
     adapters: Share
     largest: int
     """Parameters of its largest weight, of a single expert."""
-
-
-def check_experts(model: Model, layout: Layout) -> None:
-    """Refuse an expert parallelism that the experts cannot be dealt out to."""
-    if layout.ep > 1 and not model.experts:
-        raise ConfigError(f"ep={layout.ep} deals out experts and {model.name} has none; use ep=1")
-    if layout.ep > 1 and model.experts % layout.ep:
-        near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
-        raise ConfigError(
-            f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
-            f"be one of {near}"
-        )
 
 
 @lru_cache(maxsize=16384)

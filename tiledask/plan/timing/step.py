@@ -5,7 +5,6 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-import operator
 from itertools import accumulate, pairwise
 
 from tiledask.errors import ConfigError
@@ -13,6 +12,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_cluster, check_run
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.rates import Calibration, load_calibration
@@ -130,12 +130,8 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts:
 def _check(
     model: Model, layout: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int
 ) -> None:
-    try:
-        whole = not isinstance(sequence, bool) and operator.index(sequence) >= 1
-    except TypeError:
-        whole = False
-    if not whole:
-        raise ConfigError(f"sequence must be a whole number of 1 or more tokens, got {sequence!r}")
+    check_run(model, layout, sequence)
+    check_cluster(cluster)
     if layout.devices > cluster.devices:
         raise ConfigError(
             f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
@@ -147,5 +143,3 @@ def _check(
             f"recipe {recipe.name} keeps no gradients: it serves, and a step trains; use a "
             f"recipe such as 'mixed-adam-16'"
         )
-    model.check_tp(layout.tp)
-    layout.chunk_layers(model.layers)

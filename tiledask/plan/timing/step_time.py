@@ -218,7 +218,8 @@ class StepTime:
         gradient = recipe.gradient_bytes  # 0: the weights are frozen, and adapters are small
         states = recipe.bytes_per_parameter - gradient - recipe.weight_bytes
         written = recipe.weight_bytes if gradient else 0
-        moved = mine * (2 * states + written) + held * 4 * gradient
+        reduced = np.where(np.asarray(n.zero) >= 2, mine, held)
+        moved = mine * (2 * states + written) + reduced * 4 * gradient
         return memory_seconds(moved, self.rates)
 
 

@@ -1,0 +1,58 @@
+"""What is run: a model, a layout and a sequence that can go together."""
+
+from typing import Any
+
+from tiledask.errors import ConfigError
+from tiledask.plan.data import short
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+
+__all__ = ["check_cluster", "check_run"]
+
+LONGEST = 2**30
+"""Tokens of the longest sequence that is believed."""
+
+
+def check_run(model: Model, layout: Layout, sequence: int) -> None:
+    """Refuse a sequence, or a layout, that the model cannot be run with."""
+    if not isinstance(model, Model) or not isinstance(layout, Layout):
+        raise ConfigError(
+            f"a Model and a Layout are needed, in this order, such as td.load_model('gpt2') and "
+            f"td.Layout(); got {type(model).__name__} and {type(layout).__name__}"
+        )
+    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
+        raise ConfigError(f"sequence must be an integer of 1 or more tokens, got {sequence!r}")
+    if sequence > LONGEST:
+        raise ConfigError(
+            f"sequence must be {LONGEST:,} tokens or fewer, got {sequence:,}; is it a number of "
+            f"tokens, not of bytes or of a whole batch?"
+        )
+    if layout.cp > sequence:
+        raise ConfigError(
+            f"cp={layout.cp} cannot cut a sequence of {sequence} tokens; use cp of {sequence} or "
+            f"less"
+        )
+    model.check_tp(layout.tp)
+    _check_experts(model, layout)
+    layout.chunk_layers(model.layers)
+
+
+def check_cluster(cluster: Any) -> None:
+    """Refuse what is no ClusterSpec."""
+    if not isinstance(cluster, ClusterSpec):
+        raise ConfigError(
+            f"a cluster comes from td.load_cluster('8xH100') or a JSON file, got {short(cluster)}"
+        )
+
+
+def _check_experts(model: Model, layout: Layout) -> None:
+    """Refuse an expert parallelism that the experts cannot be dealt out to."""
+    if layout.ep > 1 and not model.experts:
+        raise ConfigError(f"ep={layout.ep} deals out experts and {model.name} has none; use ep=1")
+    if layout.ep > 1 and model.experts % layout.ep:
+        near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
+        raise ConfigError(
+            f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
+            f"be one of {near}"
+        )
