@@ -155,8 +155,8 @@ def _peers() -> str:
         f"express (a tool without a line: none), its errors on them (mean, worst), and ours on the "
         f"same ones. How each was used, "
         f"and each answer: data/measured/planner-peers.json. "
-        f"EleutherAI's calculator does not divide states by tp x pp, which is most of its error there.\n\n"
-        + _table(("", "tool", "rows", "its error", "ours", "ours, check rows"), lines)
+        f"EleutherAI's calculator does not divide states by tp x pp, which is most of its error "
+        f"there.\n\n" + _table(("", "tool", "rows", "its error", "ours", "ours, check rows"), lines)
     )
 
 

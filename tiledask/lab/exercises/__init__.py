@@ -14,6 +14,12 @@ from tiledask.lab.exercises.choreography import cheapest_choreography
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
 from tiledask.lab.exercises.latency import gpipe_ahead
+from tiledask.lab.exercises.layouts import (
+    fastest_within,
+    fewest_devices,
+    repair,
+    shorten_bubble,
+)
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
 from tiledask.lab.exercises.slots import tasks_on_slots
 
@@ -22,8 +28,12 @@ __all__ = [
     "blocks_of",
     "cheapest_choreography",
     "copies_that_fit",
+    "fastest_within",
     "fewest_bytes",
+    "fewest_devices",
     "fewest_gpus",
     "gpipe_ahead",
+    "repair",
+    "shorten_bubble",
     "tasks_on_slots",
 ]

@@ -44,7 +44,8 @@ def on_paper(section: Section) -> None:
         f"Training `{MODEL}`, {model.parameters:,} parameters, on {CLUSTER}.\n\n"
         f"**A full copy per GPU** (`dp={cluster.devices}`), *{copies.verdict}*: "
         f"{copies.reason}.\n\n"
-        f"**The smallest change that fits**: {fix}.\n\n" + _by_class(copies, split)
+        f"**The smallest change that fits**: {fix}. With one sequence in flight all stages but one "
+        f"wait; notebook 01 works out the cure.\n\n" + _by_class(copies, split)
     )
     section.table(Comparison("200 B parameters on 40 GB GPUs", _rows(copies, split)))
     section.figure(
@@ -55,6 +56,7 @@ def on_paper(section: Section) -> None:
             },
             copies.capacity,
             place="stage",
+            overhead=split.overhead.total,
             title="A 200 B model on 40 GB GPUs: bytes per GPU by tensor class",
         ),
         "fit-200b",
@@ -98,6 +100,7 @@ def _rows(copies: Fit, split: Fit) -> list[Claim]:
         Claim("full copy: bytes per GPU", copies.memory.peak, unit="bytes"),
         Claim("full copy: verdict", copies.verdict),
         Claim("split: bytes per GPU", split.memory.peak, unit="bytes"),
+        Claim("split: bytes per GPU, with overhead", split.expected, unit="bytes"),
         Claim("split: verdict", split.verdict),
     ]  # fmt: skip
 

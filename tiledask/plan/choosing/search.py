@@ -141,7 +141,8 @@ class Plans(Sequence):
         peak = peaks(self.model, self.recipe, self.sequence, **columns)
         capacity = self.cluster.device.memory_bytes
         several, alone = default_overhead(2).total, default_overhead(1).total
-        several = np.where(columns["zero"] == 3, default_overhead(2, zero=3).total, several)
+        gathers = (columns["zero"] == 3) & (columns["dp"] * columns["cp"] > 1)
+        several = np.where(gathers, default_overhead(2, zero=3).total, several)
         overhead = np.where(devices > 1, several, alone)
         verdict = np.where(peak + overhead <= capacity, 0, np.where(peak <= capacity, 1, 2))
         seconds = np.full(len(peak), np.inf)

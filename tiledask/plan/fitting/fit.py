@@ -16,7 +16,7 @@ from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
 from tiledask.plan.fitting.neighbours import Search
-from tiledask.plan.fitting.overhead import Overhead, default_overhead
+from tiledask.plan.fitting.overhead import Overhead, overhead_of
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -203,8 +203,8 @@ class Fit:
         return float(estimate.total)
 
     def _overhead(self, layout: Layout) -> Overhead:
-        given = self.overhead != default_overhead(self.layout.devices, self.layout.zero)
-        return self.overhead if given else default_overhead(layout.devices, layout.zero)
+        given = self.overhead != overhead_of(self.layout)
+        return self.overhead if given else overhead_of(layout)
 
     def __repr__(self) -> str:
         return f"Fit({self.verdict}: {self.reason})"
@@ -230,7 +230,7 @@ def fits(
     """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
 
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
-    what no tensor accounts for (bytes, or an Overhead; default: ``default_overhead``).
+    what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
     sequence) for an object with ``total`` seconds (default: ``estimate_step``).
 
@@ -243,7 +243,7 @@ def fits(
     check_run(model, layout, sequence)
     check_cluster(cluster)
     if overhead is None:
-        overhead = default_overhead(layout.devices, layout.zero)
+        overhead = overhead_of(layout)
     elif not isinstance(overhead, Overhead):
         if isinstance(overhead, bool) or not isinstance(overhead, int) or overhead < 0:
             raise ConfigError(

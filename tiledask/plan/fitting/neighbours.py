@@ -8,7 +8,7 @@ from math import gcd
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.fitting.memory import MemoryEstimate, stage_rows
 from tiledask.plan.fitting.minimum import minimum_devices
-from tiledask.plan.fitting.overhead import Overhead, default_overhead
+from tiledask.plan.fitting.overhead import Overhead, default_overhead, overhead_of
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout
 from tiledask.plan.inputs.recipes import state_bytes
@@ -28,7 +28,7 @@ class Search:
     def __init__(self, memory: MemoryEstimate, cluster: ClusterSpec, overhead: Overhead):
         self.model, self.recipe, self.sequence = memory.model, memory.recipe, memory.sequence
         self.start, self.cluster, self.overhead = memory.layout, cluster, overhead
-        self.own = overhead != default_overhead(memory.layout.devices, memory.layout.zero)
+        self.own = overhead != overhead_of(memory.layout)
 
     def nearest(self) -> Layout | None:
         """The fewest changed fields, then the fewest devices, then the order of FIELDS."""
@@ -139,7 +139,8 @@ class Search:
 
     def _ok(self, layout: Layout) -> bool:
         """Whether every stage fits with overhead; the likeliest to fail are looked at first."""
-        room = self._room(layout.devices, layout.zero)
+        zero = layout.zero if layout.dp * layout.cp > 1 else 0
+        room = self._room(layout.devices, zero)
         share, copies = self.model.parameters // self._slices(layout), layout.dp * layout.cp
         if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
             return False  # not even the average device holds its states

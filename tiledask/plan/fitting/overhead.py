@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from tiledask.errors import ConfigError
+from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Overhead", "default_overhead"]
+__all__ = ["Overhead", "default_overhead", "overhead_of"]
 
 CUDA_CONTEXT = round(0.92 * 2**30)
 """Bytes of a CUDA context with all kernels loaded; 0.47 GiB when they load lazily
@@ -66,3 +67,8 @@ def default_overhead(devices: int, zero: int = 0) -> Overhead:
     if devices == 1:
         return Overhead(nccl=0, buckets=0)
     return Overhead(buckets=0) if zero == 3 else Overhead()
+
+
+def overhead_of(layout: Layout) -> Overhead:
+    """The budget of ``layout``: over one copy ZeRO deals out nothing, and changes nothing."""
+    return default_overhead(layout.devices, layout.zero if layout.dp * layout.cp > 1 else 0)
