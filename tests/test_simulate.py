@@ -263,11 +263,24 @@ def test_compiled_loops_give_the_times_of_the_plain_ones(name, monkeypatch):
     s = schedule(name, 6, 7, **devices)
     rng = np.random.default_rng(3)
     times = [rng.integers(0, 9, (6, 7)) for _ in range(2)], rng.integers(0, 3, 5)
+    monkeypatch.setattr(longest_path, "LARGE", float("inf"))
     plain = simulate(s, *times[0], latency=times[1])
     monkeypatch.setattr(longest_path, "LARGE", 0)
     compiled = simulate(s, *times[0], latency=times[1])
     assert np.array_equal(plain.start, compiled.start)
     assert np.array_equal(plain.end, compiled.end)
+
+
+def test_many_small_ones_are_worth_compiling_too(monkeypatch):
+    solved = []
+    monkeypatch.setattr(longest_path, "_solved", [0])
+    monkeypatch.setattr(longest_path, "LARGE", 200)
+    monkeypatch.setattr(
+        longest_path, "_compiled", lambda: solved.append(True) or longest_path._solve
+    )
+    for wanted in (False, False, True):  # 72 actions each
+        simulate(schedule("1f1b", 4, 9))
+        assert bool(solved) == wanted
 
 
 def test_a_large_order_that_cannot_run_is_refused_too():

@@ -140,7 +140,7 @@ def vic(name, devices, stages, microbatches, where):
 
 def ours(name, devices, stages, microbatches, where):
     """td.schedule and td.simulate; ``where``: "cold", or "warm" for a process that has simulated
-    a schedule of 32,768 actions and one of this size before."""
+    a schedule of 131,072 actions and one of this size before."""
     from tiledask.plan.pipelines.schedules import schedule
     from tiledask.plan.pipelines.simulate import simulate
 
@@ -152,7 +152,7 @@ def ours(name, devices, stages, microbatches, where):
         return built, simulate(built, *times)
 
     if where == "warm":
-        simulate(schedule("1f1b", 32, 512))
+        simulate(schedule("1f1b", 64, 1024))
         start()
 
     def finish(result):

@@ -106,7 +106,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="tiledask-bench-") as cache:
         for way in ways:  # compiles what the later processes find compiled
             if way.who == "ours" and not way.fresh:
-                way.run(Size("1f1b", 32, 32, 512), cache, limit)
+                way.run(Size("1f1b", 64, 64, 1024), cache, limit)
         for size in sizes:
             runs: dict[str, list[dict[str, Any]]] = {}
             for turn in range(rounds):
@@ -223,7 +223,7 @@ def main() -> int:
     console.print(
         f"Load of the machine before and after: {busy[0]} and {busy[1]} (this bench alone makes "
         f"1; the record also has the core's own seconds).\n"
-        f"Below {LARGE:,} actions tiledask's loops are not compiled."
+        f"The first {LARGE:,} actions of a process run through loops that are not compiled."
     )
     if args.record:
         facts = {

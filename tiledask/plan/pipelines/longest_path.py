@@ -18,8 +18,10 @@ from tiledask.plan.pipelines.schedule import Schedule
 __all__ = ["LARGE", "RESULT", "Path", "longest_path"]
 
 LARGE = 100_000
-"""Actions from which the loops are compiled: for fewer, loading the compiler takes longer than it
-saves. Once they are, they serve for any number."""
+"""Actions of a process, over all its schedules, from which the loops are compiled: for fewer,
+loading the compiler takes longer than it saves. Once they are, they serve for any number."""
+_solved = [0]
+"""Actions so far."""
 RESULT = np.array([0, 1, 1, 2], np.int8)
 """By kind (F, B, I, W): F's activations, B's or I's gradient of the input, W's of the weights."""
 
@@ -47,8 +49,8 @@ def longest_path(
     start, end = np.empty(len(schedule)), np.empty(len(schedule))
     ready = np.full((1 + int(RESULT[schedule.kind].max(initial=0)), *shape), -1.0)
     free = np.zeros(1 + int(links.link.max(initial=0)))
-    worth_it = len(schedule) >= LARGE or _compiled.cache_info().currsize
-    solve = _compiled() if worth_it else _solve
+    _solved[0] += len(schedule)
+    solve = _compiled() if _solved[0] >= LARGE else _solve
     done = solve(
         schedule.kind, schedule.stage, schedule.microbatch, schedule.paired, schedule.turns,
         seconds, together, links.latency, links.carry, links.link, links.blocking,
