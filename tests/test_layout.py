@@ -115,3 +115,17 @@ def test_chunks_of_each_shape():
         Layout(pp=4, schedule="zb-v", interleave=3)
     both = Layout(pp=4, schedule="chimera")
     assert [both.stage_layers(stage, 8) for stage in range(4)] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"schedule": "zb-v"}, "needs pp of 2 or more, got pp=1; use schedule='1f1b'"),
+        ({"schedule": "wave", "pp": 1, "interleave": 2}, "needs pp of 2 or more"),
+        ({"schedule": "wave", "pp": 4}, "needs an even interleave, got 1; use interleave=2"),
+        ({"schedule": "wave", "pp": 4, "interleave": 3}, "got 3; use interleave=4"),
+    ],
+)
+def test_there_and_back_needs_stages_and_chunks(fields, words):
+    with pytest.raises(ScheduleError, match=words):
+        Layout(**fields)

@@ -101,6 +101,16 @@ class Layout:
             object.__setattr__(self, "partition", self._bounds())
 
     def _check_interleave(self) -> None:
+        if self.schedule in (*V_SHAPED, "wave") and self.pp == 1:
+            raise ScheduleError(
+                f"schedule={self.schedule!r} goes down the stages and up again; it needs pp of 2 "
+                f"or more, got pp=1; use schedule='1f1b'"
+            )
+        if self.schedule == "wave" and self.interleave % 2:
+            raise ScheduleError(
+                f"a wave goes down and up: schedule='wave' needs an even interleave, got "
+                f"{self.interleave}; use interleave={self.interleave + 1}"
+            )
         if self.schedule in V_SHAPED and self.interleave == 1:
             object.__setattr__(self, "interleave", 2)
         if self.interleave == 1:
