@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tiledask.errors import ConfigError
-from tiledask.lab.tour import tour
+from tiledask.lab.tour import idle, tour
 from tiledask.lab.tour.idle import POINTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -82,3 +82,18 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(ConfigError, match="device is 'auto', 'cuda' or 'cpu', got 'tpu'"):
         tour(tmp_path / "never", device="tpu")
     assert not (tmp_path / "never").exists()
+
+
+def test_a_disturbed_run_is_repeated_and_the_least_idle_one_counts():
+    class Ran:
+        def __init__(self, idle):
+            self.timeline = type("T", (), {"bubble_fraction": idle})
+
+    def least(*shares):
+        left = [Ran(idle) for idle in shares]
+        found = idle._least_disturbed(lambda: left.pop(0), 0.3)
+        return found.timeline.bubble_fraction, len(shares) - len(left)
+
+    assert least(0.28, 0.1, 0.1) == (0.28, 1)
+    assert least(0.4, 0.3, 0.1) == (0.3, 2)
+    assert least(0.6, 0.4, 0.5) == (0.4, 3)
