@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product, takewhile
 from itertools import count as counting
-from math import ceil, isqrt, prod
+from math import ceil, prod
 from typing import Any
 
 from tiledask.errors import DoesNotFitError
-from tiledask.plan.units import format_bytes
+from tiledask.plan.units import divisors, format_bytes
 from tiledask.tile import workspace
 
 __all__ = ["FAN_IN", "SLAB", "Edges", "Machine", "Plan", "Side", "bands_of", "plan_product"]
@@ -161,7 +161,7 @@ class _Search:
         few = (count for count in (1, 2, 4, 8, 16) if count < threads)
         more = takewhile(lambda t: t < 4 * prod(rows) * n, (threads * 2**f for f in counting()))
         for count in chain(few, more):
-            shapes = {(min(r, prod(rows)), min(count // r, n)) for r in _divisors(count)}
+            shapes = {(min(r, prod(rows)), min(count // r, n)) for r in divisors(count)}
             read = {(r, c): c * self.left.nbytes + r * self.right.nbytes for r, c in shapes}
             for r, c in sorted(shapes, key=lambda shape: (read[shape], shape))[:4]:
                 yield (*_row_edges(self.left, r), _cut(self.right, 0, c))
@@ -363,8 +363,3 @@ def _widest(edges: Edges) -> int:
 def _wide(itemsize: int) -> int:
     """Bytes of an element of C while it is summed: float32 for halves."""
     return max(4, itemsize)
-
-
-def _divisors(n: int) -> set[int]:
-    small = {d for d in range(1, isqrt(n) + 1) if n % d == 0}
-    return small | {n // d for d in small}

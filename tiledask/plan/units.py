@@ -1,10 +1,14 @@
-"""Units, only where people read or type: inside the package everything is bytes and seconds."""
+"""Units, only where people read or type: inside the package everything is bytes and seconds.
+
+And the divisors of a number, by which anything is shared out.
+"""
 
 import re
+from math import isqrt
 
 from tiledask.errors import ConfigError
 
-__all__ = ["format_bytes", "format_seconds", "parse_bytes"]
+__all__ = ["divisors", "format_bytes", "format_seconds", "parse_bytes"]
 
 _SIZES = {
     "": 1, "b": 1,
@@ -55,3 +59,14 @@ def parse_bytes(text: str | int | float) -> int:
             f"'40GiB' (2**30 each) or '512MB'"
         )
     return round(float(match[1]) * _SIZES[match[2]])
+
+
+def divisors(n: int, most: int | None = None) -> list[int]:
+    """Whole numbers up to ``most`` that divide ``n``, in order.
+
+    >>> divisors(12), divisors(12, most=4)
+    ([1, 2, 3, 4, 6, 12], [1, 2, 3, 4])
+    """
+    small = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
+    every = sorted({*small, *(n // k for k in small)})
+    return every if most is None else [k for k in every if k <= most]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 
-from tiledask.errors import ConfigError
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.timing.step_values import Numbers
@@ -163,11 +163,7 @@ def critique(
     True
     """
     recipe = load_recipe(recipe)
-    if not recipe.trains:
-        raise ConfigError(
-            f"recipe {recipe.name} keeps no gradients: it serves, and a critique is of training; "
-            f"use a recipe such as 'mixed-adam-16'"
-        )
+    check_trains(recipe)
     fit = fits(model, layout, cluster, recipe, sequence)
     if fit.verdict == "no":
         return PlanCritique(fit, None)

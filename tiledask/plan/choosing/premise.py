@@ -22,7 +22,7 @@ from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.recipes import State, load_recipe, recipes, state_bytes
 from tiledask.plan.inputs.specs import load_model
 from tiledask.plan.pipelines.closed_form import bubble_fraction
-from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.units import divisors, format_bytes, parse_bytes
 
 __all__ = ["Critique", "Finding", "check_premise", "premises"]
 
@@ -339,7 +339,7 @@ class _Premise:
     ) -> Iterator[tuple[tuple[int, int, int], int]]:
         """((tp, pp, zero), bytes on a device) of what leaves room for a run's overhead."""
         room = memory - default_overhead(devices).total
-        for tp, pp, zero in product(_divisors(per_node), _divisors(devices), range(4)):
+        for tp, pp, zero in product(divisors(per_node), divisors(devices), range(4)):
             if devices % (tp * pp) == 0:
                 plan = _Plan("", devices // (tp * pp), tp, pp, zero, self.recipe)
                 held = plan.bytes(self.size)
@@ -428,7 +428,3 @@ def _gradient_traffic(plan: _Plan, parameters: int) -> float:
 
 def _billions(parameters: float) -> str:
     return f"{parameters / 1e9:.4g} billion"
-
-
-def _divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]

@@ -24,10 +24,10 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_cluster, check_run
+from tiledask.plan.inputs.run import check_cluster, check_run, check_trains
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import Numbers, step_parts
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import divisors, format_bytes, format_seconds
 
 __all__ = ["Plan", "Plans", "Space", "search"]
 
@@ -283,11 +283,7 @@ def search(
         raise ConfigError(
             f"global_batch must be an integer of 1 or more sequences, got {global_batch!r}"
         )
-    if not recipe.trains:
-        raise ConfigError(
-            f"recipe {recipe.name} keeps no gradients: it serves, and a search is for training; "
-            f"use a recipe such as 'mixed-adam-16'"
-        )
+    check_trains(recipe)
     check_run(model, Layout(), sequence)
     check_cluster(cluster)
     if not isinstance(space, Space):
@@ -310,19 +306,19 @@ def _shapes(
 ) -> Iterator[tuple[int, ...]]:
     """(dp, tp, pp, cp, ep, microbatch, microbatches, interleave) on ``devices`` devices."""
     node = cluster.devices_per_node
-    tps = space.tp or [t for t in _divisors(model.heads, min(node, devices)) if node % t == 0]
+    tps = space.tp or [t for t in divisors(model.heads, min(node, devices)) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
     most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
     cps = space.cp or [2**k for k in range(most.bit_length())]
-    eps = space.ep or (_divisors(model.experts, model.experts) if model.experts else [1])
+    eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
     for tp, pp, cp in product(tps, pps, cps):
-        if devices % (tp * pp * cp) or not _allows(model, tp):
+        if devices % (tp * pp * cp) or not model.allows_tp(tp):
             continue
         dp = devices // (tp * pp * cp)
         if batch % dp:
             continue
         share = batch // dp
-        sizes = space.microbatch or _divisors(share, LARGEST_MICROBATCH)
+        sizes = space.microbatch or divisors(share, LARGEST_MICROBATCH)
         for ep, b, v in product(eps, sizes, space.interleave if pp > 1 else (1,)):
             if dp * cp % ep or share % b or pp * v > model.layers:
                 continue
@@ -364,15 +360,3 @@ def _alike(layout: Layout, names: Sequence[str], layers: int) -> Iterator[Layout
             except ValueError:  # more chunks than layers, or a schedule that wants other numbers
                 continue
             yield other
-
-
-def _allows(model: Model, tp: int) -> bool:
-    try:
-        model.check_tp(tp)
-    except ConfigError:
-        return False
-    return True
-
-
-def _divisors(n: int, most: int) -> list[int]:
-    return [k for k in range(1, min(n, most) + 1) if n % k == 0]

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from itertools import combinations, product
 from math import gcd
 
-from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.fitting.memory import MemoryEstimate, stage_rows
 from tiledask.plan.fitting.minimum import minimum_devices
 from tiledask.plan.fitting.overhead import Overhead, default_overhead, overhead_of
@@ -48,9 +48,14 @@ class Search:
     def fewest_devices(self, names: tuple[str, ...] = FIELDS) -> Layout | None:
         """The fewest devices, whatever the cluster has, with only the fields ``names`` changed;
         then the fewest changed fields."""
-        if self._room(2, 3) < self.recipe.bytes_per_parameter:
+        if self._room(default_overhead(2, zero=3)) < self.recipe.bytes_per_parameter:
             return None
-        ceiling = minimum_devices(self.model.parameters, self.recipe, self._room(2, 3)) * 64
+        ceiling = (
+            minimum_devices(
+                self.model.parameters, self.recipe, self._room(default_overhead(2, zero=3))
+            )
+            * 64
+        )
         best: Layout | None = None
         for base in self._bases(names, ceiling, stay=True):
             limit = ceiling if best is None else best.devices
@@ -65,8 +70,8 @@ class Search:
         )
         return layout.devices, changed
 
-    def _room(self, devices: int, zero: int) -> int:
-        overhead = self.overhead if self.own else default_overhead(devices, zero)
+    def _room(self, usual: Overhead) -> int:
+        overhead = self.overhead if self.own else usual
         return max(1, self.cluster.device.memory_bytes - overhead.total)
 
     def _options(self, name: str, limit: int) -> list:
@@ -84,16 +89,9 @@ class Search:
             return [b for b in range(now - 1, 0, -1) if now % b == 0]
         if name == "tp":
             top = min(self.cluster.devices_per_node, model.heads, limit)
-            return [t for t in range(1, top + 1) if t != now and self._allows(t)]
+            return [t for t in range(1, top + 1) if t != now and model.allows_tp(t)]
         top = min(model.layers // self.start.interleave, limit)
         return [p for p in range(1, top + 1) if p != now]
-
-    def _allows(self, tp: int) -> bool:
-        try:
-            self.model.check_tp(tp)
-        except ConfigError:
-            return False
-        return True
 
     def _bases(self, names: tuple[str, ...], limit: int, stay: bool = False) -> Iterator[Layout]:
         """Layouts in which the fields ``names`` but dp take other values, by tp x pp."""
@@ -139,8 +137,7 @@ class Search:
 
     def _ok(self, layout: Layout) -> bool:
         """Whether every stage fits with overhead; the likeliest to fail are looked at first."""
-        zero = layout.zero if layout.dp * layout.cp > 1 else 0
-        room = self._room(layout.devices, zero)
+        room = self._room(overhead_of(layout))
         share, copies = self.model.parameters // self._slices(layout), layout.dp * layout.cp
         if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
             return False  # not even the average device holds its states

@@ -239,6 +239,14 @@ class Model:
         unused = sum(n * unvisited(weights) for _, n, weights in self.layer_kinds)
         return self.parameters - unused - unvisited(self.head)
 
+    def allows_tp(self, tp: int) -> bool:
+        """Whether ``check_tp`` lets it pass."""
+        try:
+            self.check_tp(tp)
+        except ConfigError:
+            return False
+        return True
+
     def check_tp(self, tp: int) -> None:
         """Refuse a tensor parallelism that attention heads cannot be dealt out to."""
         check_integer(self.name, "tp", tp, 1, MOST)

@@ -7,8 +7,9 @@ from tiledask.plan.data import short
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe
 
-__all__ = ["check_cluster", "check_run"]
+__all__ = ["check_cluster", "check_run", "check_trains"]
 
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
@@ -43,6 +44,15 @@ def check_cluster(cluster: Any) -> None:
     if not isinstance(cluster, ClusterSpec):
         raise ConfigError(
             f"a cluster comes from td.load_cluster('8xH100') or a JSON file, got {short(cluster)}"
+        )
+
+
+def check_trains(recipe: Recipe) -> None:
+    """Refuse a recipe that only serves."""
+    if not recipe.trains:
+        raise ConfigError(
+            f"recipe {recipe.name} keeps no gradients: it serves, and this is for training; use a "
+            f"recipe such as 'mixed-adam-16'"
         )
 
 

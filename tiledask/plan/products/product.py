@@ -26,6 +26,7 @@ from tiledask.errors import PlacementError
 from tiledask.plan.products.comms import Piece, fetch, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling, split
 from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.units import divisors
 
 __all__ = [
     "PANEL",
@@ -245,7 +246,7 @@ def two_and_a_half_d(
     if replication is not None and (not _whole(replication) or a.ranks % replication):
         raise PlacementError(
             f"2.5d with replication {replication!r} needs a number of ranks that it divides, there "
-            f"are {a.ranks}; take one of {', '.join(map(str, _divisors(a.ranks)))}"
+            f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
         )
     mesh = _grid("2.5d", a, b, grid, 3, last=replication)
     work = [*_grid_work("2.5d", a, b), Partial()]
@@ -365,7 +366,7 @@ def grids(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
     if axes == 1:
         yield (ranks,)
         return
-    for first in _divisors(ranks):
+    for first in divisors(ranks):
         yield from ((first, *rest) for rest in grids(ranks // first, axes - 1))
 
 
@@ -418,10 +419,6 @@ def _whole(x: object) -> bool:
 
 def _width(panel: int) -> str:
     return f"panel {panel}"
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _check_shapes(a: Tiling, b: Tiling) -> None:

@@ -12,7 +12,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_cluster, check_run
+from tiledask.plan.inputs.run import check_cluster, check_run, check_trains
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.rates import Calibration, load_calibration
@@ -138,8 +138,4 @@ def _check(
             f"{cluster.devices}; use fewer copies or a cluster such as "
             f"'{layout.devices}x{cluster.device.name}'"
         )
-    if not recipe.trains:
-        raise ConfigError(
-            f"recipe {recipe.name} keeps no gradients: it serves, and a step trains; use a "
-            f"recipe such as 'mixed-adam-16'"
-        )
+    check_trains(recipe)
