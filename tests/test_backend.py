@@ -44,7 +44,7 @@ def nvml(count=1, failure=None):
     )
 
 
-def cupy(count=1, no_device=None, no_memory=None, no_nvrtc=None, returned=None):
+def cupy(count=1, no_device=None, no_memory=None, returned=None):
     """CuPy on a machine where the steps named fail with the text given."""
 
     def fail(text, value):
@@ -63,8 +63,7 @@ def cupy(count=1, no_device=None, no_memory=None, no_nvrtc=None, returned=None):
         getDeviceCount=lambda: fail(no_device, count),
         getDeviceProperties=properties,
     )
-    nvrtc = SimpleNamespace(getVersion=lambda: fail(no_nvrtc, (13, 0)))
-    cuda = SimpleNamespace(runtime=runtime, nvrtc=nvrtc)
+    cuda = SimpleNamespace(runtime=runtime)
     return SimpleNamespace(__name__="cupy", __version__="14.2.0", cuda=cuda, asarray=asarray)
 
 
@@ -80,12 +79,13 @@ def machine(monkeypatch):
 
         return load
 
-    def build(driver, library, **environment):
+    def build(driver, library, no_nvrtc="", **environment):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(backend, "_import_nvml", importing(driver))
         monkeypatch.setattr(backend, "_import_cupy", importing(library))
+        monkeypatch.setattr(backend, "nvrtc_reason", lambda: no_nvrtc)
         backend.probe.cache_clear()
         return backend.probe()
 
@@ -173,10 +173,29 @@ def test_devices_hidden_by_the_environment_are_named(machine):
 
 
 def test_a_machine_without_nvrtc_is_usable_and_says_so(machine):
-    found = machine(nvml(), cupy(no_nvrtc="No such file: libnvrtc.so.13"))
+    found = machine(nvml(), cupy(), no_nvrtc="there is no NVRTC")
     assert found.usable
-    assert "finds no NVRTC" in found.nvrtc_reason
-    assert "libnvrtc.so.13" in found.nvrtc_reason
+    assert found.nvrtc_reason == "there is no NVRTC"
+
+
+@pytest.mark.parametrize("fails", ["cuda.core", "cuda.bindings.nvrtc"])
+def test_without_nvrtc_there_is_a_reason_and_a_way_out(monkeypatch, fails):
+    def load(name):
+        if name == fails:
+            raise RuntimeError("No such file: libnvrtc.so.13")
+        return SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
+
+    monkeypatch.setattr(backend, "import_module", load)
+    backend.nvrtc_reason.cache_clear()
+    try:
+        reason = backend.nvrtc_reason()
+        assert "libnvrtc.so.13" in reason
+        assert "pip install 'tiledask[gpu]'" in reason
+        fails = ""
+        backend.nvrtc_reason.cache_clear()
+        assert backend.nvrtc_reason() == ""
+    finally:
+        backend.nvrtc_reason.cache_clear()
 
 
 def test_the_probe_asks_once(machine):
@@ -241,7 +260,7 @@ def test_only_the_backend_imports_cupy():
 
 
 def test_the_check_above_sees_an_import(tmp_path):
-    for text in ("import cupy as cp", "def f():\n  from cupy.cuda import nvrtc",
+    for text in ("import cupy as cp", "def f():\n  from cupy.cuda import runtime",
                  "import_module('cupy')"):  # fmt: skip
         (tmp_path / "x.py").write_text(text)
         assert "cupy" in imported(tmp_path / "x.py")

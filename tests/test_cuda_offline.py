@@ -1,89 +1,196 @@
-"""The CUDA kernels compile for the GPUs we name, on machines without one, within a budget."""
+"""The CUDA kernels compile for the GPUs we name, on machines without one, within a budget.
 
-import io
+Registers, spills and shared memory are ptxas's own report; instructions come from disassembly.
+"""
+
 import re
+import subprocess
+import sysconfig
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-from tiledask.tile import launch
+from tiledask.errors import KernelError
+from tiledask.tile.backend import nvrtc_reason
+from tiledask.tile.cuda import build, launch
+from tiledask.tile.cuda.source import KERNELS, file_text, source
 
-core = pytest.importorskip(
-    "cuda.core", reason="compiling CUDA without a GPU needs cuda-core (Linux, extra 'test')"
-)
+pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
-
-def compile_cubin(source, extent, arch):
-    """(machine code, what ptxas said) of ``source`` for ``arch``; raises where it is wrong."""
-    log = io.StringIO()
-    options = core.ProgramOptions(
-        std="c++17", arch=arch, define_macro=("TILE", str(extent)), ptxas_options=["-v"]
-    )
-    code = core.Program(source, "c++", options).compile("cubin", logs=log).code
-    return code, log.getvalue()
+PLAIN = {"HAS_BETA": 0, "HAS_BIAS": 0, "HAS_GELU": 0, "HAS_BEFORE": 0}
+WGMMA = {
+    "TYPE": "bf16", "OUT": "bf16", "TILE_N": 256, "STAGES": 3, "CLUSTER": 2, "A_TURNED": 0,
+    "B_TURNED": 1, "STAGED": 1, **PLAIN,
+}  # fmt: skip
 
 
 @cache
-def nvrtc_reason():
-    """Why nothing can be compiled here, whatever the source; empty if it can."""
-    try:
-        compile_cubin('extern "C" __global__ void nothing() {}', 16, "sm_80")
-    except Exception as error:  # a missing library is a RuntimeError of its own kind
-        return f"no NVRTC (pip install -e '.[test]' brings it on Linux): {error}"
-    return ""
+def compiled(name, arch, *macros):
+    code, log = build.compile_for(name, dict(macros), arch)
+    return code, build.resources(log)
 
 
-@pytest.fixture(autouse=True)
-def _needs_nvrtc():
-    if nvrtc_reason():
-        pytest.skip(nvrtc_reason())
+def compile_it(name, arch, macros):
+    return compiled(name, arch, *sorted(macros.items()))
 
 
-def numbers(log):
-    """Registers, shared bytes and spilled bytes per thread, from ptxas's report."""
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    return {
-        "registers": int(re.search(r"Used (\d+) registers", log)[1]),
-        "shared": int(re.search(r"(\d+) bytes smem", log)[1]),
-        "spilled": int(spills[1]) + int(spills[2]),
-    }
+@cache
+def disassembler():
+    found = Path(sysconfig.get_paths()["purelib"]) / "nvidia/cu13/bin/nvdisasm"
+    return found if found.exists() else None
+
+
+def instructions(code, folder):
+    """The names of the machine instructions, in order, without what guards them."""
+    if disassembler() is None:
+        pytest.skip("nvdisasm is not installed (pip install -e '.[test]' brings it on Linux)")
+    path = folder / "kernel.cubin"
+    path.write_bytes(code)
+    text = subprocess.run(
+        [disassembler(), "-c", path], capture_output=True, text=True, check=True
+    ).stdout
+    lines = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]+)", text, re.M)
+    assert len(lines) > 50, "a kernel has more instructions than that"
+    return lines
+
+
+def starting(names, *prefixes):
+    return [name for name in names if name.startswith(prefixes)]
+
+
+# -- smem_tiled ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("extent", launch.SMEM_TILES)
-def test_smem_tiled_compiles_within_its_budget(arch, extent):
-    code, log = compile_cubin(launch.source("smem_tiled"), extent, arch)
+@pytest.mark.parametrize("tile", launch.SMEM_TILES)
+def test_smem_tiled_compiles_within_its_budget(arch, tile):
+    extent = tile[0]
+    code, found = compile_it("smem_tiled", arch, {"TILE": extent, **PLAIN})
     assert code[:4] == b"\x7fELF"
     assert b"smem_tiled" in code
-    found = numbers(log)
-    assert found["shared"] == 2 * extent * extent * 4  # one tile of A, one of B
-    assert found["spilled"] == 0
+    assert found.shared == 2 * extent * extent * 4  # one tile of A, one of B
+    assert found.spilled == found.stack == 0
     # a multiprocessor of sm_80 and sm_90 has 65,536 registers: room for two blocks of 32 x 32
     # threads with 32 each, which is all the threads it takes, or for four of 16 x 16 with 64
-    assert found["registers"] <= {16: 64, 32: 32}[extent]
-
-
-def test_options_are_those_the_kernel_runs_with():
-    assert launch.options(16) == ("-std=c++17", "-DTILE=16")
-
-
-def test_a_syntax_error_is_refused():
-    broken = launch.source("smem_tiled").replace("float sum = 0.0f;", "float sum = 0.0f")
-    with pytest.raises(Exception, match='expected a ";"'):
-        compile_cubin(broken, 16, "sm_90")
+    assert found.registers <= {16: 64, 32: 32}[extent]
 
 
 @pytest.mark.parametrize("extent", [24, 64])
 def test_a_tile_the_kernel_cannot_hold_is_refused(extent):
-    with pytest.raises(Exception, match="power of two of at most 32"):
-        compile_cubin(launch.source("smem_tiled"), extent, "sm_90")
+    with pytest.raises(KernelError, match="power of two of at most 32"):
+        build.compile_for("smem_tiled", {"TILE": extent}, "sm_90")
 
 
-def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen():
-    greedy = launch.source("smem_tiled").replace(
+# -- wgmma_ws_persistent -------------------------------------------------------------------------
+
+VARIANTS = {
+    "as it is measured": {},
+    "operands the other way": {"A_TURNED": 1, "B_TURNED": 0},
+    "float32 out": {"OUT": "float", "STAGED": 0, "STAGES": 4},
+    "float32 out, added": {"OUT": "float", "STAGED": 0, "STAGES": 4, "HAS_BETA": 1},
+    "bias and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1},
+    "everything": {"STAGED": 0, "STAGES": 4, "HAS_BETA": 1, "HAS_BIAS": 1, "HAS_GELU": 1,
+                   "HAS_BEFORE": 1},
+    "fp16, narrow, alone": {"TYPE": "f16", "OUT": "f16", "TILE_N": 128, "STAGES": 5, "CLUSTER": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_wgmma_compiles_without_spills_and_nothing_is_ignored(variant):
+    macros = {**WGMMA, **VARIANTS[variant]}
+    _, found = compile_it("wgmma_ws_persistent", "sm_90a", macros)
+    assert found.spilled == found.stack == 0
+    # 384 threads share 65,536 registers until the producer gives some of its own away
+    assert found.registers == 168
+    # C7508: setmaxnreg ignored; C7510, C7514: wgmma made to wait; C7519: a fence was missing
+    assert found.remarks == ()
+
+
+def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
+    text = file_text("wgmma_ws_persistent.cu")
+    down, up = (int(re.search(rf"registers_{x}_to<(\d+)>", text)[1]) for x in ("down", "up"))
+    assert 128 * down + 256 * up <= 384 * 168
+    assert down % 8 == up % 8 == 0
+    assert up >= 128 + 32  # 128 sums of the wide tile, and addresses
+
+
+@pytest.mark.parametrize("columns", [256, 128])
+@pytest.mark.parametrize("staged", [0, 1])
+def test_wgmma_shared_memory_fits(columns, staged):
+    stages, shared = launch.wgmma_memory(columns, staged)
+    assert shared <= 227 * 1024
+    assert stages >= 3
+    # one more stage would not fit: the ring is as deep as it can be
+    assert shared + (128 + columns) * 128 > 227 * 1024
+
+
+def test_wgmma_uses_what_hopper_has(tmp_path):
+    code, _ = compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)
+    names = instructions(code, tmp_path)
+    assert set(starting(names, "HGMMA")) == {"HGMMA.64x256x16.F32.BF16"}
+    assert starting(names, "UTMALDG.3D.MULTICAST")  # B, for both blocks of a cluster
+    assert starting(names, "UTMASTG.3D")  # C
+    assert len(starting(names, "USETMAXREG")) == 2
+    assert starting(names, "SYNCS.PHASECHK")  # waits at barriers
+    assert not starting(names, "LDL", "STL", "HMMA", "FFMA")
+    # between one stage's products and the next the whole GPU is not waited for
+    first, last = (i for i in (_first(names, "HGMMA"), len(names) - _first(names[::-1], "HGMMA")))
+    assert not starting(names[first:last], "MEMBAR", "BAR", "ERRBAR")
+
+
+def _first(names, prefix):
+    return next(i for i, name in enumerate(names) if name.startswith(prefix))
+
+
+def test_a_release_that_waits_for_all_memory_would_be_seen(tmp_path, monkeypatch):
+    """The faulty way to tell a cluster: release at cluster scope drains every write first."""
+    text = source("wgmma_ws_persistent")
+    plain = "mbarrier.arrive.shared::cluster.b64"
+    assert text.count(plain) == 1
+    slow = text.replace(plain, "mbarrier.arrive.release.cluster.shared::cluster.b64")
+    monkeypatch.setattr(build, "source", lambda name: slow)
+    code, _ = build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90a")
+    names = instructions(code, tmp_path)
+    first, last = _first(names, "HGMMA"), len(names) - _first(names[::-1], "HGMMA")
+    assert starting(names[first:last], "MEMBAR")
+
+
+def test_wgmma_without_a_cap_on_registers_would_be_seen(monkeypatch):
+    text = source("wgmma_ws_persistent").replace("__launch_bounds__(384, 1)", "")
+    monkeypatch.setattr(build, "source", lambda name: text)
+    _, log = build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90a")
+    assert any("C7508" in remark for remark in build.resources(log).remarks)
+
+
+def test_wgmma_is_for_sm_90a_alone():
+    with pytest.raises(KernelError, match=r"did not compile for sm_90 with TYPE=bf16"):
+        build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90")
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_hold_no_ptx_themselves(name):
+    text = file_text(f"{name}.cu")
+    assert "asm" not in re.sub(r"//.*", "", text)
+
+
+def test_a_syntax_error_is_refused(monkeypatch):
+    broken = source("smem_tiled").replace("float sum = 0.0f;", "float sum = 0.0f")
+    monkeypatch.setattr(build, "source", lambda name: broken)
+    with pytest.raises(KernelError, match='expected a ";"'):
+        build.compile_for("smem_tiled", {"TILE": 16}, "sm_90")
+
+
+def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen(monkeypatch):
+    greedy = source("smem_tiled").replace(
         "float a_tile[TILE * TILE]", "float a_tile[2 * TILE * TILE]"
     )
-    assert numbers(compile_cubin(greedy, 32, "sm_90")[1])["shared"] == 3 * 32 * 32 * 4
+    monkeypatch.setattr(build, "source", lambda name: greedy)
+    log = build.compile_for("smem_tiled", {"TILE": 32}, "sm_90")[1]
+    assert build.resources(log).shared == 3 * 32 * 32 * 4
     spilling = """
     extern "C" __global__ void __launch_bounds__(1024) smem_tiled(float* x) {
         __shared__ float tile[1024];
@@ -93,4 +200,24 @@ def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen():
         __syncthreads();
         for (int i = 0; i < 128; ++i) x[i * 1024 + threadIdx.x] = kept[127 - i] * tile[i];
     }"""
-    assert numbers(compile_cubin(spilling, 32, "sm_90")[1])["spilled"] > 0
+    monkeypatch.setattr(build, "source", lambda name: spilling)
+    assert build.resources(build.compile_for("smem_tiled", {}, "sm_90")[1]).spilled > 0
+
+
+def test_machine_code_is_made_once_and_kept_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+    compile_for = build.compile_for
+    monkeypatch.setattr(
+        build, "compile_for", lambda *given: made.append(given) or compile_for(*given)
+    )
+    first = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == first
+    assert len(made) == 1
+    assert first.read_bytes()[:4] == b"\x7fELF"
+    assert build._kept("smem_tiled", {"TILE": 32}, "sm_80") != first
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_90") != first
+    changed = source("smem_tiled") + "\n// another text"
+    monkeypatch.setattr(build, "source", lambda name: changed)
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") != first
+    assert {p.suffix for p in first.parent.iterdir()} == {".cubin"}

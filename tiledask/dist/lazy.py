@@ -29,7 +29,7 @@ from tiledask.dist.array import (
 )
 from tiledask.dist.lazy_graph import Graph, Operand, check_chunks
 from tiledask.dist.lazy_plan import Machine, Plan, plan_product
-from tiledask.dist.operands import check_types
+from tiledask.dist.operands import check_kernel, check_types
 from tiledask.errors import DoesNotFitError, KernelError, PlacementError
 from tiledask.plan.units import parse_bytes
 from tiledask.tile import probe
@@ -132,6 +132,7 @@ def _operands(x: Any, y: Any, kernel: str) -> tuple[da.Array, da.Array]:
             f"x {x.shape} has {x.shape[-1]} columns and y {y.shape} has {y.shape[0]} rows, they "
             f"must be equal; transpose one of them?"
         )
+    check_kernel(kernel, array_namespace(x._meta).__name__)
     check_types(x, y, kernel, ("x", "y"))
     return x, y
 

@@ -93,7 +93,7 @@ def _multiply_band(
     for k in pairwise([*range(*band, step), band[1]]):
         for (rows, x), (columns, y) in product(left.arrays(*k), right.arrays(*k)):
             for x2, c2 in matrices(x, c[slices((*rows, *columns))]):
-                tile_matmul(x2, y.T, job.kernel, job.tile, out=c2, accumulate=add)
+                tile_matmul(x2, y.T, job.kernel, job.tile, out=c2, beta=float(add))
         add = True
 
 

@@ -24,7 +24,7 @@ from tiledask.dist.lending import Block, Facts, Lender, Span, lending, transport
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.multiply import Job, Part, Turn, multiply, sum_addends
 from tiledask.dist.needed import ledger_of
-from tiledask.dist.operands import check_types
+from tiledask.dist.operands import check_kernel, check_types
 from tiledask.dist.progress import watching
 from tiledask.dist.rates import rates_of
 from tiledask.dist.recovery import anchor
@@ -348,4 +348,5 @@ def _check(a: Any, b: Any, kernel: str) -> None:
         raise PlacementError(
             f"A is on {a.mesh.cluster} and B on another, {b.mesh.cluster}; distribute both on one"
         )
+    check_kernel(kernel, a.mesh.cluster.backend)
     check_types(a, b, kernel)

@@ -266,7 +266,7 @@ def _accumulate(job: Job, a: Any, b: Any, c: Any, more: bool) -> None:
     if a.ndim == 1:
         a, c = a[None], c[None]
     for rows, there in matrices(a, c):
-        tile_matmul(rows, b, kernel=job.kernel, tile=job.tile, out=there, accumulate=more)
+        tile_matmul(rows, b, kernel=job.kernel, tile=job.tile, out=there, beta=float(more))
 
 
 def matrices(x: Any, c: Any) -> Iterator[tuple[Any, Any]]:

@@ -2,11 +2,32 @@
 
 from typing import Any
 
-from tiledask.errors import PlacementError
+from tiledask.errors import KernelError, PlacementError
 from tiledask.tile import kernels
 from tiledask.tile.table import lookup
 
-__all__ = ["check_types"]
+__all__ = ["check_kernel", "check_types"]
+
+
+def check_kernel(kernel: str, arrays: str) -> None:
+    """None if ``kernel`` multiplies ``arrays``, "numpy" or "cupy", which is what the workers hold.
+
+    Whether their GPUs are new enough for it only they can say, and they do at the first product.
+    Raises KernelError otherwise, and for an unknown kernel.
+    """
+    takes = lookup(kernel).arrays
+    if takes == arrays or kernel == "blas":
+        return
+    others = ", ".join(name for name, info in kernels.items() if info.arrays == arrays)
+    if takes == "cupy":
+        raise KernelError(
+            f"kernel {kernel!r} runs on GPUs, and the blocks are NumPy arrays on CPUs; use one of "
+            f"{others}, or workers with GPUs: td.start_cluster(device='gpu')"
+        )
+    raise KernelError(
+        f"kernel {kernel!r} runs on CPUs, and the blocks are CuPy arrays on GPUs; use one of "
+        f"{others}, blas, or workers without: td.start_cluster(device='cpu')"
+    )
 
 
 def check_types(
@@ -22,9 +43,14 @@ def check_types(
         raise PlacementError(
             f"{x} is {a.dtype} and {y} is {b.dtype}, they must be equal; {convert} one with astype"
         )
-    takes = lookup(kernel).dtypes
+    found = lookup(kernel)
+    takes = found.dtypes
     if a.dtype.name not in takes:
-        others = [repr(name) for name, info in kernels.items() if a.dtype.name in info.dtypes]
+        others = [
+            repr(name)
+            for name, info in kernels.items()
+            if a.dtype.name in info.dtypes and info.arrays == found.arrays
+        ]
         raise PlacementError(
             f"the kernel {kernel!r} takes {', '.join(takes)}, {x} and {y} are {a.dtype}; use "
             f"kernel={' or '.join(others) or 'another'}, or {convert} them with astype"

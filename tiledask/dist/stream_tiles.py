@@ -95,8 +95,8 @@ def warm(job: Job) -> None:
     a, c = xp.ones((256, 256), product.a.dtype), xp.ones((256, 256), product.summed_in)
     loops = product.kernel == "loops"  # would take seconds, and needs what "tiled" does
     kernel, tile = ("tiled", None) if loops else (product.kernel, product.tile)
-    for accumulate in (False, True):  # two libraries, perhaps
-        tile_matmul(a, a, kernel=kernel, tile=tile, out=c, accumulate=accumulate)
+    for beta in (0.0, 1.0):  # two libraries, perhaps
+        tile_matmul(a, a, kernel=kernel, tile=tile, out=c, beta=beta)
     synchronize(c)
 
 
@@ -127,7 +127,7 @@ def stream_tiles(job: Job) -> int:
                 if start and start == begin.get(region):
                     read += _take_up(product.c, region, c)
                 tile_matmul(
-                    a, b, kernel=product.kernel, tile=product.tile, out=c, accumulate=start > 0
+                    a, b, kernel=product.kernel, tile=product.tile, out=c, beta=float(start > 0)
                 )
                 synchronize(c)
                 if stop == product.k or keeper.due:

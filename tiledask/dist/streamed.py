@@ -20,7 +20,7 @@ import numpy as np
 from tiledask.dist.array import Both
 from tiledask.dist.cluster import DEADLINE, Cluster, seconds_of
 from tiledask.dist.counters import Counted, counting
-from tiledask.dist.operands import check_types
+from tiledask.dist.operands import check_kernel, check_types
 from tiledask.dist.progress import following, watching
 from tiledask.dist.records import Records, differences
 from tiledask.dist.stored import (
@@ -120,6 +120,7 @@ def multiply_stored(
     then the same call goes on.
     """
     seconds = None if timeout is None else seconds_of(timeout)
+    check_kernel(kernel, cluster.backend)
     product = _product(a, b, out, kernel, tile, resume)
     target = product.c
     records = Records(records_of(target), uuid.uuid4().hex)
@@ -173,6 +174,7 @@ def plan_stored(
     memory_limit: int | str | None = None,
 ) -> StreamPlan:
     """The plan that `multiply_stored` would follow from the start; nothing runs."""
+    check_kernel(kernel, cluster.backend)
     return _planned(_product(a, b, out, kernel, tile, resume=False), cluster, memory_limit)
 
 

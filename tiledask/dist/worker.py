@@ -50,7 +50,7 @@ def warm_up() -> None:
     np.random.default_rng(0).standard_normal((256, 256), np.float32).astype(np.float16).sum()
     for dtype in (np.float32, np.float64, np.float16):
         a = np.ones((256, 256), dtype)
-        matmul(a, a, out=np.zeros((256, 256), np.result_type(dtype, np.float32)), accumulate=True)
+        matmul(a, a, out=np.zeros((256, 256), np.result_type(dtype, np.float32)), beta=1.0)
         a @ a
 
 

@@ -103,7 +103,7 @@ def probe() -> Backend:
         _round_trip(cp)
     except Exception as error:  # CUDARuntimeError, or a library that cannot be loaded
         return Backend(False, _without_device(error, driver), devices=driver.devices, **known)
-    return Backend(True, "", devices=devices, nvrtc_reason=_nvrtc_reason(cp), **known)
+    return Backend(True, "", devices=devices, nvrtc_reason=nvrtc_reason(), **known)
 
 
 def array_namespace(*arrays: Any) -> ModuleType:
@@ -255,13 +255,16 @@ def _round_trip(cp: ModuleType) -> None:
         raise RuntimeError(f"sent {sent.tolist()} to the device, {received.tolist()} came back")
 
 
-def _nvrtc_reason(cp: ModuleType) -> str:
+@cache
+def nvrtc_reason() -> str:
+    """Why CUDA C++ cannot be compiled here, in a sentence; empty if it can. It needs no GPU."""
     try:
-        cp.cuda.nvrtc.getVersion()
+        import_module("cuda.core")
+        import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # a missing library is a RuntimeError of its own kind
         return (
-            f"CuPy finds no NVRTC, which compiles CUDA C++ at run time ({_line(error)}); "
-            f"install it with {_INSTALL}"
+            f"NVRTC, which compiles CUDA C++, cannot be used ({_line(error)}); install it with "
+            f"{_INSTALL}"
         )
     return ""
 

@@ -1,7 +1,8 @@
-"""C += A B in place: the product that neither NumPy nor CuPy has a name for, straight from BLAS.
+"""C = alpha A B + beta C in place: what neither NumPy nor CuPy has a name for, straight from BLAS.
 
     NumPy   gemm, and gemv for vectors, of the BLAS in SciPy, called where SciPy publishes them
-    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C
+    CuPy    cublasGemmEx, which multiplies halves too, also into a float32 C; for a batch
+            cublasGemmStridedBatchedEx
 
 BLAS reads a matrix by columns: each contiguous, ``ld`` elements from one to the next. A matrix
 whose rows are contiguous it takes as such a one transposed; a C like that is computed as
@@ -21,7 +22,7 @@ import numpy as np
 from tiledask.errors import KernelError
 from tiledask.tile.backend import accumulator, array_namespace, on_device
 
-__all__ = ["PANEL_ROWS", "gemm"]
+__all__ = ["PANEL_ROWS", "gemm", "gemm_batch"]
 
 PANEL_ROWS = 512
 """Rows of a C without a unit stride that `gemm` computes at a time, in a scratch of that size."""
@@ -30,13 +31,22 @@ _LARGEST = 2**31 - 1
 """Extents and strides are 32-bit ints in SciPy's BLAS and in cublasGemmEx."""
 
 
-def gemm(a: Any, b: Any, c: Any, accumulate: bool = False) -> None:
-    """None, once c [m, n] holds a @ b for a [m, k] and b [k, n], or c + a @ b if ``accumulate``.
+class _How(NamedTuple):
+    alpha: float
+    beta: float
+    tf32: bool
+
+
+def gemm(
+    a: Any, b: Any, c: Any, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
+) -> None:
+    """None, once c [m, n] holds alpha a @ b + beta c for a [m, k] and b [k, n].
 
     NumPy arrays are float32 or float64, all three of one type. CuPy arrays may also be float16
-    or bfloat16, with c of their type or float32; sums are float32 for both. What c held does not
-    enter without ``accumulate``, NaN neither. The interpreter's lock is released, and on a GPU the
-    call returns before the work is done.
+    or bfloat16, with c of their type or float32; sums are float32 for both. With a beta of 0 what
+    c held does not enter, NaN neither. ``tf32`` lets cuBLAS round float32 operands to 10 bits of
+    mantissa, as CUPY_TF32=1 does. The interpreter's lock is released, and on a GPU the call
+    returns before the work is done.
 
     Any strides will do, and where every matrix has a unit stride nothing is copied: slices,
     transposes, rows and columns. An a or b without one (a stride of 0 or below in each direction,
@@ -47,21 +57,51 @@ def gemm(a: Any, b: Any, c: Any, accumulate: bool = False) -> None:
     of 2^31 or more.
 
     >>> c = np.ones((2, 2))
-    >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, accumulate=True)
+    >>> gemm(np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), c, alpha=2.0, beta=1.0)
     >>> c.tolist()
-    [[2.0, 3.0], [4.0, 5.0]]
+    [[3.0, 5.0], [7.0, 9.0]]
     """
     xp = array_namespace(a, b, c)
     _check(a, b, c, xp)
+    how = _How(alpha, beta, tf32)
     if 0 in (*a.shape, *b.shape):
-        if not accumulate:
-            c[...] = 0
+        c[...] = beta * c if beta else 0
     elif _leading(c) is not None:
-        _by_columns(a, b, c, accumulate, xp)
+        _by_columns(a, b, c, how, xp)
     elif _leading(c.T) is not None:
-        _by_columns(b.T, a.T, c.T, accumulate, xp)
+        _by_columns(b.T, a.T, c.T, how, xp)
     else:
-        _through_scratch(a, b, c, accumulate, xp)
+        _through_scratch(a, b, c, how, xp)
+
+
+def gemm_batch(
+    a: Any, b: Any, c: Any, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
+) -> None:
+    """None, once each c[i] holds alpha a[i] @ b[i] + beta c[i]; CuPy arrays of 3 dimensions.
+
+    One call of cuBLAS where every matrix has a unit stride; otherwise one after the other. An
+    operand that all share is broadcast, with a stride of 0 from one to the next.
+    """
+    _check(a[0], b[0], c[0], array_namespace(a, b, c))
+    if not a.shape[0] == b.shape[0] == c.shape[0]:
+        raise KernelError(
+            f"a, b and c must be as many, got {a.shape[0]}, {b.shape[0]} and {c.shape[0]}; "
+            f"broadcast what is shared"
+        )
+    how = _How(alpha, beta, tf32)
+    if _goes_in(a) and _goes_in(b) and _leading(c[0]) is not None:
+        _gpu_batch(a, b, c, how)
+    elif _goes_in(a) and _goes_in(b) and _leading(c[0].T) is not None:
+        _gpu_batch(*(x.transpose(0, 2, 1) for x in (b, a, c)), how)
+    else:
+        for i in range(c.shape[0]):
+            gemm(a[i], b[i], c[i], alpha, beta, tf32=tf32)
+
+
+def _goes_in(x: Any) -> bool:
+    """Whether BLAS takes the matrices of a batch, or their transposes, as they lie."""
+    whole = x.strides[0] % x.itemsize == 0
+    return whole and any(_leading(y) is not None for y in (x[0], x[0].T))
 
 
 def _leading(x: Any) -> int | None:
@@ -81,22 +121,22 @@ def _leading(x: Any) -> int | None:
     return ld if not rest and least <= ld <= _LARGEST else None
 
 
-def _by_columns(a: Any, b: Any, c: Any, accumulate: bool, xp: ModuleType) -> None:
+def _by_columns(a: Any, b: Any, c: Any, how: _How, xp: ModuleType) -> None:
     """The product into a c whose columns are contiguous."""
     a, b = _unit_stride(a, xp), _unit_stride(b, xp)
-    (_cpu if xp is np else _gpu)(a, b, c, accumulate)
+    (_cpu if xp is np else _gpu)(a, b, c, how)
 
 
-def _through_scratch(a: Any, b: Any, c: Any, accumulate: bool, xp: ModuleType) -> None:
+def _through_scratch(a: Any, b: Any, c: Any, how: _How, xp: ModuleType) -> None:
     with on_device(c):
         scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
     b = _unit_stride(b, xp)
     for i in range(0, c.shape[0], PANEL_ROWS):
         panel = c[i : i + PANEL_ROWS]
         part = scratch[: len(panel)]
-        if accumulate:
+        if how.beta:
             part[...] = panel
-        gemm(a[i : i + PANEL_ROWS], b, part, accumulate)
+        gemm(a[i : i + PANEL_ROWS], b, part, how.alpha, how.beta, tf32=how.tf32)
         panel[...] = part
 
 
@@ -129,31 +169,31 @@ _PARAMETERS = {"gemm": "cciiirririrri", "gemv": "ciirririrri"}
 """The pointers that a function takes: to a character, an integer, or real numbers."""
 
 
-def _cpu(a: np.ndarray, b: np.ndarray, c: np.ndarray, accumulate: bool) -> None:
+def _cpu(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
     if c.shape[1] == 1:
-        _gemv(a, b, c, accumulate)
+        _gemv(a, b, c, how)
     elif c.shape[0] == 1:
-        _gemv(b.T, a.T, c.T, accumulate)
+        _gemv(b.T, a.T, c.T, how)
     else:
-        _gemm(a, b, c, accumulate)
+        _gemm(a, b, c, how)
 
 
-def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, accumulate: bool) -> None:
+def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
     call, integer, real = _blas(_letter(c) + "gemm")
     (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
     sizes = (*c.shape, a.shape[1], lda, ldb, _leading(c))
     m, n, k, lda, ldb, ldc = (ctypes.byref(integer(x)) for x in sizes)
-    one, beta = ctypes.byref(real(1)), ctypes.byref(real(accumulate))
+    alpha, beta = (ctypes.byref(real(x)) for x in (how.alpha, how.beta))
     call(
         b"T" if turn_a else b"N", b"T" if turn_b else b"N", m, n, k,
-        one, a.ctypes.data, lda, b.ctypes.data, ldb,
+        alpha, a.ctypes.data, lda, b.ctypes.data, ldb,
         beta, c.ctypes.data, ldc,
     )  # fmt: skip
 
 
-def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, accumulate: bool) -> None:
+def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, how: _How) -> None:
     """The product with one column x [k, 1] into y [m, 1]: a third of gemm's time."""
-    if not accumulate:
+    if not how.beta:
         y[...] = 0  # and then added to: whether BLAS's beta of 0 stops NaN depends on its version
     call, integer, real = _blas(_letter(y) + "gemv")
     turn, ld = _flag(a)
@@ -161,11 +201,11 @@ def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, accumulate: bool) -> None
     steps = (ld if turned else 1 for turned, ld in (_flag(x), _flag(y)))
     sizes = (*(a.T if turn else a).shape, ld, *steps)
     rows, columns, ld, step_x, step_y = (ctypes.byref(integer(x)) for x in sizes)
-    one = ctypes.byref(real(1))
+    alpha, beta = (ctypes.byref(real(x)) for x in (how.alpha, how.beta or 1))
     call(
         b"T" if turn else b"N", rows, columns,
-        one, a.ctypes.data, ld, x.ctypes.data, step_x,
-        one, y.ctypes.data, step_y,
+        alpha, a.ctypes.data, ld, x.ctypes.data, step_x,
+        beta, y.ctypes.data, step_y,
     )  # fmt: skip
 
 
@@ -214,27 +254,48 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 """cudaDataType_t, by the names of the element types (CUDA's library_types.h)."""
 
 
-def _gpu(a: Any, b: Any, c: Any, accumulate: bool) -> None:
+def _gpu(a: Any, b: Any, c: Any, how: _How) -> None:
     cuda = array_namespace(c).cuda
-    double = c.dtype.name == "float64"
-    # the factors are of the type that is summed in; read on the host before the call returns
-    one, beta = (np.array(x, np.float64 if double else np.float32) for x in (1, accumulate))
-    (m, n), k = c.shape, a.shape[1]
+    factors, (m, n), k = _factors(c, how), c.shape, a.shape[1]
     (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
     kind_a, kind_b, kind_c = (_CUDA_TYPES[x.dtype.name] for x in (a, b, c))
     with on_device(c):
         cuda.cublas.gemmEx(
             cuda.device.get_cublas_handle(), int(turn_a), int(turn_b), m, n, k,
-            one.ctypes.data, a.data.ptr, kind_a, lda, b.data.ptr, kind_b, ldb,
-            beta.ctypes.data, c.data.ptr, kind_c, _leading(c),
-            _compute_type(a.dtype.name, cuda.cublas), cuda.cublas.CUBLAS_GEMM_DEFAULT,
+            factors[0].ctypes.data, a.data.ptr, kind_a, lda, b.data.ptr, kind_b, ldb,
+            factors[1].ctypes.data, c.data.ptr, kind_c, _leading(c),
+            _compute_type(a.dtype.name, cuda.cublas, how.tf32), cuda.cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 
 
-def _compute_type(name: str, cublas: Any) -> int:
+def _gpu_batch(a: Any, b: Any, c: Any, how: _How) -> None:
+    """`_gpu` for each of a batch, at one call; c's matrices are contiguous by columns."""
+    cuda = array_namespace(c).cuda
+    factors, (batch, m, n), k = _factors(c, how), c.shape, a.shape[2]
+    (turn_a, lda), (turn_b, ldb) = _flag(a[0]), _flag(b[0])
+    kind_a, kind_b, kind_c = (_CUDA_TYPES[x.dtype.name] for x in (a, b, c))
+    step_a, step_b, step_c = (x.strides[0] // x.itemsize for x in (a, b, c))
+    with on_device(c):
+        cuda.cublas.gemmStridedBatchedEx(
+            cuda.device.get_cublas_handle(), int(turn_a), int(turn_b), m, n, k,
+            factors[0].ctypes.data, a.data.ptr, kind_a, lda, step_a,
+            b.data.ptr, kind_b, ldb, step_b,
+            factors[1].ctypes.data, c.data.ptr, kind_c, _leading(c[0]), step_c, batch,
+            _compute_type(a.dtype.name, cuda.cublas, how.tf32), cuda.cublas.CUBLAS_GEMM_DEFAULT,
+        )  # fmt: skip
+
+
+def _factors(c: Any, how: _How) -> tuple[np.ndarray, np.ndarray]:
+    """alpha and beta in the type that is summed in; read on the host before a call returns."""
+    dtype = np.float64 if c.dtype.name == "float64" else np.float32
+    return np.array(how.alpha, dtype), np.array(how.beta, dtype)
+
+
+def _compute_type(name: str, cublas: Any, tf32: bool = False) -> int:
     if name == "float64":
         return cublas.CUBLAS_COMPUTE_64F
-    if name == "float32" and os.environ.get("CUPY_TF32") == "1":  # as cupy.matmul reads it
+    # the variable as cupy.matmul reads it
+    if name == "float32" and (tf32 or os.environ.get("CUPY_TF32") == "1"):
         return cublas.CUBLAS_COMPUTE_32F_FAST_TF32
     return cublas.CUBLAS_COMPUTE_32F
 
@@ -250,7 +311,7 @@ def _check(a: Any, b: Any, c: Any, xp: ModuleType) -> None:
         )
     if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
         raise KernelError(
-            f"c [m, n] += a [m, k] @ b [k, n], got {c.shape} += {a.shape} @ {b.shape}; "
+            f"c [m, n] = a [m, k] @ b [k, n], got {c.shape} = {a.shape} @ {b.shape}; "
             f"transpose or slice one"
         )
     if max(*c.shape, a.shape[1]) > _LARGEST:

@@ -1,10 +1,10 @@
 """The product of two arrays, three ways: by definition, tile by tile, by the library.
 
-Every kernel writes a @ b into ``out``, or adds it to what ``out`` holds; shapes, types and
-overlap were checked before. ``out`` is of the operands' type, or float32 for halves (float16 and
+Every kernel writes a @ b into ``out``, finished as its epilogue says; shapes, types and overlap
+were checked before. ``out`` is of the operands' type, or float32 for halves (float16 and
 bfloat16), whose sums are float32. They round differently:
 
-    loops   sums in Python's float (64 bits) and rounds once
+    loops   sums and finishes in Python's float (64 bits) and rounds once
     tiled   each tile product and the sum over k in the operands' type; halves in float32,
             rounded to ``out`` once, at the end
     blas    as the library does, in the operands' type; halves in float32, likewise
@@ -15,43 +15,54 @@ from typing import Any
 import numpy as np
 
 from tiledask.tile.backend import HALVES, accumulator, array_namespace
-from tiledask.tile.gemm import gemm
+from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
+from tiledask.tile.gemm import gemm, gemm_batch
 from tiledask.tile.levels import Tile, TileTraffic
 
-__all__ = ["blas", "cublas", "half_tile", "loops", "tiled"]
+__all__ = ["blas", "cublas", "half_rows", "half_tile", "loops", "tiled"]
 
 
-def loops(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def loops(a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: None, epilogue: Epilogue) -> None:
     """a @ b by its definition, one multiplication at a time."""
     rows, columns = a.tolist(), b.T.tolist()
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            total = float(out[i, j]) if accumulate else 0.0
+            total = 0.0
             for x, y in zip(row, column, strict=True):
                 total += x * y
+            total *= epilogue.alpha
+            if epilogue.loads_c:
+                total += epilogue.beta * float(out[i, j])
+            if epilogue.bias is not None:
+                total += float(epilogue.bias[j])
+            if epilogue.preactivation is not None:
+                epilogue.preactivation[i, j] = total
+            if epilogue.activation is not None:
+                total = float(ACTIVATIONS[epilogue.activation](np.float64(total)))
             out[i, j] = total
 
 
 def tiled(
-    a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: Tile, accumulate: bool
+    a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: Tile, epilogue: Epilogue
 ) -> TileTraffic:
     """a @ b tile by tile; returns the bytes it loaded and stored, counted as it went.
 
     One tile of C at a time is kept in an accumulator while the tiles of A and B that it needs
-    pass by, as a GPU's thread block does it. Each tile product is a BLAS call.
+    pass by, as a GPU's thread block does it, and is finished there. Each tile product is a BLAS
+    call.
     """
     (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], tile
     wide = accumulator(a.dtype)
     held = np.empty(min(tm, m) * min(tn, n), wide)
     scratch = np.empty_like(held)
-    tiles = a_bytes = b_bytes = c_bytes = 0
+    tiles = a_bytes = b_bytes = c_bytes = c_loaded = 0
     for i in range(0, m, tm):
         for j in range(0, n, tn):
             c = out[i : i + tm, j : j + tn]  # [tm, tn], smaller at the edges
             # contiguous at the edges too: NumPy would add strided ones through buffers of its own
             acc = held[: c.size].reshape(c.shape)
             product = scratch[: c.size].reshape(c.shape)
-            acc[...] = c if accumulate else 0
+            acc[...] = 0
             for p in range(0, k, tk):
                 a_tile, b_tile = a[i : i + tm, p : p + tk], b[p : p + tk, j : j + tn]
                 np.matmul(_as(a_tile, wide), _as(b_tile, wide), out=product)
@@ -59,25 +70,32 @@ def tiled(
                 tiles += 1
                 a_bytes += a_tile.nbytes
                 b_bytes += b_tile.nbytes
+            acc *= epilogue.alpha
+            if epilogue.loads_c:
+                product[...] = c
+                product *= epilogue.beta
+                acc += product
+                c_loaded += c.nbytes
+            epilogue.finish(acc, i, j)
             c[...] = acc
             c_bytes += c.nbytes
-    return TileTraffic(
-        m, n, k, tile, a.itemsize, tiles, a_bytes, b_bytes, c_bytes, c_bytes if accumulate else 0
-    )
+    return TileTraffic(m, n, k, tile, a.itemsize, tiles, a_bytes, b_bytes, c_bytes, c_loaded)
 
 
-def blas(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
-    """a @ b by BLAS: NumPy's to write, SciPy's to add in place.
+def blas(a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: None, epilogue: Epilogue) -> None:
+    """a @ b by BLAS: NumPy's to write, SciPy's to scale and add in place.
 
     The two are equally fast from 256 rows on. NumPy's is there already, quicker to call, and does
     half of the work for a @ a.T. Halves are widened a piece at a time and summed in float32.
     """
     if a.dtype.name in HALVES:
-        _blas_of_halves(a, b, out, accumulate)
-    elif accumulate:
-        gemm(a, b, out, accumulate)
+        _blas_of_halves(a, b, out, epilogue)
+        return
+    if epilogue.alpha != 1 or epilogue.loads_c:
+        gemm(a, b, out, epilogue.alpha, epilogue.beta)
     else:
         np.matmul(a, b, out=out)
+    epilogue.finish(out)
 
 
 def half_tile(out_itemsize: int) -> Tile:
@@ -89,7 +107,7 @@ def half_tile(out_itemsize: int) -> Tile:
     return (4096, 4096, 256) if out_itemsize == 4 else (2048, 2048, 512)
 
 
-def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: bool) -> None:
+def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epilogue) -> None:
     (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], half_tile(out.itemsize)
     a_room = np.empty(min(tm, m) * min(tk, k), np.float32)
     b_room = np.empty(min(tk, k) * min(tn, n), np.float32)
@@ -98,22 +116,50 @@ def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, accumulate: b
         for j in range(0, n, tn):
             c = out[i : i + tm, j : j + tn]
             acc = c if room is None else room[: c.size].reshape(c.shape)
-            if room is not None and accumulate:
+            if room is not None and epilogue.loads_c:
                 acc[...] = c
             for p in range(0, k, tk):
                 a_piece = _widened(a[i : i + tm, p : p + tk], a_room)
                 b_piece = _widened(b[p : p + tk, j : j + tn], b_room)
-                gemm(a_piece, b_piece, acc, accumulate or p > 0)
+                gemm(a_piece, b_piece, acc, epilogue.alpha, epilogue.beta if p == 0 else 1.0)
+            epilogue.finish(acc, i, j)
             if room is not None:
                 c[...] = acc
 
 
-def cublas(a: Any, b: Any, out: Any, accumulate: bool) -> None:
-    """a @ b by cuBLAS on CuPy arrays."""
-    if accumulate or out.dtype != a.dtype:
-        gemm(a, b, out, accumulate)
-    else:
-        array_namespace(a).matmul(a, b, out=out)
+def cublas(a: Any, b: Any, out: Any, tile: None, epilogue: Epilogue, *, tf32: bool = False) -> None:
+    """a @ b by cuBLAS on CuPy arrays, also a batch; it scales and adds, the rest follows.
+
+    Halves that are not done then go through float32, some rows at a time: rounded once too.
+    """
+    if epilogue.elementwise and out.dtype != accumulator(out.dtype):
+        _cublas_of_halves(a, b, out, epilogue)
+        return
+    product = gemm if out.ndim == 2 else gemm_batch
+    product(a, b, out, epilogue.alpha, epilogue.beta, tf32=tf32)
+    epilogue.finish(out)
+
+
+def half_rows(n: int) -> int:
+    """Rows of C that `cublas` finishes in float32 at a time: 67 MB of them at most, or one."""
+    return max(1, 2**24 // n)
+
+
+def _cublas_of_halves(a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
+    if out.ndim == 3:
+        for i in range(len(out)):
+            _cublas_of_halves(a[i], b[i], out[i], epilogue.of(i))
+        return
+    (m, n), rows = out.shape, half_rows(out.shape[1])
+    room = array_namespace(out).empty((min(rows, m), n), np.float32)
+    for i in range(0, m, rows):
+        c = out[i : i + rows]
+        acc = room[: len(c)]
+        if epilogue.loads_c:
+            acc[...] = c
+        gemm(a[i : i + rows], b, acc, epilogue.alpha, epilogue.beta)
+        epilogue.finish(acc, i)
+        c[...] = acc
 
 
 def _widened(x: np.ndarray, room: np.ndarray) -> np.ndarray:

@@ -1,38 +1,21 @@
 """The kernels by name: what each takes, whether this machine can run it, and what it needs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from html import escape
-from typing import Any
 
 from tiledask.errors import KernelError
-from tiledask.tile import launch, numpy_kernels
+from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import probe
-from tiledask.tile.levels import Tile, TileTraffic
+from tiledask.tile.cuda import launch
+from tiledask.tile.epilogue import activation_bytes
+from tiledask.tile.kernel import Kernel, Sizes, needs, unsuited
+from tiledask.tile.levels import Tile
 
-__all__ = ["Kernel", "KernelInfo", "KernelTable", "find", "kernels", "lookup"]
+__all__ = ["KernelInfo", "KernelTable", "find", "kernels", "lookup"]
 
 _ALL = ("float16", "bfloat16", "float32", "float64")
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One row of the table: the function and what it accepts."""
-
-    name: str
-    arrays: str
-    """"numpy" or "cupy"."""
-    dtypes: tuple[str, ...]
-    summary: str
-    run: Callable[[Any, Any, Any, Tile | None, bool], TileTraffic | None]
-    """(a, b, out, tile, accumulate): writes or adds a @ b into out."""
-    workspace: Callable[[int, int, int, int, int, Tile | None], int]
-    """(m, n, k, itemsize, out_itemsize, tile): bytes it allocates besides a, b and out."""
-    tile: Tile | None = None
-    """The tile it uses unless told otherwise; None for a kernel that has no tile of ours."""
-    extents: tuple[int, ...] = ()
-    """If given, the tile must be square with one of these extents."""
-    needs_nvrtc: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,29 +31,57 @@ class KernelInfo:
     tile: Tile | None
     """Default (tm, tn, tk), None where the library chooses."""
     available: bool
+    """Whether this machine can run it; of several GPUs, whether one of them can."""
     why_not: str
     """Why this machine cannot run it, in a sentence; empty if it can."""
     summary: str
+    tiles: tuple[Tile, ...] = ()
+    """The tiles that it is built for; empty where it has no tile, or takes any."""
+    needs: str = ""
+    """The GPUs that it runs on, such as "compute capability 8.0 (A100) or more"; empty if any."""
+    tf32: bool = False
+    """Whether it also takes float32 with ``precision="tf32"``."""
 
 
-def _tiled_workspace(m: int, n: int, k: int, itemsize: int, out_itemsize: int, tile: Tile) -> int:
-    tm, tn, tk = (min(t, extent) for t, extent in zip(tile, (m, n, k), strict=True))
-    # the accumulator and one tile product; halves are widened a tile at a time
-    wide = max(itemsize, 4)
-    copies = (tm * tk + tk * tn) * wide if itemsize < wide else 0
-    return 2 * tm * tn * wide + copies
+def _tiled_workspace(sizes: Sizes) -> int:
+    tm, tn, tk = sizes.within
+    # the accumulator and one tile product; halves are widened a tile at a time, and then no more
+    wide = max(sizes.itemsize, 4)
+    copies = (tm * tk + tk * tn) * wide if sizes.itemsize < wide else 0
+    return 2 * tm * tn * wide + max(copies, _activation(sizes, tm, tn))
 
 
-def _blas_workspace(m: int, n: int, k: int, itemsize: int, out_itemsize: int, tile: None) -> int:
-    if itemsize != 2:
+def _blas_workspace(sizes: Sizes) -> int:
+    if sizes.itemsize != 2:
+        return _activation(sizes, sizes.m, sizes.n)
+    tile = numpy_kernels.half_tile(sizes.out_itemsize)
+    tm, tn, tk = (min(t, x) for t, x in zip(tile, (sizes.m, sizes.n, sizes.k), strict=True))
+    room = tm * tk + tk * tn + (tm * tn if sizes.out_itemsize == 2 else 0)
+    return 4 * room + _activation(sizes, tm, tn)
+
+
+def _cublas_workspace(sizes: Sizes) -> int:
+    if sizes.out_itemsize != 2 or not sizes.elementwise:
+        return _activation(sizes, sizes.m, sizes.n, "cupy")
+    rows = min(numpy_kernels.half_rows(sizes.n), sizes.m)
+    return 4 * rows * sizes.n + _activation(sizes, rows, sizes.n, "cupy")
+
+
+def _padded_workspace(sizes: Sizes) -> int:
+    """At most: copies of a and b whose lines do not all start on boundaries of 16 bytes. Which way
+    the operands lie is not known here, so each counts if it could need one."""
+    m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
+
+    def padded(lines: int, length: int) -> int:
+        return lines * -(-length // each) * 16 if length % each else 0
+
+    return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
+
+
+def _activation(sizes: Sizes, m: int, n: int, arrays: str = "numpy") -> int:
+    if sizes.activation is None:
         return 0
-    tile = numpy_kernels.half_tile(out_itemsize)
-    tm, tn, tk = (min(t, extent) for t, extent in zip(tile, (m, n, k), strict=True))
-    return 4 * (tm * tk + tk * tn + (tm * tn if out_itemsize == 2 else 0))
-
-
-def _nothing(*_: Any) -> int:
-    return 0
+    return activation_bytes(m, n, max(sizes.itemsize, 4), arrays)
 
 
 _KERNELS = {
@@ -79,8 +90,7 @@ _KERNELS = {
         Kernel(
             "loops", "numpy", _ALL,
             "the definition, one multiplication at a time; the reference for tiny sizes",
-            lambda a, b, out, tile, accumulate: numpy_kernels.loops(a, b, out, accumulate),
-            _nothing,
+            numpy_kernels.loops,
         ),
         Kernel(
             "tiled", "numpy", _ALL,
@@ -92,23 +102,58 @@ _KERNELS = {
         Kernel(
             "blas", "numpy", _ALL,
             "the library's product, added in place; on CuPy arrays this name means cublas",
-            lambda a, b, out, tile, accumulate: numpy_kernels.blas(a, b, out, accumulate),
+            numpy_kernels.blas,
             _blas_workspace,
         ),
         Kernel(
             "smem_tiled", "cupy", ("float32",),
-            "our CUDA C++ kernel: one thread block per tile of C, operands in shared memory",
+            "the textbook: a tile of C per thread block, operands through shared memory",
             launch.smem_tiled,
-            _nothing,
-            tile=(32, 32, 32),
-            extents=launch.SMEM_TILES,
+            tile=launch.SMEM_TILES[-1],
+            tiles=launch.SMEM_TILES,
             needs_nvrtc=True,
+            batched=True,
+        ),
+        Kernel(
+            "sgemm_warptiled", "cupy", ("float32",),
+            "tiles within tiles, down to registers; copies under the arithmetic",
+            launch.sgemm_warptiled,
+            tile=launch.SGEMM_TILES[0],
+            tiles=launch.SGEMM_TILES,
+            needs_nvrtc=True,
+            capability=(8, 0),
+            batched=True,
+        ),
+        Kernel(
+            "mma_multistage", "cupy", ("float16", "bfloat16"),
+            "tensor cores of a warp, several stages of copies under way",
+            launch.mma_multistage,
+            tile=launch.MMA_TILES[0],
+            tiles=launch.MMA_TILES,
+            needs_nvrtc=True,
+            capability=(8, 0),
+            batched=True,
+            tf32=launch.mma_multistage,
+        ),
+        Kernel(
+            "wgmma_ws_persistent", "cupy", ("float16", "bfloat16"),
+            "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
+            launch.wgmma_ws_persistent,
+            _padded_workspace,
+            tile=launch.WGMMA_TILES[0],
+            tiles=launch.WGMMA_TILES,
+            needs_nvrtc=True,
+            capability=(9, 0),
+            exactly=True,
+            batched=True,
         ),
         Kernel(
             "cublas", "cupy", _ALL,
-            "NVIDIA's library; float32 stays float32 unless CUPY_TF32=1 is set",
-            lambda a, b, out, tile, accumulate: numpy_kernels.cublas(a, b, out, accumulate),
-            _nothing,
+            "NVIDIA's library; float32 stays float32 unless TF32 is asked for",
+            numpy_kernels.cublas,
+            _cublas_workspace,
+            batched=True,
+            tf32=partial(numpy_kernels.cublas, tf32=True),
         ),
     )
 }  # fmt: skip
@@ -117,8 +162,10 @@ _KERNELS = {
 class KernelTable(Mapping):
     """The kernels by name. Looking at one asks this machine whether it can run it.
 
-    >>> sorted(kernels), kernels["blas"].available
-    (['blas', 'cublas', 'loops', 'smem_tiled', 'tiled'], True)
+    >>> [name for name, kernel in kernels.items() if kernel.arrays == "numpy"]
+    ['loops', 'tiled', 'blas']
+    >>> kernels["blas"].available, kernels["wgmma_ws_persistent"].needs
+    (True, 'compute capability 9.0 (H100, H200)')
     """
 
     def __getitem__(self, name: str) -> KernelInfo:
@@ -126,7 +173,7 @@ class KernelTable(Mapping):
         why_not = _why_not(kernel)
         return KernelInfo(
             kernel.name, kernel.arrays, kernel.dtypes, kernel.tile, not why_not, why_not,
-            kernel.summary,
+            kernel.summary, kernel.tiles, needs(kernel), kernel.tf32 is not None,
         )  # fmt: skip
 
     def __contains__(self, name: object) -> bool:
@@ -139,16 +186,23 @@ class KernelTable(Mapping):
         return len(_KERNELS)
 
     def __repr__(self) -> str:
-        width = max(map(len, self))
-        return "\n".join(
+        width, found = max(map(len, self)), list(self.values())
+        lines = [
             f"{info.name:<{width}}  {info.arrays:<5}  {_state(info)}  "
-            f"{', '.join(info.dtypes)}: {info.summary}"
-            for info in self.values()
-        )
+            f"{_types(info)}: {info.summary}"
+            for info in found
+        ]
+        reasons: dict[str, list[str]] = {}
+        for info in found:
+            if info.why_not:
+                reasons.setdefault(info.why_not, []).append(info.name)
+        lines += [f"{', '.join(names)}: {why_not}" for why_not, names in reasons.items()]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         head = "".join(
-            f"<th>{h}</th>" for h in ("kernel", "arrays", "types", "tile", "here", "what it is")
+            f"<th>{h}</th>"
+            for h in ("kernel", "arrays", "types", "tiles", "needs", "here", "what it is")
         )
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(info)) + "</tr>"
@@ -189,18 +243,33 @@ def find(name: str, arrays: str) -> Kernel:
 _MOVE = {"cupy": "cupy.asarray(x)", "numpy": "td.tile.to_numpy(x)"}
 
 
+_ANY = {"numpy": "any CPU", "cupy": "any GPU"}
+
+
 def _why_not(kernel: Kernel) -> str:
     if kernel.arrays == "numpy":
         return ""
     backend = probe()
-    return backend.reason or (backend.nvrtc_reason if kernel.needs_nvrtc else "")
+    missing = backend.nvrtc_reason if kernel.needs_nvrtc else ""
+    return backend.reason or missing or unsuited(kernel, backend.devices)
 
 
 def _state(info: KernelInfo) -> str:
     return "available  " if info.available else "unavailable"
 
 
+def _types(info: KernelInfo) -> str:
+    as_tf32 = ("float32 as tf32",) if info.tf32 else ()
+    return ", ".join(info.dtypes + as_tf32)
+
+
 def _cells(info: KernelInfo) -> tuple[str, ...]:
-    tile = "x".join(map(str, info.tile)) if info.tile else "the library's"
+    tiles = [info.tile, *(t for t in info.tiles if t != info.tile)] if info.tile else []
+    shown = ", ".join("x".join(map(str, tile)) for tile in tiles)
+    if info.tile and not info.tiles:
+        shown += ", or any"
     here = "yes" if info.available else f"no: {info.why_not}"
-    return info.name, info.arrays, ", ".join(info.dtypes), tile, here, info.summary
+    return (
+        info.name, info.arrays, _types(info), shown or "none to choose",
+        info.needs or _ANY[info.arrays], here, info.summary,
+    )  # fmt: skip

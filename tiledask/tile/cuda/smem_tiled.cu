@@ -1,4 +1,4 @@
-// C = alpha * A @ B + beta * C in float32, tile by tile through shared memory.
+// C = activation(alpha A B + beta C + bias) in float32, tile by tile through shared memory.
 //
 //                       n                       One thread block owns one TILE x TILE tile of C and
 //              .------+-----+-----.             walks along k. At each step its threads copy one
@@ -30,7 +30,7 @@
 #error "TILE must be a power of two of at most 32"
 #endif
 
-typedef long long stride_t;  // a product of two ints overflows 32 bits from 46341 x 46341 on
+#include "epilogue.cuh"
 
 // Where element (row, col) of a tile is kept. Exchanging columns by `col ^ row` spreads a column
 // of the tile over all the banks of shared memory: rows and columns both move without conflicts.
@@ -54,23 +54,23 @@ __device__ inline void load_tile(float* tile, const float* data, int row0, int c
 
 extern "C" __global__ void __launch_bounds__(TILE * TILE)
 smem_tiled(int m, int n, int k,
-           float alpha,
-           const float* a, stride_t a_row, stride_t a_col,   // m x k
-           const float* b, stride_t b_row, stride_t b_col,   // k x n
-           float beta,
-           float* c, stride_t c_row, stride_t c_col) {       // m x n
+           const float* a, stride_t a_row, stride_t a_col, stride_t a_batch,   // m x k
+           const float* b, stride_t b_row, stride_t b_col, stride_t b_batch,   // k x n
+           float* c, float* before, stride_t c_row, stride_t c_col, stride_t c_batch,  // m x n
+           float alpha, float beta, const float* bias, int bias_by_row, int gelu) {
     __shared__ float a_tile[TILE * TILE];
     __shared__ float b_tile[TILE * TILE];
 
     const int row0 = blockIdx.y * TILE;  // this block's tile of C starts at (row0, col0)
     const int col0 = blockIdx.x * TILE;
+    const int z = blockIdx.z;              // of matrix z of the batch
     const int y = threadIdx.y;  // this thread's element of it is (y, x)
     const int x = threadIdx.x;
 
     float sum = 0.0f;  // stays in a register for the whole walk along k
     for (int step = 0; step < k; step += TILE) {
-        load_tile(a_tile, a, row0, step, m, k, a_row, a_col);  // TILE x TILE of A
-        load_tile(b_tile, b, step, col0, k, n, b_row, b_col);  // TILE x TILE of B
+        load_tile(a_tile, a + z * a_batch, row0, step, m, k, a_row, a_col);  // TILE x TILE of A
+        load_tile(b_tile, b + z * b_batch, step, col0, k, n, b_row, b_col);  // TILE x TILE of B
         __syncthreads();  // both tiles are complete before anyone reads them
         for (int p = 0; p < TILE; ++p) {
             sum += at(a_tile, y, p) * at(b_tile, p, x);
@@ -79,8 +79,8 @@ smem_tiled(int m, int n, int k,
     }
 
     if (y < m - row0 && x < n - col0) {
-        float* out = c + (row0 + y) * c_row + (col0 + x) * c_col;
-        // beta = 0 must not read C: it may be uninitialised memory, and 0 * NaN is NaN
-        *out = beta == 0.0f ? alpha * sum : alpha * sum + beta * *out;
+        const Epilogue e = {alpha, beta, bias, bias_by_row, gelu};
+        const Result<float> result = {c, before, c_row, c_col, c_batch};
+        store(e, result, z, row0 + y, col0 + x, sum);
     }
 }

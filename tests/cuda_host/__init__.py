@@ -1,0 +1,159 @@
+"""Runs a CUDA kernel of tiledask/tile/cuda on the host, thread by thread.
+
+The kernel's own text is compiled with g++, together with the headers of this folder that stand in
+for those of the same names on the GPU. README.md in tiledask/tile/cuda says what that shows.
+"""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from tiledask.tile.cuda import launch, tensor_map
+from tiledask.tile.cuda.source import HEADERS, file_text
+
+__all__ = ["HostFault", "HostKernel", "host_gpu", "host_tensor_map", "why_not"]
+
+HERE = Path(__file__).parent
+FEWEST_REGISTERS = 168
+"""Registers of a thread at launch, as ptxas reports them for 384 threads (65536 / 384, by 8s)."""
+
+MAP = np.dtype([
+    ("base", "<u8"), ("size", "<u4", 3), ("element", "<u4"), ("stride", "<u8", 2),
+    ("box", "<u4", 3), ("unused", "<u4", 17),
+])  # fmt: skip
+"""TensorMap of hopper.cuh on the host."""
+
+
+class HostFault(AssertionError):
+    """What a GPU would have answered with a wrong result, a crash, or never."""
+
+
+def why_not():
+    """Why nothing can run here; empty if it can."""
+    if sys.platform != "linux" or shutil.which("g++") is None:
+        return "running the CUDA source on the host needs Linux and g++ (apt install g++)"
+    return ""
+
+
+COMPILER = ("g++", "-std=c++17", "-O1", "-w", "-fPIC")
+
+
+@cache
+def _headers():
+    """A folder with fibers.h and the standard library, compiled once: most of a kernel's time."""
+    folder = tempfile.TemporaryDirectory()
+    made = Path(folder.name) / "fibers.h.gch"
+    command = [*COMPILER, "-x", "c++-header", HERE / "fibers.h", "-o", made]
+    subprocess.run(command, check=True)
+    return folder
+
+
+class HostKernel:
+    """Stands in for a kernel of cupy.RawModule: called the same way, runs on the host.
+
+    ``faults`` are pairs (before, after) that are planted in the kernel's text.
+    """
+
+    def __init__(self, folder, name, macros, faults=(), seed=1):
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {file: file_text(file) for file in (f"{name}.cu", *HEADERS)}
+        for before, after in faults:
+            file = next((file for file, text in texts.items() if before in text), f"{name}.cu")
+            assert texts[file].count(before) == 1, f"{file} no longer reads {before!r} once"
+            texts[file] = texts[file].replace(before, after)
+        # defined in the text: on the command line they would keep the compiled headers out
+        defined = "".join(f"#define {key} {value}\n" for key, value in macros.items())
+        (folder / "kernel.cu").write_text(f"#define KERNEL {name}\n{defined}{texts[f'{name}.cu']}")
+        for header in HEADERS:
+            if not (HERE / header).exists():  # the others have stand-ins
+                (folder / header).write_text(texts[header])
+        library = folder / "kernel.so"
+        command = [
+            *COMPILER, "-shared", f"-I{_headers().name}", f"-I{HERE}",
+            f'-DKERNEL_FILE="{folder / "kernel.cu"}"', HERE / "run.cpp", "-o", library,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.library = ctypes.CDLL(str(library))
+        self.run = self.library.launch
+        self.run.argtypes = [
+            *[ctypes.c_uint] * 8, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_char_p,
+        ]  # fmt: skip
+        self.cluster = int(macros.get("CLUSTER", 1))
+        self.seed = seed
+        self.max_dynamic_shared_size_bytes = 48 * 1024
+        self.launched = []
+
+    def __call__(self, grid, block, arguments, shared_mem=0):
+        assert shared_mem <= self.max_dynamic_shared_size_bytes, "allow it that much first"
+        values = [_value(x) for x in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
+        fault = ctypes.create_string_buffer(512)
+        grid, block = (*grid, 1, 1)[:3], (*block, 1, 1)[:2]
+        self.launched.append((grid, block, shared_mem))
+        failed = self.run(
+            *grid, *block, self.cluster, shared_mem, FEWEST_REGISTERS, self.seed, pointers, fault
+        )
+        if failed:
+            raise HostFault(fault.value.decode())
+
+
+def _value(x):
+    """The bytes of an argument as the kernel takes it: an array by its address, all else itself."""
+    if isinstance(x, np.ndarray) and x.dtype != MAP:
+        return np.array([x.ctypes.data], np.uint64)
+    assert isinstance(x, np.ndarray | np.generic), f"say the C type of {x!r}"
+    return np.atleast_1d(x)
+
+
+def host_tensor_map(dtype, address, sizes, strides, box):
+    """What cuTensorMapEncodeTiled makes, for hopper.cuh on the host; the rules are its own.
+
+    CUDA Driver API, section "Tensor Map Object Management".
+    """
+    size = np.dtype(dtype).itemsize
+    assert address % 16 == 0, "the matrix starts at a multiple of 16"
+    assert all(s % 16 == 0 and 0 < s < 2**40 for s in strides), f"strides {strides}: by 16 bytes"
+    assert all(0 < s <= 2**32 for s in sizes)
+    assert all(0 < b <= 256 for b in box)
+    assert box[0] * size <= 128, "a swizzled box is 128 bytes wide at most"
+    made = np.zeros(1, MAP)
+    made["base"], made["size"], made["element"] = address, sizes, size
+    made["stride"], made["box"] = strides, box
+    return made
+
+
+@contextmanager
+def host_gpu(folder, faults=(), seed=1, multiprocessors=2, plain=True):
+    """Lets `launch` run its kernels on the host, on NumPy arrays; yields those it has built.
+
+    ``plain`` builds one kernel for every epilogue, which is quicker than one for each.
+    """
+    built = {}
+
+    def kernel(name, macros, shared):
+        if plain:
+            macros = {key: value for key, value in macros.items() if not key.startswith("HAS_")}
+        key = (name, *sorted(macros.items()))
+        if key not in built:
+            built[key] = HostKernel(folder / str(len(built)), name, macros, faults, seed)
+        if shared > 48 * 1024:
+            built[key].max_dynamic_shared_size_bytes = shared
+        return built[key]
+
+    with ExitStack() as patches:
+        for module, name, value in (
+            (launch, "_kernel", kernel),
+            (launch, "_multiprocessors", lambda: multiprocessors),
+            (tensor_map, "encode", host_tensor_map),
+        ):
+            patches.enter_context(patch.object(module, name, value))
+        yield built

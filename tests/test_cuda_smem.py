@@ -1,0 +1,151 @@
+"""The textbook CUDA kernel, run on the host thread by thread: indices, guards, barriers, epilogue.
+
+tiledask/tile/cuda/README.md says what this shows and what only a GPU can.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from cuda_host import HostFault, host_gpu, why_not
+from cuda_host.products import Case, is_right
+
+from tiledask.errors import KernelError
+from tiledask.tile.cuda import launch
+from tiledask.tile.epilogue import Epilogue
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+SHAPES = [(1, 1, 1), (8, 8, 8), (16, 8, 24), (9, 7, 17), (5, 19, 33), (33, 34, 31), (1, 40, 8)]
+LAYOUTS = ["".join(x) for x in product("CF", repeat=3)] + ["SSS"]
+ENDINGS = [
+    {}, {"beta": 1.0}, {"alpha": -0.5, "beta": 2.0}, {"bias": True},
+    {"alpha": 0.5, "beta": 1.0, "bias": True, "gelu": True, "before": True},
+]  # fmt: skip
+
+
+def run_with(extent):
+    def run(a, b, out, epilogue):
+        launch.smem_tiled(a, b, out, (extent,) * 3, epilogue)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    with host_gpu(tmp_path_factory.mktemp("smem")) as built:
+        yield built
+
+
+@pytest.mark.parametrize("extent", [8, 16, 32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, extent, shape):
+    for seed, (layouts, ending) in enumerate(product(LAYOUTS, ENDINGS)):
+        for kernel in gpu.values():
+            kernel.seed = seed + 1
+        case = Case(*shape, layouts, margin=1, seed=seed, **ending)
+        assert is_right(run_with(extent), case), case
+
+
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+def test_batches(gpu, shared):
+    case = Case(9, 7, 17, batch=3, shared=shared, bias=True, gelu=True, before=True)
+    assert is_right(run_with(16), case)
+
+
+MUTATIONS = {
+    "tiles read before they are complete": ("        __syncthreads();  // both", "        // both"),
+    "tiles overwritten while they are read": (
+        "        __syncthreads();  // everyone", "        // everyone",
+    ),
+    "one row too many is loaded": ("row < rows - row0", "row <= rows - row0"),
+    "one column too many is loaded": ("col < cols - col0", "col <= cols - col0"),
+    "one row too many is stored": ("y < m - row0", "y <= m - row0"),
+    "one column too many is stored": ("x < n - col0", "x <= n - col0"),
+    "A is read transposed": ("at(a_tile, y, p)", "at(a_tile, p, y)"),
+    "B is read transposed": ("at(b_tile, p, x)", "at(b_tile, x, p)"),
+    "C is stored transposed": ("row0 + y, col0 + x, sum", "row0 + x, col0 + y, sum"),
+    "the last steps along k are lost": ("step < k;", "step + TILE <= k;"),
+    "blocks of the grid are mixed up": ("col0 = blockIdx.x", "col0 = blockIdx.y"),
+    "column-major tiles land transposed": (
+        "col = column_major ? threadIdx.y : threadIdx.x", "col = threadIdx.x",
+    ),
+    "a barrier only some threads reach": (
+        "        __syncthreads();  // both", "        if (x) __syncthreads();  // both",
+    ),
+    "a batch multiplies its first matrix": ("a + z * a_batch", "a"),
+    "a batch writes its first matrix": ("store(e, result, z,", "store(e, result, 0,"),
+}  # fmt: skip
+
+EPILOGUE_MUTATIONS = {
+    "beta is forgotten": ("y += e.beta * to_float(c.data[at])", "y += to_float(c.data[at])"),
+    "alpha is forgotten": ("float y = e.alpha * sum", "float y = sum"),
+    "beta = 0 reads C": ("if (HAS_BETA && e.beta != 0.0f) y", "y"),
+    "bias by row": ("e.bias_by_row ? i : j", "e.bias_by_row ? j : i"),
+    "the activation comes too early": (
+        "    if (HAS_BEFORE && c.before) c.before[at] = from_float<T>(y);\n"
+        "    return HAS_GELU && e.gelu ? gelu(y) : y;",
+        "    if (HAS_GELU && e.gelu) y = gelu(y);\n"
+        "    if (HAS_BEFORE && c.before) c.before[at] = from_float<T>(y);\n    return y;",
+    ),
+    "GELU has another constant": ("0.044715f", "0.0447f * 1.01f"),
+}
+
+
+def is_caught(folder, faults):
+    batch = Case(9, 7, 17, batch=2, bias=True, margin=1)
+    cases = [batch] + [
+        Case(*shape, layouts, margin=1, seed=seed, **ending)
+        for seed, (shape, layouts, ending) in enumerate(product(SHAPES, LAYOUTS, ENDINGS))
+    ]
+    with host_gpu(folder, faults) as built:
+        try:
+            for case in cases:
+                for kernel in built.values():
+                    kernel.seed = case.seed + 1
+                if not is_right(run_with(8), case):
+                    return True
+        except HostFault:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("fault", MUTATIONS)
+def test_planted_fault_is_caught(tmp_path, fault):
+    assert is_caught(tmp_path, [MUTATIONS[fault]])
+
+
+@pytest.mark.parametrize("fault", EPILOGUE_MUTATIONS)
+def test_fault_planted_in_the_epilogue_is_caught(tmp_path, fault):
+    assert is_caught(tmp_path, [EPILOGUE_MUTATIONS[fault]])
+
+
+def test_an_untouched_kernel_is_not_caught(tmp_path):
+    assert not is_caught(tmp_path, [])
+
+
+def test_backwards_operands_need_no_copy(gpu):
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-9, 9, (37, 70)).astype("f4"), rng.integers(-9, 9, (70, 50)).astype("f4")
+    out = np.zeros((37, 50), np.float32)
+    run_with(16)(a[:, ::-1], b[::-1], out, Epilogue())
+    np.testing.assert_array_equal(out, a @ b)
+
+
+def test_more_matrices_than_a_grid_has_go_in_several_launches(gpu, monkeypatch):
+    monkeypatch.setattr(launch, "_MAX_GRID_YZ", 2)
+    case = Case(5, 6, 7, batch=5, bias=True, gelu=True, before=True)
+    assert is_right(run_with(16), case)
+    grids = [grid for grid, *_ in gpu["smem_tiled", ("TILE", 16)].launched]
+    assert grids[-3:] == [(1, 1, 2), (1, 1, 2), (1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "rule"),
+    [(2**31, 1, "32 bits"), (16 * 65_535 + 1, 1, "at most 1048560 rows")],
+)
+def test_refuses_what_the_grid_cannot_hold(m, k, rule):
+    a = np.broadcast_to(np.float32(0), (m, k))
+    b, out = np.zeros((k, 1), np.float32), np.broadcast_to(np.float32(0), (m, 1))
+    with pytest.raises(KernelError, match=rule):
+        run_with(16)(a, b, out, Epilogue())

@@ -1,0 +1,272 @@
+// C = activation(alpha A B + beta C + bias) on Hopper's tensor cores, in bf16 or fp16, summed in
+// float32: tiles brought by the copy engine, multiplied by two warp groups, one block per SM for good.
+//
+//                          n                      level      what it is              what it owns
+//                 .-----+-----+-----.             grid       one block per SM,       tiles 0, p, 2p...
+//                 |     |/////|     |                        in clusters of CLUSTER  of C, in a raster
+//               k |-----+-----+-----|             cluster    CLUSTER blocks, the     CLUSTER tiles, one
+//                 |     |/////|     |  B                     same columns            above the other
+//                 '-----+-----+-----'             block      1 warp group copies,    one tile of C,
+//            k                                               2 multiply              128 x TILE_N
+//   .-----+-----.  .-----+-----+-----.            stage      one of STAGES places    128 x 64 of A,
+//   |     |     |  |     |     |     |                       in shared memory        64 x TILE_N of B
+//   |/////|/////|  |-----+XXXXX+-----| tile 0     warp group 128 threads             64 x TILE_N of C,
+// m |-----+-----|  |-----+XXXXX+-----|   of                                          TILE_N / 2 sums
+//   |/////|/////|  |     |     |     | tile 1                                        a thread
+//   '-----+-----'  '-----+-----+-----'   a cluster
+//     A              C
+//
+// The ring of stages, each with two barriers:
+//
+//   producer    wait empty, announce bytes, load A and B ------.   empty: both consumers of every
+//                 ^                                            |          block of the cluster
+//                 | arrive                        bytes arrive v          have read the stage
+//   consumers   multiply <------------------------------ wait full  full: all bytes are there
+//
+// Both blocks of a cluster need the same part of B. Each loads half of it and the copy engine writes
+// that into both, so that a tile of B leaves L2 once for two tiles of C. That is why a stage is empty
+// only when the consumers of both blocks say so.
+//
+// On the compiler's command line: TYPE (bf16, f16), OUT (the same, or float), TILE_N (64, 128, 256),
+// STAGES, CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n), STAGED (1: C
+// goes through shared memory and out by the copy engine; OUT must be TYPE, and beta 0).
+
+#include "epilogue.cuh"
+#include "hopper.cuh"
+
+const int TILE_M = 128, TILE_K = 64;  // 64 elements are the 128 bytes of a swizzled row
+const int ROW_BYTES = 128;
+const int CONSUMERS = 2, ROWS = TILE_M / CONSUMERS;  // of C, for one warp group
+const int GROUP_THREADS = 128;
+const int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_K * TILE_N * 2;
+const int STAGE_BYTES = A_BYTES + B_BYTES;
+const int PANEL_BYTES = ROWS * ROW_BYTES;              // 64 columns of C, for one warp group
+const int C_BYTES = ROWS * TILE_N * 2;                 // all of its columns
+const int RASTER = 8;  // rows of clusters that are walked column by column, for the sake of L2
+
+struct Shared {
+    char* base;
+    __device__ inline char* a(int stage) const { return base + stage * STAGE_BYTES; }
+    __device__ inline char* b(int stage) const { return a(stage) + A_BYTES; }
+    __device__ inline char* c(int consumer) const {
+        return base + STAGES * STAGE_BYTES + consumer * C_BYTES;
+    }
+    __device__ inline Barrier* full(int stage) const {
+        return reinterpret_cast<Barrier*>(c(STAGED ? CONSUMERS : 0)) + stage;
+    }
+    __device__ inline Barrier* empty(int stage) const { return full(stage) + STAGES; }
+};
+
+// Which stage of the ring comes next, and in which phase its barriers are.
+struct Ring {
+    int stage, parity;
+    __device__ inline void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// A tile of C for this block: its corner, and which matrix of the batch.
+struct Place { int row, col, batch; };
+
+// Tiles are numbered matrix by matrix, in bands of RASTER rows of clusters, in a band column by
+// column: blocks that run at the same time share rows of A and columns of B.
+__device__ inline Place place_of(int tile, int m, int n) {
+    const int down = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
+    const int across = (n + TILE_N - 1) / TILE_N;
+    const int batch = tile / (down * across), t = tile % (down * across);
+    const int band = t / (RASTER * across), within = t % (RASTER * across);
+    const int rows = min(RASTER, down - band * RASTER);
+    const int cluster_row = band * RASTER + within % rows;
+    return Place{(cluster_row * CLUSTER + cluster_rank()) * TILE_M, within / rows * TILE_N, batch};
+}
+
+__device__ inline void load_a(const Shared& s, int stage, const TensorMap& map, int row, int k0,
+                              int batch) {
+    if (A_TURNED) {  // boxes of 64 of m, 64 of k
+        for (int half = 0; half < CONSUMERS; ++half) {
+            tile_load(s.a(stage) + half * PANEL_BYTES, map, s.full(stage), row + half * ROWS, k0,
+                      batch);
+        }
+    } else {  // one box of 64 of k, 128 of m
+        tile_load(s.a(stage), map, s.full(stage), k0, row, batch);
+    }
+}
+
+// This block's share of the tile of B, into every block of the cluster.
+__device__ inline void load_b(const Shared& s, int stage, const TensorMap& map, int col, int k0,
+                              int batch) {
+    const unsigned short everyone = (1 << CLUSTER) - 1;
+    const int share = TILE_N / CLUSTER, first = cluster_rank() * share;
+    char* to = s.b(stage) + first * ROW_BYTES;
+    if (B_TURNED) {  // boxes of 64 of n, 64 of k
+        for (int j = 0; j < share; j += 64) {
+            tile_load_to(everyone, to + j * ROW_BYTES, map, s.full(stage), col + first + j, k0,
+                         batch);
+        }
+    } else {  // one box of 64 of k, the share of n
+        tile_load_to(everyone, to, map, s.full(stage), k0, col + first, batch);
+    }
+}
+
+__device__ inline void produce(const Shared& s, const TensorMap& map_a, const TensorMap& map_b,
+                               int m, int n, int k, int a_batched, int b_batched,
+                               int first, int tiles, int step) {
+    Ring ring = {0, 0};
+    for (int tile = first; tile < tiles; tile += step) {
+        const Place at = place_of(tile, m, n);
+        for (int k0 = 0; k0 < k; k0 += TILE_K) {
+            barrier_wait(s.empty(ring.stage), ring.parity ^ 1);
+            barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES);
+            load_a(s, ring.stage, map_a, at.row, k0, at.batch * a_batched);
+            load_b(s, ring.stage, map_b, at.col, k0, at.batch * b_batched);
+            ring.next();
+        }
+    }
+}
+
+// One stage into the sums of this consumer: 4 instructions of 16 steps of k.
+__device__ inline void multiply(const Shared& s, int stage, int consumer, bool add,
+                                float (&sums)[TILE_N / 2]) {
+    const unsigned long long a =
+        descriptor(s.a(stage) + consumer * PANEL_BYTES, PANEL_BYTES, 8 * ROW_BYTES);
+    const unsigned long long b = descriptor(s.b(stage), TILE_K * ROW_BYTES, 8 * ROW_BYTES);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < TILE_K / 16; ++i) {
+        Wgmma<TYPE, A_TURNED, B_TURNED, TILE_N / 2>::issue(
+            sums, descriptor_at(a, i * (A_TURNED ? 16 * ROW_BYTES : 32)),
+            descriptor_at(b, i * (B_TURNED ? 16 * ROW_BYTES : 32)), add || i > 0);
+    }
+    wgmma_commit();
+}
+
+// Tells every block of the cluster that this consumer has read the stage.
+__device__ inline void release(const Shared& s, int stage, int thread) {
+    if (thread < CLUSTER) barrier_arrive_at(s.empty(stage), thread);
+}
+
+// Sums -> C, element by element: any strides, beta, the values before the activation.
+__device__ inline void store_direct(const Epilogue& e, const Result<OUT>& c, const Place& at,
+                                    int consumer, int m, int n, const float (&sums)[TILE_N / 2]) {
+    const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
+    const int row = at.row + consumer * ROWS + thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int i = row + half * 8;
+        if (i >= m) continue;
+#pragma unroll
+        for (int j = 0; j < TILE_N / 8; ++j) {
+            store_pair(e, c, at.batch, i, at.col + j * 8 + lane % 4 * 2, n,
+                       sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+        }
+    }
+}
+
+#if STAGED
+// Sums -> shared memory, in panels of 64 columns -> C by the copy engine, which works on while the
+// next tile is multiplied.
+__device__ inline void store_staged(const Epilogue& e, const Result<OUT>& c, const TensorMap& map_c,
+                                    const Shared& s, const Place& at, int consumer, int m, int n,
+                                    const float (&sums)[TILE_N / 2]) {
+    const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
+    const int row = thread / 32 * 16 + lane / 4;  // within this consumer's rows
+    char* panels = s.c(consumer);
+    if (thread == 0) stores_have_read();  // the tile before this one
+    group_sync(1 + consumer, GROUP_THREADS);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int r = row + half * 8, i = at.row + consumer * ROWS + r;
+#pragma unroll
+        for (int j = 0; j < TILE_N / 8; ++j) {
+            const int col = at.col + j * 8 + lane % 4 * 2;
+            float y[2];
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+                // beyond the edges nothing is stored, but there is no bias to read either
+                const bool inside = !HAS_BIAS || (i < m && col + q < n);
+                y[q] = inside ? finished(e, c, 0, i, col + q, sums[4 * j + 2 * half + q]) : 0.0f;
+            }
+            char* to = panels + j / 8 * PANEL_BYTES + r * ROW_BYTES + ((j ^ r) & 7) * 16;
+            tile_write(to + lane % 4 * 4, from_float<OUT>(y[0]), from_float<OUT>(y[1]));
+        }
+    }
+    tile_writes_done();
+    group_sync(1 + consumer, GROUP_THREADS);
+    if (thread == 0) {
+        for (int j = 0; j < TILE_N / 64; ++j) {
+            tile_store(map_c, panels + j * PANEL_BYTES, at.col + j * 64,
+                       at.row + consumer * ROWS, at.batch);
+        }
+        stores_commit();
+    }
+}
+#endif
+
+__device__ inline void consume(const Shared& s, const TensorMap& map_c, const Result<OUT>& c,
+                               const Epilogue& e, int m, int n, int k, int consumer,
+                               int first, int tiles, int step) {
+    const int thread = threadIdx.x % GROUP_THREADS;
+    Ring ring = {0, 0};
+    for (int tile = first; tile < tiles; tile += step) {
+        const Place at = place_of(tile, m, n);
+        float sums[TILE_N / 2];
+        int before = 0;  // the stage multiplied last
+        for (int k0 = 0; k0 < k; k0 += TILE_K) {
+            barrier_wait(s.full(ring.stage), ring.parity);
+            multiply(s, ring.stage, consumer, k0 > 0, sums);
+            // one step stays under way, so that the tensor cores never wait for the next to be issued
+            wgmma_wait<1>();
+            if (k0 > 0) release(s, before, thread);
+            before = ring.stage;
+            ring.next();
+        }
+        wgmma_wait<0>();
+        release(s, before, thread);
+#if STAGED
+        store_staged(e, c, map_c, s, at, consumer, m, n, sums);
+#else
+        store_direct(e, c, at, consumer, m, n, sums);
+#endif
+    }
+#if STAGED
+    if (thread == 0) stores_are_done();
+#endif
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+wgmma_ws_persistent(int m, int n, int k, int batches,
+                    const __grid_constant__ TensorMap map_a, int a_batched,  // 0: one A for all
+                    const __grid_constant__ TensorMap map_b, int b_batched,
+                    const __grid_constant__ TensorMap map_c,  // STAGED only
+                    OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
+                    float alpha, float beta, const float* bias, int bias_by_row, int gelu) {
+    const Shared s = {dynamic_shared()};
+    const int group = warp_uniform(threadIdx.x / GROUP_THREADS);  // 0 produces, 1 and 2 consume
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            barrier_init(s.full(stage), 1);
+            barrier_init(s.empty(stage), CONSUMERS * CLUSTER);
+        }
+        barriers_made();
+    }
+    cluster_sync();
+
+    const int down = (m + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER);
+    const int tiles = down * ((n + TILE_N - 1) / TILE_N) * batches;  // of clusters
+    const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    if (group == 0) {
+        registers_down_to<40>();
+        if (threadIdx.x == 0) {
+            produce(s, map_a, map_b, m, n, k, a_batched, b_batched, first, tiles, step);
+        }
+    } else {
+        registers_up_to<232>();
+        const Result<OUT> result = {c, before, c_row, c_col, c_batch};
+        const Epilogue e = {alpha, beta, bias, bias_by_row, gelu};
+        consume(s, map_c, result, e, m, n, k, group - 1, first, tiles, step);
+    }
+    cluster_sync();  // nobody leaves while others still write into its shared memory
+}

@@ -1,0 +1,124 @@
+"""What is done to a product before it is stored: scaled, added to C, biased, activated.
+
+    out = activation(alpha a @ b + beta out + bias)
+                     '------- preactivation ------'
+
+All of it in the type that is summed in (float32 for halves), and rounded once, when it is stored:
+a kernel that owns a tile of C in an accumulator finishes it there, so that C crosses the memory
+once. Others finish C where it lies, a piece at a time that stays in the cache.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from tiledask.tile.backend import array_namespace
+from tiledask.tile.functions import gelu
+
+__all__ = ["ACTIVATIONS", "PIECE_BYTES", "Epilogue", "activation_bytes"]
+
+ACTIVATIONS: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType({"gelu": gelu})
+"""The functions that a product may end with, by name."""
+
+PIECE_BYTES = MappingProxyType({"numpy": 2**17, "cupy": 2**24})
+"""Bytes of the piece that is finished at a time: some of a core's second cache, of a GPU's L2."""
+
+_COPIES = 3
+"""Arrays of a piece's size that an activation holds at one time; `gelu` holds so many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Epilogue:
+    """What a kernel does to alpha a @ b, beside storing it; by default nothing.
+
+    >>> Epilogue().plain, Epilogue(beta=1.0).loads_c, Epilogue(activation="gelu").elementwise
+    (True, True, True)
+    """
+
+    alpha: float = 1.0
+    """The product is multiplied by it."""
+    beta: float = 0.0
+    """What C held is multiplied by it and added; with 0 it is not read."""
+    bias: Any = None
+    """[n] in the type that is summed in, added to every row; None for none."""
+    activation: str | None = None
+    """A name in `ACTIVATIONS`, or None."""
+    preactivation: Any = None
+    """Like C: receives what the activation is applied to; None if nobody asks for it."""
+
+    @property
+    def loads_c(self) -> bool:
+        """Whether C is read too."""
+        return self.beta != 0
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether there is more to do than BLAS does with its alpha and beta."""
+        return self.bias is not None or self.activation is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether C is the product and nothing else."""
+        return self.alpha == 1 and not self.loads_c and not self.elementwise
+
+    def of(self, index: int) -> "Epilogue":
+        """That of one product of a batch."""
+        if self.preactivation is None:
+            return self
+        return replace(self, preactivation=self.preactivation[index])
+
+    def finish(self, c: Any, i: int = 0, j: int = 0) -> None:
+        """None, once ``c``, the tile of C [..., rows, columns] at (i, j), is biased and activated.
+
+        ``c`` holds alpha a @ b + beta C in the type that is summed in, and is changed in place;
+        the preactivation is stored on the way.
+
+        >>> import numpy as np
+        >>> c = np.zeros((2, 3))
+        >>> Epilogue(bias=np.arange(4.0)).finish(c, j=1)
+        >>> c.tolist()
+        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
+        """
+        if not self.elementwise:
+            return
+        for rows, columns in _pieces(c):
+            piece = c[..., slice(*rows), slice(*columns)]
+            above, left = slice(i + rows[0], i + rows[1]), slice(j + columns[0], j + columns[1])
+            if self.bias is not None:
+                piece += self.bias[left]
+            if self.preactivation is not None:
+                self.preactivation[..., above, left] = piece
+            if self.activation is not None:
+                piece[...] = ACTIVATIONS[self.activation](piece)
+
+
+def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> int:
+    """Bytes that `Epilogue.finish` allocates at one time for an activation of a row-major [m, n].
+
+    >>> activation_bytes(4096, 4096, itemsize=4)
+    393216
+    """
+    columns = min(n, PIECE_BYTES[arrays] // itemsize)
+    rows = min(m, PIECE_BYTES[arrays] // itemsize // columns)
+    return _COPIES * rows * columns * itemsize
+
+
+def _pieces(c: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """((first row, last), (first column, last)) of pieces of ``c`` [..., m, n] that lie together.
+
+    Of whole rows where rows are contiguous, of whole columns where those are.
+    """
+    batch, (m, n) = c.shape[:-2], c.shape[-2:]
+    room = PIECE_BYTES[array_namespace(c).__name__] // c.itemsize
+    for extent in batch:
+        room = max(1, room // extent)
+    if abs(c.strides[-1]) <= abs(c.strides[-2]):
+        width = min(n, room)
+        height = min(m, room // width)
+    else:
+        height = min(m, room)
+        width = min(n, room // height)
+    for top in range(0, m, height):
+        for left in range(0, n, width):
+            yield (top, min(m, top + height)), (left, min(n, left + width))
