@@ -1,11 +1,15 @@
 """The low level: one device computes one product, tile by tile, on NumPy or CuPy arrays.
 
 product.py          matmul: checks, then the kernel one names
+  checks.py         what of operands, outputs and epilogues is refused
   table.py          the kernels by name, and whether this machine can run them
+    kernel.py           what a kernel is, and which GPUs it runs on
     numpy_kernels.py    loops, tiled, blas; cublas
-      gemm.py           C += A B in place, by the CPU's BLAS or cuBLAS
-    launch.py           our CUDA kernels through CuPy (sources in cuda/)
+      gemm.py           C = alpha A B + beta C in place, by the CPU's BLAS or cuBLAS
+    epilogue.py         what is done to a product before it is stored
+    cuda/               our CUDA kernels, compiled and launched
   levels.py         the bytes that a tile level moves
+choice/             which tile: predicted level by level, measured, remembered
 functions.py        what layers are made of, each with its gradient
 training.py         a stage of a decoder in training, all that it holds counted
   decoder.py          its layers, and what they keep
@@ -27,12 +31,30 @@ from tiledask.tile.backend import (
     synchronize,
     to_numpy,
 )
+from tiledask.tile.choice import (
+    Config,
+    candidates,
+    carry,
+    config_of,
+    configs,
+    extents,
+    levels_of,
+    occupancy,
+    order,
+    predict,
+    ridge,
+    ridge_extent,
+    tune,
+    tuned,
+    waves,
+)
 from tiledask.tile.levels import Tile, TileTraffic, as_tile, traffic
 from tiledask.tile.product import count_traffic, matmul, workspace
 from tiledask.tile.table import KernelInfo, KernelTable, kernels
 
 __all__ = [
     "Backend",
+    "Config",
     "Device",
     "KernelInfo",
     "KernelTable",
@@ -42,15 +64,29 @@ __all__ = [
     "array_namespace",
     "as_dtype",
     "as_tile",
+    "candidates",
+    "carry",
+    "config_of",
+    "configs",
     "count_traffic",
+    "extents",
     "functions",
     "kernels",
+    "levels_of",
     "matmul",
     "namespace",
+    "occupancy",
     "on_device",
+    "order",
+    "predict",
     "probe",
+    "ridge",
+    "ridge_extent",
     "synchronize",
     "to_numpy",
     "traffic",
+    "tune",
+    "tuned",
+    "waves",
     "workspace",
 ]

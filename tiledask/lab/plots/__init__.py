@@ -1,4 +1,4 @@
-"""Figures of timelines, memory, traffic, owners, layers, idle time, schedules, products, plans.
+"""Figures of timelines, memory, traffic, owners, layers, idle time, products, plans, tiles.
 
 Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
 it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import.
@@ -21,6 +21,9 @@ from tiledask.lab.plots.panels import panels, reads, tradeoff
 from tiledask.lab.plots.plans import feasibility
 from tiledask.lab.plots.sensitivity import sensitivity_bars
 from tiledask.lab.plots.step import step_breakdown
+from tiledask.lab.plots.tiles_levels import tile_levels
+from tiledask.lab.plots.tiles_roofline import roofline
+from tiledask.lab.plots.tiles_waves import wave_tails
 from tiledask.lab.plots.traffic import traffic_matrix
 
 __all__ = [
@@ -38,9 +41,12 @@ __all__ = [
     "panels",
     "pareto",
     "reads",
+    "roofline",
     "sensitivity_bars",
     "step_breakdown",
+    "tile_levels",
     "tradeoff",
     "traffic_matrix",
     "utilisation_against",
+    "wave_tails",
 ]

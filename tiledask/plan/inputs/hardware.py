@@ -61,6 +61,42 @@ class Device:
     """Units that each compute one tile of a matrix product; 0 if unknown."""
     calibration: str = "a100"
     """The file of data/calibration with the shares of these numbers that programs reach."""
+    capability: str = ""
+    """Compute capability, such as "9.0"; empty if unknown, and the rest is then 0."""
+    clock: float = 0.0
+    """Boost clock in Hz; 0 if unknown, as are all the numbers below."""
+    l2_bytes: int = 0
+    l2_bytes_per_clock: int = 0
+    """What all multiprocessors together can read from L2 in a clock, at most."""
+    registers: int = 0
+    """32-bit registers of one multiprocessor."""
+    threads: int = 0
+    """Threads that can be resident on one multiprocessor."""
+    blocks: int = 0
+    """Thread blocks that can be resident on one multiprocessor."""
+    shared_bytes: int = 0
+    """Shared memory of one multiprocessor."""
+    block_shared_bytes: int = 0
+    """Shared memory that one thread block can have, once it has opted in to more than 48 KiB."""
+    shared_bytes_per_clock: int = 0
+    """What one multiprocessor can read from its shared memory in a clock."""
+
+    @property
+    def l2_bandwidth(self) -> float:
+        """Bytes per second that the multiprocessors can read from L2, at most; 0 if unknown."""
+        return self.l2_bytes_per_clock * self.clock
+
+    @property
+    def shared_bandwidth(self) -> float:
+        """Bytes per second out of all shared memories together, at most; 0 if unknown.
+
+        Bytes per clock of one multiprocessor (32 banks of 4), times multiprocessors, times the
+        boost clock.
+
+        >>> load_device("H200").shared_bandwidth / 1e12  # 128 bytes x 132 x 1.98 GHz
+        33.45408
+        """
+        return self.shared_bytes_per_clock * self.multiprocessors * self.clock
 
     def peak(self, precision: str) -> float:
         """FLOP/s in ``precision``; one that the datasheet does not give is a ConfigError."""
@@ -160,7 +196,24 @@ def _device(fields: Fields) -> Device:
         checked=fields.text("checked", ""),
         multiprocessors=fields.integer("multiprocessors", 0, minimum=0),
         calibration=fields.text("calibration", "a100"),
+        capability=_capability(fields),
+        clock=fields.number("clock", 0.0),
+        **{name: fields.integer(name, 0, minimum=0) for name in _COUNTS},
     )
+
+
+_COUNTS = (
+    "l2_bytes", "l2_bytes_per_clock", "registers", "threads", "blocks", "shared_bytes",
+    "block_shared_bytes", "shared_bytes_per_clock",
+)  # fmt: skip
+"""Of a device, all 0 if not given."""
+
+
+def _capability(fields: Fields) -> str:
+    capability = fields.text("capability", "")
+    if capability and not re.fullmatch(r"[0-9]+\.[0-9]", capability):
+        raise fields.fail("capability", f"must be text such as '9.0', got {short(capability)}")
+    return capability
 
 
 def _link(fields: Fields) -> Link:

@@ -1,0 +1,102 @@
+"""The tiles that were measured as the fastest, in a JSON file under the user's cache folder.
+
+    $TILEDASK_CACHE, or $XDG_CACHE_HOME/tiledask, or ~/.cache/tiledask
+        tuned.json    device | kernel | type | sizes  ->  tile, seconds, when, of which product
+
+A file that cannot be read is said and ignored: the worst that is lost is a measurement.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tiledask.errors import ConfigError, KernelError
+from tiledask.plan.data import read, short
+from tiledask.tile.levels import Tile, as_tile
+
+__all__ = ["key_of", "recall", "remember", "remembered_file", "size_class"]
+
+
+def remembered_file() -> Path:
+    """Where tiles are remembered; the file need not exist."""
+    own = os.environ.get("TILEDASK_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (Path(own) if own else Path(base) / "tiledask") / "tuned.json"
+
+
+def size_class(m: int, n: int, k: int) -> str:
+    """The next powers of two: products of one class are taken to have one best tile.
+
+    >>> size_class(1024, 1000, 1025)
+    '1024x1024x2048'
+    """
+    return "x".join(str(1 << (extent - 1).bit_length()) for extent in (m, n, k))
+
+
+def key_of(device: str, kernel: str, dtype: str, m: int, n: int, k: int) -> str:
+    """Under which a tile is remembered.
+
+    >>> key_of("NVIDIA H200", "tiled", "float32", 100, 100, 100)
+    'NVIDIA H200 | tiled | float32 | 128x128x128'
+    """
+    return " | ".join((device, kernel, dtype, size_class(m, n, k)))
+
+
+def recall(key: str) -> tuple[Tile, dict[str, Any]] | None:
+    """The tile remembered under ``key``, and all that was written with it; None if there is none.
+
+    What cannot be read is a UserWarning.
+    """
+    entry = _entries().get(key)
+    if entry is None:
+        return None
+    try:
+        return as_tile(entry["tile"]), entry
+    except (KernelError, KeyError, TypeError):
+        _warn(f"the tile of {short(key)} is not one: {short(entry)}; measure it again")
+        return None
+
+
+def remember(key: str, tile: Tile, seconds: float, product: tuple[int, int, int]) -> Path | None:
+    """Write ``tile`` under ``key``, for good or until the next; the file, or None if it cannot be.
+
+    The file is replaced whole, so that a reader never sees a part of it; of two processes that
+    write at one time, the later one's view of the others' tiles stays.
+    """
+    path = remembered_file()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = {"tile": list(tile), "seconds": seconds, "product": list(product), "measured": now}
+    text = json.dumps({"tiles": {**_entries(), key: entry}}, indent=1, ensure_ascii=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tuned") as folder:
+            whole = Path(folder) / path.name
+            whole.write_text(text, encoding="utf-8")
+            os.replace(whole, path)
+    except OSError as error:
+        _warn(f"cannot be written: {error.strerror}; set TILEDASK_CACHE to a folder that can")
+        return None
+    return path
+
+
+def _entries() -> dict[str, Any]:
+    path = remembered_file()
+    if not path.exists():
+        return {}
+    try:
+        entries = read(path).values.get("tiles")
+    except ConfigError as error:
+        _warn(f"is ignored, and replaced when a tile is next remembered ({error})")
+        return {}
+    if not isinstance(entries, dict):
+        _warn("is ignored, and replaced when a tile is next remembered: it has no object 'tiles'")
+        return {}
+    return entries
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"{remembered_file()}: {what}", UserWarning, stacklevel=4)

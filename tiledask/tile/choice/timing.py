@@ -1,0 +1,110 @@
+"""Seconds of a product by one tile after another: fresh numbers, and a deadline."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from tiledask.errors import DeadlineError, KernelError
+from tiledask.tile.backend import accumulator, as_dtype, namespace, synchronize
+from tiledask.tile.levels import Tile
+from tiledask.tile.product import matmul
+from tiledask.tile.table import kernels
+
+__all__ = ["Runs", "by", "measure"]
+
+
+class Runs:
+    """One product after another on fresh numbers, and how long each takes."""
+
+    def __init__(self, kernel: str, m: int, n: int, k: int, dtype: str, seed: int) -> None:
+        info = kernels[kernel]
+        self.kernel, self.shapes, self.dtype = kernel, ((m, k), (k, n)), as_dtype(dtype)
+        self.xp = namespace(info.arrays)
+        self.rng = self.xp.random.default_rng(seed)
+        self.out = self.xp.empty((m, n), self.dtype)
+        rounded = info.tf32 and dtype not in info.dtypes
+        self.precision = "tf32" if rounded else None
+        self.draw()
+
+    def draw(self) -> None:
+        wide = accumulator(self.dtype)  # generators know no halves
+        self.a, self.b = (
+            self.rng.standard_normal(shape, dtype=wide).astype(self.dtype) for shape in self.shapes
+        )
+
+    def once(self, tile: Tile) -> None:
+        matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
+        synchronize(self.out)
+
+    def seconds(self, tile: Tile) -> float:
+        if self.xp is np:
+            begun = time.perf_counter()
+            self.once(tile)
+            return time.perf_counter() - begun
+        begin, end = self.xp.cuda.Event(), self.xp.cuda.Event()
+        begin.record()
+        matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
+        end.record()
+        end.synchronize()
+        return self.xp.cuda.get_elapsed_time(begin, end) / 1e3
+
+
+def measure(
+    run: Runs, tiles: list[Tile], repeats: int, deadline: float, progress: bool
+) -> tuple[dict[Tile, list[float]], list[tuple[Tile, str]]]:
+    """Seconds of each tile in each round, and why some have none."""
+    times: dict[Tile, list[float]] = {tile: [] for tile in tiles}
+    failed: dict[Tile, str] = {}
+    end = time.monotonic() + deadline
+    with _bar(len(tiles) * repeats, progress) as advance:
+        for number in range(repeats):
+            if number:
+                run.draw()
+            for tile in [tile for tile in tiles if tile not in failed]:
+                if time.monotonic() > end:
+                    return _left(times, failed, deadline)
+                try:
+                    if not number:
+                        run.once(tile)
+                    times[tile].append(run.seconds(tile))
+                except KernelError as error:
+                    failed[tile] = str(error)
+                advance(by(tile))
+    return _left(times, failed, deadline)
+
+
+def _left(times: dict[Tile, list[float]], failed: dict[Tile, str], deadline: float) -> tuple:
+    found = {tile: seconds for tile, seconds in times.items() if seconds}
+    late = f"the deadline of {deadline:g} s had passed"
+    missing = [(tile, failed.get(tile, late)) for tile in times if tile not in found]
+    if found:
+        return found, missing
+    if failed:
+        raise KernelError(
+            "no tile can be measured: "
+            + "; ".join(f"{by(tile)}: {why}" for tile, why in failed.items())
+        )
+    raise DeadlineError(
+        f"waited {deadline:g} s for a first tile to be measured, and none was; raise deadline, or "
+        f"measure a smaller product"
+    )
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring tiles", total=total)
+        yield lambda what: bar.update(task, advance=1, description=f"measured {what}")
+
+
+def by(tile: Tile) -> str:
+    """(64, 64, 8) as "64x64x8"."""
+    return "x".join(map(str, tile))
