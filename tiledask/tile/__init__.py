@@ -11,6 +11,7 @@ product.py          matmul: checks, then the kernel one names
   levels.py         the bytes that a tile level moves
 choice/             which tile: predicted level by level, measured, remembered
 functions.py        what layers are made of, each with its gradient
+layers/             the layers of one device: attention, MLP, norms, loss, convolution; and back
 training.py         a stage of a decoder in training, all that it holds counted
   decoder.py          its layers, and what they keep
   flat_states.py      its weights, gradients and optimizer states, and the step
@@ -18,7 +19,7 @@ training.py         a stage of a decoder in training, all that it holds counted
 backend.py          NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 """
 
-from tiledask.tile import functions
+from tiledask.tile import functions, layers
 from tiledask.tile.backend import (
     Backend,
     Device,
@@ -72,6 +73,7 @@ __all__ = [
     "extents",
     "functions",
     "kernels",
+    "layers",
     "levels_of",
     "matmul",
     "namespace",

@@ -1,0 +1,71 @@
+"""What makes a gradient right: finite differences, the adjoint identity, and exact transposes.
+
+Everything is float64. ``f`` takes all operands and returns y; dy has the shape of y.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tiledask.tile import array_namespace, to_numpy
+
+STEP = 1e-5
+TOLERANCE = {"rtol": 1e-6, "atol": 2e-8}
+
+
+def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    """Standard normal numbers in these shapes, the same whichever tests ran before."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+def inner(x: Any, y: Any) -> float:
+    return float((x * y).sum())
+
+
+def along(f: Callable, operands: Sequence[Any], i: int, direction: Any, dy: Any) -> float:
+    """<dy, f' direction> in operand i, by central differences."""
+    ends = []
+    for sign in (1, -1):
+        moved = [*operands]
+        moved[i] = operands[i] + sign * STEP * direction
+        ends.append(f(*moved))
+    return inner(dy, ends[0] - ends[1]) / (2 * STEP)
+
+
+def numerical(f: Callable, operands: Sequence[Any], i: int, dy: Any) -> np.ndarray:
+    """The gradient in operand i, one element after the other."""
+    xp = array_namespace(operands[i])
+    found = np.empty(operands[i].shape)
+    for place in np.ndindex(found.shape):
+        unit = xp.zeros(found.shape)
+        unit[place] = 1
+        found[place] = along(f, operands, i, unit, dy)
+    return found
+
+
+def assert_gradients(f: Callable, operands: Sequence[Any], dy: Any, grads: Sequence[Any]) -> None:
+    """Each gradient is the transpose of f's derivative: element by element, and <dy, f' v> =
+    <gradient, v> for directions v at random."""
+    assert len(grads) == len(operands)
+    rng = np.random.default_rng(99)
+    for i, grad in enumerate(grads):
+        assert grad.shape == operands[i].shape, f"operand {i}"
+        expected = numerical(f, operands, i, dy)
+        np.testing.assert_allclose(to_numpy(grad), expected, **TOLERANCE, err_msg=f"operand {i}")
+        xp = array_namespace(operands[i])
+        for _ in range(3):
+            v = xp.asarray(rng.standard_normal(operands[i].shape))
+            expected = along(f, operands, i, v, dy)
+            scale = float(abs(grad * v).sum())
+            assert abs(inner(grad, v) - expected) <= 1e-7 * (scale + 1), f"operand {i}"
+
+
+def assert_transpose(f: Callable, transpose: Callable, x: Any, dy: Any) -> None:
+    """<dy, f(x)> = <transpose(dy), x> for a linear f, to the last digits: no differences."""
+    y, dx = f(x), transpose(dy)
+    assert y.shape == dy.shape
+    assert dx.shape == x.shape
+    scale = float(abs(dy * y).sum() + abs(dx * x).sum())
+    assert abs(inner(dy, y) - inner(dx, x)) <= 1e-13 * (scale + 1)

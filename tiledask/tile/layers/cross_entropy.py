@@ -1,0 +1,210 @@
+"""Cross-entropy of logits, in pieces that never need all logits in one place.
+
+For one token with logits z, target y, vocabulary V and smoothing e, with m the largest logit:
+
+    loss = log S - (1 - e) (z_y - m) - e/V T
+    S = sum over c of exp(z_c - m),   T = sum over c of (z_c - m)
+    dz_c = exp(z_c - m) / S - (1 - e) [c = y] - e/V
+
+m is a maximum and S, z_y - m and T are sums over classes, so devices that hold some columns each
+
+    local_maximum    -- maximum over devices -->  m
+    local_sums       -- sum over devices ------>  S, z_y - m, and T if e > 0
+    loss_of_sums     the same number everywhere
+    logits_grad      each for its own columns
+
+Smoothing gives each of the V classes e/V, the target's included (Szegedy et al., CVPR 2016,
+section 7; so does PyTorch). tensor2tensor and Megatron give e/(V-1) to the other classes and 1 - e
+to the target: that is smoothing = e V/(V-1) here. V is the whole vocabulary: with that of one
+device the loss is wrong as soon as there are two.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import array_namespace
+from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
+
+__all__ = [
+    "KeptLoss",
+    "LossRule",
+    "count_targets",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "local_maximum",
+    "local_sums",
+    "logits_grad",
+    "loss_of_sums",
+]
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """What the loss of a token is, the same on every device."""
+
+    vocabulary: int
+    """Classes on all devices together."""
+    smoothing: float = 0.0
+    """Shared out evenly over all classes, from 0 to 1."""
+    ignore: int = -100
+    """Tokens with this target have no loss and no gradient."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise KernelError(f"a vocabulary has 1 class or more, got {self.vocabulary}")
+        if not 0 <= self.smoothing <= 1:
+            raise KernelError(f"smoothing is from 0 to 1, got {self.smoothing}; 0.1 is usual")
+
+
+class KeptLoss(NamedTuple):
+    """What `cross_entropy` keeps."""
+
+    logits: Any
+    targets: Any
+    maximum: Any
+    """[...] of each token."""
+    exponentials: Any
+    """[...] S of each token."""
+    rule: LossRule
+    count: float
+
+
+def cross_entropy(
+    logits: Any, targets: Any, smoothing: float = 0.0, ignore: int = -100,
+    count: float | None = None,
+) -> tuple[Any, KeptLoss]:  # fmt: skip
+    """(loss, kept) for logits [..., V] and targets [...]; the loss is a scalar array.
+
+    The sum over tokens whose target is not ``ignore``, over ``count``: by default the number of
+    those tokens, which makes it their mean; 1 leaves the sum, and a micro-batch passes the number
+    of the whole batch. Of halves the loss is float32: near 10, bfloat16 has steps of 1/16.
+
+    Raises KernelError for targets outside of the vocabulary, and for a mean over no token.
+
+    >>> import numpy as np
+    >>> loss, _ = cross_entropy(np.zeros((2, 4)), np.array([3, -100]))
+    >>> round(float(loss), 4)  # log 4
+    1.3863
+    """
+    rule = LossRule(logits.shape[-1], smoothing, ignore)
+    counted = count_targets(targets, rule)
+    count = counted if count is None else count
+    maximum = local_maximum(logits)
+    sums = local_sums(logits, targets, maximum, rule)
+    loss = loss_of_sums(sums, targets, rule, count)
+    return loss, KeptLoss(logits, targets, maximum, sums[0], rule, count)
+
+
+def cross_entropy_grad(dloss: float, kept: KeptLoss) -> Any:
+    """dlogits of `cross_entropy`. ``dloss`` is 1, or the scale of a scaled loss."""
+    logits, targets, maximum, exponentials, rule, count = kept
+    return logits_grad(dloss, logits, targets, maximum, exponentials, rule, count)
+
+
+def count_targets(targets: Any, rule: LossRule) -> int:
+    """How many targets have a loss. Raises KernelError for those outside of the vocabulary.
+
+    >>> import numpy as np
+    >>> count_targets(np.array([0, -100, 2]), LossRule(vocabulary=3))
+    2
+    """
+    check_integers("targets", targets)
+    counted = targets[_counts(targets, rule)]
+    wrong = counted[(counted < 0) | (counted >= rule.vocabulary)]
+    if wrong.size:
+        raise KernelError(
+            f"targets are 0 .. {rule.vocabulary - 1}, or {rule.ignore} for tokens without a loss, "
+            f"got {int(wrong[0])} ({wrong.size} of {targets.size} are outside)"
+        )
+    return int(counted.size)
+
+
+def local_maximum(logits: Any) -> Any:
+    """[...] the largest logit of each token among the columns held here [..., n]."""
+    check_floats(logits=logits)
+    if not logits.shape[-1]:
+        raise KernelError("a device holds 1 class or more, got none; use fewer devices")
+    return wide(logits).max(axis=-1)
+
+
+def local_sums(logits: Any, targets: Any, maximum: Any, rule: LossRule, first: int = 0) -> Any:
+    """[2, ...] or, with smoothing, [3, ...]: the columns' parts of S, of z_y - m and of T.
+
+    The columns held here are classes ``first``, first + 1, ... ``maximum`` [...] is that of all
+    columns. The sum of these arrays over the devices is what `loss_of_sums` takes.
+
+    >>> import numpy as np
+    >>> z, y, m = np.zeros((1, 3)), np.array([4]), np.zeros(1)
+    >>> local_sums(z, y, m, LossRule(6, smoothing=0.1), first=3).tolist()
+    [[3.0], [0.0], [0.0]]
+    """
+    xp = check_floats(logits=logits)
+    check_integers("targets", targets)
+    array_namespace(logits, targets, maximum)
+    check_shape("targets", targets, logits.shape[:-1], "one for each token of the logits")
+    check_shape("maximum", maximum, logits.shape[:-1], "one for each token of the logits")
+    shifted = wide(logits) - maximum[..., None]
+    at, here = _local(targets, rule, first, logits.shape[-1])
+    picked = xp.take_along_axis(shifted, at[..., None], axis=-1)[..., 0]
+    sums = [xp.exp(shifted).sum(axis=-1), xp.where(here, picked, 0)]
+    return xp.stack([*sums, shifted.sum(axis=-1)] if rule.smoothing else sums)
+
+
+def loss_of_sums(sums: Any, targets: Any, rule: LossRule, count: float) -> Any:
+    """The loss, a scalar array, from what `local_sums` of all devices add up to.
+
+    Each device gets the same number. ``count`` is `count_targets`, 1 for the sum, or the number of
+    tokens of the whole batch.
+    """
+    _check_count(count)
+    if len(sums) != (3 if rule.smoothing else 2):
+        raise KernelError(
+            f"smoothing={rule.smoothing} needs {3 if rule.smoothing else 2} sums for each token, "
+            f"got {len(sums)}; make them by local_sums with the same rule"
+        )
+    exponentials, picked, *total = sums
+    losses = array_namespace(sums).log(exponentials) - (1 - rule.smoothing) * picked
+    if total:
+        losses = losses - rule.smoothing / rule.vocabulary * total[0]
+    return (losses * _counts(targets, rule)).sum() / count
+
+
+def logits_grad(
+    dloss: float, logits: Any, targets: Any, maximum: Any, exponentials: Any, rule: LossRule,
+    count: float, first: int = 0,
+) -> Any:  # fmt: skip
+    """dlogits [..., n] of the columns held here; ``maximum`` and ``exponentials`` of all columns.
+
+    Of halves it is computed in float32 and rounded once. Where 1 / count is too small for float16,
+    scale the loss: ``dloss`` is the scale.
+    """
+    xp = check_floats(logits=logits)
+    _check_count(count)
+    p = xp.exp(wide(logits) - maximum[..., None]) / exponentials[..., None]
+    at, here = _local(targets, rule, first, logits.shape[-1])
+    tokens = p.reshape(-1, p.shape[-1])  # a view: p is new
+    tokens[xp.arange(len(tokens)), at.ravel()] -= (1 - rule.smoothing) * here.ravel()
+    p -= rule.smoothing / rule.vocabulary
+    p *= _counts(targets, rule)[..., None] * (dloss / count)
+    return rounded(p, logits)
+
+
+def _local(targets: Any, rule: LossRule, first: int, columns: int) -> tuple[Any, Any]:
+    """(column here, whether it is the target's) of each token; column 0 stands for none."""
+    at = targets.astype("int64") - first
+    here = (at >= 0) & (at < columns) & _counts(targets, rule)
+    return at * here, here
+
+
+def _counts(targets: Any, rule: LossRule) -> Any:
+    """Whether each token has a loss."""
+    return targets.astype("int64") != rule.ignore
+
+
+def _check_count(count: float) -> None:
+    if not count > 0:
+        raise KernelError(
+            f"a loss is a sum over a count above 0, got {count}; if all targets are ignored there "
+            f"is no mean: pass count=1, or the count of the whole batch"
+        )

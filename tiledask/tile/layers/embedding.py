@@ -1,0 +1,72 @@
+"""The embedding: a row of the table for each token; zeros for tokens whose rows are elsewhere.
+
+rows of device 0        rows of device 1        sum
+token 1 -> t[1]         token 1 -> 0            t[1]
+token 7 -> 0            token 7 -> t[7]         t[7]
+"""
+
+from typing import Any, NamedTuple
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import array_namespace
+from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
+
+__all__ = ["KeptEmbedding", "embedding", "embedding_grad"]
+
+
+class KeptEmbedding(NamedTuple):
+    """What the embedding keeps."""
+
+    tokens: Any
+    first: int
+    rows: int
+
+
+def embedding(
+    tokens: Any, table: Any, first: int = 0, vocabulary: int | None = None
+) -> tuple[Any, KeptEmbedding]:
+    """(y [..., h], kept) for tokens [...] and the rows ``first``, first + 1, ... of a table.
+
+    Tokens without a row here give zeros, so the sum over the devices is the whole table's. With
+    ``vocabulary``, a token outside of 0 .. vocabulary - 1, whose row is nowhere, raises
+    KernelError; without it such a token is zeros everywhere.
+
+    >>> import numpy as np
+    >>> embedding(np.array([2, 3, 4]), np.array([[1.0], [2.0]]), first=3)[0].tolist()
+    [[0.0], [1.0], [2.0]]
+    """
+    xp = check_floats(table=table)
+    check_integers("tokens", tokens)
+    array_namespace(tokens, table)
+    check_shape("table", table, (None, None), "rows held here by width")
+    if vocabulary is not None:
+        _check_tokens(tokens, vocabulary)
+    kept = KeptEmbedding(tokens, first, len(table))
+    at, here = _local(kept)
+    return xp.where(here[..., None], table[at], table.dtype.type(0)), kept
+
+
+def embedding_grad(dy: Any, kept: KeptEmbedding) -> Any:
+    """dtable [rows, h]: for each row the sum of dy over its tokens, on a GPU in no fixed order."""
+    xp = check_floats(dy=dy)
+    at, here = _local(kept)
+    total = xp.zeros((kept.rows, dy.shape[-1]), wide(dy[:0]).dtype)
+    xp.add.at(total, at[here], wide(dy[here]))
+    return rounded(total, dy)
+
+
+def _local(kept: KeptEmbedding) -> tuple[Any, Any]:
+    """(row here, whether there is one) of each token; row 0 stands for none."""
+    at = kept.tokens.astype("int64") - kept.first
+    here = (at >= 0) & (at < kept.rows)
+    return at * here, here
+
+
+def _check_tokens(tokens: Any, vocabulary: int) -> None:
+    xp = array_namespace(tokens)
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if wrong.size:
+        raise KernelError(
+            f"tokens are 0 .. {vocabulary - 1}, got {int(xp.ravel(wrong)[0])} ({wrong.size} of "
+            f"{tokens.size} are outside)"
+        )

@@ -1,0 +1,139 @@
+"""The feed-forward layer: out, bend, back; plain, or gated as in SwiGLU.
+
+    mlp          x --w_1-- z --gelu-- g --w_2-- y
+    swiglu_mlp   x --w_gate-- silu --(times)-- g --w_down-- y
+                 '---w_up-------------'
+
+Weights go by name. The gate and up matrices are apart, or side by side as w_gate_up
+[h, gate | up]; one device's columns of that are its columns of both halves. Biases are b_1, b_2,
+b_gate, b_up or b_gate_up, and b_down, where they are there. A device that holds some of the inner
+columns, and their rows of the last matrix, computes its term of the sum.
+"""
+
+from typing import Any, NamedTuple
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import array_namespace
+from tiledask.tile.layers.activations import KeptGate, find_activation, swiglu, swiglu_grad
+from tiledask.tile.layers.by_name import Arrays, apply, apply_grad, check_weights, fuse
+from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.parameters import Parameter, matrix
+
+__all__ = ["KeptMLP", "KeptSwiGLU", "fuse_gate_up", "mlp", "mlp_grad", "mlp_parameters",
+           "swiglu_mlp", "swiglu_mlp_grad", "swiglu_mlp_parameters"]  # fmt: skip
+
+
+class KeptMLP(NamedTuple):
+    """What `mlp` keeps."""
+
+    x: Any
+    bent: Any
+    """What the activation keeps."""
+    g: Any
+    """What w_2 multiplies."""
+    activation: str
+
+
+def mlp_parameters(hidden: int, inner: int, bias: bool = True) -> dict[str, Parameter]:
+    """The weights of `mlp` by name, with deviations of 1/sqrt(rows).
+
+    >>> {name: p.shape for name, p in mlp_parameters(4, 16).items()}
+    {'w_1': (4, 16), 'b_1': (16,), 'w_2': (16, 4), 'b_2': (4,)}
+    """
+    return matrix("_1", hidden, inner, bias) | matrix("_2", inner, hidden, bias)
+
+
+def mlp(x: Any, weights: Arrays, activation: str = "gelu") -> tuple[Any, KeptMLP]:
+    """(y [..., h], kept) for x [..., h]: w_2 bends(w_1 x), by the activation's name.
+
+    >>> import numpy as np
+    >>> w = {"w_1": np.array([[1.0, -1.0]]), "w_2": np.array([[1.0], [1.0]])}
+    >>> mlp(np.array([[-3.0]]), w, "relu")[0].tolist()
+    [[3.0]]
+    """
+    check_weights(weights, ["_1", "_2"])
+    bend = find_activation(activation)
+    g, bent = bend.forward(apply(x, weights, "_1"))
+    return apply(g, weights, "_2"), KeptMLP(x, bent, g, activation)
+
+
+def mlp_grad(dy: Any, kept: KeptMLP, weights: Arrays) -> tuple[Any, Arrays]:
+    """(dx, the gradient of each weight by its name)."""
+    grads: Arrays = {}
+    dg = apply_grad(dy, kept.g, weights, "_2", grads)
+    dz = find_activation(kept.activation).grad(dg, kept.bent)
+    dx = apply_grad(dz, kept.x, weights, "_1", grads)
+    return dx, grads
+
+
+class KeptSwiGLU(NamedTuple):
+    """What `swiglu_mlp` keeps."""
+
+    x: Any
+    gate: KeptGate
+    g: Any
+    """What w_down multiplies."""
+
+
+def swiglu_mlp_parameters(
+    hidden: int, inner: int, fused: bool = False, bias: bool = False
+) -> dict[str, Parameter]:
+    """The weights of `swiglu_mlp` by name, with deviations of 1/sqrt(rows).
+
+    >>> {name: p.shape for name, p in swiglu_mlp_parameters(4, 10, fused=True).items()}
+    {'w_gate_up': (4, 20), 'w_down': (10, 4)}
+    """
+    into = {"_gate_up": 2 * inner} if fused else {"_gate": inner, "_up": inner}
+    made: dict[str, Parameter] = {}
+    for name, columns in into.items():
+        made |= matrix(name, hidden, columns, bias)
+    return made | matrix("_down", inner, hidden, bias)
+
+
+def swiglu_mlp(x: Any, weights: Arrays) -> tuple[Any, KeptSwiGLU]:
+    """(y [..., h], kept) for x [..., h]: w_down (silu(w_gate x) w_up x).
+
+    >>> import numpy as np
+    >>> w = {"w_gate_up": np.array([[1.0, 2.0]]), "w_down": np.array([[1.0]])}
+    >>> swiglu_mlp(np.array([[1.0]]), w)[0].round(4).tolist()
+    [[1.4621]]
+    """
+    fused = "w_gate_up" in weights
+    check_weights(weights, ["_gate_up", "_down"] if fused else ["_gate", "_up", "_down"])
+    if fused:
+        gate, up = _halves(apply(x, weights, "_gate_up"))
+    else:
+        gate, up = apply(x, weights, "_gate"), apply(x, weights, "_up")
+    g, kept = swiglu(gate, up)
+    return apply(g, weights, "_down"), KeptSwiGLU(x, kept, g)
+
+
+def swiglu_mlp_grad(dy: Any, kept: KeptSwiGLU, weights: Arrays) -> tuple[Any, Arrays]:
+    """(dx, the gradient of each weight by its name)."""
+    grads: Arrays = {}
+    dg = apply_grad(dy, kept.g, weights, "_down", grads)
+    dgate, dup = swiglu_grad(dg, kept.gate)
+    if "w_gate_up" in weights:
+        both = array_namespace(dgate).concatenate([dgate, dup], axis=-1)
+        dx = apply_grad(both, kept.x, weights, "_gate_up", grads)
+    else:
+        from_gate = apply_grad(dgate, kept.x, weights, "_gate", grads)
+        from_up = apply_grad(dup, kept.x, weights, "_up", grads)
+        dx = rounded(wide(from_gate) + wide(from_up), dy)
+    return dx, grads
+
+
+def fuse_gate_up(weights: Arrays) -> Arrays:
+    """The same weights with gate and up side by side, as w_gate_up (and b_gate_up)."""
+    return fuse(weights, ("_gate", "_up"), "_gate_up")
+
+
+def _halves(z: Any) -> tuple[Any, Any]:
+    """(gate, up), views of z [..., gate | up]."""
+    inner, odd = divmod(z.shape[-1], 2)
+    if odd:
+        raise KernelError(
+            f"w_gate_up holds as many columns of gate as of up, got {z.shape[-1]} together; pass "
+            f"one device's columns of both"
+        )
+    return z[..., :inner], z[..., inner:]

@@ -1,0 +1,99 @@
+"""Normalisation of each token over its width: LayerNorm and RMSNorm.
+
+Statistics, and the whole chain of operations, are float32 for halves; only y is rounded. (Some
+programs round x / rms to halves before they multiply by w; their last bit differs.)
+"""
+
+from typing import Any, NamedTuple
+
+from tiledask.errors import KernelError
+from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
+
+__all__ = ["KeptNorm", "layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
+
+
+class KeptNorm(NamedTuple):
+    """What a norm keeps: its input and a number or two per token."""
+
+    x: Any
+    """[..., width]."""
+    inverse: Any
+    """[..., 1] by what each token was multiplied: 1 / deviation, or 1 / root mean square."""
+    mean: Any
+    """[..., 1], or 0 where none is taken off."""
+
+
+def layer_norm(x: Any, w: Any, b: Any = None, eps: float = 1e-5) -> tuple[Any, KeptNorm]:
+    """(y, kept) = (x - mean) / sqrt(variance + eps) w + b over the last axis, w and b [width].
+
+    The variance is the mean of squares, not divided by width - 1. Ba et al., arXiv:1607.06450.
+
+    >>> import numpy as np
+    >>> y, _ = layer_norm(np.array([[1.0, 3.0]]), np.ones(2), np.zeros(2), eps=0.0)
+    >>> y.tolist()
+    [[-1.0, 1.0]]
+    """
+    xp = _checked(x, w, b, eps)
+    mean = wide(x).mean(axis=-1, keepdims=True)
+    centred = wide(x) - mean
+    inverse = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
+    y = centred * inverse * wide(w)
+    if b is not None:
+        y += wide(b)
+    return rounded(y, x), KeptNorm(x, inverse, mean)
+
+
+def layer_norm_grad(dy: Any, kept: KeptNorm, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+    """(dx, dw, db) of `layer_norm`; db is None where b is.
+
+    n = (x - mean) / deviation,  d = dy w
+    dx = (d - mean(d) - n mean(d n)) / deviation
+    """
+    normed, d, dw = _through_w(dy, kept, w)
+    along = (d * normed).mean(axis=-1, keepdims=True)
+    dx = (d - d.mean(axis=-1, keepdims=True) - normed * along) * kept.inverse
+    db = None if b is None else rounded(_over_tokens(wide(dy)), dy)
+    return rounded(dx, dy), dw, db
+
+
+def rms_norm(x: Any, w: Any, eps: float = 1e-6) -> tuple[Any, KeptNorm]:
+    """(y, kept) = x / sqrt(mean(x^2) + eps) w over the last axis, w [width].
+
+    Zhang and Sennrich, arXiv:1910.07467.
+
+    >>> import numpy as np
+    >>> rms_norm(np.array([[3.0, -3.0]]), np.ones(2), eps=0.0)[0].tolist()
+    [[1.0, -1.0]]
+    """
+    xp = _checked(x, w, None, eps)
+    wider = wide(x)
+    inverse = 1 / xp.sqrt((wider * wider).mean(axis=-1, keepdims=True) + eps)
+    return rounded(wider * inverse * wide(w), x), KeptNorm(x, inverse, 0)
+
+
+def rms_norm_grad(dy: Any, kept: KeptNorm, w: Any) -> tuple[Any, Any]:
+    """(dx, dw) of `rms_norm`: dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
+    normed, d, dw = _through_w(dy, kept, w)
+    dx = (d - normed * (d * normed).mean(axis=-1, keepdims=True)) * kept.inverse
+    return rounded(dx, dy), dw
+
+
+def _checked(x: Any, w: Any, b: Any, eps: float) -> Any:
+    xp = check_floats(x=x, w=w, b=b)
+    for name, weight in (("w", w), ("b", b)):
+        if weight is not None:
+            check_shape(name, weight, (x.shape[-1],), "one for each column of x")
+    if eps < 0:
+        raise KernelError(f"eps keeps a root away from zero: 0 or more, got {eps}")
+    return xp
+
+
+def _through_w(dy: Any, kept: KeptNorm, w: Any) -> tuple[Any, Any, Any]:
+    """(n, the gradient of n, dw)."""
+    check_floats(dy=dy, x=kept.x, w=w)
+    normed = (wide(kept.x) - kept.mean) * kept.inverse
+    return normed, wide(dy) * wide(w), rounded(_over_tokens(wide(dy) * normed), dy)
+
+
+def _over_tokens(x: Any) -> Any:
+    return by_token(x).sum(axis=0)

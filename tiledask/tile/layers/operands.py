@@ -1,0 +1,113 @@
+"""What every layer asks of its operands, and how halves are computed: widened, rounded once."""
+
+from math import prod
+from types import ModuleType
+from typing import Any
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.product import matmul
+
+__all__ = ["by_token", "bytes_kept", "check_floats", "check_integers", "check_shape", "multiply",
+           "rounded", "wide"]  # fmt: skip
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_floats(**operands: Any) -> ModuleType:
+    """NumPy or CuPy, whose the operands are; those that are None don't count.
+
+    Raises KernelError unless all are floats of one element type, in one place.
+
+    >>> import numpy as np
+    >>> check_floats(x=np.ones(2), b=None).__name__
+    'numpy'
+    """
+    there = {name: value for name, value in operands.items() if value is not None}
+    xp = array_namespace(*there.values())
+    types = {name: value.dtype.name for name, value in there.items()}
+    if len(set(types.values())) > 1:
+        listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
+        raise KernelError(f"operands have one element type, got {listed}; cast with .astype")
+    first, dtype = next(iter(types.items()))
+    if dtype not in FLOATS:
+        raise KernelError(
+            f"{first} holds floats ({', '.join(FLOATS[:-1])} or {FLOATS[-1]}), got {dtype}; cast "
+            f"with .astype"
+        )
+    return xp
+
+
+def check_integers(name: str, value: Any) -> None:
+    """None; raises KernelError unless ``value`` holds integers: tokens, targets, positions."""
+    array_namespace(value)
+    if value.dtype.kind not in "iu":
+        raise KernelError(f"{name} are integers, got {value.dtype}; cast with .astype('int64')")
+
+
+def check_shape(name: str, value: Any, shape: tuple[int | None, ...], why: str) -> None:
+    """None; raises KernelError unless ``value`` has this shape (None: any extent), saying why.
+
+    >>> import numpy as np
+    >>> check_shape("w", np.ones((3, 2)), (4, None), "4 inputs")
+    Traceback (most recent call last):
+        ...
+    tiledask.errors.KernelError: w must be [4, any] (4 inputs), got [3, 2]; reshape or slice it
+    """
+    fits = len(value.shape) == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, value.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+        got = ", ".join(map(str, value.shape))
+        raise KernelError(f"{name} must be [{wanted}] ({why}), got [{got}]; reshape or slice it")
+
+
+def wide(x: Any) -> Any:
+    """``x`` in the type in which it is summed: float32 for halves, itself otherwise."""
+    return x.astype(accumulator(x.dtype), copy=False)
+
+
+def rounded(y: Any, like: Any) -> Any:
+    """``y`` in the element type of ``like``, the operand; no copy if it has that already."""
+    return y.astype(like.dtype, copy=False)
+
+
+def multiply(a: Any, b: Any) -> Any:
+    """a b [..., n] for a [..., k] and b [k, n], halves summed in float32 and not rounded yet.
+
+    >>> import numpy as np
+    >>> multiply(np.ones((2, 2, 3), np.float16), np.ones((3, 4), np.float16)).dtype.name
+    'float32'
+    """
+    flat = by_token(a)
+    out = array_namespace(a, b).zeros((flat.shape[0], b.shape[1]), accumulator(a.dtype))
+    if flat.size and b.size:  # a device may hold no token, or no column
+        matmul(flat, b, out=out)
+    return out.reshape(*a.shape[:-1], b.shape[1])
+
+
+def by_token(x: Any) -> Any:
+    """[tokens, width] for x [..., width], none of either included."""
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
+def bytes_kept(*kept: Any) -> int:
+    """Bytes of the arrays in what forwards keep; an array that several of them keep counts once.
+
+    >>> import numpy as np
+    >>> x = np.ones((2, 3))
+    >>> bytes_kept(x, (x, {"also": x}), 1e-5)
+    48
+    """
+    found: dict[int, int] = {}
+    stack = list(kept)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, tuple | list):
+            stack.extend(value)
+        elif hasattr(value, "nbytes"):
+            found[id(value)] = value.nbytes
+    return sum(found.values())

@@ -1,0 +1,97 @@
+"""Parameters by name, drawn so that each device gets its part of the same numbers.
+
+A number follows from the seed, the parameter's name and its place in the whole array (see
+`counter`): a device draws its part without the rest, and the other devices need not be asked.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import as_dtype, namespace
+from tiledask.tile.layers.counter import Part, key, normals, positions, uniforms
+
+__all__ = ["Parameter", "draw", "initialise", "matrix"]
+
+KINDS = ("normal", "uniform", "zeros", "ones")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a parameter is before anything is learned."""
+
+    shape: tuple[int, ...]
+    """Of the whole array, whoever holds it."""
+    kind: str = "normal"
+    """"normal", "uniform", "zeros" or "ones"."""
+    scale: float = 1.0
+    """The deviation of normal numbers; uniform ones are from -scale to scale."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise KernelError(f"parameters start as {', '.join(KINDS)}, got {self.kind!r}")
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return prod(self.shape)
+
+
+def matrix(name: str, rows: int, columns: int, bias: bool) -> dict[str, Parameter]:
+    """w<name> [rows, columns] with deviations of 1/sqrt(rows), and b<name> of zeros if wanted.
+
+    >>> matrix("q", 4, 2, bias=True)["wq"]
+    Parameter(shape=(4, 2), kind='normal', scale=0.5)
+    """
+    made = {f"w{name}": Parameter((rows, columns), "normal", rows**-0.5)}
+    return made | ({f"b{name}": Parameter((columns,), "zeros")} if bias else {})
+
+
+def draw(
+    parameter: Parameter, seed: int, name: str, part: Part = None, dtype: Any = "float32",
+    xp: str = "numpy",
+) -> Any:  # fmt: skip
+    """The numbers of ``part`` (a slice, or indices, by axis) of a parameter; all, if left out.
+
+    Drawn by NumPy in float64 and then cast, so that NumPy and CuPy start from the same numbers.
+
+    >>> w = Parameter((4, 6))
+    >>> right = draw(w, 0, "wq", (slice(None), slice(3, 6)))
+    >>> bool((draw(w, 0, "wq")[:, 3:] == right).all())
+    True
+    """
+    at = positions(parameter.shape, part)
+    if parameter.kind == "normal":
+        values = normals(key(seed, name), at) * parameter.scale
+    elif parameter.kind == "uniform":
+        values = (2 * uniforms(key(seed, name), at) - 1) * parameter.scale
+    else:
+        values = np.full(at.shape, float(parameter.kind == "ones"))
+    return namespace(xp).asarray(values.astype(as_dtype(dtype)))
+
+
+def initialise(
+    parameters: dict[str, Parameter], seed: int, parts: dict[str, Part] | None = None,
+    prefix: str = "", dtype: Any = "float32", xp: str = "numpy",
+) -> dict[str, Any]:  # fmt: skip
+    """Arrays by name. ``parts`` says what is held of each; a name left out is held whole.
+
+    ``prefix`` goes before every name when numbers are drawn: layers of one kind differ by it.
+
+    >>> upper = {"w": (slice(0, 2), slice(None))}
+    >>> initialise({"w": Parameter((4, 6))}, 0, upper, prefix="layer 3.")["w"].shape
+    (2, 6)
+    """
+    parts = parts or {}
+    unknown = sorted(set(parts) - set(parameters))
+    if unknown:
+        raise KernelError(
+            f"parts are of the parameters {', '.join(parameters)}, got {', '.join(unknown)}"
+        )
+    return {
+        name: draw(parameter, seed, f"{prefix}{name}", parts.get(name), dtype, xp)
+        for name, parameter in parameters.items()
+    }
