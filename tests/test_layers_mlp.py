@@ -10,6 +10,7 @@ from gradients import assert_transpose, draw
 from tiledask.errors import KernelError
 from tiledask.tile import functions
 from tiledask.tile import layers as L
+from tiledask.tile.layers import fused
 
 CUTS = [(0, 4, 8), (0, 1, 2, 8), (0, 3, 5, 7, 8)]
 
@@ -193,3 +194,40 @@ def test_tokens_in_parts_add_up_to_the_gradient_of_the_weights():
              for at in (slice(3), slice(3, 7))]  # fmt: skip
     np.testing.assert_allclose(sum(p[1] for p in parts), dw, atol=1e-14)
     np.testing.assert_allclose(sum(p[2] for p in parts), db, atol=1e-14)
+
+
+# -- one product for both ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 7), (0, 7)])
+def test_bending_in_the_product_is_bending_after_it(shape, bias):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal(shape), rng.standard_normal((7, 11))
+    b = rng.standard_normal(11) if bias else None
+    for activation in ("gelu", "relu", "silu"):
+        g, kept = fused.bent_linear(x, w, b, activation)
+        z = L.linear(x, w, b)[0]
+        plain, plain_kept = L.ACTIVATIONS[activation].forward(z)
+        np.testing.assert_allclose(g, plain, rtol=1e-13)
+        np.testing.assert_allclose(kept, plain_kept, rtol=1e-13)
+
+
+def test_halves_are_bent_before_they_are_rounded():
+    """GELU of the rounded sum differs from the rounded GELU; only the latter is the nearest."""
+    rng = np.random.default_rng(1)
+    x, w = (rng.standard_normal(s).astype(np.float16) for s in ((64, 32), (32, 48)))
+    g, z = fused.bent_linear(x, w, None, "gelu")
+    exact = functions.gelu(x.astype("f8") @ w.astype("f8"))
+    twice = L.gelu(z)[0].astype("f8")
+    step = np.spacing(abs(exact).astype(np.float16)).astype("f8")  # half of it is the nearest
+    bent, rounded_first = (np.quantile(abs(y - exact) / step, 0.9) for y in (g.astype("f8"), twice))
+    assert bent < 0.5 < 1.5 < rounded_first
+    np.testing.assert_array_equal(z, L.linear(x, w)[0])
+
+
+def test_shapes_that_do_not_go_together_are_refused_there_too():
+    with pytest.raises(KernelError, match="as many rows as x has columns"):
+        fused.bent_linear(np.ones((2, 3)), np.ones((4, 5)), None, "gelu")
+    with pytest.raises(KernelError, match="one for each column of w"):
+        fused.bent_linear(np.ones((2, 3)), np.ones((3, 5)), np.ones(4), "gelu")

@@ -16,6 +16,7 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import array_namespace
 from tiledask.tile.layers.activations import KeptGate, find_activation, swiglu, swiglu_grad
 from tiledask.tile.layers.by_name import Arrays, apply, apply_grad, check_weights, fuse
+from tiledask.tile.layers.fused import bent_linear
 from tiledask.tile.layers.operands import rounded, wide
 from tiledask.tile.layers.parameters import Parameter, matrix
 
@@ -52,8 +53,7 @@ def mlp(x: Any, weights: Arrays, activation: str = "gelu") -> tuple[Any, KeptMLP
     [[3.0]]
     """
     check_weights(weights, ["_1", "_2"])
-    bend = find_activation(activation)
-    g, bent = bend.forward(apply(x, weights, "_1"))
+    g, bent = bent_linear(x, weights["w_1"], weights.get("b_1"), activation)
     return apply(g, weights, "_2"), KeptMLP(x, bent, g, activation)
 
 
