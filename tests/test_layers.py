@@ -169,6 +169,7 @@ ROOMS = {
     "pipelines": set(),
     "splitting": set(),
     "products": set(),
+    "collectives": {"products"},
 }
 """What each folder of plan may import of the others."""
 

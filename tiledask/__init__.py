@@ -54,6 +54,8 @@ _HOME = {
     "explain": "tiledask.dist.matmul",
     "algorithms": "tiledask.plan.products.product",
     "run_schedule": "tiledask.dist.pipeline",
+    "run_ranks": "tiledask.dist.ranks.run",
+    "run_threads": "tiledask.dist.ranks.threads",
     "run_claim": "tiledask.dist.claims",
     # lab: what people look at
     "report": "tiledask.lab.dashboard.saved",

@@ -2,6 +2,7 @@
 
 __all__ = [
     "ClusterLostError",
+    "CollectiveError",
     "ConfigError",
     "DeadlineError",
     "DoesNotFitError",
@@ -22,6 +23,10 @@ class PartitionError(ValueError):
 
 class ScheduleError(ValueError):
     """An order of pipeline actions that breaks a rule; the message names the action."""
+
+
+class CollectiveError(RuntimeError):
+    """Ranks that did not call the same collectives; the message names both ranks and both calls."""
 
 
 class ConfigError(ValueError):

@@ -52,7 +52,9 @@ __all__ = [
     "lend_array",
     "lending",
     "let_siblings_read",
+    "read_lent",
     "serve",
+    "ticket_of",
     "transport_of",
 ]
 
@@ -230,6 +232,11 @@ def lend_array(name: str, array: Any, worker: Any) -> Ticket:
     return _ticket(exchange, array, "array", worker)
 
 
+def ticket_of(exchange: Exchange, array: np.ndarray, name: Any, worker: Any) -> Ticket:
+    """A Ticket for an array that ``exchange`` keeps until it is dropped or the array taken back."""
+    return _ticket(exchange, array, name, worker)
+
+
 def _end(name: str) -> Facts:
     """The facts of the exchange; its blocks are let go, the tokens first."""
     exchange = _exchanges.pop(name, None) or Exchange()
@@ -361,6 +368,15 @@ def _read_memory(ticket: Ticket, ends: Region, buffer: np.ndarray) -> np.ndarray
     _copy(ticket, starts, length, buffer.ctypes.data)
     part = buffer[:nbytes].view(dtype).reshape([shape[d] for d in order])
     return part.transpose(np.argsort(order))
+
+
+def read_lent(ticket: Ticket, flat: np.ndarray) -> None:
+    """Fill ``flat`` (uint8) with the array of ``ticket``, which has that shape and type too.
+
+    Raises LoanLostError if it is not lent any more.
+    """
+    if flat.nbytes:
+        _copy(ticket, np.array([ticket.pointer], np.uint64), flat.nbytes, flat.ctypes.data)
 
 
 def _copy(ticket: Ticket, starts: np.ndarray, length: int, to: int) -> None:

@@ -9,9 +9,8 @@ has none, and says so.
 """
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,17 +20,13 @@ from distributed.protocol import to_serialize
 
 from tiledask.dist.clocks import now, time_there
 from tiledask.dist.cluster import Cluster
+from tiledask.dist.mailbox import CancelledError, Mailbox
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.plan.pipelines.schedule import Action
 
 __all__ = ["CancelledError", "Meeting", "Parcel", "begin", "meeting", "of_run"]
 
 LEAD = 0.05
 """Seconds from the word to begin until all do: the word must have reached every worker."""
-
-
-class CancelledError(RuntimeError):
-    """The run was ended while a device still worked for it."""
 
 
 class Parcel(NamedTuple):
@@ -44,41 +39,20 @@ class Parcel(NamedTuple):
 
 
 @dataclass
-class Meeting:
+class Meeting(Mailbox):
     """One run, in one of its workers."""
 
-    run: str
-    device: int
     addresses: tuple[str, ...]
     """Of the workers of all devices."""
     moves: list[tuple[int, int]] = field(default_factory=list)
     """(source device, bytes) of every block that came."""
     start: float | None = None
     """When all begin, by the scheduler's clock."""
-    over: BaseException | None = None
-    """Why nothing is to be done here any more."""
-    parcels: dict[Action, Parcel] = field(default_factory=dict)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def tell(self, **news: Any) -> None:
-        """Set what is news, once, and wake who waits for it."""
-        with self.changed:
-            for name, value in news.items():
-                if getattr(self, name) is None:
-                    setattr(self, name, value)
-            self.changed.notify_all()
-
-    def check(self) -> None:
-        """Raise why this run is over, if it is."""
-        if self.over is not None:
-            raise self.over
+    door: Any = None
+    """What ``prepare`` left here for the run's tasks."""
 
     def _wait(self, ready: Any, deadline: float, what: str) -> None:
-        with self.changed:
-            left = deadline - time.monotonic()
-            done = self.changed.wait_for(lambda: self.over is not None or ready(), left)
-        self.check()
-        if not done:
+        if not self.wait(ready, deadline):
             raise DeadlineError(
                 f"device {self.device} waited until its deadline for {what}; give the run longer "
                 f"with timeout="
@@ -89,19 +63,19 @@ class Meeting:
         self._wait(lambda: self.start is not None, deadline, "the word to begin")
         time.sleep(max(0.0, self.start - now()))
 
-    def take(self, action: Action, deadline: float) -> Parcel:
+    def take(self, action: Hashable, deadline: float) -> Parcel:
         """The block that ``action`` made on another device, when it is there."""
         self._wait(lambda: action in self.parcels, deadline, f"what {action} makes")
         return self.parcels.pop(action)
 
-    def post(self, worker: Any, to: int, action: Action, block: Any, made: float) -> None:
+    def post(self, worker: Any, to: int, action: tuple, block: Any, made: float) -> None:
         """Send a block to device ``to``; returns at once. If it cannot be sent, the run is over."""
         sending = asyncio.run_coroutine_threadsafe(
             self._send(worker, to, action, block, made), worker.loop.asyncio_loop
         )
         sending.add_done_callback(partial(self._sent, action, to))
 
-    async def _send(self, worker: Any, to: int, action: Action, block: Any, made: float) -> None:
+    async def _send(self, worker: Any, to: int, action: tuple, block: Any, made: float) -> None:
         answer = await worker.rpc(self.addresses[to]).tiledask_post(
             run=self.run, source=self.device, action=tuple(action), block=to_serialize(block),
             made=made, sent=now(),
@@ -109,7 +83,7 @@ class Meeting:
         if not answer["taken"]:
             raise _replaced(to)
 
-    def _sent(self, action: Action, to: int, sending: Any) -> None:
+    def _sent(self, action: tuple, to: int, sending: Any) -> None:
         if sending.cancelled():
             return
         error = sending.exception()
@@ -136,7 +110,7 @@ def of_run(run: str, device: int) -> Meeting:
 def _replaced(device: int) -> ClusterLostError:
     return ClusterLostError(
         f"the worker of device {device} died while the run was under way, and another has taken "
-        f"its place; what it kept of its micro-batches is gone. Run the schedule again"
+        f"its place; what it kept for the run is gone. Run it again"
     )
 
 
@@ -148,9 +122,7 @@ async def _take_in(
     if there is not None:
         parcel = Parcel(block, made, sent, now())
         there.moves.append((source, block.nbytes))
-        with there.changed:
-            there.parcels[Action(*action)] = parcel
-            there.changed.notify_all()
+        there.put(tuple(action), parcel)
     return {"status": "OK", "taken": there is not None}
 
 
@@ -159,16 +131,22 @@ async def _take_in(
 
 @contextmanager
 def meeting(
-    cluster: Cluster, run: str, peers: Sequence[Iterable[int]], timeout: float
+    cluster: Cluster,
+    run: str,
+    peers: Sequence[Iterable[int]],
+    timeout: float,
+    prepare: Callable[[Meeting, Any], None] | None = None,
 ) -> Iterator[tuple[str, ...]]:
     """Open for the devices of ``run`` inside the block, closed however it ends; their addresses.
 
-    ``peers``: for each device, those that it will exchange blocks with.
+    ``peers``: for each device, those that it will exchange blocks with. ``prepare``: called with
+    the Meeting and the worker, in each, before anything can arrive.
     """
     slots = cluster.wait_for_slots(range(len(peers)), timeout)
     addresses = tuple(slots[device]["address"] for device in range(len(peers)))
     try:
-        cluster.run(_open, run, addresses, [sorted(each) for each in peers], timeout=timeout)
+        known = [sorted(each) for each in peers]
+        cluster.run(_open, run, addresses, known, prepare, timeout=timeout)
         yield addresses
     finally:
         with suppress(Exception):  # of a cluster that is gone: nobody meets there any more
@@ -181,13 +159,19 @@ def begin(cluster: Cluster, run: str, timeout: float) -> None:
 
 
 async def _open(
-    run: str, addresses: tuple[str, ...], peers: list[list[int]], dask_worker: Any
+    run: str,
+    addresses: tuple[str, ...],
+    peers: list[list[int]],
+    prepare: Callable[[Meeting, Any], None] | None,
+    dask_worker: Any,
 ) -> None:
     dask_worker.handlers["tiledask_post"] = _take_in
     if dask_worker.address not in addresses:
         return
     device = addresses.index(dask_worker.address)
-    _meetings[run] = Meeting(run, device, addresses)
+    _meetings[run] = here = Meeting(run, device, addresses)
+    if prepare is not None:
+        prepare(here, dask_worker)
     # connections take milliseconds to make: do that before anybody waits for a block
     await asyncio.gather(*(dask_worker.rpc(addresses[d]).identity() for d in peers[device]))
 
@@ -201,3 +185,5 @@ def _close(run: str) -> None:
     here = _meetings.pop(run, None)
     if here is not None:
         here.tell(over=CancelledError(f"{run} was ended while device {here.device} worked for it"))
+        for end in here.at_end:
+            end()

@@ -1,0 +1,144 @@
+"""One collective of one rank under way: rounds of letters, and at the end its record."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.dist.ranks.call import Call
+from tiledask.dist.ranks.sums import combined
+from tiledask.dist.ranks.transport import Letter, Transport, name_of
+from tiledask.plan.collectives.cost import SHAPES_AGREE
+from tiledask.plan.collectives.moves import Move, rounds
+
+__all__ = ["Exchange", "Turn", "exchanging", "turns"]
+
+
+class Turn(NamedTuple):
+    """What one rank does in one round."""
+
+    sends: tuple[Move, ...]
+    receives: tuple[Move, ...]
+    """By rank of their source."""
+
+
+@cache
+def turns(kind: str, algorithm: str, n: int, root: int, me: int) -> tuple[Turn, ...]:
+    """The part of rank ``me`` in the rounds of a collective."""
+    return tuple(
+        Turn(
+            tuple(m for m in moves if m.source == me),
+            tuple(sorted(m for m in moves if m.destination == me)),
+        )
+        for moves in rounds(kind, algorithm, n, root)
+    )
+
+
+@dataclass
+class Exchange:
+    """A collective among ``members`` (ranks of the run), in which this rank is number ``me``."""
+
+    call: Call
+    algorithm: str
+    members: tuple[int, ...]
+    me: int
+    transport: Transport
+    dtype: np.dtype | None
+    payload: int
+    """Bytes."""
+    terms: tuple = ()
+    """For the record's prediction; known at the latest when the collective is done."""
+
+    def turns(self, root: int = 0) -> tuple[Turn, ...]:
+        return turns(self.call.kind, self.algorithm, len(self.members), root, self.me)
+
+    def post(self, to: int, parts: Sequence[np.ndarray]) -> None:
+        """Send arrays to number ``to``."""
+        whole = [np.require(part, requirements="C") for part in parts]
+        self.transport.post(self.members[to], self.call, whole)
+
+    def take(self, source: int) -> Letter:
+        """The next letter from number ``source``."""
+        letter = self.transport.take(self.members[source], self.call)
+        if self.call.about is None and letter.call.about is not None:
+            self.call = self.call._replace(about=letter.call.about)  # to be passed on
+        return letter
+
+    def copy(self, given: Sequence[Turn], held: dict[int, np.ndarray]) -> None:
+        """Go through rounds that copy chunks; they are put in ``held`` as they come."""
+        for turn in given:
+            for move in turn.sends:
+                if self._needed(move, held):
+                    self.post(move.destination, [held[c] for c in move.chunks])
+            for move in turn.receives:
+                if self._needed(move, held):
+                    letter = self.take(move.source)
+                    held.update(zip(move.chunks, letter.parts, strict=True))
+
+    def add(
+        self, given: Sequence[Turn], held: dict[int, np.ndarray], op: str, dtype: np.dtype
+    ) -> None:
+        """Go through rounds that add chunks to those in ``held``, as `combined` does."""
+        for turn in given:
+            for move in turn.sends:
+                if self._needed(move, held):
+                    self.post(move.destination, [held[c] for c in move.chunks])
+            addends: dict[int, list] = {}
+            for move in turn.receives:
+                if self._needed(move, held):
+                    parts = self.take(move.source).parts
+                    for chunk, part in zip(move.chunks, parts, strict=True):
+                        addends.setdefault(chunk, []).append((move.source, part))
+            for chunk, theirs in addends.items():
+                ordered = sorted([*theirs, (self.me, held[chunk])], key=lambda each: each[0])
+                held[chunk] = combined([part for _, part in ordered], op, dtype)
+
+    def _needed(self, move: Move, held: dict[int, np.ndarray]) -> bool:
+        """Whether there is anything to send: all know it where all have arrays of one shape."""
+        return self.call.kind not in SHAPES_AGREE or any(held[c].size for c in move.chunks)
+
+
+@contextmanager
+def exchanging(
+    rank: Any,
+    kind: str,
+    members: tuple[int, ...],
+    number: int,
+    *,
+    algorithm: str = "",
+    axes: tuple[int, ...] = (),
+    array: np.ndarray | None = None,
+    **same: Any,
+) -> Iterator[Exchange]:
+    """An Exchange that is written down when the block ends; among one rank alone it is not."""
+    transport = rank.transport
+    facts = {"algorithm": algorithm or None}
+    if array is not None:
+        facts |= {"dtype": name_of(array.dtype), "shape": array.shape}
+    facts |= same
+    agreed = tuple((name, value) for name, value in facts.items() if value is not None)
+    call = Call(rank.index, kind, members, number, rank.here, agreed)
+    if kind == "broadcast" and array is not None:
+        call = call._replace(about=array.shape)
+    dtype, payload = (None, 0) if array is None else (array.dtype, array.nbytes)
+    me = members.index(rank.index)
+    exchange = Exchange(call, algorithm, members, me, transport, dtype, payload)
+    before, begin = (transport.sent, transport.received, transport.messages), transport.now()
+    transport.enter(call)
+    yield exchange
+    transport.settle()
+    transport.leave(call)
+    if len(members) == 1:
+        return
+    assert exchange.terms, f"{kind} has nothing to predict its bytes from"
+    after = transport.sent, transport.received, transport.messages
+    sent, received, messages = (b - a for a, b in zip(before, after, strict=True))
+    rank.record(
+        synchronises=number > 0, kind=kind, algorithm=algorithm, group=members, axes=axes,
+        dtype="" if exchange.dtype is None else name_of(exchange.dtype), payload=exchange.payload,
+        sent=sent, received=received, messages=messages, begin=begin, end=transport.now(),
+        terms=exchange.terms,
+    )  # fmt: skip

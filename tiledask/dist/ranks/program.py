@@ -1,0 +1,126 @@
+"""A program on one rank, from its first line to its last, and what all ranks bring back."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from tiledask.dist.mailbox import CancelledError
+from tiledask.dist.ranks.call import Call
+from tiledask.dist.ranks.rank import Rank
+from tiledask.dist.ranks.records import Record, Records
+from tiledask.dist.ranks.transport import Transport
+from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
+from tiledask.plan.products.traffic import Traffic
+
+__all__ = ["Part", "Ranks", "arguments", "collected", "ran"]
+
+
+class Part(NamedTuple):
+    """What one rank brings back."""
+
+    result: Any
+    records: list[Record]
+    came: dict[int, int]
+    """Source -> bytes that came from it."""
+    posted: dict[tuple[tuple[int, ...], int], int]
+    """(group, destination) -> letters."""
+    taken: dict[tuple[tuple[int, ...], int], int]
+    """(group, source) -> letters."""
+    last: Call | None
+    """The last collective."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a rank program brought back."""
+
+    results: list[Any]
+    """What the program returned, by rank."""
+    records: Records
+    """Every collective of every rank."""
+    traffic: Traffic
+    """Bytes and letters from rank to rank, as they were received."""
+
+    def __repr__(self) -> str:
+        return f"Ranks({len(self.results)} results, {self.records!r})"
+
+    def _repr_html_(self) -> str:
+        return self.records._repr_html_()
+
+
+def arguments(shape: tuple[int, ...], args: tuple, per_rank: Sequence[Any] | None) -> list[tuple]:
+    """By rank, what the program is called with after its rank."""
+    ranks = prod(shape)
+    if per_rank is None:
+        return [args] * ranks
+    if len(per_rank) != ranks:
+        raise ConfigError(
+            f"per_rank has one value for each of the mesh's {ranks} ranks, got {len(per_rank)}"
+        )
+    return [(*args, value) for value in per_rank]
+
+
+def ran(
+    program: Callable[..., Any], shape: tuple[int, ...], transport: Transport, backend: str,
+    args: tuple,
+) -> Part:  # fmt: skip
+    """The Part of ``program`` on this rank. Whatever it raises ends the run for all."""
+    rank = Rank(shape, transport, backend)
+    try:
+        result = program(rank, *args)
+        transport.box.check()
+        transport.finish()
+    except BaseException as error:
+        raise _told(transport, error) from None
+    counted = (dict(each) for each in (transport.came, transport.posted, transport.taken))
+    return Part(result, rank.records, *counted, transport.box.doing.last)
+
+
+def _told(transport: Transport, error: BaseException) -> BaseException:
+    """``error``, with where this rank was; if it is this rank's own, all others know it now."""
+    doing = transport.box.doing
+    where = f"in {doing.call}" if doing.call else "outside of its collectives"
+    if error is transport.box.over:
+        error.heard = True
+        error.add_note(f"rank {transport.rank} heard of it {where}")
+        return error
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        error = RuntimeError(f"the program raised {type(error).__name__}: {error}")
+    own = CollectiveError | DeadlineError | ClusterLostError | CancelledError
+    if not isinstance(error, own):  # those say it themselves
+        error.add_note(f"raised by rank {transport.rank} {where}")
+        lines = traceback.format_exception(error)
+        error.add_note("".join(lines[:-1]).rstrip())
+    transport.fail(error)
+    return error
+
+
+def collected(parts: Sequence[Part]) -> Ranks:
+    """The Ranks of all parts. Raises CollectiveError if a letter was sent that nobody took."""
+    for rank, part in enumerate(parts):
+        for (group, to), letters in part.posted.items():
+            taken = parts[to].taken.get((group, rank), 0)
+            if taken != letters:
+                raise _left_over(rank, to, group, letters, taken, parts)
+    records = Records.of(record for part in parts for record in part.records)
+    moves = Traffic.of(len(parts))
+    for rank, part in enumerate(parts):
+        for source, nbytes in part.came.items():
+            moves.bytes[source, rank] += nbytes
+        for (_, source), letters in part.taken.items():
+            moves.messages[source, rank] += letters
+    return Ranks([part.result for part in parts], records, moves)
+
+
+def _left_over(
+    rank: int, to: int, group: tuple[int, ...], sent: int, taken: int, parts: Sequence[Part]
+) -> CollectiveError:
+    return CollectiveError(
+        f"of {sent} letters that rank {rank} sent to rank {to} among ranks "
+        f"{', '.join(map(str, group))}, rank {to} took {taken} before it returned: it left a "
+        f"collective out. The last of rank "
+        f"{rank} was {parts[rank].last}, of rank {to} {parts[to].last or 'none'}; let both make "
+        f"the same calls"
+    )

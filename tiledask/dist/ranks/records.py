@@ -1,0 +1,195 @@
+"""Every collective as a record: what it was, how much it moved and when; and their totals."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.cost import cost
+from tiledask.plan.collectives.halo import halo_strips
+from tiledask.plan.collectives.moves import KINDS
+from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Moved", "Record", "Records", "Total"]
+
+
+class Moved(NamedTuple):
+    """What one rank moves in one collective."""
+
+    sent: int
+    """Bytes."""
+    received: int
+    """Bytes."""
+    messages: int
+    """That it sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One collective on one rank."""
+
+    rank: int
+    kind: str
+    """"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+    "halo_exchange", "halo_reduce", "send", "recv", "sendrecv" or "barrier"."""
+    algorithm: str
+    """"ring", "tree" or "direct"; empty where there is no choice."""
+    group: tuple[int, ...]
+    """Ranks that take part."""
+    axes: tuple[int, ...]
+    """Axes of the mesh along which they lie."""
+    dtype: str
+    payload: int
+    """Bytes of the array that this rank brings; of a broadcast those that it ends with."""
+    sent: int
+    """Bytes that left this rank, counted where they left."""
+    received: int
+    """Bytes that reached it, counted where they arrived."""
+    messages: int
+    """That it sent."""
+    step: int | None
+    """Of the training, if the program says so."""
+    barrier: int | None
+    """Running number of the synchronisation in the step, from 0; None for a message between two."""
+    label: str
+    begin: float
+    """Seconds since 1970, by one clock for all ranks."""
+    end: float
+    terms: tuple
+    """What the arithmetic needs for `predicted`."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in the collective, waiting included."""
+        return self.end - self.begin
+
+    @property
+    def counted(self) -> Moved:
+        return Moved(self.sent, self.received, self.messages)
+
+    @property
+    def predicted(self) -> Moved:
+        """The same by arithmetic, from the extents alone."""
+        return _predicted(self.kind, self.algorithm, self.group.index(self.rank), self.terms)
+
+
+@cache
+def _predicted(kind: str, algorithm: str, me: int, terms: tuple) -> Moved:
+    if kind in KINDS:
+        each = cost(kind, algorithm, *terms)
+        return Moved(each.sent[me], each.received[me], each.messages[me])
+    if kind in ("halo_exchange", "halo_reduce"):
+        extents, row, before, after = terms
+        strips = halo_strips(extents, before, after)
+        out = [row * (s.stop - s.start) for s in strips if s.source == me]
+        back = [row * (s.stop - s.start) for s in strips if s.destination == me]
+        if kind == "halo_reduce":
+            out, back = back, out
+        return Moved(sum(out), sum(back), len(out))
+    sent, received = terms
+    return Moved(sent or 0, received or 0, int(sent is not None))
+
+
+class Total(NamedTuple):
+    """Of several records."""
+
+    calls: int
+    sent: int
+    received: int
+    messages: int
+    seconds: float
+    """In collectives, waiting included."""
+
+
+@dataclass(frozen=True, repr=False)
+class Records:
+    """The records of all ranks of a run, rank after rank, each rank's in the order of its calls."""
+
+    rows: tuple[Record, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[Record]) -> "Records":
+        return cls(tuple(rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.rows)
+
+    def where(self, label: str = "", **facts: Any) -> "Records":
+        """Those with ``label`` in their label, and equal to ``facts``: kind=, rank=, step=, ..."""
+        _check_names(facts)
+        return Records.of(
+            r for r in self.rows
+            if label in r.label and all(getattr(r, name) == v for name, v in facts.items())
+        )  # fmt: skip
+
+    def totals(self, *by: str) -> dict[Any, Total]:
+        """The Total of each value of ``by``: "kind", "label", "rank", "step", ... in their order.
+
+        With several names the keys are tuples; with none there is one, for all.
+        """
+        _check_names(by)
+        sums: dict[Any, list] = {}
+        for r in self.rows:
+            key = tuple(getattr(r, name) for name in by)
+            mine = sums.setdefault(key[0] if len(by) == 1 else key, [0, 0, 0, 0, 0.0])
+            for i, value in enumerate((1, r.sent, r.received, r.messages, r.seconds)):
+                mine[i] += value
+        return {key: Total(*mine) for key, mine in sums.items()}
+
+    @property
+    def barriers(self) -> dict[int | None, int]:
+        """step -> how often a rank had to wait for others in it: the most of any rank."""
+        counts: dict[int | None, int] = {}
+        for r in self.rows:
+            if r.barrier is not None:
+                counts[r.step] = max(counts.get(r.step, 0), r.barrier + 1)
+        return counts
+
+    @property
+    def mismatches(self) -> "Records":
+        """The records whose counted bytes or messages are not those predicted; best none."""
+        return Records.of(r for r in self.rows if r.counted != r.predicted)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per record, with predicted_sent, predicted_received, predicted_messages beside."""
+        import pandas as pd
+
+        names = [name for name in Record.__slots__ if name != "terms"]
+        rows = [[*(getattr(r, name) for name in names), r.seconds, *r.predicted] for r in self.rows]
+        more = ["seconds", *(f"predicted_{name}" for name in Moved._fields)]
+        frame = pd.DataFrame(rows, columns=[*names, *more])
+        return frame.astype({"step": "Int64", "barrier": "Int64"})  # whole, where there are none
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
+        sent = sum(r.sent for r in self.rows)
+        ranks = len({r.rank for r in self.rows})
+        return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks)"
+
+    def _repr_html_(self) -> str:
+        head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")
+        rows = []
+        for (kind, algorithm, label), t in self.totals("kind", "algorithm", "label").items():
+            cells = (
+                kind, algorithm, label, t.calls, format_bytes(t.sent), format_bytes(t.received),
+                t.messages, format_seconds(t.seconds),
+            )  # fmt: skip
+            rows.append("".join(f"<td>{escape(str(c))}</td>" for c in cells))
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        titles = "".join(f"<th>{h}</th>" for h in head)
+        return f"<table><caption>{escape(repr(self))}</caption><tr>{titles}</tr>{body}</table>"
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in Record.__slots__:
+            fields = [n for n in Record.__slots__ if n != "terms"]
+            raise ConfigError(f"a record has no {name!r}; it has {', '.join(fields)}")

@@ -1,0 +1,129 @@
+"""Run a program on all workers of a mesh at once, one long task for each rank.
+
+slot 0   program(rank 0) ....[all_reduce]....[all_gather]... result    one Dask task per rank;
+slot 1   program(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
+"""
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distributed import get_worker
+
+from tiledask.dist.clocks import set_clocks
+from tiledask.dist.cluster import Cluster, seconds_of
+from tiledask.dist.lending import transport_of
+from tiledask.dist.meeting import begin, meeting, of_run
+from tiledask.dist.mesh import Mesh
+from tiledask.dist.ranks import posts, sockets
+from tiledask.dist.ranks.posts import Posts
+from tiledask.dist.ranks.program import Part, Ranks, arguments, collected, ran
+from tiledask.dist.ranks.sockets import Sockets
+from tiledask.errors import ConfigError
+
+__all__ = ["TRANSPORTS", "run_ranks"]
+
+PATIENCE = 20.0
+"""Seconds that setting up may take even if the program's own timeout is shorter."""
+GRACE = 6.0
+"""Seconds after the deadline in which the ranks may say themselves what they waited for."""
+TRANSPORTS = {"sockets": Sockets, "posts": Posts}
+"""Ways of letters, by name."""
+
+
+class _Plan(NamedTuple):
+    run: str
+    rank: int
+    shape: tuple[int, ...]
+    backend: str
+    way: str
+    seconds: float
+
+
+def run_ranks(
+    program: Callable[..., Any],
+    mesh: Mesh,
+    *args: Any,
+    per_rank: Sequence[Any] | None = None,
+    timeout: float | None = None,
+    transport: str | None = None,
+) -> Ranks:
+    """``program(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
+
+    program
+        An ordinary function. Its first argument is a `Rank`, whose groups have the collectives;
+        what it returns must be picklable.
+    args, per_rank
+        Arrays, numbers, or Dask futures of what lies on the workers. ``per_rank``: one more
+        argument for each rank, the last.
+    timeout
+        Seconds that the program may take (default 300). Nothing waits longer.
+    transport
+        "sockets" between workers of one machine, "posts" by Dask's messages; None chooses. On a
+        GPU both go through host memory.
+
+    If any rank raises, the run is over for all: each raises the same error, and so does this.
+    Raises CollectiveError where ranks do not call the same collectives, DeadlineError after
+    ``timeout``, ClusterLostError if a worker dies. A rank that computes without ever calling a
+    collective cannot be interrupted: it keeps its slot until it returns.
+
+    With ``def program(rank, x): return rank.group().all_reduce(x)``:
+    ``td.run_ranks(program, td.Mesh(cluster, (4,)), 1.0).results`` is ``[4.0] * 4``.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ConfigError(
+            f"run_ranks(program, mesh, ...) needs a mesh of workers, got {type(mesh).__name__}; "
+            f"td.Mesh(cluster, (2, 2)), or run_threads(program, (2, 2)) without a cluster"
+        )
+    cluster, seconds = mesh.cluster, seconds_of(timeout)
+    given = arguments(mesh.shape, args, per_rank)
+    patience = max(seconds, PATIENCE)
+    run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
+    folder = cluster.spool / run[-12:]
+    way = _way(cluster, transport, folder, patience)
+    everyone = set(range(mesh.ranks))
+    if way == "sockets":
+        folder.mkdir()
+        reads = transport_of(cluster) == "memory"
+        prepare, peers = partial(sockets.prepare, str(folder), reads), [set()] * mesh.ranks
+    else:
+        prepare, peers = posts.prepare, [everyone - {r} for r in everyone]
+    set_clocks(cluster, patience)
+    try:
+        with meeting(cluster, run, peers, patience, prepare):
+            tasks = []
+            for r, mine in enumerate(given):
+                plan = _Plan(run, r, mesh.shape, cluster.backend, way, seconds)
+                tasks.append(cluster.submit(r, _work, plan, program, *mine, name="rank_program"))
+            begin(cluster, run, patience)
+            name = getattr(program, "__name__", "program")
+            parts = cluster.gather(tasks, f"{name} on {mesh.ranks} ranks", seconds + GRACE)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return collected(parts)
+
+
+def _way(cluster: Cluster, asked: str | None, folder: Path, timeout: float) -> str:
+    if asked is not None and asked not in TRANSPORTS:
+        raise ConfigError(f"no transport {asked!r}; there are {', '.join(TRANSPORTS)}")
+    slots = cluster.wait_for_slots(range(cluster.slots), timeout)
+    hosts = {slots[slot]["host"] for slot in range(cluster.slots)}
+    near = len(hosts) == 1 and len(str(folder)) + 5 < sockets.LONGEST
+    if asked == "sockets" and not near:
+        raise ConfigError(
+            f"sockets need workers on one machine and a path of at most {sockets.LONGEST} "
+            f"characters; these are on {len(hosts)} machines, in {folder}: transport='posts'"
+        )
+    return asked or ("sockets" if near else "posts")
+
+
+def _work(plan: _Plan, program: Callable[..., Any], *args: Any) -> Part:
+    """The program on this worker (a task)."""
+    deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
+    transport = TRANSPORTS[plan.way](plan.rank, here, deadline, get_worker())
+    here.wait_for_start(deadline)
+    return ran(program, plan.shape, transport, plan.backend, args)

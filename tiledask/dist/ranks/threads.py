@@ -1,0 +1,101 @@
+"""A rank program on threads of this process: no Dask, no cluster, one mailbox per rank."""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tiledask.dist.mailbox import Mailbox
+from tiledask.dist.ranks.call import Doing
+from tiledask.dist.ranks.program import Part, Ranks, arguments, collected, ran
+from tiledask.dist.ranks.transport import Transport, take_in
+from tiledask.errors import ConfigError, DeadlineError
+
+__all__ = ["Threads", "run_threads"]
+
+GRACE = 1.0
+"""Seconds that a thread gets to notice that the run is over."""
+
+
+class Threads(Transport):
+    """Letters are laid into the others' mailboxes, as copies."""
+
+    def __init__(self, rank: int, boxes: Sequence[Mailbox], deadline: float) -> None:
+        self._boxes = boxes
+        super().__init__(rank, len(boxes), boxes[rank], deadline)
+
+    def now(self) -> float:
+        return time.time()
+
+    def deliver(self, to: int, key: tuple, note: Any, parts: Sequence[np.ndarray]) -> int:
+        copies = [part.copy() for part in parts]
+        nbytes = sum(part.nbytes for part in copies)
+        take_in(self._boxes[to], key, copy.deepcopy(note), copies, nbytes)
+        return nbytes
+
+    def ask(self, rank: int) -> Doing | None:
+        return self._boxes[rank].doing
+
+
+def run_threads(
+    program: Callable[..., Any],
+    shape: int | tuple[int, ...],
+    *args: Any,
+    per_rank: Sequence[Any] | None = None,
+    timeout: float = 60.0,
+) -> Ranks:
+    """``program(rank, *args)`` on a thread for every rank of a mesh of ``shape``: a `Ranks`.
+
+    As `tiledask.run_ranks`, with its arguments and errors, but in this process: for small
+    programs and tests. All threads share the arrays in ``args``.
+
+    >>> run_threads(lambda rank, x: rank.group().all_reduce(x * rank.index).tolist(), 3,
+    ...             np.array([1, 10])).results
+    [[3, 30], [3, 30], [3, 30]]
+    """
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not shape or any(n < 1 for n in shape):
+        raise ConfigError(f"a mesh shape is whole numbers of 1 or more, got {shape}")
+    given = arguments(shape, args, per_rank)
+    boxes = [Mailbox("threads", r) for r in range(len(given))]
+    deadline = time.monotonic() + timeout
+    transports = [Threads(r, boxes, deadline) for r in range(len(given))]
+    parts: list[Part | BaseException | None] = [None] * len(given)
+
+    def work(r: int) -> None:
+        try:
+            parts[r] = ran(program, shape, transports[r], "numpy", given[r])
+        except BaseException as error:
+            parts[r] = error
+
+    threads = [
+        threading.Thread(target=work, args=(r,), name=f"rank {r}", daemon=True)
+        for r in range(len(given))
+    ]
+    for thread in threads:
+        thread.start()
+    end = deadline + GRACE
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
+        next(thread for thread in threads if thread.is_alive()).join(0.02)
+        if any(isinstance(part, BaseException) for part in parts):
+            end = min(end, time.monotonic() + GRACE)
+            break
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    errors = [p for p in parts if isinstance(p, BaseException)]
+    if errors:
+        raise next((e for e in errors if not getattr(e, "heard", False)), errors[0])
+    late = [r for r, part in enumerate(parts) if part is None]
+    if late:
+        words = "; ".join(boxes[r].doing.words(r, time.time()) for r in late)
+        over = DeadlineError(
+            f"ranks {late} have not returned after {timeout:g} s: {words}. Give the run longer "
+            f"with timeout="
+        )
+        for box in boxes:
+            box.tell(over=over)
+        raise over
+    return collected(parts)

@@ -1,0 +1,236 @@
+"""How letters go from rank to rank, and what is said when they do not come.
+
+    rank 0  post --- deliver ---> mailbox of rank 1 --- take      letters between two ranks of a
+             counted                          counted             group are taken in their order
+
+Every letter carries the sender's `Call`. The receiver compares it with its own, so two ranks that
+call different things find out at the first letter. A rank that returns says so to all others, a
+rank that fails sends its error to all, and ranks that wait for each other in a circle are found
+by asking them what they do.
+"""
+
+import pickle
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.dist.mailbox import Mailbox
+from tiledask.dist.ranks.call import Call, Doing, mismatch
+from tiledask.errors import CollectiveError, DeadlineError
+
+__all__ = ["Letter", "Transport", "name_of", "portable", "take_in"]
+
+LOOK = 1.0
+"""Seconds of waiting after which a rank asks the others what they do, and as often again."""
+
+
+class Letter(NamedTuple):
+    """A message of a collective."""
+
+    call: Call
+    parts: list[np.ndarray]
+    """Contiguous, and the receiver's own."""
+    nbytes: int
+    """That came, as the transport counted them."""
+
+
+class Transport(ABC):
+    """A rank's way to the others of its run; counts what goes through."""
+
+    def __init__(self, rank: int, ranks: int, box: Mailbox, deadline: float) -> None:
+        self.rank, self.ranks, self.box, self.deadline = rank, ranks, box, deadline
+        self.sent = self.received = self.messages = 0
+        """Bytes that left and came, letters that left."""
+        self.came: Counter[int] = Counter()
+        """Bytes by the rank that they came from."""
+        self.posted: Counter[tuple] = Counter()
+        self.taken: Counter[tuple] = Counter()
+        """Letters by (group, other rank)."""
+        box.doing = Doing(since=self.now())
+
+    # -- what each transport does in its own way ---------------------------------------------
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since 1970, by the same clock on all ranks."""
+
+    @abstractmethod
+    def deliver(self, to: int, key: tuple, note: Any, parts: Sequence[np.ndarray]) -> int:
+        """Bring ``parts`` (contiguous) to rank ``to``'s mailbox, by `take_in`; bytes that left.
+
+        The caller changes the arrays only after `settle`.
+        """
+
+    @abstractmethod
+    def ask(self, rank: int) -> Doing | None:
+        """What another rank does now; None if it does not answer."""
+
+    def settle(self) -> None:
+        """Return when the arrays that were delivered may be changed."""
+        return
+
+    def arrived(self) -> None:
+        """Return when all that was delivered has arrived, where it may overtake each other."""
+        return
+
+    def wait(self, ready: Callable[[], bool], deadline: float) -> bool:
+        """Whether ``ready`` came true before ``deadline``; raises if the run is over."""
+        return self.box.wait(ready, deadline)
+
+    @property
+    def flying(self) -> bool:
+        """Whether letters may be under way."""
+        return False
+
+    # -- letters ------------------------------------------------------------------------------
+
+    def post(self, to: int, call: Call, parts: Sequence[np.ndarray]) -> None:
+        """Send ``parts`` to rank ``to`` as a letter of ``call``."""
+        self.box.check()
+        pair = call.group, to
+        nbytes = self.deliver(to, ("letter", call.group, self.rank, self.posted[pair]), call, parts)
+        self.posted[pair] += 1
+        self.sent += nbytes
+        self.messages += 1
+
+    def take(self, source: int, call: Call) -> Letter:
+        """The next letter from rank ``source`` to this group; it must be of the same call.
+
+        Raises CollectiveError if the ranks disagree, if ``source`` has returned, or if both wait
+        for each other; DeadlineError when the run's time is over; and what ended the run.
+        """
+        pair = call.group, source
+        key = ("letter", call.group, source, self.taken[pair])
+        letter = self.box.parcels.pop(key, None)
+        if letter is None:
+            self._wait(source, key, call)
+            letter = self.box.parcels.pop(key)
+        self.taken[pair] += 1
+        if not call.agrees(letter.call):
+            raise mismatch(call, letter.call)
+        self.received += letter.nbytes
+        self.came[source] += letter.nbytes
+        return letter
+
+    def _wait(self, source: int, key: tuple, call: Call) -> None:
+        box, doing = self.box, self.box.doing
+        box.doing = doing._replace(waits_for=source, flying=self.flying)
+        here = lambda: key in box.parcels or ("end", source) in box.parcels  # noqa: E731
+        seen: list[tuple[int, Doing]] = []
+        while not self.wait(here, min(self.deadline, time.monotonic() + LOOK)):
+            if time.monotonic() >= self.deadline:
+                raise self._late(source, call)
+            box.doing = box.doing._replace(flying=self.flying)
+            circle = self._circle(source)
+            if circle and circle == seen:
+                raise self._stuck(call, circle)
+            seen = circle
+        if key not in box.parcels:
+            raise CollectiveError(
+                f"rank {self.rank} waits for rank {source} in {call}, but "
+                f"{self._words(source)}. All ranks of a group make the same calls: let rank "
+                f"{source} make this one too, or none"
+            )
+        box.doing = doing._replace(letters=doing.letters + 1)
+
+    # -- when nothing comes -------------------------------------------------------------------
+
+    def _circle(self, source: int) -> list[tuple[int, Doing]]:
+        """Ranks that wait for each other, from ``source`` back to this one; empty if none do."""
+        found, at = [], source
+        while at != self.rank:
+            doing = self.ask(at)
+            stands = doing is None or doing.waits_for is None or doing.flying
+            if stands or self.flying or len(found) == self.ranks:
+                return []
+            found.append((at, doing))
+            at = doing.waits_for
+        return found
+
+    def _stuck(self, call: Call, circle: list[tuple[int, Doing]]) -> CollectiveError:
+        words = "; ".join(doing.words(rank, self.now()) for rank, doing in circle)
+        return CollectiveError(
+            f"rank {self.rank} waits for rank {circle[0][0]} in {call}; {words}: they wait "
+            f"for each other, for ever. Let all ranks call their groups' collectives in one order"
+        )
+
+    def _late(self, source: int, call: Call) -> DeadlineError:
+        chain, words, doing = [source], [self._words(source)], self.ask(source)
+        while doing is not None and doing.waits_for not in (None, self.rank, *chain):
+            chain.append(doing.waits_for)
+            words.append(self._words(chain[-1]))
+            doing = self.ask(chain[-1])
+        return DeadlineError(
+            f"rank {self.rank} waited for rank {source} until the run's deadline, in {call}; "
+            f"{'; '.join(words)}. Let rank {chain[-1]} make its call, or give the run longer with "
+            f"timeout="
+        )
+
+    def _words(self, rank: int) -> str:
+        """What another rank does, in words."""
+        doing = self.box.parcels.get(("end", rank)) or self.ask(rank)
+        return f"rank {rank} does not answer" if doing is None else doing.words(rank, self.now())
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def enter(self, call: Call) -> None:
+        """A collective begins."""
+        self.box.check()
+        self.box.doing = self.box.doing._replace(call=call, waits_for=None, since=self.now())
+
+    def leave(self, call: Call) -> None:
+        """A collective is done."""
+        self.box.doing = Doing(None, None, self.box.doing.letters, call, self.now())
+
+    def finish(self) -> None:
+        """Tell all others that this rank's program has returned."""
+        self.arrived()
+        self.box.doing = self.box.doing._replace(end="returned")
+        for other in self._others():
+            self.deliver(other, ("end", self.rank), self.box.doing, [])
+        self.arrived()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell all others that the run is over, and why."""
+        self.box.tell(over=error)
+        for other in self._others():
+            with suppress(Exception):  # of a rank that is gone: the others shall hear
+                self.deliver(other, ("over", self.rank), portable(error), [])
+
+    def _others(self) -> list[int]:
+        return [r for r in range(self.ranks) if r != self.rank]
+
+
+@cache
+def name_of(dtype: np.dtype) -> str:
+    """The name by which `tiledask.tile.as_dtype` knows ``dtype``."""
+    return dtype.name
+
+
+def take_in(box: Mailbox, key: tuple, note: Any, parts: list[np.ndarray], nbytes: int) -> None:
+    """Lay what was delivered into the mailbox; called where it arrives."""
+    if key[0] == "letter":
+        box.put(key, Letter(note, parts, nbytes))
+    elif key[0] == "end":
+        box.put(key, note)
+    else:
+        box.tell(over=pickle.loads(note))
+
+
+def portable(error: BaseException) -> bytes:
+    """``error`` for another process; one that cannot be pickled goes as its words."""
+    try:
+        sent = pickle.dumps(error)
+        pickle.loads(sent)
+    except Exception:
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            plain.add_note(note)
+        sent = pickle.dumps(plain)
+    return sent

@@ -1,0 +1,139 @@
+"""The bytes that every rank sends and receives in a collective, in closed form, ragged or not.
+
+S bytes altogether, b_r of them rank r's chunk, n ranks, ranks counted modulo n:
+
+                 received       sent on a ring   directly    by the tree
+all_gather       S - b_r        S - b_(r+1)      (n-1) b_r   b_r + ... of min(2^k, n-2^k) chunks, k = 0, 1, ...
+reduce_scatter   the two columns of all_gather changed about
+all_reduce       both together
+"""  # noqa: E501
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tiledask.errors import ConfigError
+
+__all__ = ["bytes_of", "factor", "seconds_of"]
+
+Bytes = tuple[tuple[int, ...], tuple[int, ...]]
+"""(sent by rank, received by rank)."""
+
+
+def factor(kind: str, n: int) -> float:
+    """Bytes that a rank must send per byte of data, where ``n`` ranks share them evenly.
+
+    The data are the whole array, of an all_to_all what one rank brings. Source: NVIDIA nccl-tests,
+    doc/PERFORMANCE.md; Thakur, Rabenseifner and Gropp 2005, section 4.
+
+    >>> factor("all_reduce", 8), factor("reduce_scatter", 8), factor("all_to_all", 8)
+    (1.75, 0.875, 0.875)
+    """
+    table = {
+        "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_to_all": (n - 1) / n,
+        "all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0,
+    }  # fmt: skip
+    if kind not in table:
+        raise ConfigError(f"no factor for {kind!r}; there are {', '.join(table)}")
+    return table[kind] if n > 1 else 0.0
+
+
+def bytes_of(kind: str, algorithm: str, chunks: Sequence[int], root: int = 0) -> Bytes:
+    """(sent, received): bytes by rank for ``chunks`` bytes by chunk.
+
+    ``chunks``: one per rank; of an all_to_all one per pair, n*s + d from rank s to rank d.
+
+    >>> bytes_of("all_gather", "ring", [10, 20, 30])
+    ((40, 30, 50), (50, 40, 30))
+    >>> bytes_of("reduce_scatter", "ring", [10, 20, 30])
+    ((50, 40, 30), (40, 30, 50))
+    """
+    sent, received = _TABLE[kind](algorithm, tuple(chunks), root)
+    return tuple(sent), tuple(received)
+
+
+def seconds_of(
+    kind: str, algorithm: str, n: int, nbytes: float, latency: float, bandwidth: float
+) -> float:
+    """Seconds of an all_gather, reduce_scatter or all_reduce of ``nbytes`` shared evenly.
+
+    Every message takes ``latency`` seconds and every rank sends and receives ``bandwidth`` bytes
+    a second: L messages in a row, (n-1)/n of the bytes (Thakur et al. 2005, section 4).
+
+    >>> seconds_of("all_reduce", "ring", 4, 4e6, latency=1e-3, bandwidth=1e9)
+    0.012
+    """
+    latencies = {"ring": n - 1, "tree": (n - 1).bit_length(), "direct": min(1, n - 1)}[algorithm]
+    once = latencies * latency + (n - 1) / n * nbytes / bandwidth
+    return 2 * once if kind == "all_reduce" else once
+
+
+def _all_gather(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    n, total = len(b), sum(b)
+    received = tuple(total - each for each in b)
+    if algorithm == "direct":
+        return tuple((n - 1) * each for each in b), received
+    if algorithm == "ring":
+        return tuple(total - b[(r + 1) % n] for r in range(n)), received
+    windows = [min(2**k, n - 2**k) for k in range((n - 1).bit_length())]
+    return tuple(sum(b[(r + j) % n] for w in windows for j in range(w)) for r in range(n)), received
+
+
+def _reduce_scatter(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    return _all_gather(algorithm, b, root)[::-1]
+
+
+def _all_reduce(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    one, two = _all_gather(algorithm, b, root)
+    both = tuple(x + y for x, y in zip(one, two, strict=True))
+    return both, both
+
+
+def _broadcast(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    n, total = len(b), sum(b)
+
+    def children(v: int) -> int:  # of the v-th rank from the root on
+        if algorithm == "direct":
+            return n - 1 if v == 0 else 0
+        if algorithm == "ring":
+            return 1 if v < n - 1 else 0
+        return sum(v < 2**k < n - v for k in range(n.bit_length()))
+
+    sent = tuple(total * children((r - root) % n) for r in range(n))
+    return sent, tuple(0 if r == root else total for r in range(n))
+
+
+def _reduce(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    return _broadcast(algorithm, b, root)[::-1]
+
+
+def _all_to_all(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    n = round(len(b) ** 0.5)
+    sent, received = [0] * n, [0] * n
+    for s in range(n):
+        for d in range(n):
+            for start, stop in _stops(algorithm, s, (d - s) % n):
+                sent[start % n] += b[n * s + d]
+                received[stop % n] += b[n * s + d]
+    return tuple(sent), tuple(received)
+
+
+def _stops(algorithm: str, s: int, distance: int) -> list[tuple[int, int]]:
+    """The way of a chunk from rank ``s`` over ``distance`` ranks."""
+    if algorithm == "direct":
+        return [(s, s + distance)] if distance else []
+    if algorithm == "ring":
+        return [(s + k, s + k + 1) for k in range(distance)]
+    digits = [1 << k for k in range(distance.bit_length()) if distance >> k & 1]
+    ends = [s + sum(digits[:k]) for k in range(len(digits) + 1)]
+    return list(pairwise(ends))
+
+
+def _barrier(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
+    nothing = (0,) * len(b)
+    return nothing, nothing
+
+
+_TABLE = {
+    "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce,
+    "broadcast": _broadcast, "reduce": _reduce, "all_to_all": _all_to_all, "barrier": _barrier,
+}  # fmt: skip
