@@ -19,6 +19,7 @@ VARIANTS = [
     for name in OURS
     for tile in lookup(name).tiles
     for dtype in (*lookup(name).dtypes, *(("tf32",) if lookup(name).tf32 else ()))
+    if name != "mma_multistage" or tile[2] == (16 if dtype == "tf32" else 32)
 ]
 
 

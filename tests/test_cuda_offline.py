@@ -168,6 +168,85 @@ def test_wgmma_is_for_sm_90a_alone():
         build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90")
 
 
+# -- sgemm_warptiled and mma_multistage ------------------------------------------------------------
+
+PANELS = {
+    "sgemm": ("sgemm_warptiled", "float", "float", launch.SGEMM_TILES[0]),
+    "sgemm, small": ("sgemm_warptiled", "float", "float", launch.SGEMM_TILES[1]),
+    "bf16": ("mma_multistage", "bf16", "bf16", launch.MMA_TILES[0]),
+    "fp16 to float32": ("mma_multistage", "f16", "float", launch.MMA_TILES[0]),
+    "tf32": ("mma_multistage", "float", "float", launch.MMA_TILES[2]),
+}
+
+
+def panels(variant, piece=16, **more):
+    name, kind, out, tile = PANELS[variant]
+    size = 4 if kind == "float" else 2
+    stages, shared = launch.panels_memory(name, tile, size, False, True)
+    macros = {
+        "TYPE": kind, "OUT": out, "TILE_M": tile[0], "TILE_N": tile[1], "TILE_K": tile[2],
+        "STAGES": stages, "A_TURNED": 0, "B_TURNED": 1, "A_BYTES": piece, "B_BYTES": piece,
+        **PLAIN, **more,
+    }  # fmt: skip
+    return name, macros, shared
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("variant", PANELS)
+@pytest.mark.parametrize("ending", ["plain", "everything"])
+def test_panels_compile_without_spills_and_two_blocks_fit(arch, variant, ending):
+    more = {key: int(ending == "everything") for key in PLAIN}
+    name, macros, shared = panels(variant, **more)
+    _, found = compile_it(name, arch, macros)
+    assert found.spilled == found.stack == 0
+    assert found.remarks == ()
+    # 65,536 registers for two blocks of 128 threads, 164 and 228 KB of shared memory with 1 KB a
+    # block for the system
+    assert found.registers <= 255
+    assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
+
+
+@pytest.mark.parametrize("turned", [(1, 0), (1, 1), (0, 0)])
+@pytest.mark.parametrize("piece", [4, 16])
+def test_panels_the_other_ways_do_not_spill_either(turned, piece):
+    for variant in ("sgemm", "bf16"):
+        name, macros, _ = panels(variant, piece, A_TURNED=turned[0], B_TURNED=turned[1])
+        assert compile_it(name, "sm_80", macros)[1].spilled == 0
+
+
+def test_sgemm_multiplies_most_of_the_time(tmp_path):
+    """In the longest stretch without a barrier or a jump: the step along k."""
+    name, macros, _ = panels("sgemm")
+    names = instructions(compile_it(name, "sm_90", macros)[0], tmp_path)
+    step = max(stretches(names), key=lambda s: len(starting(s, "FFMA")))
+    assert len(starting(step, "FFMA")) > 0.85 * len(step)
+    assert starting(names, "LDS.128")  # four neighbours at a time
+    assert starting(names, "LDGSTS")  # copies that pass the registers by
+    assert not starting(names, "LDL", "STL")
+
+
+@pytest.mark.parametrize("variant", ["bf16", "tf32"])
+def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path, variant):
+    name, macros, _ = panels(variant)
+    names = instructions(compile_it(name, "sm_80", macros)[0], tmp_path)
+    wanted = {"bf16": "HMMA.16816.F32.BF16", "tf32": "HMMA.1688.F32.TF32"}[variant]
+    assert set(starting(names, "HMMA")) == {wanted}
+    assert starting(names, "LDSM.16.M88.4")
+    assert starting(names, "LDSM.16.MT88.4") or variant == "tf32"  # B lies row by row: turned
+    assert starting(names, "LDGSTS")
+    assert not starting(names, "LDL", "STL", "FFMA")
+
+
+def stretches(names):
+    """Runs of instructions between jumps and barriers."""
+    found = [[]]
+    for name in names:
+        found[-1].append(name)
+        if name.startswith(("BRA", "BAR", "EXIT", "DEPBAR")):
+            found.append([])
+    return found
+
+
 # -- all of them -----------------------------------------------------------------------------------
 
 

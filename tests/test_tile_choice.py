@@ -236,10 +236,18 @@ def test_registers_are_those_that_the_compiler_reports(config):
     assert td.tile.occupancy(exact, device).blocks == td.tile.occupancy(config, device).blocks
 
 
-@pytest.mark.parametrize("config", td.tile.configs["wgmma_ws_persistent"], ids=str)
+@pytest.mark.parametrize("config", [c for k in ON_GPUS[1:] for c in td.tile.configs[k]], ids=str)
 def test_shared_memory_is_what_the_launch_asks_for(config):
-    wanted = launch.wgmma_memory(config.block[1], staged=1)
+    if config.kernel == "wgmma_ws_persistent":
+        wanted = launch.wgmma_memory(config.block[1], staged=1)
+    else:
+        wanted = launch.panels_memory(config.kernel, config.block, config.itemsize, False, True)
     assert (config.stages, config.shared_bytes) == wanted
+
+
+@pytest.mark.parametrize("kernel", ON_GPUS)
+def test_every_tile_that_a_kernel_is_built_for_has_a_configuration(kernel):
+    assert {c.block for c in td.tile.configs[kernel]} == set(td.tile.kernels[kernel].tiles)
 
 
 @pytest.mark.parametrize("kernel", [*ON_GPUS, "tiled"])

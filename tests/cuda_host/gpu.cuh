@@ -75,8 +75,16 @@ const int kSizes = 17;  // bytes of a lane: at most 16
 // One instruction of a warp is served 128 bytes at a time, to as many lanes as take them; among these
 // each different word of the same one of 32 banks takes a turn. The most turns so far:
 static int worst[KINDS][kSizes];
+// Instructions in which not every lane i wants the same as lane i ^ 1, nor every one as lane i ^ 2.
+static int unpaired[KINDS][kSizes];
 
 inline void count_turns(Kind kind, const char* const* lanes, int bytes) {
+    bool next = true, second = true;
+    for (int i = 0; i < kWarp; ++i) {
+        next &= lanes[i] == lanes[i ^ 1];
+        second &= lanes[i] == lanes[i ^ 2];
+    }
+    unpaired[kind][bytes] += !next && !second;
     const int together = min(kWarp, 128 / bytes);
     for (int first = 0; first < kWarp; first += together) {
         long words[32][kWarp];
@@ -121,6 +129,7 @@ inline void note_access(Kind kind, const char* what, const void* p, int bytes) {
 }  // namespace host
 
 // The kinds by number, 0 for reads; 0 turns: nothing of the kind was done.
+extern "C" int unpaired(int kind, int bytes) { return host::unpaired[kind][bytes]; }
 extern "C" int worst_conflict(int kind, int bytes) { return host::worst[kind][bytes]; }
 
 template <class T> inline T shared_read(const void* p) {

@@ -133,7 +133,7 @@ _KERNELS = {
             needs_nvrtc=True,
             capability=(8, 0),
             batched=True,
-            tf32=launch.mma_multistage,
+            tf32=launch.mma_tf32,
         ),
         Kernel(
             "wgmma_ws_persistent", "cupy", ("float16", "bfloat16"),

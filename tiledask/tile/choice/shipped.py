@@ -63,14 +63,16 @@ def _sgemm(block: Tile = (128, 128, 16), stages: int = 2) -> Config:
 
 
 def _mma(
-    block: Tile = (128, 128, 32), stages: int = 4, itemsize: int = 2, peak: str = "bf16"
+    block: Tile = (128, 128, 32), stages: int = 3, itemsize: int = 2, peak: str = "bf16"
 ) -> Config:
-    tm, tn, _ = block
+    tm, tn, tk = block
+    longer = 32 * tk if itemsize == 4 else 0  # lines of B, whose floats are read one by one
     warp = _quarters(tm, tn)
     threads = 32 * (tm // warp[0]) * (tn // warp[1])
     return Config(
         "mma_multistage", block, warp, threads, itemsize, peak,
-        registers=_registers("mma_multistage", warp), stages=stages, group=8, capability="8.0",
+        registers=_registers("mma_multistage", warp), stages=stages, kept=stages * longer, group=8,
+        capability="8.0",
     )  # fmt: skip
 
 
@@ -91,8 +93,13 @@ def _wgmma(
 configs: dict[str, tuple[Config, ...]] = {
     "tiled": (_numpy(512),),
     "smem_tiled": (_smem(32), _smem(16)),
-    "sgemm_warptiled": (_sgemm(),),
-    "mma_multistage": (_mma(), _mma((128, 128, 16), itemsize=4, peak="tf32")),
+    "sgemm_warptiled": (_sgemm(), _sgemm((64, 64, 16), 4)),
+    "mma_multistage": (
+        _mma(),
+        _mma((64, 64, 32), 4),
+        _mma((128, 128, 16), itemsize=4, peak="tf32"),
+        _mma((64, 64, 16), 4, 4, "tf32"),
+    ),
     "wgmma_ws_persistent": (_wgmma(), _wgmma((128, 128, 64), 6)),
 }
 """The shipped configurations of each kernel, its own choice first; cuBLAS keeps its to itself."""
@@ -104,7 +111,7 @@ def config_of(
     """The configuration that ``kernel`` uses for elements of ``dtype``, and for ``tile`` if given.
 
     >>> print(config_of("mma_multistage", "float32"))
-    mma_multistage 128x128x16, 4 stages, group 8
+    mma_multistage 128x128x16, 3 stages, group 8
     """
     if isinstance(kernel, Config):
         return kernel

@@ -40,7 +40,7 @@ __device__ inline unsigned to_tf32(float x) {
 }
 
 // The bits of a float32, rounded to nearest for tensor cores that read 10 bits of its mantissa and
-// ignore the other 13: half as many instructions as to_tf32, which also clears those. A NaN stays one.
+// ignore the other 13: two instructions, where to_tf32 takes a third to clear those. A NaN stays one.
 __device__ inline unsigned rounded_for_tf32(unsigned bits) {
     const float x = __uint_as_float(bits);
     return x == x ? bits + 0x1000 : bits;

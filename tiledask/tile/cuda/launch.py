@@ -16,13 +16,15 @@ from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile
 
 __all__ = [
-    "MMA_TILES", "SGEMM_TILES", "SMEM_TILES", "WGMMA_TILES", "mma_multistage", "panels_memory",
+    "MMA_TILES", "SGEMM_TILES", "SMEM_TILES", "WGMMA_TILES", "mma_multistage", "mma_tf32",
+    "panels_memory",
     "sgemm_warptiled", "smem_tiled", "wgmma_memory", "wgmma_ws_persistent",
 ]  # fmt: skip
 
 SMEM_TILES = ((16, 16, 16), (32, 32, 32))
 SGEMM_TILES = ((128, 128, 16), (64, 64, 16))
-MMA_TILES = ((128, 128, 32), (64, 64, 32))
+MMA_TILES = ((128, 128, 32), (64, 64, 32), (128, 128, 16), (64, 64, 16))
+"""64 bytes of k at a time: 32 halves, or 16 of float32."""
 WGMMA_TILES = ((128, 256, 64), (128, 128, 64))
 
 _MAX_EXTENT = 2**31 - 512
@@ -55,11 +57,24 @@ def sgemm_warptiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) ->
 
 
 def mma_multistage(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
-    """The tensor cores of a warp: halves, or float32 rounded to TF32, the 10 bits that they read.
+    """Halves on a warp's tensor cores. Copies an operand whose rows and columns both lie apart."""
+    _panels("mma_multistage", a, b, out, _64_bytes(tile, a.itemsize), epilogue)
 
-    Copies an operand whose rows and columns both lie apart.
-    """
+
+def mma_tf32(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+    """float32 rounded to TF32, the 10 bits of mantissa that tensor cores read, by that kernel."""
+    own = tile == MMA_TILES[0]  # of halves: nobody chose it
+    tile = (*tile[:2], 16) if own else _64_bytes(tile, a.itemsize)
     _panels("mma_multistage", a, b, out, tile, epilogue)
+
+
+def _64_bytes(tile: Tile, itemsize: int) -> Tile:
+    if tile[2] * itemsize != 64:
+        raise KernelError(
+            f"mma_multistage takes 64 bytes of k at a time, {64 // itemsize} elements of "
+            f"{itemsize} bytes, got a tile of {tile[2]}; use {(*tile[:2], 64 // itemsize)}"
+        )
+    return tile
 
 
 def wgmma_ws_persistent(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
@@ -152,10 +167,15 @@ def _panels(name: str, a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue)
         "TYPE": _TYPES[a.array.dtype.name], "OUT": _TYPES[c.array.dtype.name],
         "TILE_M": rows, "TILE_N": columns, "TILE_K": k, "STAGES": stages,
         "A_TURNED": int(a_turned), "B_TURNED": int(b_turned),
-        "A_BYTES": 16 if a.boundary == 16 else size, "B_BYTES": 16 if b.boundary == 16 else size,
+        "A_BYTES": _piece(a), "B_BYTES": _piece(b),
     }  # fmt: skip
     tiles = -(-c.rows // rows) * -(-c.columns // columns)
     _launch(name, macros, (tiles,), (128,), shared, a, b, c, epilogue, turned)
+
+
+def _piece(x: Matrix) -> int:
+    """Bytes that one instruction may copy of a line: 16, 4 or an element's."""
+    return 16 if x.boundary == 16 else max(x.array.itemsize, min(x.boundary, 4))
 
 
 def _launch(
@@ -229,7 +249,6 @@ def _map(x: Matrix, box: tuple[int, int, int]) -> np.ndarray:
     size = x.array.itemsize
     length, lines = (x.columns, x.rows) if x.by_rows else (x.rows, x.columns)
     across = (x.row if x.by_rows else x.column) * size
-    across = across if lines > 1 else -(-length * size // 16) * 16  # nobody follows it
     batches = x.batches if x.batch else 1
     further = x.batch * size if x.batch else -(-lines * across // 16) * 16
     return tensor_map.encode(

@@ -64,21 +64,21 @@ def matrix(x: Any) -> Matrix:
     batches, (rows, columns) = (x.shape[0] if x.ndim == 3 else 1), x.shape[-2:]
     row, column = (stride // size for stride in x.strides[-2:])
     batch = x.strides[0] // size if x.ndim == 3 and batches > 1 else 0
-    # a stride that nobody follows may be anything: let it be that of a contiguous matrix
     if columns == 1 and row != 1:
         column = 1
     elif rows == 1 and column != 1:
         row = 1
+    # nobody follows the stride of a single line, but addresses beyond it are formed with it
+    apart = -(-max(rows, columns) * size // 16) * 16 // size
     if rows == 1 and column == 1:
-        row = columns
-    if columns == 1 and row == 1 and rows > 1:
-        column = rows
+        row = apart
+    elif columns == 1 and row == 1:
+        column = apart
     across = row if column == 1 else column
-    steps = [address_of(x), 16]
-    if (rows if column == 1 else columns) > 1:
-        steps.append(across * size)
-    steps.append(batch * size)
-    return Matrix(x, batches, rows, columns, row, column, batch, gcd(*steps))
+    return Matrix(
+        x, batches, rows, columns, row, column, batch,
+        gcd(address_of(x), 16, across * size, batch * size),
+    )  # fmt: skip
 
 
 def readable(x: Any) -> Matrix:

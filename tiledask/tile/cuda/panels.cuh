@@ -1,0 +1,161 @@
+// What a block of the two kernels without a copy engine does besides multiplying: find its tile of C,
+// and bring panels of A and B, the parts that one step along k needs, into shared memory.
+//
+//                     TURNED 0: contiguous along k         TURNED 1: contiguous along m, or n
+//
+//                      a line: TILE_K elements                a line: EXTENT elements
+//                     .-----------------------.              .-----------------------.
+//   line 0            | piece | piece |  ...  |              | piece | piece |  ...  |
+//   line 1            |       |       |       |              |       |       |       |
+//   ...               '-----------------------'              '-----------------------'
+//                      EXTENT lines                           TILE_K lines
+//
+// A piece is what one instruction copies: as many bytes as the alignment of the matrix allows. What
+// lies beyond the matrix becomes 0 in shared memory and is not read, so that ragged edges need no
+// special case in the product.
+//
+// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES.
+
+#pragma once
+
+#include "epilogue.cuh"
+
+const int WARP_M = TILE_M < 128 ? 32 : 64, WARP_N = TILE_N < 128 ? 32 : 64;  // of C, for one warp
+const int WARPS_DOWN = TILE_M / WARP_M, WARPS_ACROSS = TILE_N / WARP_N;
+const int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
+const int BLOCKS = THREADS > 128 ? 1 : 2;  // per multiprocessor, with 255 registers a thread
+const int RASTER = 8;  // rows of tiles that are walked column by column, for the sake of L2
+
+static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "TILE_M, TILE_N: 32, 64, 128, 192...");
+static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
+
+struct Place { int row, col; };
+
+// Tiles are numbered in bands of RASTER rows of tiles, in a band column by column: blocks that run at
+// the same time share rows of A and columns of B.
+__device__ inline Place place_of(int tile, int m, int n) {
+    const int down = (m + TILE_M - 1) / TILE_M, across = (n + TILE_N - 1) / TILE_N;
+    const int band = tile / (RASTER * across), within = tile - band * RASTER * across;
+    const int rows = min(RASTER, down - band * RASTER);
+    return Place{(band * RASTER + within % rows) * TILE_M, within / rows * TILE_N};
+}
+
+// The corner of this warp's part within the block's tile.
+__device__ inline Place place_of_warp() {
+    const int warp = threadIdx.x / 32;
+    return Place{warp / WARPS_ACROSS * WARP_M, warp % WARPS_ACROSS * WARP_N};
+}
+
+// This thread's share of copying one operand, panel after panel. Layout::at(e, p) says where in
+// shared memory element e of the extent (a row of A, a column of B), p of k, of a panel is kept.
+template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Copier {
+    // a line of the matrix becomes a line in shared memory, or its elements go to as many lines
+    static constexpr bool STRAIGHT = TURNED == Layout::LINES_OF_K;
+    static constexpr int BYTES = STRAIGHT ? BOUNDARY : sizeof(T);
+    static constexpr int LINES = TURNED ? TILE_K : EXTENT, LENGTH = TURNED ? EXTENT : TILE_K;
+    static constexpr int PIECE = BYTES / sizeof(T);  // elements
+    // threads on one line; those of a warp read whole sectors of 32 bytes at least
+    static constexpr int MOST = STRAIGHT ? 32 : 8;
+    static constexpr int ACROSS = LENGTH / PIECE < MOST ? LENGTH / PIECE : MOST;
+    static constexpr int DOWN = THREADS / ACROSS;
+    static_assert(LINES % DOWN == 0 && LENGTH % (ACROSS * PIECE) == 0, "a whole number of pieces");
+
+    const T* from;       // this thread's first piece of the next panel
+    stride_t line;       // elements from one line to the next
+    int first, element;  // the line of that piece, and its first element
+    int extent;          // rows of A, or columns of B, from the panel's first on
+
+    __device__ inline Copier(const T* data, stride_t line, int start, int end)
+        : line(line), extent(end - start) {
+        first = threadIdx.x / ACROSS;
+        element = threadIdx.x % ACROSS * PIECE;
+        from = data + (TURNED ? start + element : element) +
+               (TURNED ? first : start + first) * line;
+    }
+
+    // Begins to copy the next panel; `left` elements along k are still to come, it included.
+    __device__ inline void next(T* to, int left) {
+        if constexpr (BYTES == 2) {
+            copy_elements(to, left);
+        } else if (extent >= EXTENT && left >= TILE_K) {
+            copy<true>(to, left);
+        } else {
+            copy<false>(to, left);
+        }
+        from += TURNED ? TILE_K * line : TILE_K;
+    }
+
+    // How many elements of the piece `i` lines and `j` elements from this thread's first are inside.
+    __device__ inline int inside(int i, int j, int left) const {
+        const int lines = TURNED ? left : extent, length = TURNED ? extent : left;
+        return first + i < lines ? max(0, min(PIECE, length - element - j)) : 0;
+    }
+
+    template <bool WHOLE> __device__ inline void copy(T* to, int left) const {
+        const T* piece = from;
+        // the longer, the more addresses are kept in registers, which the sums and fragments fill
+#pragma unroll WHOLE || BYTES == 16 ? LINES / DOWN : 4
+        for (int i = 0; i < LINES; i += DOWN, piece += DOWN * line) {
+#pragma unroll
+            for (int j = 0; j < LENGTH; j += ACROSS * PIECE) {
+                const int bytes = (WHOLE ? PIECE : inside(i, j, left)) * sizeof(T);
+                if (BYTES == 16) copy16_async(at(to, i, j), piece + j, bytes);
+                else copy4_async(at(to, i, j), piece + j, bytes);
+            }
+        }
+    }
+
+    // Two bytes are too few for an asynchronous copy: through registers, as many as are to spare.
+    __device__ inline void copy_elements(T* to, int left) const {
+        constexpr int HELD = 16, LINES_HELD = HELD * THREADS / LENGTH;
+        static_assert(LINES % LINES_HELD == 0 && LINES_HELD % DOWN == 0, "a whole number of times");
+        const T* piece = from;
+#pragma unroll 1
+        for (int i0 = 0; i0 < LINES; i0 += LINES_HELD) {
+            T held[HELD];
+            int n = 0;
+#pragma unroll
+            for (int i = 0; i < LINES_HELD; i += DOWN, piece += DOWN * line) {
+#pragma unroll
+                for (int j = 0; j < LENGTH; j += ACROSS) {
+                    held[n++] = inside(i0 + i, j, left) ? global_read(piece + j) : T{};
+                }
+            }
+            n = 0;
+#pragma unroll
+            for (int i = 0; i < LINES_HELD; i += DOWN) {
+#pragma unroll
+                for (int j = 0; j < LENGTH; j += ACROSS) shared_write(at(to, i0 + i, j), held[n++]);
+            }
+        }
+    }
+
+    __device__ inline T* at(T* to, int i, int j) const {
+        if (Layout::LINEAR) {  // one address for all, and a constant for each
+            return to + place(first, element) + place(i, j);
+        }
+        return to + place(first + i, element + j);
+    }
+
+    __device__ static inline int place(int line, int i) {
+        return TURNED ? Layout::at(i, line) : Layout::at(line, i);
+    }
+};
+
+// Rows of a warp's part of C, every `step` from `corner` on, that its lanes have put into shared
+// memory. The warp writes them line by line, whatever the places of its sums are; and a loop that
+// reads memory stays rolled, while one over registers is unrolled, 128 times the whole epilogue.
+template <int ROWS, int PITCH>
+__device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, int z, Place corner,
+                                  int step, int m, int n, const float* rows) {
+    __syncwarp();  // all lanes have put theirs
+#pragma unroll 1
+    for (int i = 0; i < ROWS; ++i, corner.row += step) {
+        if (corner.row >= m) break;
+        for (int j = threadIdx.x % 32 * 2; j < WARP_N; j += 64) {
+            const Pair<float> x = shared_read<Pair<float>>(rows + i * PITCH + j);
+            store_pair(e, c, z, corner.row, corner.col + j, n, x.x, x.y);
+        }
+    }
+    __syncwarp();  // all lanes have read them, the next may come
+}
