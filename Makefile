@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 
-.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search accuracy env clean
+.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -64,6 +64,9 @@ bench-idle: env ## idle time of every schedule on workers, measured and simulate
 
 bench-search: env ## the search of all layouts beside calculon's (BENCH_ARGS="--calculon PATH")
 	$(BIN)/python -m tiledask.lab.bench.search $(BENCH_ARGS)
+
+bench-tiles: env ## tile kernels beside cuBLAS, torch, Triton: a GPU (or BENCH_ARGS="--arrays numpy")
+	$(BIN)/python -m tiledask.lab.bench.tiles $(BENCH_ARGS)
 
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page
