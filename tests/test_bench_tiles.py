@@ -14,12 +14,11 @@ import pytest
 from rich.console import Console
 
 from tiledask.errors import KernelError
-from tiledask.lab.bench import tiles as bench
-from tiledask.lab.bench import tiles_clock, tiles_goals, tiles_rounds, tiles_shown, tiles_two_level
-from tiledask.lab.bench.tiles import Bench
-from tiledask.lab.bench.tiles_clock import Burst, CpuClock, GpuClock, Stopped
-from tiledask.lab.bench.tiles_jobs import Job
-from tiledask.lab.bench.tiles_rounds import (
+from tiledask.lab.bench.tiles import bench, clock, goals, rounds, shown, two_level
+from tiledask.lab.bench.tiles.bench import Bench
+from tiledask.lab.bench.tiles.clock import Burst, CpuClock, GpuClock, Stopped
+from tiledask.lab.bench.tiles.jobs import Job
+from tiledask.lab.bench.tiles.rounds import (
     LIMITS,
     Way,
     Work,
@@ -30,8 +29,8 @@ from tiledask.lab.bench.tiles_rounds import (
     ratio,
     reference,
 )
-from tiledask.lab.bench.tiles_trial import trial
-from tiledask.lab.bench.tiles_ways import NUMPY, kernel_way, ways_of
+from tiledask.lab.bench.tiles.trial import trial
+from tiledask.lab.bench.tiles.ways import NUMPY, kernel_way, ways_of
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.tile import probe
 
@@ -162,7 +161,7 @@ def test_who_fails_or_cannot_take_part_is_listed_with_the_reason_and_others_go_o
         ("absent", "skipped", "it is not here"),
         ("right", "timed", ""),
     ]
-    assert tiles_goals.missing(rows) == [
+    assert goals.missing(rows) == [
         f"breaks: failed, RuntimeError: out of luck ({SMALL})",
         f"absent: skipped, it is not here ({SMALL})",
     ]
@@ -285,7 +284,7 @@ def gpu(monkeypatch):
     cp = SimpleNamespace(
         cuda=cuda, empty=lambda *a: FakeRoom(), get_default_memory_pool=lambda: pool
     )
-    monkeypatch.setattr(tiles_clock, "namespace", lambda name: cp)
+    monkeypatch.setattr(clock, "namespace", lambda name: cp)
     for name, value in (("now", 0.0), ("never", False), ("broken", False)):
         monkeypatch.setattr(FakeEvent, name, value)
     return GpuClock()
@@ -314,7 +313,7 @@ def test_sets_hold_more_than_l2_and_no_more_than_memory(gpu):
 
 
 def test_a_kernel_that_never_ends_stops_the_bench_with_its_name(gpu, monkeypatch):
-    monkeypatch.setattr(tiles_clock, "DEADLINE", 0.05)
+    monkeypatch.setattr(clock, "DEADLINE", 0.05)
     FakeEvent.never = True
     with pytest.raises(Stopped, match=r"waited 0.05 s for wgmma, bf16 .*--without"):
         gpu.wait("wgmma, bf16 4096")
@@ -481,8 +480,8 @@ import sys
 for name in ("dask", "distributed", "dask_cuda", "zarr", "ortools", "numba", "threadpoolctl",
              "psutil", "pynvml", "jinja2", "bokeh", "IPython", "torch", "triton", "tiledask.dist"):
     sys.modules[name] = None
-from tiledask.lab.bench import tiles
-from tiledask.lab.bench.tiles_jobs import Job, Work
+from tiledask.lab.bench.tiles import bench as tiles
+from tiledask.lab.bench.tiles.jobs import Job, Work
 tiles.JOBS = {"numpy": (Job((Work(64, 64, 64, "fp32"),), ("tiled", "blas", "torch")),
                         Job((Work(64, 64, 64, "fp32"),), workers=(1,)))}
 sys.exit(tiles.main(["--arrays", "numpy", "--rounds", "2", "--record", sys.argv[1]]))
@@ -510,7 +509,7 @@ def test_a_machine_that_has_little_more_than_numpy_and_rich_is_enough(tmp_path):
 @pytest.mark.cluster
 def test_two_levels_beside_the_library_alone():
     work = Work(512, 256, 128, "fp32")
-    rows = tiles_two_level.two_level(work, (2,), CpuClock(), until(), 2)
+    rows = two_level.two_level(work, (2,), CpuClock(), until(), 2)
     assert [r["state"] for r in rows] == ["timed"], rows
     (row,) = rows
     assert row["way"] == "td.matmul, 2 workers"
@@ -520,13 +519,13 @@ def test_two_levels_beside_the_library_alone():
 
 
 def test_panels_are_the_same_however_rows_are_shared_out():
-    make = tiles_two_level._Panels("float32", 1, 40, "numpy")
+    make = two_level._Panels("float32", 1, 40, "numpy")
     whole = make((slice(0, 1000), slice(0, 40)))
     cut = [0, 100, 300, 777, 1000]
     parts = [make((slice(i, j), slice(0, 40))) for i, j in pairwise(cut)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
     assert len(np.unique(whole)) > 39_000
-    other = tiles_two_level._Panels("float32", 0, 40, "numpy")((slice(0, 1000), slice(0, 40)))
+    other = two_level._Panels("float32", 0, 40, "numpy")((slice(0, 1000), slice(0, 40)))
     assert not np.array_equal(whole, other)
 
 
@@ -573,7 +572,7 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch):
     cp = StandIn()
-    for module in (tiles_clock, tiles_rounds):
+    for module in (clock, rounds):
         monkeypatch.setattr(module, "namespace", lambda name: cp)
     found = {"kind": "GPU", "name": "made up", "described": asdict(load_device("H200"))}
     monkeypatch.setattr(bench, "facts_of", lambda arrays: found)
@@ -628,11 +627,11 @@ ROWS = [
 
 
 def test_goals_are_met_or_not_by_what_was_measured():
-    steps = tiles_goals.ladder(ROWS, {}, 4096, "cupy")
+    steps = goals.ladder(ROWS, {}, 4096, "cupy")
     two = [{"work": "w", "state": "timed", "workers": w, "median": 1.0, "alone, median": 0.94}
            for w in (1, 2)]  # fmt: skip
     found = {g["speed"]: (round(g["reached"], 3), g["met"]) for g in
-             tiles_goals.goals(ROWS, two, steps)}  # fmt: skip
+             goals.goals(ROWS, two, steps)}  # fmt: skip
     assert found == {
         "wgmma_ws_persistent / cuBLAS": (1.026, True),
         "wgmma_ws_persistent / cuBLAS, stretch": (1.026, False),
@@ -642,14 +641,14 @@ def test_goals_are_met_or_not_by_what_was_measured():
         "mma_multistage / smem_tiled, bf16 / fp32": (80.0, True),
         "one worker / the library alone": (0.94, False),
     }
-    assert tiles_goals.noise(ROWS, str(Work(4096, 4096, 4096, "bf16"))) == pytest.approx(2 / 98)
+    assert goals.noise(ROWS, str(Work(4096, 4096, 4096, "bf16"))) == pytest.approx(2 / 98)
 
 
 def test_the_ladder_says_what_each_step_gains_predicted_and_measured():
     device = load_device("H200")
-    bounds = tiles_goals.predictions(4096, device, "cupy")
-    assert set(bounds) == set(tiles_goals.LADDER["cupy"])
-    steps = tiles_goals.ladder(ROWS, bounds, 4096, "cupy")
+    bounds = goals.predictions(4096, device, "cupy")
+    assert set(bounds) == set(goals.LADDER["cupy"])
+    steps = goals.ladder(ROWS, bounds, 4096, "cupy")
     assert [s["kernel"] for s in steps][-1] == "wgmma_ws_persistent"
     last, before = steps[-1], steps[-2]
     assert last["predicted"] == bounds["wgmma_ws_persistent", "bf16"].flops_per_second
@@ -659,26 +658,26 @@ def test_the_ladder_says_what_each_step_gains_predicted_and_measured():
 
 
 def test_a_gpu_that_cannot_run_a_step_has_no_bound_for_it():
-    assert ("wgmma_ws_persistent", "bf16") not in tiles_goals.predictions(
+    assert ("wgmma_ws_persistent", "bf16") not in goals.predictions(
         4096, load_device("A100-80GB"), "cupy"
     )
-    assert tiles_goals.predictions(4096, None, "numpy") == {}
+    assert goals.predictions(4096, None, "numpy") == {}
 
 
 def gpu_record() -> dict:
     device = load_device("H200")
-    bounds = tiles_goals.predictions(4096, device, "cupy")
-    steps = tiles_goals.ladder(ROWS, bounds, 4096, "cupy")
+    bounds = goals.predictions(4096, device, "cupy")
+    steps = goals.ladder(ROWS, bounds, 4096, "cupy")
     kept = {"device": {"name": "NVIDIA H200", "described": asdict(device)}, "ladder": steps}
     return json.loads(json.dumps(kept))
 
 
 def test_the_picture_has_a_line_and_a_cross_for_every_step():
-    axes = tiles_shown.figure(gpu_record()).axes[0]
+    axes = shown.figure(gpu_record()).axes[0]
     drawn = {line.get_gid() for line in axes.lines}
-    for kernel, precision in tiles_goals.LADDER["cupy"]:
+    for kernel, precision in goals.LADDER["cupy"]:
         assert {f"{kernel} {precision}", f"{kernel} {precision} measured"} <= drawn
-    assert tiles_shown.figure({"device": {"described": None}, "ladder": []}) is None
+    assert shown.figure({"device": {"described": None}, "ladder": []}) is None
 
 
 def test_the_tables_of_a_gpu_fit_eighty_columns_and_cut_no_word():
@@ -686,9 +685,9 @@ def test_the_tables_of_a_gpu_fit_eighty_columns_and_cut_no_word():
     steps = gpu_record()["ladder"]
     rows = [r for r in ROWS if r["precision"] == "bf16" and r["orders"] == "CC"]
     late = made_up("Triton", "bf16", 1.0) | {"state": "left out", "why": "no time"}
-    console.print(tiles_shown.product_table([*rows, late], "cupy"))
-    console.print(tiles_shown.layouts_table([*rows, late, ROWS[-1]], "cupy"))
-    console.print(tiles_shown.ladder_table(steps, "NVIDIA H200", "cupy"))
+    console.print(shown.product_table([*rows, late], "cupy"))
+    console.print(shown.layouts_table([*rows, late, ROWS[-1]], "cupy"))
+    console.print(shown.ladder_table(steps, "NVIDIA H200", "cupy"))
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
@@ -718,6 +717,6 @@ def test_kernels_are_looked_up_and_what_they_do_not_take_is_said():
 def test_on_a_gpu_the_contest_runs():
     rows = contest(
         work := Work(512, 384, 256, "bf16"), ways_of(work, ("torch", "Triton"), "cupy"),
-        tiles_clock.clock_for("cupy"), until(), 3, 0,
+        clock.clock_for("cupy"), until(), 3, 0,
     )  # fmt: skip
     assert {r["state"] for r in rows if r["way"].startswith("cuBLAS")} == {"timed"}

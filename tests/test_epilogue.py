@@ -366,7 +366,7 @@ REFUSED = {
     "no batch": ((np.zeros((0, 4, 6), "f4"), Y), {}, "1 or more, got 0x4x6 @ 6x5"),
     "one out of a batch": ((X[None], Y), {"out": Z}, r"out must be float32 \(1, 4, 5\).*\(4, 5\)"),
     "tf32 of halves": ((X.astype("f2"), Y.astype("f2")), {"precision": "tf32"}, "rounds float32"),
-    "tf32 here": ((X, Y), {"precision": "tf32"}, "10 of the 23 bits .* one of mma_multistage, cublas"),
+    "tf32 here": ((X, Y), {"precision": "tf32"}, "10 of the 23 .* one of mma_multistage, cublas"),
     "precision": ((X, Y), {"precision": "fp8"}, "None or 'tf32', got 'fp8'"),
 }  # fmt: skip
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from tiledask.lab.bench.tiles_device import device_of
-from tiledask.lab.bench.tiles_goals import GOALS, TWO_LEVEL, predictions
-from tiledask.lab.bench.tiles_rounds import ratio
-from tiledask.lab.bench.tiles_two_level import ALONE
-from tiledask.lab.bench.tiles_ways import AGAIN, library
+from tiledask.lab.bench.tiles.device import device_of
+from tiledask.lab.bench.tiles.goals import GOALS, TWO_LEVEL, predictions
+from tiledask.lab.bench.tiles.rounds import ratio
+from tiledask.lab.bench.tiles.two_level import ALONE
+from tiledask.lab.bench.tiles.ways import AGAIN, library
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice import predict
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.lab.bench.tiles_clock import Burst, Clock, Run, Stopped
+from tiledask.lab.bench.tiles.clock import Burst, Clock, Run, Stopped
 from tiledask.tile.backend import accumulator, as_dtype, namespace
 
 __all__ = ["LIMITS", "Set", "Way", "Work", "contest", "error_of", "ratio", "reference"]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tiledask.lab.bench.tiles_rounds import Work
-from tiledask.lab.bench.tiles_ways import TORCH, TRITON
+from tiledask.lab.bench.tiles.rounds import Work
+from tiledask.lab.bench.tiles.ways import TORCH, TRITON
 
 __all__ = ["JOBS", "Job"]
 

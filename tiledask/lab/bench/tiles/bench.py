@@ -3,13 +3,6 @@
 predict the ladder -> try each kernel in a process of its own -> product after product, the most
 important first: check every contender, then rounds in which they take turns -> tables, goals, a
 record. With --arrays numpy the same on a CPU, at sizes that take seconds.
-
-tiles_jobs          the products, and who computes them
-tiles_ways          contenders by name; tiles_peers: torch and Triton
-tiles_trial         our kernels tried where they can do no harm
-tiles_rounds        inputs, what is right, rounds; tiles_clock: seconds; tiles_device: clock rates
-tiles_two_level     td.matmul over workers that share the device
-tiles_goals         goals and the ladder; tiles_shown: tables and the picture
 """
 
 import argparse
@@ -24,16 +17,16 @@ from typing import Any
 from rich.console import Console
 
 from tiledask.errors import KernelError
-from tiledask.lab.bench import tiles_shown as shown
 from tiledask.lab.bench.records import goals_table, record
-from tiledask.lab.bench.tiles_clock import Clock, Stopped, clock_for
-from tiledask.lab.bench.tiles_device import clocks, device_of, facts_of
-from tiledask.lab.bench.tiles_goals import goals, ladder, missing, predictions
-from tiledask.lab.bench.tiles_jobs import JOBS, Job
-from tiledask.lab.bench.tiles_rounds import Way, Work, contest
-from tiledask.lab.bench.tiles_trial import trial
-from tiledask.lab.bench.tiles_two_level import two_level
-from tiledask.lab.bench.tiles_ways import TORCH, TRITON, ways_of
+from tiledask.lab.bench.tiles import shown
+from tiledask.lab.bench.tiles.clock import Clock, Stopped, clock_for
+from tiledask.lab.bench.tiles.device import clocks, device_of, facts_of
+from tiledask.lab.bench.tiles.goals import goals, ladder, missing, predictions
+from tiledask.lab.bench.tiles.jobs import JOBS, Job
+from tiledask.lab.bench.tiles.rounds import Way, Work, contest
+from tiledask.lab.bench.tiles.trial import trial
+from tiledask.lab.bench.tiles.two_level import two_level
+from tiledask.lab.bench.tiles.ways import TORCH, TRITON, ways_of
 from tiledask.tile.backend import probe
 
 __all__ = ["Bench", "main"]
@@ -287,7 +280,3 @@ def _draw(facts: dict[str, Any], path: Path, console: Console) -> None:
         return
     picture.savefig(path, dpi=150)
     console.print(f"The ladder under its roofline: {path}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

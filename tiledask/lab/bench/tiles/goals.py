@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiledask.lab.bench.tiles_rounds import ratio
-from tiledask.lab.bench.tiles_two_level import ALONE
-from tiledask.lab.bench.tiles_ways import AGAIN
+from tiledask.lab.bench.tiles.rounds import ratio
+from tiledask.lab.bench.tiles.two_level import ALONE
+from tiledask.lab.bench.tiles.ways import AGAIN
 from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.choice import Prediction, config_of, predict
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiledask.errors import KernelError
-from tiledask.lab.bench.tiles_clock import Run
-from tiledask.lab.bench.tiles_rounds import Set, Work
+from tiledask.lab.bench.tiles.clock import Run
+from tiledask.lab.bench.tiles.rounds import Set, Work
 from tiledask.tile.backend import namespace
 
 try:

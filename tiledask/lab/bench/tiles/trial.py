@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO
 
-from tiledask.lab.bench.tiles_clock import Clock, clock_for
-from tiledask.lab.bench.tiles_rounds import Work, draw
-from tiledask.lab.bench.tiles_ways import kernel_way
+from tiledask.lab.bench.tiles.clock import Clock, clock_for
+from tiledask.lab.bench.tiles.rounds import Work, draw
+from tiledask.lab.bench.tiles.ways import kernel_way
 
 __all__ = ["ORDERS", "SHAPES", "main", "trial"]
 
@@ -31,7 +31,7 @@ def trial(
     pairs: Sequence[tuple[str, str]],
     arrays: str,
     patience: float = 60.0,
-    command: Sequence[str] = (sys.executable, "-m", "tiledask.lab.bench.tiles_trial"),
+    command: Sequence[str] = (sys.executable, "-m", "tiledask.lab.bench.tiles.trial"),
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[tuple[str, str], str]:
     """(kernel, precision) -> why it must not be used here, for those that must not.

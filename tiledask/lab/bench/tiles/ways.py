@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from tiledask.lab.bench.tiles_clock import Run
-from tiledask.lab.bench.tiles_rounds import Set, Way, Work
+from tiledask.lab.bench.tiles.clock import Run
+from tiledask.lab.bench.tiles.rounds import Set, Way, Work
 from tiledask.tile.backend import namespace
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
@@ -86,10 +86,10 @@ def _peer(name: str) -> Way:
     missing = [package for package in needed if find_spec(package) is None]
     if missing:
         return Way(name, _none, f"{' and '.join(missing)} cannot be imported here")
-    from tiledask.lab.bench import tiles_peers
+    from tiledask.lab.bench.tiles import peers
 
-    return Way(name, {TORCH: tiles_peers.torch_run, TRITON: tiles_peers.triton_run}[name],
-               tiles_peers.why_not(name))  # fmt: skip
+    return Way(name, {TORCH: peers.torch_run, TRITON: peers.triton_run}[name],
+               peers.why_not(name))  # fmt: skip
 
 
 def _none(work: Work, sets: Sequence[Set]) -> Run:

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
-from tiledask.lab.bench.tiles_clock import Clock
-from tiledask.lab.bench.tiles_rounds import Work, error_of, reference
+from tiledask.lab.bench.tiles.clock import Clock
+from tiledask.lab.bench.tiles.rounds import Work, error_of, reference
 from tiledask.tile.backend import accumulator, as_dtype, namespace, synchronize
 
 __all__ = ["ALONE", "two_level"]
