@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -253,6 +254,32 @@ def test_every_tile_that_a_kernel_is_built_for_has_a_configuration(kernel):
 @pytest.mark.parametrize("kernel", [*ON_GPUS, "tiled"])
 def test_a_kernels_own_tile_is_that_of_its_first_configuration(kernel):
     assert td.tile.kernels[kernel].tile == td.tile.configs[kernel][0].block
+
+
+# -- the tiling itself -----------------------------------------------------------------------------
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 40)] * 3), tile=st.tuples(*[st.integers(1, 12)] * 3),
+    group=st.integers(1, 4),
+)  # fmt: skip
+def test_blocks_in_raster_order_write_each_element_once_and_load_what_the_formula_says(
+    sizes, tile, group
+):
+    """What every kernel of cuda/ does, on counters: ragged edges in all three directions."""
+    (m, n, k), (tm, tn, tk) = sizes, tile
+    written, a_loads, b_loads = (np.zeros(shape, int) for shape in ((m, n), (m, k), (k, n)))
+    for i, j in raster(-(-m // tm), -(-n // tn), group):
+        rows, columns = slice(i * tm, (i + 1) * tm), slice(j * tn, (j + 1) * tn)
+        for step in range(0, k, tk):
+            a_loads[rows, step : step + tk] += 1
+            b_loads[step : step + tk, columns] += 1
+        written[rows, columns] += 1
+    assert (written == 1).all()
+    assert (a_loads == -(-n // tn)).all()
+    assert (b_loads == -(-m // tm)).all()
+    moved = td.tile.traffic(m, n, k, tile, itemsize=2)
+    assert (moved.a, moved.b, moved.c) == (2 * a_loads.sum(), 2 * b_loads.sum(), 2 * m * n)
 
 
 # -- waves ---------------------------------------------------------------------------------------
