@@ -13,6 +13,7 @@ the best possible is found by trying everything.
 from tiledask.lab.exercises.choreography import cheapest_choreography
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
+from tiledask.lab.exercises.kernels import repaired_kernel
 from tiledask.lab.exercises.latency import gpipe_ahead
 from tiledask.lab.exercises.layouts import (
     fastest_within,
@@ -20,8 +21,10 @@ from tiledask.lab.exercises.layouts import (
     repair,
     shorten_bubble,
 )
+from tiledask.lab.exercises.levels import levels_at_fault, run_blocks
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
 from tiledask.lab.exercises.slots import tasks_on_slots
+from tiledask.lab.exercises.tiles import retuned, tile_within
 
 __all__ = [
     "Exercise",
@@ -33,7 +36,12 @@ __all__ = [
     "fewest_devices",
     "fewest_gpus",
     "gpipe_ahead",
+    "levels_at_fault",
     "repair",
+    "repaired_kernel",
+    "retuned",
+    "run_blocks",
     "shorten_bubble",
     "tasks_on_slots",
+    "tile_within",
 ]

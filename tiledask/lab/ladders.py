@@ -1,0 +1,136 @@
+"""Ladders of kernels, rung by rung: what others published, and what was measured with ours.
+
+a rung's tile  ->  the bound of `td.tile.predict`  |  what it reached  |  the library beside it
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.data import data_file
+from tiledask.plan.inputs.hardware import Device, load_device
+from tiledask.tile import Config, predict
+
+__all__ = ["Ladder", "Record", "Rung", "ladders", "records"]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One kernel of a ladder."""
+
+    name: str
+    adds: str
+    """What it does that the rung below does not."""
+    measured: float
+    """FLOP/s."""
+    config: Config | None
+    """How it tiles; None where it has no tile in shared memory, or where that is not known."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Kernels that someone measured on one device, each a step above the one before."""
+
+    name: str
+    title: str
+    source: str
+    verified: str
+    device: Device
+    size: tuple[int, int, int]
+    """(m, n, k)."""
+    rungs: tuple[Rung, ...]
+
+    def bound(self, rung: Rung) -> float | None:
+        """FLOP/s at most, by the bytes and the arithmetic of its tile; None without one."""
+        if rung.config is None:
+            return None
+        return predict(*self.size, rung.config, self.device).flops_per_second
+
+    def bound_by(self, rung: Rung) -> str:
+        """What binds it: "arithmetic" or the name of a level; empty without a tile."""
+        return "" if rung.config is None else predict(*self.size, rung.config, self.device).binding
+
+    def compared(self) -> Comparison:
+        """Every rung's bound beside what was measured, which must not be above it."""
+        return Comparison(
+            self.title,
+            tuple(
+                Claim(
+                    rung.name, _tera(self.bound(rung)), None, _tera(rung.measured), "TFLOP/s",
+                    "at most" if rung.config else None, note=self.bound_by(rung) or rung.adds,
+                )
+                for rung in self.rungs
+            ),
+        )  # fmt: skip
+
+
+def _tera(speed: float | None) -> float | None:
+    return None if speed is None else speed / 1e12
+
+
+def ladders() -> dict[str, Ladder]:
+    """The published ladders by name, from data/published/tile_ladders.json.
+
+    >>> [(rung.name, rung.measured / 1e12) for rung in ladders()["sgemm-a6000"].rungs][:2]
+    [('naive', 0.309), ('coalesced', 1.9865)]
+    """
+    text = data_file("published", "tile_ladders.json").read_text(encoding="utf-8")
+    return {case["id"]: _ladder(case) for case in json.loads(text)}
+
+
+def _ladder(case: Mapping[str, Any]) -> Ladder:
+    given = case["inputs"]
+    return Ladder(
+        case["id"], case["title"], case["source"], case["verified"], _device(given["device"]),
+        tuple(given["size"]), tuple(map(_rung, case["expected"])),
+    )  # fmt: skip
+
+
+def _device(given: str | Mapping[str, Any]) -> Device:
+    if isinstance(given, str):
+        return load_device(given)
+    return Device(**{**given, "peak_flops": tuple(given["peak_flops"].items())})
+
+
+def _rung(given: Mapping[str, Any]) -> Rung:
+    config = None
+    if told := given.get("config"):
+        peak = told.get("peak", "fp32")
+        told = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+        config = Config(
+            **{"kernel": given["name"], "itemsize": 4 if peak == "fp32" else 2, "peak": peak} | told
+        )
+    return Rung(given["name"], given["adds"], given["tflops"] * 1e12, config)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One contender in one product, as a bench of tiles recorded it on a GPU."""
+
+    file: str
+    gpu: str
+    work: str
+    way: str
+    measured: float
+    """FLOP/s, by the median of its rounds."""
+
+
+def records(folder: Path | None = None) -> list[Record]:
+    """What `make bench-tiles` measured on GPUs, from the files bench-tiles-*.json of ``folder``
+    (data/measured); empty if there is none. Contenders that were skipped or wrong have no speed.
+    """
+    found = []
+    for path in sorted((folder or data_file("measured")).glob("bench-tiles-*.json")):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["device"]["kind"] != "GPU":  # the same steps on a CPU
+            continue
+        found += [
+            Record(path.name, facts["device"]["name"], row["work"], row["way"],
+                   row["TFLOP/s"] * 1e12)
+            for row in facts["rows"]
+            if "TFLOP/s" in row
+        ]  # fmt: skip
+    return found
