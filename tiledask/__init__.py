@@ -37,6 +37,9 @@ _HOME = {
     "simulate": "tiledask.plan.pipelines.simulate",
     "optimal_schedule": "tiledask.plan.pipelines.optimum",
     "diagnose": "tiledask.plan.diagnosis.diagnose",
+    # tile: one device
+    "load_text": "tiledask.tile.datasets",
+    "load_images": "tiledask.tile.datasets",
     # dist: many devices
     "start_cluster": "tiledask.dist.start",
     "Mesh": "tiledask.dist.mesh",
@@ -57,6 +60,8 @@ _HOME = {
     "run_ranks": "tiledask.dist.ranks.run",
     "run_threads": "tiledask.dist.ranks.threads",
     "run_claim": "tiledask.dist.claims",
+    "save_checkpoint": "tiledask.dist.checkpoints",
+    "open_checkpoint": "tiledask.dist.checkpoints",
     # lab: what people look at
     "report": "tiledask.lab.dashboard.saved",
 }

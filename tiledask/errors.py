@@ -1,10 +1,12 @@
 """The errors tiledask raises: each states the rule, both numbers and a way out."""
 
 __all__ = [
+    "CheckpointError",
     "ClusterLostError",
     "CollectiveError",
     "ConfigError",
     "DeadlineError",
+    "DivergedError",
     "DoesNotFitError",
     "KernelError",
     "PartitionError",
@@ -31,6 +33,14 @@ class CollectiveError(RuntimeError):
 
 class ConfigError(ValueError):
     """A model, hardware or run description that cannot be read without guessing."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is unfinished, damaged, or does not hold what is asked of it."""
+
+
+class DivergedError(ArithmeticError):
+    """A training run whose numbers are no longer finite, and nothing in its rules can help."""
 
 
 class KernelError(ValueError):

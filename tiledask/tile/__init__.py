@@ -12,6 +12,8 @@ product.py          matmul: checks, then the kernel one names
 choice/             which tile: predicted level by level, measured, remembered
 functions.py        what layers are made of, each with its gradient
 layers/             the layers of one device: attention, MLP, norms, loss, convolution; and back
+optimizers/         steps of weights: rules, mixed precision, loss scales, clipping
+datasets/           what small models are trained on: a text, pictures
 training.py         a stage of a decoder in training, all that it holds counted
   decoder.py          its layers, and what they keep
   flat_states.py      its weights, gradients and optimizer states, and the step
@@ -19,7 +21,7 @@ training.py         a stage of a decoder in training, all that it holds counted
 backend.py          NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 """
 
-from tiledask.tile import functions, layers
+from tiledask.tile import datasets, functions, layers, optimizers
 from tiledask.tile.backend import (
     Backend,
     Device,
@@ -70,6 +72,7 @@ __all__ = [
     "config_of",
     "configs",
     "count_traffic",
+    "datasets",
     "extents",
     "functions",
     "kernels",
@@ -79,6 +82,7 @@ __all__ = [
     "namespace",
     "occupancy",
     "on_device",
+    "optimizers",
     "order",
     "predict",
     "probe",

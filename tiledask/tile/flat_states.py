@@ -14,6 +14,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe, State
+from tiledask.tile.optimizers.rules import rule_for
 from tiledask.tile.pool import Pool
 
 __all__ = ["DTYPES", "FlatStates", "check_states", "gradient_from_seed"]
@@ -22,7 +23,6 @@ BLOCK = 2**16
 """Numbers that the optimizer has in registers at once."""
 DEVIATION = 0.02
 """Of the weights that are drawn."""
-BETA1, BETA2, RATE, TINY = 0.9, 0.999, 1e-3, 1e-8
 DTYPES = {2: np.float16, 4: np.float32, 8: np.float64}
 KNOWN = ("weights", "gradients", "fp32 gradients", "master weights", "momentum", "variance")
 
@@ -56,6 +56,7 @@ class FlatStates:
         self.pool, self.recipe, self.count, self.seed = pool, recipe, count, seed
         share = -(-count // copies)
         mine = min(copy * share, count), min((copy + 1) * share, count)
+        self.rule, self.steps = rule_for(recipe), 0
         self.arrays: dict[str, Any] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
         """Which of the parameters each state is held for."""
@@ -90,34 +91,24 @@ class FlatStates:
         return self.arrays[tensor][max(start, low) - low : max(min(stop, high), low) - low]
 
     def step(self) -> None:
-        """One step of the optimizer that the recipe keeps states for; the first of a run.
-
-        Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; without a variance, SGD.
-        """
+        """The next step of the optimizer whose states the recipe keeps: `rule_for`."""
+        self.steps += 1
         low = max(low for low, _ in self.ranges.values())
         high = min(high for _, high in self.ranges.values())
         for start, stop in blocks(low, high):
             self._step_block(start, stop)
 
     def _step_block(self, start: int, stop: int) -> None:
-        def part(tensor: str) -> Any:
-            return self.part(tensor, start, stop) if tensor in self.arrays else None
-
-        g = part("gradients").astype(np.float32)
-        if (whole := part("fp32 gradients")) is not None:
-            whole[...] = g
-        update, m, v = g, part("momentum"), part("variance")
-        if m is not None:
-            m[...] = BETA1 * m.astype(np.float32) + (1 - BETA1) * g
-            update = m.astype(np.float32) / (1 - BETA1)
-        if v is not None:
-            v[...] = BETA2 * v.astype(np.float32) + (1 - BETA2) * g * g
-            update = update / (self.pool.xp.sqrt(v.astype(np.float32) / (1 - BETA2)) + TINY)
-        master, weights = part("master weights"), part("weights")
-        new = (weights if master is None else master).astype(np.float32) - RATE * update
-        weights[...] = new
-        if master is not None:
-            master[...] = new
+        held = {tensor: self.part(tensor, start, stop) for tensor in self.arrays}
+        wide = {tensor: part.astype(np.float32) for tensor, part in held.items()}
+        if "fp32 gradients" in held:
+            held["fp32 gradients"][...] = wide["gradients"]
+        old = wide.get("master weights", wide["weights"])
+        new, moments = self.rule.step(old, wide["gradients"], wide, self.steps)
+        for tensor in ("weights", "master weights"):
+            moments[tensor] = new
+        for tensor in moments.keys() & held.keys():
+            held[tensor][...] = moments[tensor]
 
 
 def gradient_from_seed(states: FlatStates) -> None:

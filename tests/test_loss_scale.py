@@ -1,0 +1,156 @@
+"""Loss scaling: the scale's rules against a loop, and fp16 trainings that need it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ConfigError, DivergedError
+from tiledask.lab.precision import train
+from tiledask.tile.optimizers import SGD, LossScale, all_finite, unscaled
+
+
+def loop(scale, growth, backoff, interval, floor, steps):
+    """GradScaler's rule, a variable at a time."""
+    tracker, scales, skipped = 0, [], 0
+    for finite in steps:
+        if finite:
+            tracker += 1
+            if tracker == interval:
+                scale, tracker = scale * growth, 0
+        else:
+            scale, tracker, skipped = max(scale * backoff, floor), 0, skipped + 1
+        scales.append(scale)
+    return scales, skipped
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.sampled_from([1.0, 64.0]))
+def test_the_scale_grows_and_backs_off(steps, interval, floor):
+    scale, scales = LossScale(1024.0, 2.0, 0.5, interval, floor, patience=99), []
+    for finite in steps:
+        scale = scale.after(finite)
+        scales.append(scale.scale)
+    assert (scales, scale.skipped) == loop(1024.0, 2.0, 0.5, interval, floor, steps)
+
+
+def test_an_overflow_starts_the_count_again():
+    scale = LossScale(8.0, interval=3)
+    for finite, wanted in ((1, 8), (1, 8), (0, 4), (1, 4), (1, 4), (1, 8)):
+        scale = scale.after(bool(finite))
+        assert scale.scale == wanted
+
+
+def test_it_stays_between_floor_and_ceiling():
+    scale = LossScale(2.0, interval=1, ceiling=4.0, floor=1.0)
+    assert [(scale := scale.after(True)).scale for _ in range(3)] == [4, 4, 4]
+    assert [(scale := scale.after(False)).scale for _ in range(4)] == [2, 1, 1, 1]
+    assert scale.skipped == 4
+
+
+def test_at_the_floor_patience_ends():
+    scale = LossScale(2.0, patience=3)
+    for _ in range(3):
+        scale = scale.after(False)
+    assert scale.after(True).stuck == 0
+    with pytest.raises(DivergedError, match=r"3 steps in a row overflowed at the scale's floor, 1"):
+        scale.after(False)
+
+
+def test_a_static_scale_stays_and_skips():
+    scale = LossScale.static(128.0, patience=2)
+    for finite in (True, False, True, False):
+        scale = scale.after(finite)
+        assert scale.scale == 128
+    assert scale.skipped == 2
+    with pytest.raises(DivergedError, match="static scale, 128; patience is 2"):
+        scale.after(False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"scale": 0.5}, "between its floor, 1, above 0, and its ceiling"),
+        ({"floor": 0.0}, "above 0"),
+        ({"growth": 1.0}, "by a factor above 1"),
+        ({"backoff": 1.0}, "between 0 and 1, got growth=2 and backoff=1"),
+        ({"interval": 0}, "got interval=0; None makes it static"),
+        ({"scale": math.nan}, "got nan"),
+    ],
+)
+def test_wrong_scales_are_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        LossScale(**wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_what_is_not_finite_is_found(xp, dtype):
+    from tiledask.tile.backend import as_dtype
+
+    def grads(value):
+        made = xp.zeros(9, xp.float32)
+        made[7] = value
+        return {"a": xp.ones(3, xp.float32), "b": made.astype(as_dtype(dtype))}
+
+    assert all_finite(grads(1.0))
+    assert not any(all_finite(grads(v)) for v in (math.inf, -math.inf, math.nan))
+
+
+def test_gradients_are_widened_before_they_are_divided():
+    grads = {"w": np.array([2.0**-10], np.float16)}
+    wide = unscaled(grads, 2.0**16)["w"]
+    assert wide.dtype == np.float32
+    assert wide[0] == 2.0**-26
+    assert np.float16(grads["w"][0] / np.float16(2.0**15)) == 0  # what the other order does
+
+
+# -- a training ------------------------------------------------------------------------------------
+
+STEPS, RULE = 25, SGD(0.03)
+TINY, HUGE = 2.0**-22, 2.0**24
+
+
+@pytest.fixture(scope="module")
+def single():
+    return train("float32", STEPS, rule=RULE)
+
+
+def test_without_a_scale_fp16_learns_nothing(single):
+    run = train("float16", STEPS, rule=RULE, times=TINY)
+    moved = [np.abs(run.state.master[n] - w).max() for n, w in _drawn().items()]
+    assert max(moved) < 0.01 * max(
+        np.abs(single.state.weights[n] - w).max() for n, w in _drawn().items()
+    )
+
+
+def test_without_skipping_one_overflow_is_the_end():
+    run = train("float16", STEPS, rule=RULE, times=HUGE)
+    assert math.isfinite(run.losses[0])
+    assert not run.finite
+    assert math.isnan(run.losses[-1])
+
+
+def test_with_a_dynamic_scale_the_same_training_works(single):
+    scale = LossScale(2.0**48, interval=10)
+    run = train("float16", STEPS, rule=RULE, times=TINY, scale=scale)
+    assert run.finite
+    assert 1 <= run.skipped < STEPS // 2
+    assert run.scales[0] == 2.0**48
+    assert min(run.scales) < 2.0**48
+    first, learned = single.losses[0], single.losses[0] - min(single.losses)
+    assert learned > 0.2 * first
+    assert first - min(run.losses) > 0.5 * learned
+
+
+def test_bf16_needs_none(single):
+    run = train("bfloat16", STEPS, rule=RULE, times=TINY)
+    np.testing.assert_allclose(run.losses, single.losses, rtol=0.02)
+
+
+def _drawn():
+    from tiledask.lab.precision import Small
+    from tiledask.tile import layers
+
+    return layers.initialise(Small().parameters(), 0)

@@ -1,0 +1,220 @@
+"""Saving: every rank writes its part at once, and the checkpoint is whole or not there at all.
+
+    rank 0    says ---.  writes its boxes ---.  index, to the disk, rename ---.
+    rank 1    says ---+  writes its boxes ---+                                +--- done
+    rank 2    says ---'  writes its boxes ---'                                '
+              what it holds                  checksums
+
+What several ranks hold is written by one of them: of those that hold the same box, by the one
+that has least to write so far. Until the rename the folder has a name that nobody opens.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiledask.dist.checkpoints.index import (
+    Index,
+    Part,
+    Stored,
+    check_cover,
+    in_file,
+    rows_of,
+    write_index,
+)
+from tiledask.dist.checkpoints.pieces import Box, Flat, Piece, extents, whole
+from tiledask.dist.ranks.rank import Rank
+from tiledask.dist.stored_npy import sync
+from tiledask.errors import CheckpointError
+from tiledask.tile.backend import to_numpy
+
+__all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
+
+UNFINISHED = ".unfinished"
+Held = dict[str, tuple[tuple[int, ...], str, tuple[Box, ...]]]
+"""Name -> (shape, type, boxes) of one rank."""
+
+
+def folder_of(folder: str | os.PathLike, step: int) -> Path:
+    """Where the checkpoint of a step is.
+
+    >>> folder_of("runs/a", 40).name
+    'step-00000040'
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise CheckpointError(f"a step is a whole number of 0 or more, got {step!r}")
+    return Path(folder) / f"step-{step:08d}"
+
+
+def save_checkpoint(
+    rank: Rank, folder: str | os.PathLike, step: int, arrays: Mapping[str, Any],
+    pieces: Mapping[str, Piece | Flat] | None = None, about: dict[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """The folder of the checkpoint, once all of it is on the disk; called by all ranks of a run.
+
+    rank
+        What the rank program was given; all its ranks share ``folder``, by one file system.
+    arrays
+        What this rank holds, by name; ranks of other pipeline stages hold other names.
+    pieces
+        Which part of the array of this name that is; whole arrays if left out.
+    about
+        What goes along: the loss scale, the seed of the data, the loss. JSON holds it; of several
+        ranks' that of rank 0 counts.
+
+    All ranks raise CheckpointError if the step is there already, if two ranks disagree about an
+    array's shape or type, or if they do not hold all of it together.
+
+    >>> import tempfile
+    >>> from tiledask.dist.ranks.threads import run_threads
+    >>> from tiledask.dist.checkpoints import open_checkpoint
+    >>> def program(rank, folder):
+    ...     mine = {"w": np.full(2, rank.index)}
+    ...     piece = Piece((4,), (((2 * rank.index, 2 * rank.index + 2),),))
+    ...     return save_checkpoint(rank, folder, 7, mine, {"w": piece}).name
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run_threads(program, 2, folder).results
+    ...     open_checkpoint(folder).read({"w": whole((4,))})["w"].tolist()
+    ['step-00000007', 'step-00000007']
+    [0, 0, 1, 1]
+    """
+    pieces = {name: whole(a.shape) for name, a in arrays.items()} if pieces is None else pieces
+    final = folder_of(folder, step)
+    partial = final.with_name(final.name + UNFINISHED)
+    with rank.label("checkpoint"):
+        everyone = rank.group()
+        held = _told(everyone, _held(arrays, pieces))
+        mine = _dealt([{name: _as_tuples(each) for name, each in h.items()} for h in held])
+        if rank.index == 0:
+            _make_room(final, partial)
+        everyone.barrier()
+        written = _write(partial, rank.index, arrays, pieces, mine[rank.index])
+        every = _told(everyone, written)
+        if rank.index == 0:
+            _finish(partial, final, Index(step, _stored(held, every), about or {}))
+        everyone.barrier()
+    return final
+
+
+def _held(arrays: Mapping[str, Any], pieces: Mapping[str, Piece | Flat]) -> Held:
+    if set(arrays) != set(pieces):
+        odd = sorted(set(arrays) ^ set(pieces))[0]
+        raise CheckpointError(
+            f"every array has a piece that says which part it is; {odd!r} is on one side only"
+        )
+    held = {}
+    for name, array in arrays.items():
+        piece = pieces[name]
+        if tuple(array.shape) != piece.local_shape:
+            raise CheckpointError(
+                f"{name!r} is an array of {list(array.shape)}, and its piece says "
+                f"{list(piece.local_shape)} of {list(piece.shape)}; make the piece for this rank"
+            )
+        held[name] = piece.shape, array.dtype.name, piece.boxes
+    return held
+
+
+def _told(everyone: Any, mine: Any) -> list[Any]:
+    """What all ranks say, by rank: JSON, gathered as bytes."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
+    texts = everyone.all_gather(text).tobytes()
+    return [json.loads(texts[a:b]) for a, b in pairwise(ends)]
+
+
+def _as_tuples(each: list) -> tuple:
+    shape, dtype, boxes = each
+    return tuple(shape), dtype, tuple(tuple(map(tuple, box)) for box in boxes)
+
+
+def _dealt(held: list[Held]) -> list[set[tuple[str, Box]]]:
+    """By rank, the boxes that it writes; every box once, and who has least gets the next."""
+    holders: dict[tuple[str, Box], list[int]] = {}
+    known: dict[str, tuple[int, tuple]] = {}
+    for rank, each in enumerate(held):
+        for name, (shape, dtype, boxes) in each.items():
+            first, fact = known.setdefault(name, (rank, (shape, dtype)))
+            if fact != (shape, dtype):
+                raise CheckpointError(
+                    f"{name!r} is {fact[1]} {list(fact[0])} on rank {first} and {dtype} "
+                    f"{list(shape)} on rank {rank}; one name is one array"
+                )
+            for box in boxes:
+                holders.setdefault((name, box), []).append(rank)
+    for name, (_, (shape, _)) in known.items():
+        check_cover(name, shape, [box for n, box in holders if n == name])
+    load, dealt = [0] * len(held), [set() for _ in held]
+    for (name, box), ranks in sorted(holders.items(), key=lambda item: -_size(item[0][1])):
+        writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += _size(box)
+        dealt[writer].add((name, box))
+    return dealt
+
+
+def _size(box: Box) -> int:
+    return prod(extents(box))
+
+
+def _make_room(final: Path, partial: Path) -> None:
+    if final.exists():
+        raise CheckpointError(
+            f"{final} is there already; a step is saved once: remove it, or save to another folder"
+        )
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    partial.mkdir(parents=True)
+
+
+def _write(
+    folder: Path, rank: int, arrays: Mapping[str, Any], pieces: Mapping[str, Piece | Flat],
+    mine: set[tuple[str, Box]],
+) -> list[tuple[str, Part]]:  # fmt: skip
+    """(name, part) of each box that this rank has written, once they are on the disk."""
+    written = []
+    for name, local in arrays.items():
+        for box, view in pieces[name].views(local):
+            if (name, box) in mine:
+                path = folder / f"rank-{rank}-{len(written)}.npy"
+                written.append((name, _write_box(path, box, view)))
+    return written
+
+
+def _write_box(path: Path, box: Box, view: Any) -> Part:
+    host = np.array(to_numpy(view), order="C")  # one box of a copy: an axis may be cut
+    host = host.view(in_file(host.dtype))
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
+        offset = file.tell()
+        file.write(host.data)
+        file.flush()
+        os.fsync(file.fileno())
+    lines = host.reshape(len(host) if host.ndim else 1, -1)
+    rows = rows_of(box, host.itemsize)
+    sums = tuple(zlib.crc32(lines[i : i + rows]) for i in range(0, len(lines), rows))
+    return Part(path.name, box, offset, rows, sums)
+
+
+def _stored(held: list[dict], every: list[list]) -> dict[str, Stored]:
+    parts: dict[str, list[Part]] = {}
+    for written in every:
+        for name, part in written:
+            parts.setdefault(name, []).append(Part(*part))
+    facts = {name: each for h in held for name, each in h.items()}
+    return {
+        name: Stored(tuple(shape), dtype, tuple(parts.get(name, ())))
+        for name, (shape, dtype, _) in sorted(facts.items())
+    }
+
+
+def _finish(partial: Path, final: Path, index: Index) -> None:
+    sync(str(write_index(partial, index)))
+    sync(str(partial))
+    os.rename(partial, final)
+    sync(str(final.parent))

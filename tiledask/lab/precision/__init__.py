@@ -1,0 +1,36 @@
+"""Precision, as lessons that run: each returns a table of what is said and what came out.
+
+formats.py   floating-point formats by their definition, in exact fractions
+lessons.py   overflow, underflow, lost updates, the order of sums, loss scaling
+drift.py     how far the loss of a split run may be from one device's: theory, verdict, run
+small.py     the network that is trained for it, split as tensor parallelism splits it
+"""
+
+from tiledask.lab.precision.drift import Drift, acceptable, drift, likely, worst
+from tiledask.lab.precision.formats import FORMATS, Format
+from tiledask.lab.precision.lessons import (
+    loss_scaling,
+    lost_update,
+    order_of_sums,
+    overflow,
+    underflow,
+)
+from tiledask.lab.precision.small import Run, Small, train
+
+__all__ = [
+    "FORMATS",
+    "Drift",
+    "Format",
+    "Run",
+    "Small",
+    "acceptable",
+    "drift",
+    "likely",
+    "loss_scaling",
+    "lost_update",
+    "order_of_sums",
+    "overflow",
+    "train",
+    "underflow",
+    "worst",
+]

@@ -1,0 +1,152 @@
+"""How far the loss of a split run may be from one device's: the theory, a verdict, a measurement.
+
+A sum over k terms that t ranks share is rounded t times, once a rank, and t - 1 times as it is
+added up: 2t - 1 roundings of relative size u at most, where one device has one. With one such sum
+in each of L layers, after n steps of training
+
+    they agree by chance     u sqrt(L (2t - 1) n)      errors as steps of a random walk
+    they all add up          u L (2t - 1) n            the worst case to first order
+
+and the loss feels them relative to its own size. It is a mean over many tokens and moves less: of
+halves ten times less, or more, in the first ten steps that were measured. A training that is
+itself unstable (its rate too high) multiplies any difference from step to step, and then no
+envelope holds. So compare early, in the widest format at hand: a fault is of the same size in
+every format, while round-off shrinks with u. A gradient that is not added up over the ranks shows
+in the small network's second step in float64, float32 and float16, in bfloat16 not before the
+fifth.
+(Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 2.8 and 4.2.)
+"""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+from tiledask.errors import ConfigError
+from tiledask.lab.claim import Claim
+from tiledask.lab.precision.formats import format_of
+from tiledask.lab.precision.small import Small, train
+from tiledask.lab.table import Comparison
+from tiledask.tile.optimizers import Adam, LossScale, Rule
+
+__all__ = ["Drift", "acceptable", "drift", "likely", "worst"]
+
+SAFETY = 2.0
+"""Times the random walk that still counts as round-off."""
+
+
+def likely(steps: int, dtype: str, ranks: int, layers: int) -> float:
+    """The relative difference of two losses that round-off explains, as a random walk.
+
+    >>> f"{likely(10, 'float32', 2, 12):.1e}, {likely(10, 'bfloat16', 2, 12):.1e}"
+    '1.1e-06, 7.4e-02'
+    """
+    _check(steps, ranks, layers)
+    return format_of(dtype).roundoff * sqrt(layers * (2 * ranks - 1) * steps)
+
+
+def worst(steps: int, dtype: str, ranks: int, layers: int) -> float:
+    """The same if every error pointed in one direction."""
+    _check(steps, ranks, layers)
+    return format_of(dtype).roundoff * layers * (2 * ranks - 1) * steps
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Whether two losses differ as round-off makes them; true in an ``if`` where they do.
+
+    >>> acceptable(2.0, 2.0 + 5e-7, steps=1, dtype="float32", ranks=2, layers=2)
+    Drift(round-off: 2.5e-07 apart, 1.46e-07 likely; the difference is that of another order of sums)
+    """  # noqa: E501
+
+    grade: str
+    """"round-off", "doubtful" or "fault"."""
+    difference: float
+    """Relative to the larger loss."""
+    likely: float
+    worst: float
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.grade == "round-off"
+
+    def __repr__(self) -> str:
+        return (
+            f"Drift({self.grade}: {self.difference:.3g} apart, {self.likely:.3g} likely; "
+            f"{self.reason})"
+        )
+
+
+def acceptable(
+    loss_a: float, loss_b: float, steps: int, dtype: str, ranks: int = 2, layers: int = 1
+) -> Drift:
+    """A verdict on two losses after ``steps`` steps, of one device and of ``ranks`` that share it.
+
+    dtype
+        In which activations are added up over the ranks.
+    layers
+        Of the network, each with a sum over the ranks.
+
+    >>> missing = acceptable(2.3, 2.99, steps=1, dtype="bfloat16", ranks=2, layers=2)
+    >>> missing.grade, bool(missing)
+    ('fault', False)
+    """
+    by_chance, at_most = (f(steps, dtype, ranks, layers) for f in (likely, worst))
+    if not (isfinite(loss_a) and isfinite(loss_b)):
+        both = not isfinite(loss_a) and not isfinite(loss_b)
+        return Drift(
+            "fault", float("inf"), by_chance, at_most,
+            "neither run is finite: that is no matter of the split; scale the loss or lower the "
+            "rate" if both else "one run is finite and the other is not: look for the first step "
+            "in which a gradient overflows",
+        )  # fmt: skip
+    largest = max(abs(loss_a), abs(loss_b))
+    difference = abs(loss_a - loss_b) / largest if largest else 0.0
+    if difference <= SAFETY * by_chance:
+        grade, reason = "round-off", "the difference is that of another order of sums"
+    elif difference <= at_most:
+        grade = "doubtful"
+        reason = "round-off all in one direction, or a fault: compare earlier, and in float64"
+    else:
+        grade = "fault"
+        reason = (
+            f"no order of sums gives more than {max(at_most, SAFETY * by_chance):.3g} after "
+            f"{steps} step{'s' * (steps > 1)}, unless the rate is too high: compare after 1 and 2 "
+            f"steps in float64"
+        )
+    return Drift(grade, difference, by_chance, at_most, reason)
+
+
+def drift(
+    steps: tuple[int, ...] = (1, 5, 20), ranks: tuple[int, ...] = (2, 4),
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"), rule: Rule | None = None,
+    seed: int = 0,
+) -> Comparison:  # fmt: skip
+    """A small network trained on one device and split: how far apart the losses are, and may be.
+
+    A row for each format, number of ranks and step: ``predicted`` is `SAFETY` times the random
+    walk, ``measured`` the relative difference of the two losses.
+    """
+    small, rule, rows = Small(), rule or Adam(3e-3), []
+    for dtype in dtypes:
+        scale = LossScale(1024.0) if dtype == "float16" else None
+        alone, *split = (
+            train(dtype, max(steps), t, rule=rule, scale=scale, small=small, seed=seed).losses
+            for t in (1, *ranks)
+        )
+        for t, losses in zip(ranks, split, strict=True):
+            for n in steps:
+                said = acceptable(alone[n - 1], losses[n - 1], n, dtype, t, small.blocks)
+                rows.append(
+                    Claim(
+                        f"{dtype}, {t} ranks, step {n}", SAFETY * said.likely, None,
+                        said.difference, rule="at most", note=said.grade,
+                    )
+                )  # fmt: skip
+    return Comparison("How far a split run's loss may be from one device's", tuple(rows))
+
+
+def _check(steps: int, ranks: int, layers: int) -> None:
+    if min(steps, ranks, layers) < 1:
+        raise ConfigError(
+            f"losses are compared after 1 step or more, of 1 rank or more with 1 layer or more; "
+            f"got steps={steps}, ranks={ranks}, layers={layers}"
+        )

@@ -1,0 +1,34 @@
+"""What turns gradients into new weights: rules, precisions, scales of the loss, clipping.
+
+rules.py       SGD, Adam, AdamW: one step of arrays, element by element
+mixed.py       the weights, their single-precision masters and the moments; a step of all of them
+loss_scale.py  by what the loss is multiplied, and what is skipped
+clipping.py    the norm of all gradients together
+
+Values in, values out: a step returns new arrays and changes none. Rules work element by element,
+so the step of a shard is the shard of the step, to the bit, and ZeRO is a matter of slices.
+"""
+
+from tiledask.tile.optimizers.clipping import clip, clip_factor, global_norm, square_sum
+from tiledask.tile.optimizers.loss_scale import LossScale, all_finite, unscaled
+from tiledask.tile.optimizers.mixed import TrainState, advance, begin, flush
+from tiledask.tile.optimizers.rules import SGD, Adam, AdamW, Rule, rule_for
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "LossScale",
+    "Rule",
+    "TrainState",
+    "advance",
+    "all_finite",
+    "begin",
+    "clip",
+    "clip_factor",
+    "flush",
+    "global_norm",
+    "rule_for",
+    "square_sum",
+    "unscaled",
+]

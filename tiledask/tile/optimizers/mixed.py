@@ -1,0 +1,219 @@
+"""Weights in half precision, their masters and moments in single: a step of all of them.
+
+    forward, backward    half      [weights] ------> [gradients] ---.
+                                       ^ rounded                    | widened, unscaled, clipped
+    the step             single    [master]  <------ [moments] <----'
+
+A weight of 1 and an update of 2^-11 make 1 in fp16: of many such updates none is left. The master
+adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.tile.backend import HALVES, accumulator, array_namespace, as_dtype
+from tiledask.tile.optimizers.clipping import clip, square_sum
+from tiledask.tile.optimizers.loss_scale import LossScale, unscaled
+from tiledask.tile.optimizers.rules import Rule
+
+__all__ = ["TrainState", "advance", "begin", "flush"]
+
+Arrays = dict[str, Any]
+MASTER = "master weights"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainState:
+    """What training keeps from step to step, by the planner's words for it. Arrays by name."""
+
+    weights: Arrays
+    """What the forward pass multiplies with."""
+    master: Arrays = field(default_factory=dict)
+    """The same in single precision; empty where the weights are stepped themselves."""
+    moments: dict[str, Arrays] = field(default_factory=dict)
+    """"momentum" and "variance", as far as the rule keeps them."""
+    t: int = 0
+    """Steps that were taken; skipped ones don't count."""
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of each tensor class; gradients are not kept.
+
+        >>> from tiledask.tile.optimizers import Adam
+        >>> begin({"w": np.ones(1000, np.float32)}, Adam(), "float16").nbytes
+        {'weights': 2000, 'master weights': 4000, 'momentum': 4000, 'variance': 4000}
+        """
+        return {
+            tensor: sum(array.nbytes for array in arrays.values())
+            for tensor, arrays in self._classes().items()
+        }
+
+    def flat(self) -> Arrays:
+        """Every array under "class/name", as a checkpoint stores them.
+
+        >>> sorted(TrainState({"w": np.ones(1)}, moments={"momentum": {"w": np.ones(1)}}).flat())
+        ['momentum/w', 'weights/w']
+        """
+        classes = self._classes().items()
+        return {f"{tensor}/{name}": a for tensor, arrays in classes for name, a in arrays.items()}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Any], t: int) -> "TrainState":
+        """The state of which `flat` was taken, after ``t`` steps."""
+        classes: dict[str, Arrays] = {}
+        for key, array in flat.items():
+            tensor, _, name = key.partition("/")
+            classes.setdefault(tensor, {})[name] = array
+        return cls(classes.pop("weights", {}), classes.pop(MASTER, {}), classes, t)
+
+    def _classes(self) -> dict[str, Arrays]:
+        master = {MASTER: self.master} if self.master else {}
+        return {"weights": self.weights} | master | self.moments
+
+
+def begin(
+    weights: Mapping[str, Any], rule: Rule, dtype: Any = None, *, master: bool | None = None,
+    states: Any = None, recipe: str | Recipe | None = None,
+) -> TrainState:  # fmt: skip
+    """The state before the first step, from weights as they were drawn.
+
+    dtype
+        Of the weights in the forward pass; as they are, if left out.
+    master
+        Whether single-precision masters are kept; left out: of halves they are.
+    states
+        The type of the moments; left out: that of what is stepped.
+    recipe
+        In place of the three: what this recipe of the planner says, whose halves are fp16.
+
+    The masters are the weights as they came, not as they were rounded.
+    """
+    if recipe is not None:
+        dtype, master, states = _of_recipe(load_recipe(recipe), rule)
+    given = dict(weights)
+    cast = {name: _cast(w, dtype or w.dtype) for name, w in given.items()}
+    half = any(w.dtype.name in HALVES for w in cast.values())
+    masters = {}
+    if half if master is None else master:
+        masters = {name: _copy(w, accumulator(w.dtype)) for name, w in given.items()}
+    moments = {
+        kept: {name: _zeros(w, states) for name, w in (masters or cast).items()}
+        for kept in rule.keeps
+    }
+    return TrainState(cast, masters, moments)
+
+
+def advance(
+    state: TrainState, rule: Rule, grads: Mapping[str, Any], scale: LossScale | None = None,
+    limit: float | None = None, together: Any = None,
+) -> tuple[TrainState, LossScale | None, float]:  # fmt: skip
+    """(new state, new scale, norm) after a step with gradients of ``scale.scale`` times the loss.
+
+    scale
+        None: the loss was not scaled, and nothing is skipped.
+    limit
+        The largest norm of all gradients together.
+    together
+        Of gradients that are a shard: a function that adds a number up over all ranks.
+
+    The norm is of unscaled gradients, before clipping. If it is not finite and there is a scale,
+    the step is skipped: the state comes back as it was, with a lower scale. Every rank that gets
+    the same sum decides the same.
+
+    >>> from tiledask.tile.optimizers import SGD
+    >>> state = begin({"w": np.ones(1)}, SGD(rate=1.0))
+    >>> state, _, norm = advance(state, SGD(rate=1.0), {"w": np.array([8.0])}, limit=0.5)
+    >>> state.weights["w"].tolist(), norm
+    ([0.5], 8.0)
+    """
+    _check_names(state, grads)
+    stepped = state.master or state.weights
+    wide = {
+        name: unscaled({name: g}, scale.scale if scale else 1, _work(stepped[name]))[name]
+        for name, g in grads.items()
+    }
+    squares = square_sum(wide)
+    norm = math.sqrt(squares if together is None else together(squares))
+    if scale is not None:
+        finite = math.isfinite(norm)
+        scale = scale.after(finite)
+        if not finite:
+            return state, scale, norm
+    if limit is not None:
+        wide, _ = clip(wide, limit, norm)
+    return _stepped(state, rule, wide), scale, norm
+
+
+def _stepped(state: TrainState, rule: Rule, grads: Arrays) -> TrainState:
+    source, t = state.master or state.weights, state.t + 1
+    made: Arrays = {}
+    moments: dict[str, Arrays] = {kept: {} for kept in rule.keeps}
+    for name, w in source.items():
+        kept = {each: state.moments[each][name] for each in rule.keeps}
+        work = {each: value.astype(_work(w), copy=False) for each, value in kept.items()}
+        made[name], new = rule.step(w.astype(_work(w), copy=False), grads[name], work, t)
+        for each, value in new.items():
+            moments[each][name] = flush(value, kept[each].dtype)
+    weights = {name: flush(made[name], w.dtype) for name, w in state.weights.items()}
+    if not state.master:
+        return TrainState(weights, {}, moments, t)
+    master = {name: flush(made[name], w.dtype) for name, w in state.master.items()}
+    return replace(state, weights=weights, master=master, moments=moments, t=t)
+
+
+def flush(x: Any, dtype: Any) -> Any:
+    """``x`` rounded to ``dtype``, beyond whose range is infinity, as the hardware does it.
+
+    >>> flush(np.array([65519.0, 65520.0]), "float16").tolist()
+    [65504.0, inf]
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        return x.astype(as_dtype(dtype), copy=False)
+
+
+def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[Any, bool, Any]:
+    """(dtype, master, states) that hold what the recipe counts."""
+    known = {2: np.float16, 4: np.float32, 8: np.float64}
+    held = {s.tensor: s.bytes for s in recipe.states if s.of == "parameters"}
+    wanted = {"weights", "gradients", *rule.keeps} | ({MASTER} & set(held))
+    kept = {held[each] for each in rule.keeps if each in held}
+    if set(held) != wanted or len(kept) > 1 or not set(held.values()) <= set(known):
+        raise ConfigError(
+            f"recipe {recipe.name!r} keeps {', '.join(held)}, and a step by {type(rule).__name__} "
+            f"{', '.join(sorted(wanted))} of 2, 4 or 8 B; rule_for({recipe.name!r}) is the rule "
+            f"whose moments it keeps, 'mixed-adam-16' a recipe that can be stepped"
+        )
+    return known[held["weights"]], MASTER in held, known[kept.pop()] if kept else None
+
+
+def _work(w: Any) -> np.dtype:
+    """In what a step of ``w`` is computed: as a fused kernel does, halves in float32."""
+    return accumulator(w.dtype)
+
+
+def _copy(x: Any, dtype: Any) -> Any:
+    return x.astype(as_dtype(dtype), copy=True)
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return flush(x, dtype).copy()
+
+
+def _zeros(w: Any, dtype: Any) -> Any:
+    return array_namespace(w).zeros(w.shape, as_dtype(dtype) if dtype is not None else w.dtype)
+
+
+def _check_names(state: TrainState, grads: Iterable[str]) -> None:
+    missing = sorted(set(state.weights) ^ set(grads))
+    if missing:
+        raise ConfigError(
+            f"a step needs a gradient for each of {len(state.weights)} weights and no other, got "
+            f"{len(list(grads))}; {missing[0]!r} is on one side only: pass zeros where a weight "
+            f"had no part"
+        )
