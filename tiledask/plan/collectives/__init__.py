@@ -5,4 +5,12 @@ formulas.py     the bytes of each rank in closed form, from the literature
   cost.py       what the moves carry: bytes, messages and rounds of every rank
     seconds.py  how long they take where messages have a latency and links a bandwidth
 halo.py         which rows neighbours need of each other
+layers.py       what tensor-parallel layers call, forward and backward
+  shards.py       which indices of a dimension every rank holds
+summa.py        what a linear layer on a grid of ranks calls
+  panels.py       the pieces of its inner dimension
+convolution.py  what convolutions call when they are split, and whole networks of them
+  rows.py         who makes which rows of an image, and which rows it borrows
+data_parallel.py  what averaging gradients and ZeRO call, and who keeps which numbers
+  expected.py     one call, with its label and the bytes of every rank
 """

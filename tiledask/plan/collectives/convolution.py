@@ -1,0 +1,187 @@
+"""What convolutions call when they are split over ranks: by channels, by groups, in space.
+
+                        forward                    backward
+by output channels      -, or all_gather of y      all_reduce of dx
+by input channels       all_reduce of y            -
+out, then in            all_reduce of y            all_reduce of dx      once for two layers
+by groups               -                          -
+by rows of the image    halo_exchange              halo_reduce, all_reduce of dw and db
+
+And of a whole network: each layer by its output units, or consecutive layers on a rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.expected import (
+    Expected,
+    all_reduced,
+    expected,
+    halo,
+    transfer,
+)
+from tiledask.plan.collectives.rows import RowSplit, split_rows
+
+__all__ = ["Boundary", "Convolution", "by_groups", "by_input", "by_output", "in_pairs", "in_rows",
+           "in_stages", "layerwise", "pool_in_rows"]  # fmt: skip
+
+Calls = tuple[Expected, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of images [n, c, h, w] to [n, o, oh, ow]."""
+
+    images: int
+    channels: int
+    out: int
+    image: tuple[int, int]
+    """h and w."""
+    size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """((above, below), (left, right))."""
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = True
+
+    @property
+    def out_image(self) -> tuple[int, int]:
+        """oh and ow.
+
+        >>> Convolution(1, 1, 20, (28, 28), (3, 3)).out_image
+        (26, 26)
+        """
+        found = []
+        for axis in (0, 1):
+            reach = (self.size[axis] - 1) * self.dilation[axis] + 1
+            room = self.image[axis] + sum(self.padding[axis]) - reach
+            found.append(room // self.stride[axis] + 1)
+        return found[0], found[1]
+
+    @property
+    def parameters(self) -> int:
+        """Of w and b."""
+        return self.out * (self.channels // self.groups * prod(self.size) + self.bias)
+
+    def rows(self, rows: Sequence[int]) -> RowSplit:
+        """Its RowSplit where each rank has ``rows`` of the image."""
+        return split_rows(rows, self.size[0], self.stride[0], self.padding[0], self.dilation[0])
+
+
+def by_output(conv: Convolution, ranks: int, itemsize: int, gather: bool = False,
+              dx: bool = True) -> Calls:  # fmt: skip
+    """Each rank has some output channels; ``gather`` puts y together on every rank.
+    Without ``dx`` no gradient goes on to a layer before.
+
+    >>> conv = Convolution(2, 6, 10, (5, 4), (3, 3), padding=((1, 1), (1, 1)))
+    >>> [(each.kind, each.cost.received[0]) for each in by_output(conv, 4, 8, gather=True)]
+    [('all_gather', 2240), ('all_reduce', 2880)]
+    """
+    each = conv.images * prod(conv.out_image)
+    y = expected("forward/y", "all_gather", [each * c for c in even(conv.out, ranks)], itemsize)
+    back = _whole("backward/dx", conv, ranks, itemsize) if dx else ()
+    return (*(y if gather else ()), *back)
+
+
+def by_input(conv: Convolution, ranks: int, itemsize: int) -> Calls:
+    """Each rank has some input channels."""
+    elements = conv.images * conv.out * prod(conv.out_image)
+    return all_reduced("forward/y", elements, ranks, itemsize)
+
+
+def in_pairs(first: Convolution, second: Convolution, ranks: int, itemsize: int,
+             dx: bool = True) -> Calls:  # fmt: skip
+    """``first`` by its output channels and ``second`` by its input channels: the same ones."""
+    back = _whole("first/backward/dx", first, ranks, itemsize) if dx else ()
+    y = tuple(
+        each._replace(label=f"second/{each.label}") for each in by_input(second, ranks, itemsize)
+    )
+    return (*y, *back)
+
+
+def by_groups(conv: Convolution, ranks: int, itemsize: int) -> Calls:
+    """Each rank has some groups, of the input and of the output: nobody needs anything.
+
+    >>> by_groups(Convolution(2, 6, 12, (5, 4), (3, 3), groups=6), ranks=4, itemsize=8)
+    ()
+    """
+    return ()
+
+
+def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int, dx: bool = True) -> Calls:
+    """Each rank has ``rows`` of the image, and all of w. Without ``dx`` no gradient goes on.
+
+    Between two neighbours 2 floor(k/2) n c w elements each way for an odd size k and stride 1.
+    """
+    row = conv.images * conv.channels * conv.image[1] * itemsize
+    dw = all_reduced("backward/dw db", conv.parameters, len(rows), itemsize)
+    return (*_lent(conv.rows(rows), row, dx), *dw)
+
+
+def pool_in_rows(
+    split: RowSplit, images: int, channels: int, columns: int, itemsize: int
+) -> Calls:  # fmt: skip
+    """Pooling where each rank has ``split.rows``: only rows of windows that cross move."""
+    return _lent(split, images * channels * columns * itemsize, True)
+
+
+def _lent(split: RowSplit, row_bytes: int, dx: bool) -> Calls:
+    facts = split.rows, split.before, split.after, row_bytes
+    back = halo("backward/halo", *facts, back=True) if dx else ()
+    return (*halo("forward/halo", *facts), *back)
+
+
+def _whole(label: str, conv: Convolution, ranks: int, itemsize: int) -> Calls:
+    return all_reduced(label, conv.images * conv.channels * prod(conv.image), ranks, itemsize)
+
+
+# -- a whole network -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a layer gives the next one, of each image."""
+
+    name: str
+    units: int
+    """Output channels, or outputs of a linear layer: what is dealt out."""
+    each: int = 1
+    """Elements of a unit."""
+
+
+def layerwise(
+    layers: Sequence[Boundary], images: int, ranks: int, itemsize: int
+) -> Calls:  # fmt: skip
+    """Every layer by its output units: gathered for the next layer, summed on the way back."""
+
+    def counts(layer: Boundary) -> list[int]:
+        return [images * layer.each * units for units in even(layer.units, ranks)]
+
+    there = [expected(f"{b.name}/forward/y", "all_gather", counts(b), itemsize) for b in layers]
+    back = [
+        expected(f"{b.name}/backward/dy", "reduce_scatter", counts(b), itemsize)
+        for b in reversed(layers[:-1])
+    ]
+    return tuple(call for calls in (*there, *back) for call in calls)
+
+
+def in_stages(
+    layers: Sequence[Boundary], images: int, ranks: int, itemsize: int
+) -> Calls:  # fmt: skip
+    """A layer on each rank: its output goes to the next, the gradient of it comes back.
+
+    >>> layers = [Boundary("one", 8), Boundary("two", 4), Boundary("three", 2)]
+    >>> [(c.label, c.cost.sent) for c in in_stages(layers, 10, 3, 4) if c.kind == "send"]
+    [('one/forward/y', (320, 0, 0)), ('two/forward/y', (0, 160, 0)), ('two/backward/dy', \
+(0, 0, 160)), ('one/backward/dy', (0, 320, 0))]
+    """
+    sizes = [images * b.units * b.each * itemsize for b in layers]
+    pairs = list(enumerate(layers[:-1]))
+    there = [transfer(f"{b.name}/forward/y", i, i + 1, sizes[i], ranks) for i, b in pairs]
+    back = [
+        transfer(f"{b.name}/backward/dy", i + 1, i, sizes[i], ranks) for i, b in reversed(pairs)
+    ]
+    return tuple(call for calls in (*there, *back) for call in calls)

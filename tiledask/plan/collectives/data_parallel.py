@@ -1,0 +1,104 @@
+"""What data parallelism and ZeRO call in a training step, and who keeps which numbers.
+
+            gradients           forward             backward            after the step
+plain       all_reduce          -                   -                   -
+ZeRO-1, 2   reduce_scatter      -                   -                   all_gather of weights
+ZeRO-3      reduce_scatter      all_gather          all_gather          -
+
+Rajbhandari et al. 2020, arXiv:1910.02054, section 7: as many bytes as without ZeRO for stages 1
+and 2, half as many again for stage 3.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.expected import Expected, all_reduced, expected
+
+__all__ = ["averaging", "buckets", "shards", "zero_step"]
+
+Calls = tuple[Expected, ...]
+
+
+def buckets(elements: int, itemsize: int, bucket_bytes: int) -> tuple[tuple[int, int], ...]:
+    """(start, stop) of each bucket of a flat array; every one is full but the last.
+
+    >>> buckets(10, 4, 16)
+    ((0, 4), (4, 8), (8, 10))
+    """
+    if bucket_bytes < itemsize:
+        raise ConfigError(
+            f"a bucket holds a number of {itemsize} bytes or more, got {bucket_bytes} bytes; "
+            f"25_000_000 is usual"
+        )
+    width = bucket_bytes // itemsize
+    return tuple((at, min(at + width, elements)) for at in range(0, elements, width))
+
+
+def averaging(
+    elements: int, ranks: int, itemsize: int, bucket_bytes: int = 25_000_000,
+    counts_samples: bool = False, algorithm: str | None = None,
+) -> Calls:  # fmt: skip
+    """An all_reduce for each bucket; before them one of 8 bytes if samples must be counted.
+
+    >>> [each.cost.sent[0] for each in averaging(129068, 4, 4)]
+    [774408]
+    """
+    first = all_reduced("samples", 1, ranks, 8, algorithm) if counts_samples else ()
+    each = [
+        all_reduced(f"bucket {i}", stop - start, ranks, itemsize, algorithm)
+        for i, (start, stop) in enumerate(buckets(elements, itemsize, bucket_bytes))
+    ]
+    return (*first, *(call for calls in each for call in calls))
+
+
+def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """By layer, how many of its numbers each rank keeps.
+
+    A layer is dealt out as evenly as it can be, and those who get one more take turns, so that
+    all layers together are dealt out as evenly as one array: no rank has more than ceil(P / n).
+
+    >>> shards([5, 5, 5], 4)
+    ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1))
+    """
+    until = [even(total, ranks) for total in (0, *accumulate(sizes))]
+    return tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairwise(until))
+
+
+def zero_step(
+    layers: Mapping[str, int], ranks: int, zero: int, weight_bytes: int, gradient_bytes: int,
+    early: bool | None = None, algorithm: str | None = None,
+) -> Calls:  # fmt: skip
+    """All collectives of a step, in order, for ``layers``: numbers by name.
+
+    ``early``: gradients are summed layer by layer during the backward, so that nobody keeps all
+    of them; default: from ZeRO-2 on.
+
+    >>> layers = {"one": 8, "two": 8}
+    >>> [sum(c.cost.sent[0] for c in zero_step(layers, 4, zero, 4, 4)) for zero in range(4)]
+    [96, 96, 96, 144]
+    """
+    if zero not in range(4):
+        raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
+    early = zero >= 2 if early is None else early
+    dealt = dict(zip(layers, shards(list(layers.values()), ranks), strict=True))
+
+    def gather(name: str, when: str) -> Calls:
+        return expected(f"{name}/{when}", "all_gather", dealt[name], weight_bytes, algorithm)
+
+    def add_up(name: str) -> Calls:
+        label = f"{name}/gradients"
+        if zero == 0:
+            return all_reduced(label, layers[name], ranks, gradient_bytes, algorithm)
+        return expected(label, "reduce_scatter", dealt[name], gradient_bytes, algorithm)
+
+    calls: list[Calls] = []
+    if zero == 3:
+        calls += [gather(name, "forward") for name in layers]
+    for name in reversed(layers):
+        calls += [gather(name, "backward")] if zero == 3 else []
+        calls += [add_up(name)] if early else []
+    calls += [] if early else [add_up(name) for name in layers]
+    calls += [gather(name, "weights") for name in layers] if zero in (1, 2) else []
+    return tuple(call for each in calls for call in each)

@@ -1,0 +1,88 @@
+"""What a rank program is expected to call: every collective with its label, kind and bytes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tiledask.plan.collectives.cost import Cost, cost, even
+from tiledask.plan.collectives.halo import halo_strips
+from tiledask.plan.collectives.moves import default
+
+__all__ = ["Expected", "all_reduced", "expected", "halo", "transfer"]
+
+
+class Expected(NamedTuple):
+    """One collective before anything runs; programs return these in the order of their calls."""
+
+    label: str
+    kind: str
+    cost: Cost
+    """By rank, the bytes and the messages."""
+
+
+def expected(
+    label: str, kind: str, counts: Sequence[int], itemsize: int, algorithm: str | None = None,
+    sum_itemsize: int | None = None,
+) -> tuple[Expected, ...]:  # fmt: skip
+    """One collective of chunks of ``counts`` elements, as for `cost`; none for a rank alone.
+
+    >>> expected("dx", "all_gather", [2, 1, 1], 8)[0].cost.sent
+    (32, 16, 16)
+    """
+    n = len(counts)
+    if n == 1:
+        return ()
+    chosen = algorithm or default(kind, n)
+    return (Expected(label, kind, cost(kind, chosen, counts, itemsize, 0, sum_itemsize)),)
+
+
+def all_reduced(
+    label: str, elements: int, ranks: int, itemsize: int, algorithm: str | None = None,
+    sum_itemsize: int | None = None,
+) -> tuple[Expected, ...]:  # fmt: skip
+    """One all_reduce of an array of ``elements``.
+
+    >>> all_reduced("gradients", 129068, 4, 4)[0].cost.sent[0]
+    774408
+    """
+    counts = even(elements, ranks)
+    return expected(label, "all_reduce", counts, itemsize, algorithm, sum_itemsize)
+
+
+def halo(
+    label: str, rows: Sequence[int], before: int, after: int, row_bytes: int, back: bool = False
+) -> tuple[Expected, ...]:
+    """One halo_exchange, or its adjoint halo_reduce (``back``); none if no row is lent.
+
+    >>> halo("halo", [3, 3, 2], 1, 1, row_bytes=10)[0].cost.sent
+    (10, 20, 10)
+    """
+    n, strips = len(rows), halo_strips(rows, before, after)
+    sent, received, messages = [0] * n, [0] * n, [0] * n
+    for strip in strips:
+        ends = (strip.destination, strip.source) if back else (strip.source, strip.destination)
+        nbytes = row_bytes * (strip.stop - strip.start)
+        sent[ends[0]] += nbytes
+        received[ends[1]] += nbytes
+        messages[ends[0]] += 1
+    if not strips:
+        return ()
+    kind = "halo_reduce" if back else "halo_exchange"
+    return (Expected(label, kind, Cost(tuple(sent), tuple(received), tuple(messages), 1)),)
+
+
+def transfer(
+    label: str, source: int, destination: int, nbytes: int, ranks: int
+) -> tuple[Expected, ...]:
+    """A message from one rank to another: what one of them sends, and what the other receives.
+
+    >>> [(each.kind, each.cost.sent) for each in transfer("h1", 0, 1, 10, ranks=3)]
+    [('send', (10, 0, 0)), ('recv', (0, 0, 0))]
+    """
+    out = tuple(nbytes * (r == source) for r in range(ranks))
+    into = tuple(nbytes * (r == destination) for r in range(ranks))
+    nothing = (0,) * ranks
+    one = tuple(int(r == source) for r in range(ranks))
+    return (
+        Expected(label, "send", Cost(out, nothing, one, 1)),
+        Expected(label, "recv", Cost(nothing, into, nothing, 0)),
+    )

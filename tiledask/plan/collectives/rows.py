@@ -1,0 +1,132 @@
+"""An image cut along its rows: who makes which output rows, and which rows it must borrow.
+
+rows of the image   0 . . 1 . . 2 . . 3 .      four ranks with 3, 3, 3 and 2 rows
+windows of 3 rows    [---]                     a window belongs to whom its middle row belongs,
+                         [---]  [---]          so it reaches (reach-1)//2 rows before its rank's
+                                               own and reach//2 rows behind them, or fewer
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from tiledask.errors import PlacementError
+from tiledask.plan.collectives.halo import Strip, halo_strips, halo_widths
+
+__all__ = ["RowSplit", "Slab", "split_rows"]
+
+
+class Slab(NamedTuple):
+    """What the windows of one rank read."""
+
+    start: int
+    """First row, numbered in the whole image."""
+    stop: int
+    above: int
+    """Rows of zeros before them."""
+    below: int
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Made by `split_rows`."""
+
+    rows: tuple[int, ...]
+    """Of the image, by rank."""
+    out: tuple[int, ...]
+    """Of the output, by rank: the ``rows`` of the next layer."""
+    slabs: tuple[Slab, ...]
+    """What each rank reads; nothing where it makes no output row."""
+    reach: int
+    """Rows from the first to the last of a window."""
+
+    @property
+    def before(self) -> int:
+        """The most rows that any rank needs before its own: the halo that all of them get."""
+        return max(0, *(self._start(r) - slab.start for r, slab in enumerate(self.slabs)))
+
+    @property
+    def after(self) -> int:
+        """The most rows that any rank needs behind its own."""
+        return max(0, *(slab.stop - self._start(r + 1) for r, slab in enumerate(self.slabs)))
+
+    @property
+    def strips(self) -> tuple[Strip, ...]:
+        """Every loan of rows; none where no window crosses from rank to rank."""
+        return halo_strips(self.rows, self.before, self.after)
+
+    def widths(self, rank: int) -> tuple[int, int]:
+        """Rows that ``rank`` borrows before and behind its own."""
+        return halo_widths(self.rows, rank, self.before, self.after)
+
+    def local(self, rank: int) -> slice:
+        """Where the slab of ``rank`` lies in its own rows with their halos."""
+        ahead, _ = self.widths(rank)
+        origin = self._start(rank) - ahead
+        return slice(self.slabs[rank].start - origin, self.slabs[rank].stop - origin)
+
+    def check_neighbours(self) -> None:
+        """None; raises PlacementError if a window reaches past a neighbour's rows."""
+        with_rows = [r for r, rows in enumerate(self.rows) if rows]
+        for strip in self.strips:
+            here, there = (with_rows.index(r) for r in (strip.destination, strip.source))
+            if abs(here - there) > 1:
+                sign = 1 if there > here else -1
+                beside = with_rows[here + sign]
+                width = self.after if sign > 0 else self.before
+                raise PlacementError(
+                    f"a halo comes from a neighbour's rows: windows of {self.reach} rows need "
+                    f"{width} {'behind' if sign > 0 else 'before'} those of rank "
+                    f"{strip.destination}, and its neighbour, rank {beside}, has "
+                    f"{self.rows[beside]}; use fewer ranks, or far=True to borrow from ranks "
+                    f"further away too"
+                )
+
+    def _start(self, rank: int) -> int:
+        return sum(self.rows[:rank])
+
+
+def split_rows(
+    rows: Sequence[int], size: int, stride: int = 1, padding: tuple[int, int] = (0, 0),
+    dilation: int = 1,
+) -> RowSplit:  # fmt: skip
+    """The RowSplit of windows of ``size`` rows over an image of which each rank has ``rows``.
+
+    ``padding``: rows of zeros above and below. Raises PlacementError if no window fits.
+
+    >>> split = split_rows([3, 3, 3, 2], size=3, padding=(1, 1))
+    >>> split.out, split.before, split.after
+    ((3, 3, 3, 2), 1, 1)
+    >>> split_rows([4, 4], size=2, stride=2).strips  # no window crosses
+    ()
+    """
+    rows = tuple(rows)
+    ends, reach = (0, *accumulate(rows)), (size - 1) * dilation + 1
+    h, padded = ends[-1], ends[-1] + sum(padding)
+    if not rows or min(rows) < 0 or reach > padded:
+        raise PlacementError(
+            f"a window must fit into the padded image: it has {reach} rows (size {size}, dilation "
+            f"{dilation}), and ranks with {rows} rows and padding of {padding} have {padded}; use "
+            f"more padding or a smaller window"
+        )
+    firsts = np.arange((padded - reach) // stride + 1) * stride - padding[0]
+    middles = np.clip(firsts + (reach - 1) // 2, 0, max(h - 1, 0))
+    owners = np.searchsorted(ends[1:], middles, side="right") if h else np.zeros(len(firsts), int)
+    out = tuple(np.bincount(owners, minlength=len(rows)).tolist())
+    slabs = []
+    for rank, made in enumerate(out):
+        if not made:
+            slabs.append(Slab(ends[rank], ends[rank], 0, 0))
+            continue
+        mine = firsts[sum(out[:rank]) : sum(out[: rank + 1])]
+        start, stop = int(mine[0]), int(mine[-1]) + reach
+        slabs.append(
+            Slab(
+                min(max(start, 0), h), min(max(stop, 0), h),
+                min(max(-start, 0), stop - start), min(max(stop - h, 0), stop - start),
+            )
+        )  # fmt: skip
+    return RowSplit(rows, out, tuple(slabs), reach)
