@@ -1,0 +1,61 @@
+"""Arrays by name as one flat array, and back: what is sent in one piece.
+
+{"w": [[0, 1], [2, 3]], "b": [4, 5]}   <->   [0 1 2 3 4 5]
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+from tiledask.errors import PlacementError
+from tiledask.tile.backend import array_namespace
+
+__all__ = ["Packing"]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The names and shapes of some arrays, in order.
+
+    >>> import numpy as np
+    >>> packing = Packing.of({"w": np.ones((2, 2)), "b": np.zeros(2)})
+    >>> packing.pack({"b": np.array([4, 5]), "w": np.array([[0, 1], [2, 3]])}).tolist()
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    shapes: tuple[tuple[Hashable, tuple[int, ...]], ...]
+    """Names, which are mostly text, and shapes."""
+
+    @classmethod
+    def of(cls, arrays: Mapping[Hashable, Any]) -> "Packing":
+        """The Packing of arrays, or of anything else with a shape, by name."""
+        return cls(tuple((name, tuple(array.shape)) for name, array in arrays.items()))
+
+    @property
+    def size(self) -> int:
+        """Numbers in all arrays."""
+        return sum(prod(shape) for _, shape in self.shapes)
+
+    def pack(self, arrays: Mapping[Hashable, Any]) -> Any:
+        """A new flat array. Raises PlacementError for other names or shapes than these."""
+        said, got = dict(self.shapes), {name: tuple(a.shape) for name, a in arrays.items()}
+        if said != got:
+            wrong = [name for name in {**said, **got} if said.get(name) != got.get(name)]
+            raise PlacementError(
+                f"the arrays that are packed have always the same names and shapes: of "
+                f"{wrong[0]!r} {said.get(wrong[0], 'nothing')} was said, and this is "
+                f"{got.get(wrong[0], 'missing')}; pass a gradient for every weight, zeros if a "
+                f"rank has none"
+            )
+        parts = [arrays[name].reshape(-1) for name in said]
+        return array_namespace(*parts).concatenate(parts)
+
+    def unpack(self, flat: Any) -> dict[Hashable, Any]:
+        """The arrays by name: views of ``flat``."""
+        ends = (0, *accumulate(prod(shape) for _, shape in self.shapes))
+        return {
+            name: flat[ends[i] : ends[i + 1]].reshape(shape)
+            for i, (name, shape) in enumerate(self.shapes)
+        }
