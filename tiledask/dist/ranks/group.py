@@ -47,6 +47,23 @@ class Group:
         self._owner = rank
         self._calls = 0
 
+    def label(self, text: str) -> AbstractContextManager[None]:
+        """Collectives inside the block carry ``text``, as `Rank.label` does it."""
+        return self._owner.label(text)
+
+    def among(self, numbers: Sequence[int]) -> "Group":
+        """The group of these of its ranks, this one included; the group itself for all of them.
+
+        >>> from tiledask.dist.ranks.threads import run_threads
+        >>> def odd_or_even(rank):
+        ...     mine = rank.group().among([r for r in range(5) if r % 2 == rank.index % 2])
+        ...     return mine.all_reduce(rank.index).item()
+        >>> run_threads(odd_or_even, 5).results
+        [6, 4, 6, 4, 6]
+        """
+        members = tuple(self.members[i] for i in numbers)
+        return self if members == self.members else Group(self._owner, self.axes, members)
+
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.size}, members {self.members})"
 
