@@ -26,7 +26,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
-FIRST = {"00", "01", "02", "03", "04", "07", "08", "08b", "09", "10", "11"}
+FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "10", "11"}
 """The walkthroughs that must be there."""
 
 CHECKED, KEPT = "nbval-check-output", "keep_output"

@@ -11,10 +11,17 @@ the best possible is found by trying everything.
 """
 
 from tiledask.lab.exercises.choreography import cheapest_choreography
+from tiledask.lab.exercises.convolutions import (
+    borrowed_rows,
+    split_each_layer,
+    until_layerwise_moves_more,
+)
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
+from tiledask.lab.exercises.heads_dealt import evenly_dealt_heads
 from tiledask.lab.exercises.kernels import repaired_kernel
 from tiledask.lab.exercises.latency import gpipe_ahead
+from tiledask.lab.exercises.layer_too_large import layer_too_large
 from tiledask.lab.exercises.layouts import (
     fastest_within,
     fewest_devices,
@@ -24,24 +31,31 @@ from tiledask.lab.exercises.layouts import (
 from tiledask.lab.exercises.levels import levels_at_fault, run_blocks
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
 from tiledask.lab.exercises.slots import tasks_on_slots
+from tiledask.lab.exercises.sums_placed import fewest_sums
 from tiledask.lab.exercises.tiles import retuned, tile_within
 
 __all__ = [
     "Exercise",
     "blocks_of",
+    "borrowed_rows",
     "cheapest_choreography",
     "copies_that_fit",
+    "evenly_dealt_heads",
     "fastest_within",
     "fewest_bytes",
     "fewest_devices",
     "fewest_gpus",
+    "fewest_sums",
     "gpipe_ahead",
+    "layer_too_large",
     "levels_at_fault",
     "repair",
     "repaired_kernel",
     "retuned",
     "run_blocks",
     "shorten_bubble",
+    "split_each_layer",
     "tasks_on_slots",
     "tile_within",
+    "until_layerwise_moves_more",
 ]

@@ -19,6 +19,7 @@ from tiledask.lab.plots.memory import memory_bars
 from tiledask.lab.plots.owners import Blocks, owners
 from tiledask.lab.plots.panels import panels, reads, tradeoff
 from tiledask.lab.plots.plans import feasibility
+from tiledask.lab.plots.rows import rows_on_ranks
 from tiledask.lab.plots.sensitivity import sensitivity_bars
 from tiledask.lab.plots.step import step_breakdown
 from tiledask.lab.plots.tiles_levels import tile_levels
@@ -42,6 +43,7 @@ __all__ = [
     "pareto",
     "reads",
     "roofline",
+    "rows_on_ranks",
     "sensitivity_bars",
     "step_breakdown",
     "tile_levels",
