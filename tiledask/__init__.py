@@ -60,6 +60,9 @@ _HOME = {
     "run_ranks": "tiledask.dist.ranks.run",
     "run_threads": "tiledask.dist.ranks.threads",
     "run_claim": "tiledask.dist.claims",
+    "GPT": "tiledask.dist.training",
+    "Trained": "tiledask.dist.training",
+    "train": "tiledask.dist.training",
     "save_checkpoint": "tiledask.dist.checkpoints",
     "open_checkpoint": "tiledask.dist.checkpoints",
     # lab: what people look at

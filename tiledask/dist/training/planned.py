@@ -1,0 +1,217 @@
+"""What each rank of a training calls in a step, before anything runs: to the byte, and in order.
+
+    0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          what a stage calls,
+    0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  action by action
+    update   embedding/gradients, ..., embedding/weights (ZeRO 1, 2)          and over the copies
+
+tp comes from plan/collectives/layers.py, dp from plan/collectives/data_parallel.py; what stages
+send is rows x tokens x hidden, over tp if tokens are sharded.
+"""
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.dist.training.gpt import GPT
+from tiledask.dist.training.stages import letters, next_stage
+from tiledask.plan.collectives import layers as L
+from tiledask.plan.collectives.cost import cost, even
+from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.collectives.moves import default
+from tiledask.plan.pipelines.schedule import Action
+from tiledask.plan.products.placement import Shard
+
+__all__ = ["Planned", "calls_of"]
+
+
+class Planned(NamedTuple):
+    """One collective or message, on one rank."""
+
+    label: str
+    kind: str
+    sent: int
+    """Bytes."""
+    received: int
+    """Bytes."""
+    messages: int
+    """That it sends."""
+
+
+def calls_of(job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) -> list[Planned]:
+    """What the rank at ``at`` of a (dp, tp, pp) mesh calls in every step of a `run.Job`."""
+    return _Rank(job, shape, at).step()
+
+
+class _Rank:
+    """Goes through a step as `Stages` does, and writes down what would be called."""
+
+    def __init__(self, job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) -> None:
+        self.job, self.model, self.schedule = job, job.model, job.schedule
+        (self.dp, self.tp, _), (self.d, self.t, self.p) = shape, at
+        self.itemsize = np.dtype(job.dtype).itemsize
+        self.calls: list[Planned] = []
+        units = job.units(self.p)
+        self.sizes = [_size(self.model, unit, self.tp, self.t) for unit in units]
+        self.dealt = dict(zip(units, shards(self.sizes, self.dp), strict=True))
+
+    def step(self) -> list[Planned]:
+        self.aside: set[Action] = set()
+        devices = range(self.schedule.devices)
+        self.letters = {d: letters(self.schedule, d, self.p) for d in devices}
+        for action in self.schedule.orders[self.p]:
+            (self._forward if action.kind == "F" else self._backward)(action)
+        self._update()
+        return self.calls
+
+    # -- actions --------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        stage, model, x = action.stage, self.model, self._stream(action)
+        if stage == 0:
+            self._weights(action, "embedding", "forward")
+            self._tensor(action, L.embedding(x).forward)
+            if not model.gated:
+                self._weights(action, "positions", "forward")
+        else:
+            self._receive(action)
+        for unit in self._blocks(stage):
+            self._weights(action, unit, "forward")
+            self._tensor(action, self._block(x).inside(unit).forward)
+        if stage == self.schedule.stages - 1:
+            self._weights(action, "head", "forward")
+            if model.tied:
+                self._weights(action, "embedding", "forward")
+            self._tensor(action, self._head(x).forward)
+        else:
+            self._send(action)
+
+    def _backward(self, action: Action) -> None:
+        stage, model, x = action.stage, self.model, self._stream(action)
+        if stage == self.schedule.stages - 1:
+            self._weights(action, "head", "backward")
+            if model.tied:
+                self._weights(action, "embedding", "backward")
+            self._tensor(action, self._head(x).backward)
+            self._gradients(action, "head")
+            if model.tied:
+                self._gradients(action, "embedding")
+        else:
+            self._receive(action)
+        for unit in reversed(self._blocks(stage)):
+            self._weights(action, unit, "backward")
+            self._tensor(action, self._block(x).inside(unit).backward)
+            self._gradients(action, unit)
+        if stage > 0:
+            self._send(action)
+            return
+        if not model.gated:
+            self._weights(action, "positions", "backward")
+            if self.job.sequence_parallel:
+                self._collective(
+                    f"{action}/positions/backward", "all_reduce",
+                    even(model.sequence * model.hidden, self.tp), self.t,
+                )  # fmt: skip
+        self._weights(action, "embedding", "backward")
+        self._tensor(action, L.embedding(x).backward)
+        if not model.gated:
+            self._gradients(action, "positions")
+        self._gradients(action, "embedding")
+
+    def _update(self) -> None:
+        zero, place = self.job.zero, self.schedule.place
+        ends = sorted({place[0], place[-1]})
+        if self.model.tied and len(ends) == 2 and self.p in ends:
+            held = self.dealt["embedding"]
+            size = held[self.d] if zero >= 2 else sum(held)
+            me = ends.index(self.p)
+            self._collective("update/tied table", "all_reduce", even(size, 2), me)
+        for unit, dealt in self.dealt.items():
+            if zero == 0:
+                whole = even(sum(dealt), self.dp)
+                self._collective(f"update/{unit}/gradients", "all_reduce", whole, self.d)
+            if zero == 1:
+                self._collective(f"update/{unit}/gradients", "reduce_scatter", dealt, self.d)
+        for unit, dealt in self.dealt.items():
+            if zero in (1, 2):
+                self._collective(f"update/{unit}/weights", "all_gather", dealt, self.d)
+
+    # -- layers ---------------------------------------------------------------------------------
+
+    def _blocks(self, stage: int) -> list[str]:
+        units = self.model.stage_units(stage, self.job.cut)
+        return [unit for unit in units if unit.startswith("layer")]
+
+    def _stream(self, action: Action) -> L.Stream:
+        rows, model = self._rows(action), self.model
+        return L.Stream(rows, model.sequence, model.hidden, self.tp, self.job.sequence_parallel)
+
+    def _block(self, x: L.Stream) -> L.LayerCalls:
+        heads, plain = self.model.block.heads, not self.model.gated
+        return L.decoder_block(
+            x, heads.query, heads.kv, heads.width, True, not plain, norm_bias=plain, bias=plain
+        )
+
+    def _head(self, x: L.Stream) -> L.LayerCalls:
+        norm = L.norm(x, not self.model.gated, "norm")
+        return norm.then(L.column_linear(x, "w_head"), L.cross_entropy(x))
+
+    # -- what is written down -------------------------------------------------------------------
+
+    def _tensor(self, action: Action, calls: Iterable[L.Call]) -> None:
+        for call in calls:
+            if self.t in call.members:
+                me = call.members.index(self.t)
+                self._collective(f"{action}/{call.label}", call.kind, call.counts, me)
+
+    def _weights(self, action: Action, unit: str, when: str) -> None:
+        if self.job.zero == 3:
+            self._collective(f"{action}/{unit}/{when}", "all_gather", self.dealt[unit], self.d)
+
+    def _gradients(self, action: Action, unit: str) -> None:
+        if self.job.zero >= 2:
+            label = f"{action}/{unit}/gradients"
+            self._collective(label, "reduce_scatter", self.dealt[unit], self.d)
+
+    def _collective(self, label: str, kind: str, counts: tuple[int, ...], me: int) -> None:
+        if len(counts) > 1:
+            each = cost(kind, default(kind, len(counts)), counts, self.itemsize)
+            moved = each.sent[me], each.received[me], each.messages[me]
+            self.calls.append(Planned(label, kind, *moved))
+
+    def _send(self, action: Action) -> None:
+        goes = action._replace(stage=next_stage(action))
+        if self.schedule.place[goes.stage] == self.p:
+            self.aside.add(goes)
+        else:
+            self.calls.append(Planned(str(action), "send", self._letter(goes), 0, 1))
+
+    def _receive(self, action: Action) -> None:
+        source = self.schedule.place[action.stage + (-1 if action.kind == "F" else 1)]
+        while action not in self.aside:
+            comes = next(self.letters[source])
+            self.aside.add(comes)
+            self.calls.append(Planned(str(action), "recv", 0, self._letter(comes), 0))
+
+    def _letter(self, action: Action) -> int:
+        """Bytes of what goes to or comes for an action."""
+        model, tokens = self.model, self.model.sequence
+        if self.job.sequence_parallel:
+            tokens = even(tokens, self.tp)[self.t]
+        return self._rows(action) * tokens * model.hidden * self.itemsize
+
+    def _rows(self, action: Action) -> int:
+        rows = self.job.rows(self.dp, self.d, action.microbatch)
+        return rows.stop - rows.start
+
+
+def _size(model: GPT, unit: str, ranks: int, rank: int) -> int:
+    """Numbers of a unit on one rank of a tensor-parallel group."""
+    total, layout = 0, model.layout(unit, ranks)
+    for name, parameter in model.parameters(unit).items():
+        shape, lay = list(parameter.shape), layout[name]
+        if isinstance(lay.placement, Shard):
+            shape[lay.placement.dim] = lay.shards.counts[rank]
+        total += prod(shape)
+    return total

@@ -1,0 +1,136 @@
+"""The program of one rank: its part of the model, step after step; and what every rank is told."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.dist import tensor as T
+from tiledask.dist.data_parallel.chain import Layer
+from tiledask.dist.ranks.rank import Rank
+from tiledask.dist.training import saved
+from tiledask.dist.training.gpt import GPT, Flow
+from tiledask.dist.training.stages import PIPELINE, Stages
+from tiledask.dist.training.states import States
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.products.placement import split
+from tiledask.tile import layers as tile
+from tiledask.tile.backend import to_numpy
+from tiledask.tile.optimizers import Rule
+
+__all__ = ["Job", "Part", "train_rank"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is told."""
+
+    model: GPT
+    data: Any
+    steps: int
+    batch: int
+    schedule: Schedule
+    cut: tuple[int, ...]
+    sequence_parallel: bool
+    zero: int
+    rule: Rule
+    dtype: str
+    seed: int
+    folder: str | None = None
+    """Of checkpoints."""
+    first: int = 0
+    """Steps that are done already, by the newest of them."""
+
+    def rows(self, copies: int, copy: int, microbatch: int) -> slice:
+        """Of the batch, those of a micro-batch of one copy of the model; there may be none."""
+        mine = split(0, self.batch, copies)[copy]
+        return slice(*split(*mine, self.schedule.microbatches)[microbatch])
+
+    def units(self, device: int) -> tuple[str, ...]:
+        """What a pipeline rank holds."""
+        place = self.schedule.place
+        here = [s for s in range(self.schedule.stages) if place[s] == device]
+        mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
+        return tuple(unit for unit in self.model.units if unit in mine)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Weights, gradients and what the rule keeps, all in one precision."""
+        single, size = load_recipe("fp32-adam"), np.dtype(self.dtype).itemsize
+        kept = ("weights", "gradients", *self.rule.keeps)
+        states = tuple(replace(s, bytes=size) for s in single.states if s.tensor in kept)
+        name = f"{self.dtype} {type(self.rule).__name__}"
+        return replace(single, name=name, compute_bytes=size, states=states)
+
+
+class Part(NamedTuple):
+    """What one rank brings back."""
+
+    losses: list[float]
+    weights: dict[str, T.Placed] | None
+    """Of the first copy of the model; None on others."""
+    digest: bytes
+    held: dict[str, int]
+
+
+def train_rank(rank: Rank, job: Job) -> Part:
+    """The program of one rank."""
+    copies = rank.group(0)
+    stages = _stages(rank, job)
+    losses = []
+    if job.first:
+        saved.load(stages, job.folder, job.first)
+    for number in range(job.first, job.steps):
+
+        def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
+            rows = job.rows(copies.size, copies.rank, microbatch)
+            return job.data.batch(job.seed, number, job.batch, job.model.sequence, rows)
+
+        with rank.step(number):
+            losses.append(stages.step(batch, job.batch * job.model.sequence))
+    if job.folder and losses:
+        saved.save(rank, stages, job.folder, job.steps, {"loss": losses[-1], "seed": job.seed})
+    weights = {
+        f"{unit}.{name}": w
+        for unit, arrays in stages.states.whole().items()
+        for name, w in stages.placed(unit, arrays).items()
+    }
+    digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
+    weights = {name: w._replace(local=to_numpy(w.local)) for name, w in weights.items()}
+    return Part(losses, None if copies.rank else weights, digest, stages.states.held)
+
+
+def _stages(rank: Rank, job: Job) -> Stages:
+    """The stages of this rank, with newly drawn weights: those that one device would draw."""
+    model, tensor = job.model, rank.group(1)
+    units = job.units(rank.coordinates[PIPELINE])
+    layouts = {unit: model.layout(unit, tensor.size) for unit in units}
+    weights = {
+        unit: {
+            name: w.local
+            for name, w in T.draw_sharded(
+                tensor, model.parameters(unit), layouts[unit], job.seed, f"{unit}.", job.dtype,
+                rank.backend,
+            ).items()
+        }
+        for unit in units
+    }  # fmt: skip
+    shapes = {
+        unit: {name: tile.Parameter(w.shape) for name, w in arrays.items()}
+        for unit, arrays in weights.items()
+    }
+    layers = [Layer(unit, shapes[unit], _unused, _unused) for unit in units]
+    states = States(rank.group(0), layers, weights, job.recipe, job.zero, rule=job.rule)
+    angles = None
+    if model.gated:
+        at, width = np.arange(model.sequence), model.block.heads.width
+        angles = tile.rotary_angles(at, width, dtype=job.dtype, xp=rank.backend)
+    flow = Flow(tensor, model, job.sequence_parallel)
+    return Stages(rank, flow, job.schedule, job.cut, states, layouts, angles)
+
+
+def _unused(*_: Any) -> Any:
+    raise AssertionError("stages.py goes through the layers")

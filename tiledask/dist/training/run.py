@@ -1,0 +1,225 @@
+"""Training a GPT over (data, tensor, pipeline) parallel ranks: every layout has the same losses.
+
+    mesh (dp, tp, pp) = (2, 2, 2)          rows 0..3 of the batch       rows 4..7
+                                           stage 0      stage 1         stage 0      stage 1
+    columns of every matrix, first half    rank 0  -->  rank 1          rank 4  -->  rank 5
+                             second half   rank 2  -->  rank 3          rank 6  -->  rank 7
+
+Every token's loss is over the number of tokens of the whole batch, so whatever rows a micro-batch
+has, gradients are added up as they are: over micro-batches, and over dp.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.dist import tensor as T
+from tiledask.dist.checkpoints import steps_in
+from tiledask.dist.mesh import Mesh
+from tiledask.dist.ranks.program import Ranks
+from tiledask.dist.ranks.records import Records
+from tiledask.dist.ranks.run import run_ranks
+from tiledask.dist.ranks.threads import run_threads
+from tiledask.dist.training.gpt import GPT
+from tiledask.dist.training.planned import Planned, calls_of
+from tiledask.dist.training.program import Job, train_rank
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.pipelines.needs import validate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule as schedule_named
+from tiledask.tile.optimizers import Adam, Rule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Trained", "train"]
+
+
+@dataclass(frozen=True, repr=False)
+class Trained:
+    """What came of a training."""
+
+    model: GPT
+    shape: tuple[int, int, int]
+    """(dp, tp, pp)."""
+    losses: np.ndarray
+    """[steps] float64: the mean over all tokens of each step's batch, before its update."""
+    first: int
+    """The number of the first of them: 0, or where a checkpoint was."""
+    weights: dict[str, np.ndarray]
+    """In full, by "unit.name", after the last step."""
+    held: list[dict[str, int]]
+    """Bytes that each rank keeps from step to step, by tensor class."""
+    records: Records
+    """Every collective and message."""
+    planned: list[list[Planned]]
+    """What each rank was to call in a step, in order."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest."""
+        import pandas as pd
+
+        totals, barriers = self.records.totals("step"), self.records.barriers
+        rows = [
+            (step, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(step, 0))
+            for step, loss in enumerate(self.losses, self.first)
+            for t in [totals.get(step)]
+        ]
+        names = ["step", "loss", "bytes_sent", "messages", "barriers"]
+        return pd.DataFrame(rows, columns=names).set_index("step")
+
+    def __repr__(self) -> str:
+        dp, tp, pp = self.shape
+        ends = "no loss"
+        if len(self.losses):
+            ends = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+        return (
+            f"Trained({len(self.losses)} steps on {dp * tp * pp} ranks (dp={dp}, tp={tp}, "
+            f"pp={pp}), {ends}, {self.model.size:,} parameters)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.to_frame().to_html()}"
+
+
+def train(
+    model: GPT, data: Any, ranks: Mesh | Sequence[int], *, steps: int, batch: int,
+    microbatches: int = 1, schedule: str | Schedule = "1f1b", cut: Sequence[int] | None = None,
+    sequence_parallel: bool = False, zero: int = 0, rule: Rule | None = None,
+    dtype: str = "float32", seed: int = 0, folder: str | os.PathLike | None = None,
+    timeout: float = 300.0,
+) -> Trained:  # fmt: skip
+    """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
+
+    data
+        A `tiledask.load_text` or whatever else has ``vocabulary`` and ``batch(seed, step, size,
+        sequence, rows)``. Each rank draws its own rows.
+    ranks
+        A mesh of workers with three axes; or three numbers: threads of this process.
+    batch, microbatches
+        Rows of a step, whatever the layout, and into how many micro-batches the rows of one copy
+        of the model are cut. Neither must divide: some get a row more, or none.
+    schedule
+        The name of one with whole backwards ("gpipe", "1f1b", ...), or a Schedule of pp devices.
+    cut
+        Layers of each stage; default: as even as they can be.
+    zero
+        0 to 3. Gradients of ZeRO 2 and 3 are dealt out after every micro-batch.
+    rule
+        The optimizer; default: Adam().
+    dtype
+        "float32" or "float64", of everything.
+    folder
+        Where a checkpoint is written after the last step. If there is one already, training goes
+        on from the newest, under whatever layout that was written: ``steps`` counts from the very
+        first.
+
+    With equal seeds the result is that of a single device, whatever the layout, but for the order
+    in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
+    not go together, and what `run_ranks` raises.
+
+    >>> from tiledask.tile.datasets import load_text
+    >>> text = load_text("tales")
+    >>> model = GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+    >>> runs = [train(model, text, shape, steps=2, batch=4, microbatches=2, dtype="float64")
+    ...         for shape in ((1, 1, 1), (1, 2, 2))]
+    >>> bool(abs(runs[0].losses - runs[1].losses).max() < 1e-12)
+    True
+    """
+    threads = not isinstance(ranks, Mesh)
+    shape = (tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)) if threads else ranks.shape
+    _check(shape, model, data, steps, batch, dtype)
+    made = _scheduled(schedule, shape[2], microbatches)
+    cut = model.even_cut(made.stages) if cut is None else tuple(cut)
+    if len(cut) != made.stages:
+        raise ConfigError(
+            f"a cut says how many layers each stage has: {made!r} has {made.stages} stages, the "
+            f"cut {cut} has {len(cut)}"
+        )
+    model.stage_units(0, cut)
+    first = max(steps_in(folder), default=0) if folder else 0
+    if first > steps:
+        raise ConfigError(
+            f"{folder} has a checkpoint of step {first}, which is past the last of {steps} steps; "
+            f"ask for {first} or more, or take another folder"
+        )
+    folder = os.fspath(folder) if folder else None
+    job = Job(
+        model, data, steps, batch, made, cut, sequence_parallel, zero, rule or Adam(), dtype, seed,
+        folder, first,
+    )  # fmt: skip
+    if threads:
+        done = run_threads(train_rank, shape, job, timeout=timeout)
+    else:
+        done = run_ranks(train_rank, ranks, job, timeout=timeout)
+    return _collected(job, shape, done)
+
+
+def _collected(job: Job, shape: tuple[int, int, int], done: Ranks) -> Trained:
+    """All ranks' parts together. Raises PlacementError if copies of the model differ."""
+    parts = np.empty(shape, object)
+    for at, part in zip(np.ndindex(shape), done.results, strict=True):
+        parts[at] = part
+    for copy, slice_, device in np.ndindex(shape):
+        if parts[copy, slice_, device].digest != parts[0, slice_, device].digest:
+            raise PlacementError(
+                f"copies 0 and {copy} of the model have different weights after {job.steps} steps, "
+                f"on tensor rank {slice_} and pipeline rank {device}: what was summed over dp was "
+                f"not the same on both"
+            )
+    last = job.schedule.place[-1]
+    losses = np.sum([parts[copy, 0, last].losses for copy in range(shape[0])], axis=0)
+    weights: dict[str, np.ndarray] = {}
+    for device in range(shape[2]):
+        found = T.put_together([part.weights for part in parts[0, :, device]])
+        for name, w in found.items():
+            if not np.array_equal(weights.setdefault(name, w), w):
+                raise PlacementError(
+                    f"{name} is on two stages, and differs there by up to "
+                    f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
+                )
+    names = [f"{u}.{name}" for u in job.model.units for name in job.model.parameters(u)]
+    held = [part.held for part in done.results]
+    ordered = {name: weights[name] for name in names}
+    planned = [calls_of(job, shape, at) for at in np.ndindex(shape)]
+    losses = np.asarray(losses, float)
+    return Trained(job.model, shape, losses, job.first, ordered, held, done.records, planned)
+
+
+def _scheduled(schedule: str | Schedule, devices: int, microbatches: int) -> Schedule:
+    """A schedule that can be carried out on as many devices."""
+    if isinstance(schedule, str):
+        schedule = schedule_named(schedule, devices, microbatches)
+    if schedule.devices != devices or schedule.replicas > 1:
+        raise ConfigError(
+            f"a mesh with pp={devices} takes a schedule of {devices} devices that has each stage "
+            f"once, got {schedule!r} with {schedule.replicas} of each"
+        )
+    if kinds := {a.kind for a in schedule} - set("FB"):
+        raise ConfigError(
+            f"{schedule!r} splits its backwards ({', '.join(sorted(kinds))}); layers here do a "
+            f"backward whole: take 'gpipe', '1f1b' or 'interleaved'"
+        )
+    if not schedule.trains:
+        raise ConfigError(f"{schedule!r} has no backwards, so nothing is learned; leave them in")
+    return validate(schedule)
+
+
+def _check(
+    shape: Sequence[int], model: GPT, data: Any, steps: int, batch: int, dtype: str
+) -> None:  # fmt: skip
+    if len(shape) != 3:
+        raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {tuple(shape)}")
+    if data.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
+            f"GPT(vocabulary={data.vocabulary}, ...) or more"
+        )
+    if steps < 0 or batch < 1:
+        raise ConfigError(f"steps are 0 or more, rows of a batch 1 or more: got {steps}, {batch}")
+    if dtype not in ("float32", "float64"):
+        raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")

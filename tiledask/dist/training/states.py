@@ -1,0 +1,69 @@
+"""What a rank keeps of its stages' weights: gradients added up over micro-batches, then one step.
+
+             each micro-batch              after the last
+ZeRO 0       +=                            all_reduce, step
+ZeRO 1       +=                            reduce_scatter, step of a part, all_gather
+ZeRO 2       reduce_scatter, += a part     step of a part, all_gather
+ZeRO 3       reduce_scatter, += a part     step of a part         (weights: all_gather per use)
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tiledask.dist.data_parallel.zero import Zero
+from tiledask.dist.tensor.labels import labelled
+
+__all__ = ["States"]
+
+
+class States(Zero):
+    """Weights, gradients and the optimizer's states of several micro-batches' training."""
+
+    def weights(self, name: str, when: str) -> Mapping[str, Any]:
+        """A unit's weights by name; under ZeRO-3 gathered, and let go of by whoever asked."""
+        flat = self.arrays["weights"][name]
+        if self._dealt["weights"]:
+            flat = self._gather(name, when, flat)
+        return self._packings[name].unpack(flat)
+
+    def gathered(self, tensor: str, name: str) -> Mapping[str, Any]:
+        """All of a unit's numbers of a tensor class, by weight."""
+        flat = self.arrays[tensor][name]
+        if self._dealt[tensor]:
+            flat = self._gather(name, tensor, flat)
+        return self._packings[name].unpack(flat)
+
+    def put(self, tensor: str, name: str, arrays: Mapping[str, Any]) -> None:
+        """Take the numbers of a unit from arrays by weight: of all of them this rank's part."""
+        flat, kept = self._packings[name].pack(arrays), self.arrays[tensor][name]
+        kept[...] = flat[self._part(name)] if self._dealt[tensor] else flat
+
+    def add(self, name: str, grads: Mapping[str, Any]) -> None:
+        """Add a micro-batch's gradients of a unit to those of the step."""
+        kept = self.arrays["gradients"][name]
+        flat = self._packings[name].pack(grads).astype(kept.dtype, copy=False)
+        if self._dealt["gradients"]:
+            with labelled(self.group, name, "gradients"):
+                flat = self.group.reduce_scatter(
+                    flat, extents=self._extents[name], algorithm=self.algorithm
+                )
+        kept += flat
+
+    def finish(self, tie: Callable[[dict[str, Any]], None]) -> None:
+        """The optimizer's step with the gradients that were added; these are 0 afterwards.
+
+        ``tie`` may change the gradients before they are summed over the ranks.
+        """
+        self.steps += 1
+        gradients = self.arrays["gradients"]
+        tie(gradients)
+        if not self._dealt["gradients"]:
+            for name in self._packings:
+                self._add_up(name)
+        for name in self._packings:
+            self._update(name)
+            gradients[name][...] = 0
+        if self.zero and not self._dealt["weights"]:
+            for name in self._packings:
+                mine = self._mine("weights", name)
+                self.arrays["weights"][name] = self._gather(name, "weights", mine)
