@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.tensor.by_name import Weights, column, column_grad, row, row_grad
 from tiledask.dist.tensor.elementwise import add
-from tiledask.dist.tensor.labels import among, labelled
+from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.linear import KeptLinear
 from tiledask.dist.tensor.placed import Placed, refuse
 from tiledask.errors import PlacementError
@@ -138,7 +138,7 @@ def _sum_shared(group: Group, query: Shards, kv: Shards, grads: Weights) -> None
         views = _columns_of_kv(grads, query.counts[group.rank], kv.counts[group.rank], columns)
         xp = array_namespace(views[0])
         flat = xp.concatenate([view.reshape(-1) for view in views])
-        flat, at = among(group, ranks).all_reduce(flat), 0
+        flat, at = group.among(ranks).all_reduce(flat), 0
         for view in views:
             view[...] = flat[at : at + view.size].reshape(view.shape)
             at += view.size

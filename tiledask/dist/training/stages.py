@@ -17,7 +17,6 @@ import numpy as np
 
 from tiledask.dist import tensor as T
 from tiledask.dist.ranks.rank import Rank
-from tiledask.dist.tensor.labels import among
 from tiledask.dist.tensor.shards import Layout
 from tiledask.dist.training.gpt import Flow, Weights, embed, embed_grad, head, head_grad
 from tiledask.dist.training.states import States
@@ -135,7 +134,7 @@ class Stages:
         first, last = self.schedule.place[0], self.schedule.place[-1]
         if self.flow.model.tied and first != last and self.group.rank in (first, last):
             with self.rank.label("tied table"):
-                both = among(self.group, sorted((first, last)))
+                both = self.group.among(sorted((first, last)))
                 gradients["embedding"] = both.all_reduce(gradients["embedding"])
 
     # -- between stages -----------------------------------------------------------------------
