@@ -251,11 +251,11 @@ def test_along_one_axis_of_a_mesh():
         ),
         (
             lambda g, x, w: C.by_output(g, x, w[: g.rank * 2 + 1], gather=True),
-            "rank 0 of 2 has 2",
+            "rank [01] of 2 has 2",
         ),
         (
             lambda g, x, w: C.by_groups(g, x, w, groups=3),
-            "of 3 rank 0 of 2 has 2, got 3 input",
+            "of 3 rank (0 of 2 has 2|1 of 2 has 1), got 3 input",
         ),
         (lambda g, x, w: C.part(g, x, 1, groups=2), "got groups=2 and 3 channels"),
     ],
