@@ -290,7 +290,7 @@ def test_a_window_larger_than_a_neighbour_is_refused():
 
 def test_rows_that_are_not_there_are_refused():
     x, w = draw((1, 1, 4, 4), (1, 1, 3, 3))
-    with pytest.raises(PlacementError, match="rank [01] has 4; got \\(3, 5\\)"):
+    with pytest.raises(PlacementError, match=r"rank [01] has 4; got \(3, 5\)"):
         run_threads(lambda rank: S.conv2d_in_rows(rank.group(), x, w, rows=(3, 5), padding=1), 2)
 
 
