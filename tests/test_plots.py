@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from figures import drawn_texts
 from matplotlib.text import Text
 
 from tiledask.dist.lending import Facts, Span
@@ -209,21 +210,6 @@ def boxes(axes, gid: str) -> list[tuple[float, float, float, float]]:
     found = [(*p.min(axis=0), *np.ptp(p, axis=0)) for p in polygons]
     bars = [bar for bar in axes.patches if bar.get_gid() == gid]
     return found + [(b.get_x(), b.get_y(), b.get_width(), b.get_height()) for b in bars]
-
-
-def drawn_texts(figure, monkeypatch) -> list[Text]:
-    """What is really drawn: a tick outside the axes' limits has a label, but nobody sees it."""
-    drawn: dict[Text, None] = {}
-    draw = Text.draw
-
-    def note(self, renderer, *args, **kwargs):
-        if self.get_visible() and self.get_text().strip():
-            drawn[self] = None
-        return draw(self, renderer, *args, **kwargs)
-
-    monkeypatch.setattr(Text, "draw", note)
-    figure.draw_without_rendering()
-    return list(drawn)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from figures import drawn_texts
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
@@ -94,21 +95,6 @@ def memory(model: str, cluster: str, **layout):
 def words(figure) -> list[str]:
     texts = figure.findobj(lambda a: isinstance(a, Text) and a.get_visible() and a.get_text())
     return [text.get_text() for text in texts]
-
-
-def drawn_texts(figure, monkeypatch) -> list[Text]:
-    """What is really drawn: a tick outside the axes' limits has a label, but nobody sees it."""
-    drawn: dict[Text, None] = {}
-    draw = Text.draw
-
-    def note(self, renderer, *args, **kwargs):
-        if self.get_visible() and self.get_text().strip():
-            drawn[self] = None
-        return draw(self, renderer, *args, **kwargs)
-
-    monkeypatch.setattr(Text, "draw", note)
-    figure.draw_without_rendering()
-    return list(drawn)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from figures import drawn_texts
 from matplotlib.text import Text
 
 import tiledask as td
@@ -47,21 +48,6 @@ FIGURES = {
     "waves, fine": lambda: plots.wave_tails(tails(step=128)),
     "waves, one": lambda: plots.wave_tails(tails(("smem_tiled",), step=8192), title="One size"),
 }
-
-
-def drawn_texts(figure, monkeypatch) -> list[Text]:
-    """What is really drawn: a tick outside the axes' limits has a label, but nobody sees it."""
-    drawn: dict[Text, None] = {}
-    draw = Text.draw
-
-    def note(self, renderer, *args, **kwargs):
-        if self.get_visible() and self.get_text().strip():
-            drawn[self] = None
-        return draw(self, renderer, *args, **kwargs)
-
-    monkeypatch.setattr(Text, "draw", note)
-    figure.draw_without_rendering()
-    return list(drawn)
 
 
 def words(figure) -> str:
