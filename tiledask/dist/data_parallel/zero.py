@@ -21,7 +21,7 @@ from tiledask.dist.tensor.labels import labelled
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.flat_states import check_states
 from tiledask.tile.optimizers import Rule, flush, rule_for
 
@@ -43,6 +43,8 @@ class Zero:
         What turns gradients into new weights; default: the one whose states the recipe keeps.
     scale
         Of the loss; gradients are divided by it before they are used.
+    half
+        What numbers of 2 bytes are: "float16" or "bfloat16".
 
     Gradients are added up in their own type. With the "direct" collectives (the default up to 8
     ranks) every number is summed in the order of ranks whatever ZeRO's stage, and all stages have
@@ -63,7 +65,7 @@ class Zero:
     def __init__(
         self, group: Group, layers: Sequence[Layer], weights: Weights,
         recipe: str | Recipe = "fp32-adam", zero: int = 0, *, rule: Rule | None = None,
-        scale: float = 1.0, algorithm: str | None = None,
+        scale: float = 1.0, algorithm: str | None = None, half: str = "float16",
     ) -> None:  # fmt: skip
         self.group, self.layers, self.zero = group, tuple(layers), _checked(zero)
         self.scale, self.algorithm, self.recipe = scale, algorithm, load_recipe(recipe)
@@ -80,7 +82,10 @@ class Zero:
         self._extents = {layer.name: e for layer, e in zip(layers, dealt, strict=True)}
         self._packings = {layer.name: Packing.of(layer.parameters) for layer in layers}
         self._dealt = {s.tensor: s.sharded(zero) and group.size > 1 for s in self.recipe.states}
-        self._types = {s.tensor: f"float{8 * s.bytes}" for s in self.recipe.states}
+        self._types = {
+            s.tensor: as_dtype(half if s.bytes == 2 else f"float{8 * s.bytes}")
+            for s in self.recipe.states
+        }
         self.arrays = {s.tensor: self._made(s.tensor, weights) for s in self.recipe.states}
         """Tensor class -> layer -> what this rank keeps: flat, all of it or its part."""
         self._asked: set[str] = set()
@@ -163,11 +168,16 @@ class Zero:
         else:  # ZeRO-1 keeps all of them, and needs its part
             flat[self._part(name)] = total
 
-    def _update(self, name: str) -> None:
-        """The optimizer's step for the numbers that are this rank's."""
+    def _update(self, name: str, factor: float = 1.0) -> None:
+        """The optimizer's step for the numbers that are this rank's, by gradients ``factor`` times
+        what they are."""
         source = self._mine(MASTER if MASTER in self.arrays else "weights", name)
         w = source.astype(accumulator(source.dtype), copy=False)
-        g = self._mine("gradients", name).astype(w.dtype) / self.scale
+        g = self._mine("gradients", name).astype(w.dtype)
+        if self.scale != 1:
+            g /= self.scale
+        if factor != 1:
+            g *= factor
         kept = {s: self._mine(s, name).astype(w.dtype, copy=False) for s in self.rule.keeps}
         new, states = self.rule.step(w, g, kept, self.steps)
         for tensor in self.arrays:

@@ -32,6 +32,21 @@ class Lay(NamedTuple):
     shards: Shards | None = None
     """Of a Shard."""
 
+    def owned(self, shape: tuple[int, ...], rank: int) -> np.ndarray:
+        """Which numbers of ``rank``'s block of a weight of ``shape`` no lower rank holds as well.
+
+        >>> Lay(Replicate()).owned((2,), 1).tolist()
+        [False, False]
+        >>> Lay(Shard(0), Shards(3, (((0, 2),), ((1, 3),)))).owned((3,), 1).tolist()
+        [False, True]
+        """
+        if not isinstance(self.placement, Shard):
+            return np.full(shape, rank == 0)
+        dim, mine = self.placement.dim, indices(self.shards, rank)
+        before = np.concatenate([np.arange(0), *(indices(self.shards, r) for r in range(rank))])
+        line = np.expand_dims(~np.isin(mine, before), tuple(range(1, len(shape) - dim)))
+        return np.broadcast_to(line, (*shape[:dim], len(mine), *shape[dim + 1 :]))
+
 
 Layout = dict[str, Lay]
 """By the weight's name. Names that weights do not have, such as biases, may be there too."""

@@ -233,11 +233,11 @@ def head(
 
 
 def head_grad(
-    flow: Flow, kept: KeptHead, weights: WeightsOf
+    flow: Flow, kept: KeptHead, weights: WeightsOf, scale: float = 1.0
 ) -> tuple[T.Placed, dict[str, dict[str, T.Placed]]]:
-    """(dx, gradients by unit and name)."""
+    """(dx, gradients by unit and name) of ``scale`` times the loss."""
     mine, group = weights("head"), flow.group
-    dlogits = T.cross_entropy_grad(group, 1.0, kept.loss)
+    dlogits = T.cross_entropy_grad(group, scale, kept.loss)
     dx, dw, _ = T.column_linear_grad(group, dlogits, kept.linear, _to_logits(flow, mine, weights))
     if flow.model.gated:
         dx, of_w = T.rms_norm_grad(group, dx, kept.norm, mine["norm.w"])

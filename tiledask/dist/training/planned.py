@@ -22,6 +22,7 @@ from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.collectives.moves import default
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.products.placement import Shard
+from tiledask.tile.backend import as_dtype
 
 __all__ = ["Planned", "calls_of"]
 
@@ -40,7 +41,10 @@ class Planned(NamedTuple):
 
 
 def calls_of(job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) -> list[Planned]:
-    """What the rank at ``at`` of a (dp, tp, pp) mesh calls in every step of a `run.Job`."""
+    """What the rank at ``at`` of a (dp, tp, pp) mesh calls in every step of a `run.Job`.
+
+    A step that is left out, because something overflowed, ends after "update/norm".
+    """
     return _Rank(job, shape, at).step()
 
 
@@ -50,7 +54,8 @@ class _Rank:
     def __init__(self, job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) -> None:
         self.job, self.model, self.schedule = job, job.model, job.schedule
         (self.dp, self.tp, _), (self.d, self.t, self.p) = shape, at
-        self.itemsize = np.dtype(job.dtype).itemsize
+        self.at = at
+        self.shape, self.itemsize = shape, as_dtype(job.dtype).itemsize
         self.calls: list[Planned] = []
         units = job.units(self.p)
         self.sizes = [_size(self.model, unit, self.tp, self.t) for unit in units]
@@ -111,7 +116,7 @@ class _Rank:
             if self.job.sequence_parallel:
                 self._collective(
                     f"{action}/positions/backward", "all_reduce",
-                    even(model.sequence * model.hidden, self.tp), self.t,
+                    even(model.sequence * model.hidden, self.tp), self.t, self.itemsize,
                 )  # fmt: skip
         self._weights(action, "embedding", "backward")
         self._tensor(action, L.embedding(x).backward)
@@ -126,16 +131,21 @@ class _Rank:
             held = self.dealt["embedding"]
             size = held[self.d] if zero >= 2 else sum(held)
             me = ends.index(self.p)
-            self._collective("update/tied table", "all_reduce", even(size, 2), me)
+            of_gradients = self.job.recipe.gradient_bytes
+            self._collective("update/tied table", "all_reduce", even(size, 2), me, of_gradients)
         for unit, dealt in self.dealt.items():
             if zero == 0:
                 whole = even(sum(dealt), self.dp)
-                self._collective(f"update/{unit}/gradients", "all_reduce", whole, self.d)
+                self._copies(f"update/{unit}/gradients", "all_reduce", whole)
             if zero == 1:
-                self._collective(f"update/{unit}/gradients", "reduce_scatter", dealt, self.d)
+                self._copies(f"update/{unit}/gradients", "reduce_scatter", dealt)
+        if axes := self.job.guarded:
+            extents, at = [self.shape[a] for a in axes], [self.at[a] for a in axes]
+            me = int(np.ravel_multi_index(at, extents))
+            self._collective("update/norm", "all_reduce", even(1, prod(extents)), me, 8)
         for unit, dealt in self.dealt.items():
             if zero in (1, 2):
-                self._collective(f"update/{unit}/weights", "all_gather", dealt, self.d)
+                self._copies(f"update/{unit}/weights", "all_gather", dealt)
 
     # -- layers ---------------------------------------------------------------------------------
 
@@ -163,20 +173,28 @@ class _Rank:
         for call in calls:
             if self.t in call.members:
                 me = call.members.index(self.t)
-                self._collective(f"{action}/{call.label}", call.kind, call.counts, me)
+                size = call.itemsize(self.itemsize)
+                self._collective(f"{action}/{call.label}", call.kind, call.counts, me, size)
 
     def _weights(self, action: Action, unit: str, when: str) -> None:
         if self.job.zero == 3:
-            self._collective(f"{action}/{unit}/{when}", "all_gather", self.dealt[unit], self.d)
+            self._copies(f"{action}/{unit}/weights/{when}", "all_gather", self.dealt[unit])
 
     def _gradients(self, action: Action, unit: str) -> None:
         if self.job.zero >= 2:
-            label = f"{action}/{unit}/gradients"
-            self._collective(label, "reduce_scatter", self.dealt[unit], self.d)
+            self._copies(f"{action}/{unit}/gradients", "reduce_scatter", self.dealt[unit])
 
-    def _collective(self, label: str, kind: str, counts: tuple[int, ...], me: int) -> None:
+    def _copies(self, label: str, kind: str, counts: tuple[int, ...]) -> None:
+        """Over the copies of the model: weights that are gathered, gradients that are summed."""
+        recipe = self.job.recipe
+        size = recipe.weight_bytes if kind == "all_gather" else recipe.gradient_bytes
+        self._collective(label, kind, counts, self.d, size)
+
+    def _collective(
+        self, label: str, kind: str, counts: tuple[int, ...], me: int, itemsize: int
+    ) -> None:
         if len(counts) > 1:
-            each = cost(kind, default(kind, len(counts)), counts, self.itemsize)
+            each = cost(kind, default(kind, len(counts)), counts, itemsize)
             moved = each.sent[me], each.received[me], each.messages[me]
             self.calls.append(Planned(label, kind, *moved))
 

@@ -1,7 +1,6 @@
 """The program of one rank: its part of the model, step after step; and what every rank is told."""
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -12,14 +11,15 @@ from tiledask.dist.data_parallel.chain import Layer
 from tiledask.dist.ranks.rank import Rank
 from tiledask.dist.training import saved
 from tiledask.dist.training.gpt import GPT, Flow
+from tiledask.dist.training.guard import Guard
 from tiledask.dist.training.stages import PIPELINE, Stages
 from tiledask.dist.training.states import States
-from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.placement import split
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import to_numpy
-from tiledask.tile.optimizers import Rule
+from tiledask.tile.backend import accumulator, to_numpy
+from tiledask.tile.optimizers import LossScale, Rule
 
 __all__ = ["Job", "Part", "train_rank"]
 
@@ -39,6 +39,11 @@ class Job:
     rule: Rule
     dtype: str
     seed: int
+    recipe: Recipe
+    """What is kept of each number, and in how many bytes."""
+    scale: LossScale | None = None
+    """Of the first step."""
+    clip: float | None = None
     folder: str | None = None
     """Of checkpoints."""
     first: int = 0
@@ -56,20 +61,23 @@ class Job:
         mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
         return tuple(unit for unit in self.model.units if unit in mine)
 
-    @cached_property
-    def recipe(self) -> Recipe:
-        """Weights, gradients and what the rule keeps, all in one precision."""
-        single, size = load_recipe("fp32-adam"), np.dtype(self.dtype).itemsize
-        kept = ("weights", "gradients", *self.rule.keeps)
-        states = tuple(replace(s, bytes=size) for s in single.states if s.tensor in kept)
-        name = f"{self.dtype} {type(self.rule).__name__}"
-        return replace(single, name=name, compute_bytes=size, states=states)
+    @property
+    def guarded(self) -> tuple[int, ...]:
+        """The mesh's axes over which the norm of all gradients is added up; none if it is not
+        asked for. Copies of the model have the same gradients, unless ZeRO deals these out."""
+        if self.scale is None and self.clip is None:
+            return ()
+        return (0, 1, 2) if self.zero else (1, 2)
 
 
 class Part(NamedTuple):
     """What one rank brings back."""
 
     losses: list[float]
+    norms: list[float]
+    """Of all gradients; none where nobody asks for them."""
+    scales: list[float]
+    """By which each step's loss was multiplied."""
     weights: dict[str, T.Placed] | None
     """Of the first copy of the model; None on others."""
     digest: bytes
@@ -80,7 +88,7 @@ def train_rank(rank: Rank, job: Job) -> Part:
     """The program of one rank."""
     copies = rank.group(0)
     stages = _stages(rank, job)
-    losses = []
+    losses, scales = [], []
     if job.first:
         saved.load(stages, job.folder, job.first)
     for number in range(job.first, job.steps):
@@ -89,6 +97,7 @@ def train_rank(rank: Rank, job: Job) -> Part:
             rows = job.rows(copies.size, copies.rank, microbatch)
             return job.data.batch(job.seed, number, job.batch, job.model.sequence, rows)
 
+        scales.append(stages.guard.loss_scale)
         with rank.step(number):
             losses.append(stages.step(batch, job.batch * job.model.sequence))
     if job.folder and losses:
@@ -100,7 +109,10 @@ def train_rank(rank: Rank, job: Job) -> Part:
     }
     digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
     weights = {name: w._replace(local=to_numpy(w.local)) for name, w in weights.items()}
-    return Part(losses, None if copies.rank else weights, digest, stages.states.held)
+    return Part(
+        losses, stages.guard.norms, scales, None if copies.rank else weights, digest,
+        stages.states.held,
+    )  # fmt: skip
 
 
 def _stages(rank: Rank, job: Job) -> Stages:
@@ -112,8 +124,8 @@ def _stages(rank: Rank, job: Job) -> Stages:
         unit: {
             name: w.local
             for name, w in T.draw_sharded(
-                tensor, model.parameters(unit), layouts[unit], job.seed, f"{unit}.", job.dtype,
-                rank.backend,
+                tensor, model.parameters(unit), layouts[unit], job.seed, f"{unit}.",
+                accumulator(job.dtype), rank.backend,
             ).items()
         }
         for unit in units
@@ -123,13 +135,16 @@ def _stages(rank: Rank, job: Job) -> Stages:
         for unit, arrays in weights.items()
     }
     layers = [Layer(unit, shapes[unit], _unused, _unused) for unit in units]
-    states = States(rank.group(0), layers, weights, job.recipe, job.zero, rule=job.rule)
+    states = States(
+        rank.group(0), layers, weights, job.recipe, job.zero, rule=job.rule, half=job.dtype
+    )
     angles = None
     if model.gated:
         at, width = np.arange(model.sequence), model.block.heads.width
         angles = tile.rotary_angles(at, width, dtype=job.dtype, xp=rank.backend)
     flow = Flow(tensor, model, job.sequence_parallel)
-    return Stages(rank, flow, job.schedule, job.cut, states, layouts, angles)
+    guard = Guard(rank.group(job.guarded or None), job.scale, job.clip)
+    return Stages(rank, flow, job.schedule, job.cut, states, layouts, angles, guard)
 
 
 def _unused(*_: Any) -> Any:

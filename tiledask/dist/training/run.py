@@ -25,13 +25,17 @@ from tiledask.dist.ranks.records import Records
 from tiledask.dist.ranks.run import run_ranks
 from tiledask.dist.ranks.threads import run_threads
 from tiledask.dist.training.gpt import GPT
+from tiledask.dist.training.kept import recipe_for
 from tiledask.dist.training.planned import Planned, calls_of
 from tiledask.dist.training.program import Job, train_rank
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
-from tiledask.tile.optimizers import Adam, Rule
+from tiledask.tile.optimizers import Adam, LossScale, Rule
+from tiledask.tile.optimizers import rule_for as optimizer_for
+from tiledask.tile.optimizers.clipping import clip_factor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,10 +61,25 @@ class Trained:
     records: Records
     """Every collective and message."""
     planned: list[list[Planned]]
-    """What each rank was to call in a step, in order."""
+    """What each rank was to call in a step, in order. A step that was left out ends earlier."""
+    recipe: Recipe
+    """What was kept of each number."""
+    norms: np.ndarray
+    """[steps] of all gradients, before they were clipped; empty if nobody asked for them."""
+    scales: np.ndarray
+    """[steps] by which each loss was multiplied before its gradients were taken."""
+    scaled: bool
+    """Whether by a `LossScale`, so that steps with a norm that is not finite were left out."""
+
+    @property
+    def skipped(self) -> list[int]:
+        """Numbers of the steps that were left out, because a gradient was not finite."""
+        wrong = np.flatnonzero(~np.isfinite(self.norms)) if self.scaled else []
+        return [self.first + int(i) for i in wrong]
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest."""
+        """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest;
+        the gradients' norm and the loss scale, if there were any."""
         import pandas as pd
 
         totals, barriers = self.records.totals("step"), self.records.barriers
@@ -70,16 +89,22 @@ class Trained:
             for t in [totals.get(step)]
         ]
         names = ["step", "loss", "bytes_sent", "messages", "barriers"]
-        return pd.DataFrame(rows, columns=names).set_index("step")
+        frame = pd.DataFrame(rows, columns=names).set_index("step")
+        if len(self.norms):
+            frame["norm"] = self.norms
+        if self.scaled:
+            frame["loss_scale"] = self.scales
+        return frame
 
     def __repr__(self) -> str:
         dp, tp, pp = self.shape
         ends = "no loss"
         if len(self.losses):
             ends = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+        left_out = f", {len(self.skipped)} left out" if self.skipped else ""
         return (
-            f"Trained({len(self.losses)} steps on {dp * tp * pp} ranks (dp={dp}, tp={tp}, "
-            f"pp={pp}), {ends}, {self.model.size:,} parameters)"
+            f"Trained({len(self.losses)} steps{left_out} on {dp * tp * pp} ranks (dp={dp}, "
+            f"tp={tp}, pp={pp}), {ends}, {self.model.size:,} parameters)"
         )
 
     def _repr_html_(self) -> str:
@@ -90,7 +115,9 @@ def train(
     model: GPT, data: Any, ranks: Mesh | Sequence[int], *, steps: int, batch: int,
     microbatches: int = 1, schedule: str | Schedule = "1f1b", cut: Sequence[int] | None = None,
     sequence_parallel: bool = False, zero: int = 0, rule: Rule | None = None,
-    dtype: str = "float32", seed: int = 0, folder: str | os.PathLike | None = None,
+    dtype: str = "float32", recipe: str | Recipe | None = None,
+    scale: LossScale | None = None, clip: float | None = None,
+    seed: int = 0, folder: str | os.PathLike | None = None,
     timeout: float = 300.0,
 ) -> Trained:  # fmt: skip
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
@@ -110,13 +137,25 @@ def train(
     zero
         0 to 3. Gradients of ZeRO 2 and 3 are dealt out after every micro-batch.
     rule
-        The optimizer; default: Adam().
+        The optimizer; default: Adam(), or the one whose states the recipe keeps.
     dtype
-        "float32" or "float64", of everything.
+        Of weights and activations: "float32", "float64", "float16" or "bfloat16". Of halves there
+        are masters in single precision, in which the optimizer steps; whatever is summed within
+        one device is summed in single precision, and rounded once.
+    recipe
+        What is kept of each number, by the planner's words: "mixed-adam-18" adds up gradients in
+        single precision, over micro-batches and over dp, where the default for halves,
+        "mixed-adam-16", does so in halves.
+    scale
+        By what the loss is multiplied before its gradients are taken. Default: of float16 a
+        dynamic `LossScale()`; none otherwise. With one, a step in which any gradient on any rank
+        is not finite is left out on all.
+    clip
+        The largest norm of all gradients together, each counted once, wherever it lies.
     folder
         Where a checkpoint is written after the last step. If there is one already, training goes
         on from the newest, under whatever layout that was written: ``steps`` counts from the very
-        first.
+        first. The loss scale goes on from where it was.
 
     With equal seeds the result is that of a single device, whatever the layout, but for the order
     in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
@@ -132,7 +171,12 @@ def train(
     """
     threads = not isinstance(ranks, Mesh)
     shape = (tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)) if threads else ranks.shape
-    _check(shape, model, data, steps, batch, dtype)
+    _check(shape, model, data, steps, batch, clip)
+    if rule is None:
+        rule = Adam() if recipe is None else optimizer_for(recipe)
+    kept = recipe_for(rule, dtype, recipe)
+    if scale is None and dtype == "float16":
+        scale = LossScale()
     made = _scheduled(schedule, shape[2], microbatches)
     cut = model.even_cut(made.stages) if cut is None else tuple(cut)
     if len(cut) != made.stages:
@@ -149,8 +193,8 @@ def train(
         )
     folder = os.fspath(folder) if folder else None
     job = Job(
-        model, data, steps, batch, made, cut, sequence_parallel, zero, rule or Adam(), dtype, seed,
-        folder, first,
+        model, data, steps, batch, made, cut, sequence_parallel, zero, rule, dtype, seed, kept,
+        scale, clip, folder, first,
     )  # fmt: skip
     if threads:
         done = run_threads(train_rank, shape, job, timeout=timeout)
@@ -177,7 +221,7 @@ def _collected(job: Job, shape: tuple[int, int, int], done: Ranks) -> Trained:
     for device in range(shape[2]):
         found = T.put_together([part.weights for part in parts[0, :, device]])
         for name, w in found.items():
-            if not np.array_equal(weights.setdefault(name, w), w):
+            if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
                 raise PlacementError(
                     f"{name} is on two stages, and differs there by up to "
                     f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
@@ -187,7 +231,11 @@ def _collected(job: Job, shape: tuple[int, int, int], done: Ranks) -> Trained:
     ordered = {name: weights[name] for name in names}
     planned = [calls_of(job, shape, at) for at in np.ndindex(shape)]
     losses = np.asarray(losses, float)
-    return Trained(job.model, shape, losses, job.first, ordered, held, done.records, planned)
+    norms, scales = (np.asarray(each) for each in (parts[0, 0, 0].norms, parts[0, 0, 0].scales))
+    return Trained(
+        job.model, shape, losses, job.first, ordered, held, done.records, planned, job.recipe,
+        norms, scales, job.scale is not None,
+    )  # fmt: skip
 
 
 def _scheduled(schedule: str | Schedule, devices: int, microbatches: int) -> Schedule:
@@ -210,7 +258,7 @@ def _scheduled(schedule: str | Schedule, devices: int, microbatches: int) -> Sch
 
 
 def _check(
-    shape: Sequence[int], model: GPT, data: Any, steps: int, batch: int, dtype: str
+    shape: Sequence[int], model: GPT, data: Any, steps: int, batch: int, clip: float | None
 ) -> None:  # fmt: skip
     if len(shape) != 3:
         raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {tuple(shape)}")
@@ -221,5 +269,5 @@ def _check(
         )
     if steps < 0 or batch < 1:
         raise ConfigError(f"steps are 0 or more, rows of a batch 1 or more: got {steps}, {batch}")
-    if dtype not in ("float32", "float64"):
-        raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")
+    if clip is not None:
+        clip_factor(0.0, clip)

@@ -6,12 +6,14 @@ gathered before, a unit at a time, so that nobody reads a layout out of a checkp
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from tiledask.dist.checkpoints import Piece, open_checkpoint, save_checkpoint, sharded, whole
 from tiledask.dist.ranks.rank import Rank
 from tiledask.dist.training.stages import Stages
 from tiledask.plan.products.placement import Shard
+from tiledask.tile.optimizers import LossScale
 
 __all__ = ["load", "save"]
 
@@ -24,18 +26,23 @@ def save(rank: Rank, stages: Stages, folder: str, step: int, about: dict[str, An
             found = stages.states.gathered(tensor, unit)
             for name, (weight, piece) in _pieces(stages, tensor, unit).items():
                 arrays[name], pieces[name] = found[weight], piece
+        scale = stages.guard.scale
+        about |= {"updates": stages.states.steps, "scale": asdict(scale) if scale else None}
         save_checkpoint(rank, folder, step, arrays, pieces, about)
 
 
 def load(stages: Stages, folder: str, step: int) -> None:
     """Take weights and states from the checkpoint of ``step``."""
     checkpoint, rank = open_checkpoint(folder, step), stages.rank
+    about = checkpoint.about
     for tensor, unit in _kept(stages):
         named = _pieces(stages, tensor, unit)
         read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
         arrays = {weight: rank.on_device(read[name]) for name, (weight, _) in named.items()}
         stages.states.put(tensor, unit, arrays)
-    stages.states.steps = step
+    stages.states.steps = about["updates"]
+    if stages.guard.scale is not None and about["scale"]:
+        stages.guard.scale = LossScale(**about["scale"])
 
 
 def _kept(stages: Stages) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from tiledask.dist import tensor as T
 from tiledask.dist.ranks.rank import Rank
 from tiledask.dist.tensor.shards import Layout
 from tiledask.dist.training.gpt import Flow, Weights, embed, embed_grad, head, head_grad
+from tiledask.dist.training.guard import Guard
 from tiledask.dist.training.states import States
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.products.placement import Shard
@@ -45,12 +46,14 @@ class Stages:
 
     def __init__(
         self, rank: Rank, flow: Flow, schedule: Schedule, cut: tuple[int, ...], states: States,
-        layouts: dict[str, Layout], angles: tile.Angles | None,
+        layouts: dict[str, Layout], angles: tile.Angles | None, guard: Guard,
     ) -> None:  # fmt: skip
         self.rank, self.flow, self.schedule, self.states = rank, flow, schedule, states
         self.layouts, self.angles, self.group = layouts, angles, rank.group(PIPELINE)
         self.last = schedule.stages - 1
         self.units = {s: flow.model.stage_units(s, cut) for s in range(schedule.stages)}
+        self.guard = guard
+        self._owned = {unit: self._counted(unit) for unit in layouts}
 
     def step(self, batch: Batch, count: int) -> float:
         """The loss of this rank's rows: the sum of their tokens' over ``count``, all tokens of all
@@ -67,7 +70,7 @@ class Stages:
                 else:
                     self._backward(action)
         with self.rank.label("update"):
-            self.states.finish(self._sum_tied)
+            self.states.finish(self._sum_tied, self.guard, self._owned)
         return self._losses
 
     # -- one micro-batch ----------------------------------------------------------------------
@@ -96,7 +99,7 @@ class Stages:
         _, s, i = action
         kept, weights, flow = self._kept.pop((s, i)), self._weights("backward"), self.flow
         if s == self.last:
-            dx, grads = head_grad(flow, kept.head, weights)
+            dx, grads = head_grad(flow, kept.head, weights, self.guard.loss_scale)
             self._add(grads)
         else:
             dx = self._receive(action)
@@ -128,6 +131,18 @@ class Stages:
     def _add(self, grads: dict[str, Weights]) -> None:
         for unit, found in grads.items():
             self.states.add(unit, {name: g.local for name, g in found.items()})
+
+    def _counted(self, unit: str) -> Any:
+        """Which numbers of a unit no rank before this one holds, flat as `States` has them; None
+        for all. Copies of the model are not looked at: ZeRO deals, or all have the same."""
+        first, here = self.schedule.place[0], self.group.rank
+        again = self.flow.model.tied and unit == "embedding" and here != first
+        parts = []
+        for name, parameter in self.flow.model.parameters(unit).items():
+            lay = self.layouts[unit][name]
+            parts.append(lay.owned(parameter.shape, self.flow.group.rank) & (not again))
+        flat = np.concatenate([part.ravel() for part in parts])
+        return None if flat.all() else self.rank.on_device(flat)
 
     def _sum_tied(self, gradients: dict[str, Any]) -> None:
         """The first and the last stage both have the table: its gradient is the sum of both's."""

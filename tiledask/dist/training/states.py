@@ -12,6 +12,7 @@ from typing import Any
 
 from tiledask.dist.data_parallel.zero import Zero
 from tiledask.dist.tensor.labels import labelled
+from tiledask.dist.training.guard import Guard, squares
 
 __all__ = ["States"]
 
@@ -23,7 +24,7 @@ class States(Zero):
         """A unit's weights by name; under ZeRO-3 gathered, and let go of by whoever asked."""
         flat = self.arrays["weights"][name]
         if self._dealt["weights"]:
-            flat = self._gather(name, when, flat)
+            flat = self._gather(name, f"weights/{when}", flat)
         return self._packings[name].unpack(flat)
 
     def gathered(self, tensor: str, name: str) -> Mapping[str, Any]:
@@ -49,20 +50,39 @@ class States(Zero):
                 )
         kept += flat
 
-    def finish(self, tie: Callable[[dict[str, Any]], None]) -> None:
+    def finish(
+        self, tie: Callable[[dict[str, Any]], None], guard: Guard, owned: Mapping[str, Any]
+    ) -> None:
         """The optimizer's step with the gradients that were added; these are 0 afterwards.
 
-        ``tie`` may change the gradients before they are summed over the ranks.
+        ``tie`` may change the gradients before they are summed over the ranks; ``guard`` may leave
+        the step out, and then weights and states stay. ``owned``: by unit, which of its numbers
+        are counted in the norm here (None: all).
         """
-        self.steps += 1
         gradients = self.arrays["gradients"]
         tie(gradients)
         if not self._dealt["gradients"]:
             for name in self._packings:
                 self._add_up(name)
+        factor: float | None = 1.0
+        if guard.active:
+            self.scale = guard.loss_scale
+            factor = guard.factor(sum(self._squares(n, owned[n]) for n in self._packings))
+        if factor is not None:
+            self._take(factor)
         for name in self._packings:
-            self._update(name)
             gradients[name][...] = 0
+
+    def _squares(self, name: str, owned: Any) -> float:
+        return squares(
+            self._mine("gradients", name), None if owned is None else owned[self._part(name)]
+        )
+
+    def _take(self, factor: float) -> None:
+        """A step by gradients ``factor`` times what was added up."""
+        self.steps += 1
+        for name in self._packings:
+            self._update(name, factor)
         if self.zero and not self._dealt["weights"]:
             for name in self._packings:
                 mine = self._mine("weights", name)

@@ -43,11 +43,17 @@ class Call(NamedTuple):
     """Elements of each member's chunk."""
     members: tuple[int, ...]
     """Ranks of the tensor-parallel group that take part."""
+    wide: bool = False
+    """Whether halves are exchanged in single precision."""
+
+    def itemsize(self, of_activations: int) -> int:
+        """Bytes of an element, where activations have ``of_activations``."""
+        return 4 if self.wide and of_activations == 2 else of_activations
 
     def cost(self, itemsize: int, algorithm: str | None = None) -> Cost:
-        """What the members move, in bytes, for elements of ``itemsize`` bytes."""
+        """What the members move, in bytes, where activations have ``itemsize`` bytes."""
         chosen = algorithm or default(self.kind, len(self.members))
-        return cost(self.kind, chosen, self.counts, itemsize)
+        return cost(self.kind, chosen, self.counts, self.itemsize(itemsize))
 
 
 @dataclass(frozen=True)
@@ -117,8 +123,8 @@ class Stream:
 def column_linear(x: Stream, name: str = "column_linear") -> LayerCalls:
     """Of x w, w cut along its columns.
 
-    >>> column_linear(Stream(1, 4, 2, ranks=2)).calls
-    (Call(label='column_linear/backward', kind='all_reduce', counts=(4, 4), members=(0, 1)),)
+    >>> [(c.label, c.kind, c.counts) for c in column_linear(Stream(1, 4, 2, ranks=2)).calls]
+    [('column_linear/backward', 'all_reduce', (4, 4))]
     """
     forward, backward = f"{name}/forward", f"{name}/backward"
     if not x.sequence:
@@ -147,16 +153,18 @@ def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls:
     """Of logits cut along their classes: the maximum and two sums of each token, three if smoothed.
 
     3 b s elements in 2 barriers (Megatron has 3), where gathering the logits would move b s V.
+    The sums of halves are taken, and exchanged, in single precision.
     """
     tokens, sums = x.batch * x.tokens, 3 if smoothing else 2
     of = lambda n: even(n, x.ranks)  # noqa: E731
-    return _calls(
+    made = _calls(
         x.ranks,
         [
             ("cross_entropy/maximum/forward", "all_reduce", of(tokens)),
             ("cross_entropy/sums/forward", "all_reduce", of(sums * tokens)),
         ],
     )
+    return LayerCalls(tuple(call._replace(wide=True) for call in made.forward))
 
 
 def norm(x: Stream, bias: bool = False, name: str = "norm") -> LayerCalls:

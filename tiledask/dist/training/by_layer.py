@@ -1,0 +1,168 @@
+"""What the layers of a model cost in a step: barriers, bytes, messages and seconds, by label.
+
+    label of a collective                  layer                  when        parallel
+    0F1/layer 0/attention/wo/forward       layer 0/attention/wo   forward     tensor
+    0B1/layer 0/weights/backward           layer 0                weights     data (ZeRO 3)
+    0B1/layer 0/gradients                  layer 0                gradients   data (ZeRO 2, 3)
+    update/layer 0/gradients               layer 0                gradients   data
+    0F1 (send), 1F1 (recv)                 stages 0-1             forward     pipeline
+    update/norm                            norm                   update      all ranks
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiledask.dist.ranks.records import Record
+from tiledask.dist.training.planned import Planned
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Place", "Sums", "by_layer", "ordered", "place_of", "predicted_sums", "tally"]
+
+_ACTION = re.compile(r"(\d+)([FB])\d+")
+_OF_HEAD = ("norm", "w_head", "cross_entropy")
+
+
+class Place(NamedTuple):
+    """Where in the model, and in which part of a step, ranks talk to each other."""
+
+    layer: str
+    when: str
+    """"forward", "backward", "gradients", "weights" or "update"."""
+    parallel: str
+    """Which ranks do: "tensor", "data", "pipeline" or "all ranks"."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of the model that it is in: "layer 0" of "layer 0/attention/wo"."""
+        first = self.layer.partition("/")[0]
+        inside_head = self.parallel == "tensor" and first in _OF_HEAD
+        return "head" if inside_head else first
+
+
+class Sums(NamedTuple):
+    """Of several collectives and messages."""
+
+    calls: int = 0
+    barriers: int = 0
+    """Those of them in which a rank waits for others of its group; a send or recv is none."""
+    sent: int = 0
+    """Bytes."""
+    messages: int = 0
+    """Sent."""
+    seconds: float = 0.0
+    """In them, waiting included."""
+
+    def plus(self, other: "Sums") -> "Sums":
+        """Both together."""
+        return Sums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+@cache
+def place_of(label: str, kind: str) -> Place:
+    """What a training's label says.
+
+    >>> place_of("1B0/layer 2/mlp/w_1/backward", "all_reduce")
+    Place(layer='layer 2/mlp/w_1', when='backward', parallel='tensor')
+    >>> place_of("1B0", "send"), place_of("1B0", "recv")[0]
+    (Place(layer='stages 0-1', when='backward', parallel='pipeline'), 'stages 1-2')
+    >>> place_of("1B0/cross_entropy/sums/forward", "all_reduce").unit
+    'head'
+    """
+    first, *parts = label.split("/")
+    action = _ACTION.fullmatch(first)
+    if action and not parts:
+        ahead = (action[2] == "F") == (kind == "send")
+        low = int(action[1]) - (not ahead)
+        when = "forward" if action[2] == "F" else "backward"
+        return Place(f"stages {low}-{low + 1}", when, "pipeline")
+    if not action and first != "update":
+        return Place(label, "", "all ranks")
+    if parts == ["tied table"]:
+        return Place("tied table", "gradients", "pipeline")
+    if parts[-2:-1] == ["weights"]:
+        return Place("/".join(parts[:-2]), "weights", "data")
+    *layer, when = parts
+    if when in ("gradients", "weights"):
+        return Place("/".join(layer), when, "data")
+    if action:
+        return Place("/".join(layer), when, "tensor")
+    return Place("/".join(parts), "update", "all ranks")
+
+
+def tally(rows: Iterable[Record]) -> dict[Place, Sums]:
+    """The Sums of each Place of records, in the order in which they come."""
+    found: dict[Place, list] = {}
+    for r in rows:
+        mine = found.setdefault(place_of(r.label, r.kind), [0, 0, 0, 0, 0.0])
+        for i, value in enumerate((1, r.barrier is not None, r.sent, r.messages, r.seconds)):
+            mine[i] += value
+    return {place: Sums(*sums) for place, sums in found.items()}
+
+
+def predicted_sums(calls: Iterable[Planned]) -> dict[Place, Sums]:
+    """The same of what one rank is to call; nobody predicts the seconds."""
+    found: dict[Place, Sums] = {}
+    for call in calls:
+        place, waits = place_of(call.label, call.kind), call.kind not in ("send", "recv")
+        mine = Sums(1, int(waits), call.sent, call.messages)
+        found[place] = found.get(place, Sums()).plus(mine)
+    return found
+
+
+def together(ranks: Iterable[dict[Place, Sums]]) -> dict[Place, Sums]:
+    """Of all ranks: calls, bytes and messages added up; barriers and seconds of the rank that has
+    most of them, because ranks wait at the same time."""
+    found: dict[Place, Sums] = {}
+    for mine in ranks:
+        for place, sums in mine.items():
+            before = found.get(place, Sums())
+            most = {n: max(getattr(before, n), getattr(sums, n)) for n in ("barriers", "seconds")}
+            found[place] = before.plus(sums)._replace(**most)
+    return found
+
+
+def ordered(places: Iterable[Place], units: Sequence[str]) -> list[Place]:
+    """``places`` as the model has its units; what is no unit of its own comes last."""
+    rank = {unit: n for n, unit in enumerate(units)}
+    return sorted(places, key=lambda place: rank.get(place.unit, len(rank)))
+
+
+def by_layer(
+    records: Iterable[Record], planned: Sequence[Sequence[Planned]], units: Sequence[str],
+    steps: Iterable[int],
+) -> "pd.DataFrame":  # fmt: skip
+    """A row per (layer, when): of one of ``steps``, what was counted beside what was planned.
+
+    Of all ranks together: calls, bytes (sent) and messages; of the rank that has most of them:
+    barriers, and seconds, waiting included.
+    """
+    import pandas as pd
+
+    steps, ranks = set(steps), [[] for _ in planned]
+    for r in records:
+        if r.step in steps:
+            ranks[r.rank].append(r)
+    counted = together(map(tally, ranks))
+    expected = together(map(predicted_sums, planned))
+    rows = []
+    for place in ordered({**expected, **counted}, units):
+        mine, said = counted.get(place, Sums()), expected.get(place, Sums())
+        calls, barriers, sent, messages = (_each(n, len(steps)) for n in mine[:4])
+        rows.append((
+            *place, calls, barriers, said.barriers, sent, said.sent, messages, said.messages,
+            mine.seconds / max(1, len(steps)),
+        ))  # fmt: skip
+    names = [
+        *Place._fields, "calls", "barriers", "predicted_barriers", "bytes", "predicted_bytes",
+        "messages", "predicted_messages", "seconds",
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=names).set_index(["layer", "when"])
+
+
+def _each(total: int, steps: int) -> Any:
+    """Of one step: a whole number, if all steps can have the same."""
+    return total // max(1, steps) if total % max(1, steps) == 0 else total / steps
