@@ -1,0 +1,117 @@
+"""A GPT trained on one device, written out: no ranks, no micro-batches, no schedule."""
+
+import numpy as np
+
+from tiledask.tile import layers as L
+from tiledask.tile.datasets import load_text
+from tiledask.tile.optimizers import Adam
+
+TEXT = load_text("tales")
+
+
+def inside(weights, name):
+    return {n[len(name) + 1 :]: w for n, w in weights.items() if n.startswith(f"{name}.")}
+
+
+def norm(model, x, w):
+    return L.rms_norm(x, w["w"]) if model.gated else L.layer_norm(x, w["w"], w["b"])
+
+
+def norm_grad(model, dy, kept, w):
+    if model.gated:
+        dx, dw = L.rms_norm_grad(dy, kept, w["w"])
+        return dx, {"w": dw}
+    dx, dw, db = L.layer_norm_grad(dy, kept, w["w"], w["b"])
+    return dx, {"w": dw, "b": db}
+
+
+def gradient(model, weights, ids, targets):
+    """(loss, gradients by name) of a whole batch."""
+    feed, feed_grad = (L.swiglu_mlp, L.swiglu_mlp_grad) if model.gated else (L.mlp, L.mlp_grad)
+    heads, angles = model.block.heads, None
+    if model.gated:
+        angles = L.rotary_angles(np.arange(model.sequence), heads.width, dtype="float64")
+    x, of_table = L.embedding(ids, weights["embedding.table"])
+    if not model.gated:
+        x = x + weights["positions.table"]
+    kept = []
+    for n in range(model.layers):
+        w = inside(weights, f"layer {n}")
+        a, k1 = norm(model, x, inside(w, "norm_1"))
+        a, ka = L.self_attention(a, inside(w, "attention"), heads, angles)
+        x = x + a
+        f, k2 = norm(model, x, inside(w, "norm_2"))
+        f, kf = feed(f, inside(w, "mlp"))
+        x = x + f
+        kept.append((k1, ka, k2, kf))
+    matrix = weights["embedding.table"].T if model.tied else weights["head.w_head"]
+    y, kn = norm(model, x, inside(weights, "head.norm"))
+    loss, kl = L.cross_entropy(y @ matrix, targets)
+    grads = {}
+
+    def put(name, found):
+        grads.update({f"{name}.{n}": g for n, g in found.items()})
+
+    dz = L.cross_entropy_grad(1.0, kl)
+    of_matrix = np.einsum("bsh,bsv->hv", y, dz)
+    dx, found = norm_grad(model, dz @ matrix.T, kn, inside(weights, "head.norm"))
+    put("head.norm", found)
+    for n in reversed(range(model.layers)):
+        w = inside(weights, f"layer {n}")
+        k1, ka, k2, kf = kept[n]
+        d, found = feed_grad(dx, kf, inside(w, "mlp"))
+        put(f"layer {n}.mlp", found)
+        d, found = norm_grad(model, d, k2, inside(w, "norm_2"))
+        put(f"layer {n}.norm_2", found)
+        dx = dx + d
+        d, found = L.self_attention_grad(dx, ka, inside(w, "attention"))
+        put(f"layer {n}.attention", found)
+        d, found = norm_grad(model, d, k1, inside(w, "norm_1"))
+        put(f"layer {n}.norm_1", found)
+        dx = dx + d
+    if not model.gated:
+        grads["positions.table"] = dx.sum(axis=0)
+    grads["embedding.table"] = L.embedding_grad(dx, of_table)
+    if model.tied:
+        grads["embedding.table"] += of_matrix.T
+    else:
+        grads["head.w_head"] = of_matrix
+    return float(loss), grads
+
+
+REFERENCES = {}
+
+
+def reference(model, steps, batch, rule):
+    """(losses, weights) of the single device."""
+    key = model, steps, batch, rule
+    if key not in REFERENCES:
+        weights, losses = {}, []
+        for unit in model.units:
+            drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
+            weights |= {f"{unit}.{name}": w for name, w in drawn.items()}
+        states = {n: {k: np.zeros_like(w) for k in rule.keeps} for n, w in weights.items()}
+        for step in range(steps):
+            loss, grads = gradient(model, weights, *TEXT.batch(0, step, batch, model.sequence))
+            losses.append(loss)
+            assert set(grads) == set(weights)
+            for n, g in grads.items():
+                weights[n], states[n] = rule.step(weights[n], g, states[n], step + 1)
+        REFERENCES[key] = np.array(losses), weights
+    return REFERENCES[key]
+
+
+def farthest(got, weights, model, rule):
+    """(how far, name) of the weight that is farthest from the reference's, over its largest number.
+
+    A key's bias moves no loss: its gradient is rounded off zero, and of that Adam makes steps.
+    """
+    heads, far = model.block.heads, []
+    keys = slice(heads.query * heads.width, (heads.query + heads.kv) * heads.width)
+    assert set(got) == set(weights)
+    for name, w in weights.items():
+        off = np.abs(got[name] - w)
+        if name.endswith("bqkv") and isinstance(rule, Adam):
+            off[keys] = 0
+        far.append((off.max() / np.abs(w).max(), name))
+    return max(far)
