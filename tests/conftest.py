@@ -1,8 +1,13 @@
 """Fixtures that several test files share."""
 
 import pytest
+from hypothesis import settings
 
 from tiledask.tile import namespace, probe
+
+# A machine that is busy with other things is no fault of an example that takes long.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
