@@ -67,10 +67,10 @@ def _base(rows: Sequence[Row], arrays: str) -> Row | None:
 
 
 def _around(row: Row) -> str:
-    """The fastest and the slowest beside the median, in percent of it."""
+    """The fastest and the slowest beside the median, in percent of it; from double on as times."""
     both = [100 * (row[end] / row["median"] - 1) for end in ("min", "max")]
     digits = 1 if max(map(abs, both)) < 9.95 else 0
-    return " ".join(f"{x:+.{digits}f}" for x in both)
+    return " ".join(f"{x:+.{digits}f}" if x < 100 else f"×{1 + x / 100:.0f}" for x in both)
 
 
 def _speed(row: Row, arrays: str) -> str:
