@@ -47,8 +47,8 @@ def product_table(rows: Sequence[Row], arrays: str) -> Table:
         found = ratio(row, base) if base else {}
         table.add_row(
             row["way"], format_seconds(row["median"]), _around(row), _speed(row, arrays),
-            f"{found['ratio']:.3f}" if base else "-",
-            f"{found['lower quartile']:.3f} {found['upper quartile']:.3f}" if base else "-",
+            _ratio(found["ratio"]) if base else "-",
+            " ".join(_ratio(found[f"{end} quartile"]) for end in ("lower", "upper")) if base else "-",
             _goal(row, base, library(arrays)),
         )  # fmt: skip
     return table
@@ -71,6 +71,10 @@ def _around(row: Row) -> str:
     both = [100 * (row[end] / row["median"] - 1) for end in ("min", "max")]
     digits = 1 if max(map(abs, both)) < 9.95 else 0
     return " ".join(f"{x:+.{digits}f}" if x < 100 else f"×{1 + x / 100:.0f}" for x in both)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.0f}"
 
 
 def _speed(row: Row, arrays: str) -> str:
