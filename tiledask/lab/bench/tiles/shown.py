@@ -48,12 +48,13 @@ def product_table(rows: Sequence[Row], arrays: str) -> Table:
         table.add_row(
             row["way"], format_seconds(row["median"]), _around(row), _speed(row, arrays),
             _ratio(found["ratio"]) if base else "-",
-            " ".join(_ratio(found[f"{end} quartile"]) for end in ("lower", "upper")) if base else "-",
+            " ".join(_ratio(found[f"{end} quartile"]) for end in ENDS) if base else "-",
             _goal(row, base, library(arrays)),
         )  # fmt: skip
     return table
 
 
+ENDS = ("lower", "upper")
 _UNIT = {"cupy": "TFLOP/s", "numpy": "GFLOP/s"}
 
 
