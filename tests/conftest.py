@@ -25,3 +25,12 @@ def cluster():
 
     with td.start_cluster(workers=4, device="cpu", quiet=True) as started:
         yield started
+
+
+@pytest.fixture
+def gpus():
+    """Eight GPUs with NCCL between them, of the stand-in."""
+    from nccl_twin import twin_gpus
+
+    with twin_gpus(8) as machine:
+        yield machine

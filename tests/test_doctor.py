@@ -13,7 +13,8 @@ from tiledask.lab.doctor import Finding, examine, show, to_html, to_json
 
 NAMES = [
     "Python", "system", "cores", "memory", "shared memory", "temporary disk", "NumPy", "Dask",
-    "JupyterLab", "Dask panels", "g++", "NVRTC", "GPU", "CuPy", "Dask-CUDA", "workers",
+    "JupyterLab", "Dask panels", "g++", "NVRTC", "GPU", "CuPy", "Dask-CUDA", "NCCL",
+    "workers",
 ]  # fmt: skip
 DEVICE = {"index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory": 150 * 10**9}
 NO_GPU = doctor._unusable("no NVIDIA driver answers")

@@ -90,6 +90,7 @@ def examine() -> list[Finding]:
         ("GPU", lambda: _gpu(gpu)),
         ("CuPy", lambda: _cupy(gpu)),
         ("Dask-CUDA", lambda: _dask_cuda(gpu)),
+        ("NCCL", lambda: _nccl(gpu)),
         ("workers", lambda: _workers(gpu)),
     ]
     return [_careful(name, question) for name, question in questions]
@@ -332,6 +333,15 @@ def _dask_cuda(gpu: dict[str, Any]) -> Finding:
     return Finding(
         "Dask-CUDA", state, installed + ("" if gpu["devices"] else ", nothing to do here"), used_for
     )
+
+
+def _nccl(gpu: dict[str, Any]) -> Finding:
+    installed, used_for = _version("nvidia-nccl-cu13"), "arrays from GPU to GPU"
+    if not installed:
+        return _without_gpu_extra("NCCL", used_for, gpu)
+    several = len(gpu["devices"]) > 1
+    found = installed if several else f"{installed}, nothing to do without a second GPU"
+    return Finding("NCCL", "ok" if several else "note", found, used_for)
 
 
 def _without_gpu_extra(name: str, used_for: str, gpu: dict[str, Any]) -> Finding:

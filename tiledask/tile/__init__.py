@@ -18,6 +18,7 @@ training.py         a stage of a decoder in training, all that it holds counted
   decoder.py          its layers, and what they keep
   flat_states.py      its weights, gradients and optimizer states, and the step
   pool.py             a device's memory: counts arrays, refuses the next
+nccl.py             arrays from GPU to GPU, by NCCL through CuPy
 backend.py          NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 """
 

@@ -24,7 +24,9 @@ __all__ = [
     "accumulator",
     "array_namespace",
     "as_dtype",
+    "name_of",
     "namespace",
+    "nccl_bindings",
     "on_device",
     "probe",
     "synchronize",
@@ -33,6 +35,8 @@ __all__ = [
 
 HALVES = ("float16", "bfloat16")
 """Element types of 2 bytes; sums of them are float32."""
+
+_NUMPY = (np.ndarray, np.generic)
 
 _INSTALL = "pip install 'tiledask[gpu]' (in a checkout: pip install -e '.[gpu]')"
 
@@ -115,7 +119,7 @@ def array_namespace(*arrays: Any) -> ModuleType:
     'numpy'
     """
     families = [_family(x) for x in arrays]
-    if len(set(families)) > 1:
+    if families.count(families[0]) != len(families):
         raise KernelError(
             f"all arrays must live in one place, got {' and '.join(families)}; "
             f"move one: cupy.asarray(x) or td.tile.to_numpy(x)"
@@ -136,6 +140,18 @@ def namespace(name: str) -> ModuleType:
     if not probe().usable:
         raise KernelError(f"CuPy arrays cannot be used here: {probe().reason}; use 'numpy'")
     return _import_cupy()
+
+
+def nccl_bindings() -> ModuleType:
+    """CuPy's bindings of NCCL. Raises KernelError, in a sentence, where they cannot be used."""
+    namespace("cupy")
+    try:
+        found = _import_nccl()
+    except ImportError as error:
+        raise KernelError(f"CuPy's NCCL cannot be imported ({_line(error)})") from None
+    if not getattr(found, "available", False):
+        raise KernelError("CuPy finds no NCCL library; install NVIDIA's package nvidia-nccl-cu13")
+    return found
 
 
 def to_numpy(x: Any) -> np.ndarray:
@@ -180,6 +196,17 @@ def as_dtype(dtype: Any) -> np.dtype:
     return found
 
 
+@cache
+def name_of(dtype: np.dtype) -> str:
+    """``dtype.name``, which NumPy makes anew each time it is asked: layers ask very often.
+
+    >>> name_of(np.dtype("f4"))
+    'float32'
+    """
+    return dtype.name
+
+
+@cache
 def accumulator(dtype: Any) -> np.dtype:
     """The type in which products of ``dtype`` are summed: float32 for halves, else the same.
 
@@ -187,14 +214,14 @@ def accumulator(dtype: Any) -> np.dtype:
     ('float32', 'float32', 'float64')
     """
     found = as_dtype(dtype)
-    return np.dtype(np.float32) if found.name in HALVES else found
+    return np.dtype(np.float32) if name_of(found) in HALVES else found
 
 
 # -- steps of the probe --------------------------------------------------------------------------
 
 
 def _family(x: Any) -> str:
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, _NUMPY):
         return "numpy"
     if type(x).__module__.partition(".")[0] == "cupy":
         return "cupy"
@@ -206,6 +233,10 @@ def _family(x: Any) -> str:
 
 def _import_cupy() -> ModuleType:
     return import_module("cupy")
+
+
+def _import_nccl() -> ModuleType:
+    return import_module("cupy.cuda.nccl")
 
 
 def _import_nvml() -> ModuleType:

@@ -10,4 +10,6 @@ threads.py        run_threads: the same program on threads of this process, with
   transport.py    how letters go from rank to rank, and what is said when they don't
     sockets.py    through sockets between processes of one machine
     posts.py      as messages of Dask: to other machines
+    nccl.py       arrays from GPU to GPU, where every rank has one; letters only say what comes
+      nccl_own.py   NCCL's own collectives, whose bytes are computed
 """

@@ -1,5 +1,6 @@
 """One collective of one rank under way: rounds of letters, and at the end its record."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.dist.ranks.call import Call
+from tiledask.dist.ranks.records import NCCL, predicted
 from tiledask.dist.ranks.sums import combined
 from tiledask.dist.ranks.transport import Letter, Transport, name_of
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.collectives.moves import Move, rounds
+from tiledask.tile.nccl import on_gpu
 
 __all__ = ["Exchange", "Turn", "exchanging", "turns"]
 
@@ -49,6 +52,8 @@ class Exchange:
     dtype: np.dtype | None
     payload: int
     """Bytes."""
+    devices: Any = None
+    """The way from GPU to GPU, if the arrays take it (a Devices)."""
     terms: tuple = ()
     """For the record's prediction; known at the latest when the collective is done."""
 
@@ -63,38 +68,51 @@ class Exchange:
     def take(self, source: int) -> Letter:
         """The next letter from number ``source``."""
         letter = self.transport.take(self.members[source], self.call)
-        if self.call.about is None and letter.call.about is not None:
-            self.call = self.call._replace(about=letter.call.about)  # to be passed on
+        self.learn(letter.call.about)
         return letter
+
+    def learn(self, about: Any) -> None:
+        """Keep what another rank's call is ``about``, to be passed on."""
+        if self.call.about is None and about is not None:
+            self.call = self.call._replace(about=about)
+
+    def swap(
+        self, sends: Sequence[tuple[int, Sequence[Any]]], sources: Sequence[int]
+    ) -> list[Sequence[Any]]:
+        """A round: send (number, arrays) each; the arrays that come from each of ``sources``."""
+        if self.devices is not None:
+            return self.devices.swap(self, sends, sources)
+        for to, parts in sends:
+            self.post(to, parts)
+        return [self.take(source).parts for source in sources]
 
     def copy(self, given: Sequence[Turn], held: dict[int, np.ndarray]) -> None:
         """Go through rounds that copy chunks; they are put in ``held`` as they come."""
         for turn in given:
-            for move in turn.sends:
-                if self._needed(move, held):
-                    self.post(move.destination, [held[c] for c in move.chunks])
-            for move in turn.receives:
-                if self._needed(move, held):
-                    letter = self.take(move.source)
-                    held.update(zip(move.chunks, letter.parts, strict=True))
+            for move, parts in self._swapped(turn, held):
+                held.update(zip(move.chunks, parts, strict=True))
 
     def add(
         self, given: Sequence[Turn], held: dict[int, np.ndarray], op: str, dtype: np.dtype
     ) -> None:
         """Go through rounds that add chunks to those in ``held``, as `combined` does."""
         for turn in given:
-            for move in turn.sends:
-                if self._needed(move, held):
-                    self.post(move.destination, [held[c] for c in move.chunks])
             addends: dict[int, list] = {}
-            for move in turn.receives:
-                if self._needed(move, held):
-                    parts = self.take(move.source).parts
-                    for chunk, part in zip(move.chunks, parts, strict=True):
-                        addends.setdefault(chunk, []).append((move.source, part))
+            for move, parts in self._swapped(turn, held):
+                for chunk, part in zip(move.chunks, parts, strict=True):
+                    addends.setdefault(chunk, []).append((move.source, part))
             for chunk, theirs in addends.items():
                 ordered = sorted([*theirs, (self.me, held[chunk])], key=lambda each: each[0])
                 held[chunk] = combined([part for _, part in ordered], op, dtype)
+
+    def _swapped(
+        self, turn: Turn, held: dict[int, np.ndarray]
+    ) -> Iterator[tuple[Move, Sequence[Any]]]:
+        """The moves that reach this rank in a round, and what they bring."""
+        sends = [m for m in turn.sends if self._needed(m, held)]
+        receives = [m for m in turn.receives if self._needed(m, held)]
+        out = [(m.destination, [held[c] for c in m.chunks]) for m in sends]
+        return zip(receives, self.swap(out, [m.source for m in receives]), strict=True)
 
     def _needed(self, move: Move, held: dict[int, np.ndarray]) -> bool:
         """Whether there is anything to send: all know it where all have arrays of one shape."""
@@ -118,6 +136,9 @@ def exchanging(
     facts = {"algorithm": algorithm or None}
     if array is not None:
         facts |= {"dtype": name_of(array.dtype), "shape": array.shape}
+    devices = transport.devices if number and len(members) > 1 else None
+    if devices is not None and array is not None and kind != "broadcast":
+        facts["place"] = "GPU" if on_gpu(array) else "host"
     facts |= same
     agreed = tuple((name, value) for name, value in facts.items() if value is not None)
     call = Call(rank.index, kind, members, number, rank.here, agreed)
@@ -127,7 +148,11 @@ def exchanging(
     me = members.index(rank.index)
     exchange = Exchange(call, algorithm, members, me, transport, dtype, payload)
     before, begin = (transport.sent, transport.received, transport.messages), transport.now()
+    cpu = time.thread_time()
     transport.enter(call)
+    if devices is not None and (kind == "broadcast" or on_gpu(array)):
+        devices.open(exchange)
+        exchange.devices = devices
     yield exchange
     transport.settle()
     transport.leave(call)
@@ -136,9 +161,11 @@ def exchanging(
     assert exchange.terms, f"{kind} has nothing to predict its bytes from"
     after = transport.sent, transport.received, transport.messages
     sent, received, messages = (b - a for a, b in zip(before, after, strict=True))
+    if algorithm == NCCL:  # goes its own way
+        sent, received, messages = predicted(kind, algorithm, me, exchange.terms)
     rank.record(
         synchronises=number > 0, kind=kind, algorithm=algorithm, group=members, axes=axes,
         dtype="" if exchange.dtype is None else name_of(exchange.dtype), payload=exchange.payload,
         sent=sent, received=received, messages=messages, begin=begin, end=transport.now(),
-        terms=exchange.terms,
+        cpu=time.thread_time() - cpu, terms=exchange.terms,
     )  # fmt: skip

@@ -3,8 +3,9 @@
     moves (plan/collectives)  --by round-->  letters (transport)  --counted-->  Record
 
 The rounds that are carried out are those that the arithmetic adds up; what is counted is what
-the transport really sent and received. Arrays on a GPU go through host memory: they are copied
-to it, sent, and the result is copied back.
+the transport really sent and received. Arrays on GPUs go from GPU to GPU where every rank has one
+of its own and there is NCCL (nccl.py); else through host memory: they are copied to it, sent, and
+the result is copied back.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.dist.ranks import halos
+from tiledask.dist.ranks import halos, nccl_own
 from tiledask.dist.ranks.exchange import Exchange, exchanging
+from tiledask.dist.ranks.records import NCCL
 from tiledask.dist.ranks.sums import check_operation, sum_dtype
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.moves import adding_rounds, algorithms, default
 from tiledask.plan.products.placement import split
 from tiledask.tile.backend import array_namespace, to_numpy
+from tiledask.tile.nccl import on_gpu
 
 __all__ = ["Group"]
 
@@ -34,7 +37,9 @@ class Group:
     belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
     ``algorithm``: "ring", "tree" or "direct" (plan/collectives/moves.py draws them); None takes
-    the one that `tiledask.plan.collectives.moves.default` names.
+    the one that `tiledask.plan.collectives.moves.default` names. Between GPUs also "nccl" for an
+    all_reduce, all_gather, reduce_scatter, broadcast or reduce: NCCL's own, see nccl_own.py.
+    Between GPUs no collective begins before all ranks of the group have called it.
 
     Ranks that do not call the same raise CollectiveError, which names both calls.
     """
@@ -82,8 +87,10 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
         [15.0, 15.0, 15.0, 15.0]
         """
-        host, back = _host(x)
+        host, back = self._brought(x)
         with self._calling("all_reduce", algorithm, host, op=op, wide=wide or None) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.all_reduce(exchange, host, op, wide)
             held = self._reduced(exchange, _chunks(host, self.size), op, wide)
             host = _joined(held, host.shape)
         return back(host)
@@ -107,11 +114,13 @@ class Group:
         >>> run_threads(lambda rank: rank.group().reduce_scatter(np.arange(5)).tolist(), 3).results
         [[0, 3], [6, 9], [12]]
         """
-        host, back = _host(x)
+        host, back = self._brought(x)
         dim, extents = _dim(host, dim), self._extents(host, dim, extents)
         with self._calling(
             "reduce_scatter", algorithm, host, op=op, wide=wide or None, dim=dim, extents=extents
         ) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.reduce_scatter(exchange, host, dim, extents, op, wide)
             held = self._reduced(exchange, _cut(host, dim, extents), op, wide)
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
@@ -129,11 +138,14 @@ class Group:
 
         ``op`` and ``wide`` as for `all_reduce`. The adjoint of `broadcast`.
         """
-        host, back = _host(x)
+        host, back = self._brought(x)
         facts = {"op": op, "wide": wide or None, "root": root}
         with self._calling("reduce", algorithm, host, **facts) as exchange:
-            held = self._reduced(exchange, _chunks(host, self.size), op, wide, root)
-            host = _joined(held, host.shape)
+            if exchange.algorithm == NCCL:
+                host = nccl_own.reduce(exchange, host, op, wide, root)
+            else:
+                held = self._reduced(exchange, _chunks(host, self.size), op, wide, root)
+                host = _joined(held, host.shape)
         return back(host) if self.rank == root else None
 
     def _reduced(
@@ -169,10 +181,12 @@ class Group:
         >>> run_threads(lambda rank: rank.group().all_gather(np.ones(rank.index)).size, 4).results
         [6, 6, 6, 6]
         """
-        host, back = _host(x)
+        host, back = self._brought(x)
         dim = _dim(host, dim)
-        shape = _any_extent(host, dim)
+        shape = host.shape if algorithm == NCCL else _any_extent(host, dim)
         with self._calling("all_gather", algorithm, host, dim=dim, shape=shape) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.all_gather(exchange, host, dim)
             held = {self.rank: host}
             exchange.copy(exchange.turns(), held)
             exchange.terms = tuple(held[c].size for c in range(self.size)), host.dtype.itemsize
@@ -198,7 +212,7 @@ class Group:
         >>> run_threads(deal, 3).results
         [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
         """
-        host, back = _host(x)
+        host, back = self._brought(x)
         split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
         parts = _cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
@@ -223,9 +237,11 @@ class Group:
                 f"a broadcast takes x from its root, rank {root} of the group, and None from all "
                 f"others; rank {self.rank} passed {'None' if x is None else 'an array'}"
             )
-        host, back = (None, self._owner.on_device) if x is None else _host(x)
+        host, back = (None, self._owner.on_device) if x is None else self._brought(x)
         facts = {"shape": None, "dtype": None, "root": root}
         with self._calling("broadcast", algorithm, host, **facts) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.broadcast(exchange, host, root)
             held = {} if host is None else _chunks(host, self.size)
             exchange.copy(exchange.turns(root), held)
             host = _joined(held, exchange.call.about)
@@ -262,7 +278,7 @@ class Group:
         >>> run_threads(wider, 3).results
         [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
         """
-        host, back = _host(x)
+        host, back = self._brought(x)
         return back(halos.widened(self, host, _dim(host, dim), before, after, extents))
 
     def halo_reduce(
@@ -278,11 +294,14 @@ class Group:
 
         The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
         """
-        host, back = _host(y)
+        host, back = self._brought(y)
         return back(halos.folded(self, host, _dim(host, dim), before, after, extents))
 
     def send(self, x: Any, to: int) -> None:
-        """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it."""
+        """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it.
+
+        Goes through host memory, also between GPUs: nccl.py says why.
+        """
         host, _ = _host(x)
         with self._pair("send", to, host) as exchange:
             exchange.post(exchange.members.index(self.members[to]), [host])
@@ -316,7 +335,10 @@ class Group:
         self, kind: str, algorithm: str | None, array: np.ndarray | None, **same: Any
     ) -> AbstractContextManager[Exchange]:
         chosen = algorithm or default(kind, self.size)
-        if chosen not in algorithms(kind):
+        if chosen == NCCL:
+            nccl_own.check(kind, array, self._owner.transport.devices, self.size)
+            chosen = NCCL if self.size > 1 else default(kind, 1)
+        elif chosen not in algorithms(kind):
             raise ConfigError(
                 f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms(kind))}"
             )
@@ -325,6 +347,12 @@ class Group:
                 f"root {same['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
             )
         return self.calling(kind, array, algorithm=chosen, **same)
+
+    def _brought(self, x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
+        if self._owner.transport.devices is not None and self.size > 1 and on_gpu(x):
+            return x, _same
+        return _host(x)
 
     def calling(
         self, kind: str, array: np.ndarray | None, **facts: Any

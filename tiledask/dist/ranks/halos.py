@@ -25,10 +25,10 @@ def widened(
     strips = halo_strips(rows, before, after)
     with _calling(group, "halo_exchange", x, dim, before, after, extents) as exchange:
         exchange.terms = rows, _row_bytes(x, dim), before, after
-        for strip in strips:
-            if strip.source == me:
-                exchange.post(strip.destination, [_part(x, dim, strip, first)])
-        got = {s: exchange.take(s.source).parts[0] for s in strips if s.destination == me}
+        out = [(s.destination, [_part(x, dim, s, first)]) for s in strips if s.source == me]
+        into = [s for s in strips if s.destination == me]
+        came = exchange.swap(out, [s.source for s in into])
+        got = {s: part for s, (part,) in zip(into, came, strict=True)}
         ordered = sorted(got, key=lambda strip: strip.start)
         ahead = [got[s] for s in ordered if s.start < first]
         behind = [got[s] for s in ordered if s.start >= first]
@@ -55,15 +55,14 @@ def folded(
     strips = halo_strips(rows, before, after)
     with _calling(group, "halo_reduce", y, dim, before, after, extents) as exchange:
         exchange.terms = rows, _row_bytes(y, dim), before, after
-        for strip in strips:
-            if strip.destination == me:
-                exchange.post(strip.source, [_part(y, dim, strip, first - ahead)])
+        back = [s for s in strips if s.destination == me]
+        out = [(s.source, [_part(y, dim, s, first - ahead)]) for s in back]
+        into = sorted((s for s in strips if s.source == me), key=lambda each: each.destination)
         own = _part(y, dim, Strip(me, me, first, first + rows[me]), first - ahead).copy()
-        for strip in sorted(strips, key=lambda each: each.destination):
-            if strip.source == me:
-                part = exchange.take(strip.destination).parts[0]
-                place = _part(own, dim, strip, first)
-                np.add(place, part, out=place)
+        came = exchange.swap(out, [s.destination for s in into])
+        for strip, (part,) in zip(into, came, strict=True):
+            place = _part(own, dim, strip, first)
+            np.add(place, part, out=place)
     return own
 
 

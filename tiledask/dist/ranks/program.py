@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tiledask.dist.mailbox import CancelledError
 from tiledask.dist.ranks.call import Call
 from tiledask.dist.ranks.rank import Rank
-from tiledask.dist.ranks.records import Record, Records
+from tiledask.dist.ranks.records import Record, Records, StepTime
 from tiledask.dist.ranks.transport import Transport
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 from tiledask.plan.products.traffic import Traffic
@@ -24,12 +24,15 @@ class Part(NamedTuple):
     records: list[Record]
     came: dict[int, int]
     """Source -> bytes that came from it."""
+    letters: dict[int, int]
+    """Source -> letters that came from it."""
     posted: dict[tuple[tuple[int, ...], int], int]
-    """(group, destination) -> letters."""
+    """(group, destination) -> letters and signals."""
     taken: dict[tuple[tuple[int, ...], int], int]
-    """(group, source) -> letters."""
+    """(group, source) -> letters and signals."""
     last: Call | None
     """The last collective."""
+    steps: list[StepTime]
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,8 @@ def ran(
         transport.finish()
     except BaseException as error:
         raise _told(transport, error) from None
-    counted = (dict(each) for each in (transport.came, transport.posted, transport.taken))
-    return Part(result, rank.records, *counted, transport.box.doing.last)
+    tallies = transport.came, transport.letters, transport.posted, transport.taken
+    return Part(result, rank.records, *map(dict, tallies), transport.box.doing.last, rank.steps)
 
 
 def _told(transport: Transport, error: BaseException) -> BaseException:
@@ -104,12 +107,15 @@ def collected(parts: Sequence[Part]) -> Ranks:
             taken = parts[to].taken.get((group, rank), 0)
             if taken != letters:
                 raise _left_over(rank, to, group, letters, taken, parts)
-    records = Records.of(record for part in parts for record in part.records)
+    records = Records(
+        tuple(record for part in parts for record in part.records),
+        tuple(step for part in parts for step in part.steps),
+    )
     moves = Traffic.of(len(parts))
     for rank, part in enumerate(parts):
         for source, nbytes in part.came.items():
             moves.bytes[source, rank] += nbytes
-        for (_, source), letters in part.taken.items():
+        for source, letters in part.letters.items():
             moves.messages[source, rank] += letters
     return Ranks([part.result for part in parts], records, moves)
 

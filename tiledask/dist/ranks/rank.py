@@ -1,5 +1,6 @@
 """What a rank program is given: which rank it is, its groups, and labels for what it sends."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.ranks.records import Record
+from tiledask.dist.ranks.records import Record, StepTime
 from tiledask.dist.ranks.transport import Transport
 from tiledask.errors import ConfigError
 from tiledask.tile.backend import namespace
@@ -33,6 +34,7 @@ class Rank:
         """"numpy" or "cupy": what the arrays of this rank's device are."""
         self.transport = transport
         self.records: list[Record] = []
+        self.steps: list[StepTime] = []
         self._groups: dict[tuple[int, ...], Group] = {}
         self._labels: list[str] = []
         self._step: int | None = None
@@ -77,10 +79,18 @@ class Rank:
         """Collectives inside the block belong to step ``number``; barriers count from 0 in it."""
         before = self._step, self._barriers
         self._step, self._barriers = number, 0
+        begin, cpu, process = self._clocks()
         try:
             yield
         finally:
             self._step, self._barriers = before
+        end, cpu_end, process_end = self._clocks()
+        took = StepTime(self.index, number, begin, end, cpu_end - cpu, process_end - process)
+        self.steps.append(took)
+
+    def _clocks(self) -> tuple[float, float, float]:
+        """By the wall, of this thread, of all of the process's threads."""
+        return self.transport.now(), time.thread_time(), time.process_time()
 
     @property
     def here(self) -> str:

@@ -15,7 +15,10 @@ from tiledask.plan.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Moved", "Record", "Records", "Total"]
+__all__ = ["NCCL", "Moved", "Record", "Records", "StepTime", "Total", "predicted"]
+
+NCCL = "nccl"
+"""The algorithm of collectives that NCCL carries out in its own way."""
 
 
 class Moved(NamedTuple):
@@ -38,7 +41,7 @@ class Record:
     """"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
     "halo_exchange", "halo_reduce", "send", "recv", "sendrecv" or "barrier"."""
     algorithm: str
-    """"ring", "tree" or "direct"; empty where there is no choice."""
+    """"ring", "tree", "direct", or "nccl" for NCCL's own; empty where there is no choice."""
     group: tuple[int, ...]
     """Ranks that take part."""
     axes: tuple[int, ...]
@@ -47,11 +50,11 @@ class Record:
     payload: int
     """Bytes of the array that this rank brings; of a broadcast those that it ends with."""
     sent: int
-    """Bytes that left this rank, counted where they left."""
+    """Bytes that left this rank, counted where they left; computed if the algorithm is "nccl"."""
     received: int
-    """Bytes that reached it, counted where they arrived."""
+    """Bytes that reached it, counted where they arrived; computed if the algorithm is "nccl"."""
     messages: int
-    """That it sent."""
+    """That it sent; 0 if the algorithm is "nccl", which has its own."""
     step: int | None
     """Of the training, if the program says so."""
     barrier: int | None
@@ -60,6 +63,8 @@ class Record:
     begin: float
     """Seconds since 1970, by one clock for all ranks."""
     end: float
+    cpu: float
+    """Seconds that the rank's thread computed in it: copies, system calls, sums; not its waits."""
     terms: tuple
     """What the arithmetic needs for `predicted`."""
 
@@ -69,17 +74,23 @@ class Record:
         return self.end - self.begin
 
     @property
-    def counted(self) -> Moved:
+    def counted(self) -> Moved | None:
+        """None if nobody counted: NCCL's own algorithms go ways that only it knows."""
+        if self.algorithm == NCCL:
+            return None
         return Moved(self.sent, self.received, self.messages)
 
     @property
     def predicted(self) -> Moved:
         """The same by arithmetic, from the extents alone."""
-        return _predicted(self.kind, self.algorithm, self.group.index(self.rank), self.terms)
+        return predicted(self.kind, self.algorithm, self.group.index(self.rank), self.terms)
 
 
 @cache
-def _predicted(kind: str, algorithm: str, me: int, terms: tuple) -> Moved:
+def predicted(kind: str, algorithm: str, me: int, terms: tuple) -> Moved:
+    """What rank ``me`` of a group moves; of "nccl" what it would on a ring, without messages."""
+    if algorithm == NCCL:
+        return predicted(kind, "ring", me, terms)._replace(messages=0)
     if kind in KINDS:
         each = cost(kind, algorithm, *terms)
         return Moved(each.sent[me], each.received[me], each.messages[me])
@@ -93,6 +104,20 @@ def _predicted(kind: str, algorithm: str, me: int, terms: tuple) -> Moved:
         return Moved(sum(out), sum(back), len(out))
     sent, received = terms
     return Moved(sent or 0, received or 0, int(sent is not None))
+
+
+class StepTime(NamedTuple):
+    """One step on one rank."""
+
+    rank: int
+    step: int
+    begin: float
+    """Seconds since 1970, by the clock of the records."""
+    end: float
+    cpu: float
+    """Seconds that the rank's thread computed, in collectives and outside."""
+    process: float
+    """Seconds that all threads of its process computed, this one's included."""
 
 
 class Total(NamedTuple):
@@ -111,6 +136,8 @@ class Records:
     """The records of all ranks of a run, rank after rank, each rank's in the order of its calls."""
 
     rows: tuple[Record, ...]
+    steps: tuple[StepTime, ...] = ()
+    """Of all ranks, if the program says what its steps are; not chosen from by `where`."""
 
     @classmethod
     def of(cls, rows: Iterable[Record]) -> "Records":
@@ -156,7 +183,7 @@ class Records:
     @property
     def mismatches(self) -> "Records":
         """The records whose counted bytes or messages are not those predicted; best none."""
-        return Records.of(r for r in self.rows if r.counted != r.predicted)
+        return Records.of(r for r in self.rows if r.counted not in (None, r.predicted))
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per record, with predicted_sent, predicted_received, predicted_messages beside."""
@@ -172,7 +199,9 @@ class Records:
         kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
         sent = sum(r.sent for r in self.rows)
         ranks = len({r.rank for r in self.rows})
-        return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks)"
+        own = sum(r.sent for r in self.rows if r.counted is None)
+        computed = f", {own:,} of them computed, not counted: NCCL's own" if own else ""
+        return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks{computed})"
 
     def _repr_html_(self) -> str:
         head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")

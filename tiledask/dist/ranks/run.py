@@ -20,10 +20,12 @@ from tiledask.dist.lending import transport_of
 from tiledask.dist.meeting import begin, meeting, of_run
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.ranks import posts, sockets
+from tiledask.dist.ranks.nccl import Devices
 from tiledask.dist.ranks.posts import Posts
 from tiledask.dist.ranks.program import Part, Ranks, arguments, collected, ran
 from tiledask.dist.ranks.sockets import Sockets
 from tiledask.errors import ConfigError
+from tiledask.tile.nccl import Place, place, stay_near, why_not
 
 __all__ = ["TRANSPORTS", "run_ranks"]
 
@@ -41,6 +43,8 @@ class _Plan(NamedTuple):
     shape: tuple[int, ...]
     backend: str
     way: str
+    places: tuple[Place, ...]
+    """Of all ranks, if arrays go from GPU to GPU."""
     seconds: float
 
 
@@ -63,8 +67,10 @@ def run_ranks(
     timeout
         Seconds that the program may take (default 300). Nothing waits longer.
     transport
-        "sockets" between workers of one machine, "posts" by Dask's messages; None chooses. On a
-        GPU both go through host memory.
+        "sockets" between workers of one machine, "posts" by Dask's messages; both carry arrays
+        of GPUs through host memory. "nccl" carries them from GPU to GPU, and only letters by one
+        of the two. None takes NCCL where every rank has a GPU of its own and there is NCCL, else
+        what is left.
 
     If any rank raises, the run is over for all: each raises the same error, and so does this.
     Raises CollectiveError where ranks do not call the same collectives, DeadlineError after
@@ -84,7 +90,8 @@ def run_ranks(
     patience = max(seconds, PATIENCE)
     run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
     folder = cluster.spool / run[-12:]
-    way = _way(cluster, transport, folder, patience)
+    places = _places(cluster, mesh.ranks, transport, patience)
+    way = _way(cluster, None if transport == "nccl" else transport, folder, patience)
     everyone = set(range(mesh.ranks))
     if way == "sockets":
         folder.mkdir()
@@ -97,7 +104,7 @@ def run_ranks(
         with meeting(cluster, run, peers, patience, prepare):
             tasks = []
             for r, mine in enumerate(given):
-                plan = _Plan(run, r, mesh.shape, cluster.backend, way, seconds)
+                plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds)
                 tasks.append(cluster.submit(r, _work, plan, program, *mine, name="rank_program"))
             begin(cluster, run, patience)
             name = getattr(program, "__name__", "program")
@@ -107,9 +114,25 @@ def run_ranks(
     return collected(parts)
 
 
+def _places(cluster: Cluster, ranks: int, asked: str | None, timeout: float) -> tuple[Place, ...]:
+    """Where the ranks are, if arrays go by NCCL; else none. Raises ConfigError if they should go
+    by NCCL and cannot."""
+    if asked not in (None, "nccl", *TRANSPORTS):
+        raise ConfigError(f"no transport {asked!r}; there are {', '.join(TRANSPORTS)}, nccl")
+    if asked in TRANSPORTS:
+        return ()
+    places = ()
+    if cluster.backend == "cupy":
+        places = tuple(cluster.run(place, timeout=timeout)[:ranks])
+        reason = why_not(places)
+    else:
+        reason = "NCCL needs GPU workers, and these compute on CPUs"
+    if reason and asked:
+        raise ConfigError(f"{reason}; leave transport= out, and arrays go through host memory")
+    return () if reason else places
+
+
 def _way(cluster: Cluster, asked: str | None, folder: Path, timeout: float) -> str:
-    if asked is not None and asked not in TRANSPORTS:
-        raise ConfigError(f"no transport {asked!r}; there are {', '.join(TRANSPORTS)}")
     slots = cluster.wait_for_slots(range(cluster.slots), timeout)
     hosts = {slots[slot]["host"] for slot in range(cluster.slots)}
     near = len(hosts) == 1 and len(str(folder)) + 5 < sockets.LONGEST
@@ -125,5 +148,9 @@ def _work(plan: _Plan, program: Callable[..., Any], *args: Any) -> Part:
     """The program on this worker (a task)."""
     deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
     transport = TRANSPORTS[plan.way](plan.rank, here, deadline, get_worker())
+    if plan.places:
+        stay_near(plan.places)
+        transport.devices = Devices(transport)
+        here.at_end.append(transport.devices.close)  # when all ranks are done with it
     here.wait_for_start(deadline)
     return ran(program, plan.shape, transport, plan.backend, args)

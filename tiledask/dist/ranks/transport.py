@@ -51,7 +51,11 @@ class Transport(ABC):
         """Bytes by the rank that they came from."""
         self.posted: Counter[tuple] = Counter()
         self.taken: Counter[tuple] = Counter()
-        """Letters by (group, other rank)."""
+        """Letters and signals by (group, other rank)."""
+        self.letters: Counter[int] = Counter()
+        """Letters by the rank that they came from."""
+        self.devices: Any = None
+        """The way from GPU to GPU, if there is one (a Devices)."""
         box.doing = Doing(since=self.now())
 
     # -- what each transport does in its own way ---------------------------------------------
@@ -92,12 +96,19 @@ class Transport(ABC):
 
     def post(self, to: int, call: Call, parts: Sequence[np.ndarray]) -> None:
         """Send ``parts`` to rank ``to`` as a letter of ``call``."""
+        self.sent += self._deliver_next(to, call, parts)
+        self.messages += 1
+
+    def signal(self, to: int, call: Call) -> None:
+        """Tell rank ``to``, which calls `hear`, that this rank is in ``call``; counts nowhere."""
+        self._deliver_next(to, call, [])
+
+    def _deliver_next(self, to: int, call: Call, parts: Sequence[np.ndarray]) -> int:
         self.box.check()
         pair = call.group, to
         nbytes = self.deliver(to, ("letter", call.group, self.rank, self.posted[pair]), call, parts)
         self.posted[pair] += 1
-        self.sent += nbytes
-        self.messages += 1
+        return nbytes
 
     def take(self, source: int, call: Call) -> Letter:
         """The next letter from rank ``source`` to this group; it must be of the same call.
@@ -105,6 +116,14 @@ class Transport(ABC):
         Raises CollectiveError if the ranks disagree, if ``source`` has returned, or if both wait
         for each other; DeadlineError when the run's time is over; and what ended the run.
         """
+        letter = self.hear(source, call)
+        self.received += letter.nbytes
+        self.came[source] += letter.nbytes
+        self.letters[source] += 1
+        return letter
+
+    def hear(self, source: int, call: Call) -> Letter:
+        """The next `signal` from rank ``source`` to this group; raises as `take` does."""
         pair = call.group, source
         key = ("letter", call.group, source, self.taken[pair])
         letter = self.box.parcels.pop(key, None)
@@ -114,8 +133,6 @@ class Transport(ABC):
         self.taken[pair] += 1
         if not call.agrees(letter.call):
             raise mismatch(call, letter.call)
-        self.received += letter.nbytes
-        self.came[source] += letter.nbytes
         return letter
 
     def _wait(self, source: int, key: tuple, call: Call) -> None:

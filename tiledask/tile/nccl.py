@@ -1,0 +1,220 @@
+"""NCCL through CuPy: arrays from GPU to GPU, and when what was begun is done.
+
+    stream of the program   [kernel writes x]--event--.
+    stream of NCCL                                    '-->[send x, recv y]--event--> done?
+
+NCCL works on a stream of its own, behind all that the program had enqueued on its current one when
+it called. Nobody may write what is sent, or touch what is received, before `Pending.done`.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.errors import CollectiveError, ConfigError
+from tiledask.tile.backend import namespace, nccl_bindings
+
+__all__ = [
+    "Communicator", "Pending", "Place", "check_dtype", "contiguous", "device", "empty", "now",
+    "on_gpu", "place", "stay_near", "unique_id", "why_not",
+]  # fmt: skip
+
+REDUCES = (
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64",
+    "uint64",
+)  # fmt: skip
+"""Element types that NCCL can add."""
+
+
+class Place(NamedTuple):
+    """Where a rank computes."""
+
+    machine: str
+    device: str
+    """The GPU's PCI bus id."""
+    reason: str
+    """Why NCCL cannot be used there, in a sentence; empty if it can."""
+
+
+def place() -> Place:
+    """Of this process and its current GPU."""
+    machine = socket.gethostname()
+    try:
+        nccl_bindings()
+        return Place(machine, device().pci_bus_id, "")
+    except Exception as error:  # KernelError, or whatever a broken driver raises
+        return Place(machine, "", " ".join(str(error).split()))
+
+
+def why_not(places: Sequence[Place]) -> str:
+    """Why arrays of ranks at ``places`` cannot go by NCCL, in a sentence; empty if they can.
+
+    >>> why_not([Place("a", "0000:01:00.0", ""), Place("a", "0000:01:00.0", "")])
+    'NCCL needs a GPU for each rank, and ranks 0 and 1 share GPU 0000:01:00.0 of a'
+    """
+    for r, each in enumerate(places):
+        if each.reason:
+            return f"rank {r}: {each.reason}"
+        first = [p[:2] for p in places].index(each[:2])
+        if first < r:
+            return (
+                f"NCCL needs a GPU for each rank, and ranks {first} and {r} share GPU "
+                f"{each.device} of {each.machine}"
+            )
+    return "" if len(places) > 1 else f"NCCL needs 2 ranks or more, and there are {len(places)}"
+
+
+def stay_near(places: Sequence[Place]) -> None:
+    """Let NCCL's ranks meet on the loopback if all are on one machine; call it before any other.
+
+    NCCL takes a network card for that otherwise. What NCCL_SOCKET_IFNAME says already goes first.
+    """
+    if len({each.machine for each in places}) == 1:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+# -- arrays --------------------------------------------------------------------------------------
+
+
+def on_gpu(x: Any) -> bool:
+    """Whether ``x`` is an array of a GPU."""
+    return type(x).__module__.partition(".")[0] == "cupy"
+
+
+def contiguous(x: Any) -> Any:
+    """``x`` itself if its elements lie one behind the other, else a copy that does."""
+    return x if x.flags.c_contiguous else x.copy()
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """An array on the current GPU, for what will be received."""
+    return namespace("cupy").empty(shape, dtype)
+
+
+def device() -> Any:
+    """This thread's current GPU; ``use()`` makes it another thread's."""
+    return namespace("cupy").cuda.Device()
+
+
+def now() -> Any:
+    """An event behind all that this thread has enqueued on its stream so far."""
+    cuda = namespace("cupy").cuda
+    event = cuda.Event(disable_timing=True)
+    event.record(cuda.get_current_stream())
+    return event
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    """Raise ConfigError if NCCL cannot add elements of ``dtype``."""
+    if dtype.name not in REDUCES:
+        raise ConfigError(
+            f"NCCL's own sums are of {', '.join(REDUCES)}, got {dtype.name}; algorithm='ring', "
+            f"'tree' and 'direct' take any type"
+        )
+
+
+# -- communicators -------------------------------------------------------------------------------
+
+
+def unique_id() -> tuple[int, ...]:
+    """What all ranks of a new communicator must know; one of them makes it."""
+    with _translated("make the id of a communicator"):
+        return nccl_bindings().get_unique_id()
+
+
+class Pending:
+    """Something that NCCL has begun."""
+
+    def __init__(self, event: Any, communicator: Any, arrays: Sequence[Any]) -> None:
+        self._event, self._communicator = event, communicator
+        self._arrays = arrays  # kept until it is done
+
+    @property
+    def done(self) -> bool:
+        """Whether the GPU is done with it. Raises CollectiveError if NCCL has failed."""
+        with _translated("carry arrays"):
+            self._communicator.check_async_error()
+        return self._event.done
+
+
+class Communicator:
+    """One rank's end of a communicator of ``size`` ranks, on the thread's current GPU.
+
+    NCCL's calls may block until the other ranks make theirs, so they belong on a thread that can
+    be left behind. ``after``: of `now`, from the thread whose arrays they are.
+    """
+
+    def __init__(self, size: int, unique: tuple[int, ...], rank: int) -> None:
+        self._nccl = nccl_bindings()
+        self._stream = namespace("cupy").cuda.Stream(non_blocking=True)
+        with _translated(f"set up a communicator of {size} ranks"):
+            self._comm = self._nccl.NcclCommunicator(size, unique, rank)
+
+    def move(
+        self, after: Any, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> Pending:
+        """Begin to send and receive (peer, contiguous array) pairs, all at the same time.
+
+        What goes to one peer arrives in the order of ``sends``. Bytes are carried, of any type.
+        """
+        byte, stream = self._nccl.NCCL_UINT8, self._stream
+        with _translated("send and receive"):
+            stream.wait_event(after)
+            self._nccl.groupStart()  # one that sends first and one that does too would both wait
+            try:
+                for peer, x in sends:
+                    self._comm.send(x.data.ptr, x.nbytes, byte, peer, stream.ptr)
+                for peer, x in receives:
+                    self._comm.recv(x.data.ptr, x.nbytes, byte, peer, stream.ptr)
+            finally:
+                self._nccl.groupEnd()
+        return self._pending([x for _, x in (*sends, *receives)])
+
+    def collective(
+        self, after: Any, kind: str, x: Any, out: Any, op: str = "sum", root: int = 0
+    ) -> Pending:
+        """Begin NCCL's own ``kind`` from ``x`` into ``out``, both contiguous.
+
+        Parts lie one behind the other by rank: those of ``out`` in an all_gather, of ``x`` in a
+        reduce_scatter. What is only copied may have any type, what is added one of `REDUCES`.
+        """
+        given, into, stream = x.data.ptr, out.data.ptr, self._stream.ptr
+        byte = self._nccl.NCCL_UINT8
+        types = getattr(self._nccl, f"NCCL_{x.dtype.name.upper()}", byte)
+        how = getattr(self._nccl, f"NCCL_{op.upper()}")
+        comm, size = self._comm, x.size
+        calls = {
+            "all_reduce": lambda: comm.allReduce(given, into, size, types, how, stream),
+            "reduce": lambda: comm.reduce(given, into, size, types, how, root, stream),
+            "reduce_scatter": lambda: comm.reduceScatter(given, into, out.size, types, how, stream),
+            "all_gather": lambda: comm.allGather(given, into, x.nbytes, byte, stream),
+            "broadcast": lambda: comm.broadcast(given, into, x.nbytes, byte, root, stream),
+        }
+        with _translated(f"call its {kind}"):
+            self._stream.wait_event(after)
+            calls[kind]()
+        return self._pending([x, out])
+
+    def abort(self) -> None:
+        """Give everything back, and end whatever is under way; waits for no other rank."""
+        self._comm.abort()
+
+    def _pending(self, arrays: Sequence[Any]) -> Pending:
+        event = namespace("cupy").cuda.Event(disable_timing=True)
+        event.record(self._stream)
+        return Pending(event, self._comm, arrays)
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except nccl_bindings().NcclError as error:
+        raise CollectiveError(
+            f"NCCL could not {what}: {error}. NCCL_DEBUG=WARN in the environment makes it say "
+            f"more; transport='sockets' or 'posts' carries arrays through host memory"
+        ) from None
