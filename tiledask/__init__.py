@@ -63,6 +63,7 @@ _HOME = {
     "GPT": "tiledask.dist.training",
     "Trained": "tiledask.dist.training",
     "train": "tiledask.dist.training",
+    "train_lenet": "tiledask.dist.convolution.lenet_train",
     "save_checkpoint": "tiledask.dist.checkpoints",
     "open_checkpoint": "tiledask.dist.checkpoints",
     # lab: what people look at
