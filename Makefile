@@ -13,7 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 
-.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles soak accuracy env clean
+.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training soak accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -67,6 +67,9 @@ bench-search: env ## the search of all layouts beside calculon's (BENCH_ARGS="--
 
 bench-tiles: env ## tile kernels beside cuBLAS, torch, Triton: a GPU (or BENCH_ARGS="--arrays numpy")
 	$(BIN)/python -m tiledask.lab.bench.tiles $(BENCH_ARGS)
+
+bench-training: env ## where a training step's time goes, and torch beside it (BENCH_ARGS="--python PY")
+	$(BIN)/python -m tiledask.lab.bench.training $(BENCH_ARGS)
 
 soak: env ## a small GPT trained under every layout of 2, 4 and 8 ranks, 50 steps each: minutes
 	$(BIN)/python -m pytest -m slow tests/test_training_gpt.py

@@ -13,12 +13,12 @@ SMALL = Size("interleaved", 2, 4, 6)
 OURS = Way(WARM, (sys.executable, "-I"), "ours", "cold")
 
 
-def told(tmp_path, **facts) -> Way:
+def told(tmp_path, name=VIC, **facts) -> Way:
     """A peer that does nothing but say ``facts``."""
-    script = tmp_path / "peer.py"
+    script = tmp_path / f"{name.split()[0]}.py"
     facts = {"seconds": 1.0, "cpu": 1.0, "peak": 5, "before": 4} | facts
     script.write_text(f"print({json.dumps(json.dumps(facts))})")
-    return Way(VIC, (sys.executable, str(script)), "vic")
+    return Way(name, (sys.executable, "-I", "-S", str(script)), "vic")
 
 
 def test_sizes_grow_to_sixteen_million_actions():
@@ -39,8 +39,9 @@ def test_a_run_says_what_it_did_and_a_peer_that_agrees_stands_beside_it(tmp_path
 
 
 def test_a_peer_that_does_other_work_stops_the_bench(tmp_path):
+    ways = [told(tmp_path, WARM, makespan=1.0), told(tmp_path, makespan=1.5)]
     with pytest.raises(ValueError, match="not the same work, makespan differs"):
-        measure([SMALL], [OURS, told(tmp_path, makespan=1.5)], 1, 60, lambda _: None)
+        measure([SMALL], ways, 1, 60, lambda _: None)
 
 
 def test_a_run_that_breaks_or_takes_too_long_is_given_up_with_its_reason(tmp_path):

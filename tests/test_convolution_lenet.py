@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from calls import assert_calls, assert_close
+from calls import assert_close
 from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.convolution import lenet_runs as R
+from tiledask.dist.convolution import lenet_step as step
 from tiledask.dist.convolution.lenet import LENET, flops, samples
 from tiledask.dist.convolution.lenet_plan import need
 from tiledask.dist.data_parallel.chain import gradients, initial_weights, sizes
@@ -43,7 +44,11 @@ def check(name, images, ranks, run=run_threads, dtype="float64", tolerance=2e-14
             for layer, each in share.grads.items():
                 for kind, g in each.items():
                     np.testing.assert_array_equal(g, ours[layer][kind])
-    assert_calls(done.records, need(name, images, ranks, np.dtype(dtype).itemsize).calls, ranks)
+    said = need(name, images, ranks, np.dtype(dtype).itemsize)
+    for rank, calls in enumerate(said.calls):
+        ran = [(r.label, r.kind, *r.counted) for r in done.records.where(rank=rank)]
+        assert ran == [tuple(call) for call in calls], f"rank {rank}"
+    assert len(done.records.mismatches) == 0
     return done
 
 
@@ -98,12 +103,12 @@ def test_the_table():
 
 
 def test_a_table_notices_a_wrong_prediction(monkeypatch):
-    """Planted: a gathering less is predicted."""
+    """Planted: for each rank a call less is predicted."""
     from tiledask.lab import lenet
 
     def wrong(name, *args):
         found = need(name, *args)
-        return replace(found, calls=found.calls[1:])
+        return replace(found, calls=tuple(calls[1:] for calls in found.calls))
 
     monkeypatch.setattr(lenet, "need", wrong)
     failed = {row.quantity for row in lenet_claims(images=5, dtype="float64").failures}
@@ -154,14 +159,15 @@ def test_the_table_on_workers(cluster):
 
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(PlacementError, match="LeNet has 4: got 5 ranks; use 4 or fewer"):
-        run_threads(R.in_stages, 5, initial_weights(LENET), *samples(2))
+        run_threads(R.PARTITIONINGS["network"], 5, initial_weights(LENET), *samples(2))
 
 
 def test_a_mean_of_means_is_noticed(monkeypatch):
     """Planted: ranks with 2, 2 and 3 images count the same."""
-    honest = R.average
-    monkeypatch.setattr(R, "average", lambda g, grads, n, total: honest(g, grads, 1, total=g.size))
-    with pytest.raises(AssertionError, match="of the largest element"):
+    honest = step._ByUnits.loss
+    by_rank = lambda way, y, classes, batch: honest(way, y, classes, 3 * len(classes))  # noqa: E731
+    monkeypatch.setattr(step._ByUnits, "loss", by_rank)
+    with pytest.raises(AssertionError):
         check("data parallel", 7, 3)
 
 
@@ -177,12 +183,16 @@ def test_a_partial_gradient_that_is_not_summed_is_noticed(monkeypatch):
         check("layerwise", 4, 4)
 
 
-def test_gradients_averaged_in_many_pieces_are_noticed(monkeypatch):
+def test_gradients_added_in_many_pieces_are_noticed(monkeypatch):
     """Planted: an all_reduce for each tensor, which d2l's own code does: 8 synchronisations."""
 
-    def by_tensor(group, grads, count, total):
-        return {name: group.all_reduce(g * (count / total)) for name, g in grads.items()}
+    def by_tensor(group, grads):
+        with group.label("gradients"):
+            return {
+                layer: {name: group.all_reduce(g) for name, g in each.items()}
+                for layer, each in grads.items()
+            }
 
-    monkeypatch.setattr(R, "average", by_tensor)
+    monkeypatch.setattr(step, "_added", by_tensor)
     with pytest.raises(AssertionError, match="rank 0"):
         check("data parallel", 4, 4)

@@ -7,7 +7,7 @@ what the GPU's compiler makes of the text: its registers are counted in test_cud
 import pytest
 from cuda_host import why_not
 from cuda_host.products import Case
-from cuda_host.tiles import COPY, LDMATRIX, READ, WRITE, TileKernels
+from cuda_host.tiles import COPY, LDMATRIX, READ, WRITE, TileKernels, lies, runs, shapes
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -28,25 +28,15 @@ small, large = kernels("small", SMALL), kernels("large", LARGE)
 small_tf32, large_tf32 = kernels("small_tf32", SMALL_TF32), kernels("large_tf32", LARGE_TF32)
 
 
-def lies(layouts, boundary, dtype="bfloat16", c="C"):
-    """What a Case needs for lines that start on multiples of ``boundary`` bytes, and of no more."""
-    itemsize = 4 if dtype == "float32" else 2
-    return {"layouts": layouts + c, "margin": boundary // itemsize, "dtype": dtype}
-
-
 # (type, layouts of a and b, boundary of their lines, type of C)
 HALVES = [
     ("bfloat16", "CC", 16, ""), ("bfloat16", "FF", 16, "float32"), ("bfloat16", "FC", 4, ""),
     ("bfloat16", "CF", 2, ""), ("bfloat16", "FC", 2, ""), ("float16", "CF", 16, ""),
 ]  # fmt: skip
-SHAPES = [
-    (1, 1, 1), (64, 64, 32), (63, 65, 33), (65, 63, 31), (64, 64, 7), (5, 70, 96), (70, 5, 128),
-    (62, 61, 100), (3, 3, 95),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dtype", "layouts", "boundary", "out"), HALVES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", shapes(k=32), ids=str)
 def test_halves_agree_with_float64_and_touch_nothing_outside(
     small, shape, dtype, layouts, boundary, out
 ):
@@ -56,7 +46,7 @@ def test_halves_agree_with_float64_and_touch_nothing_outside(
 
 
 @pytest.mark.parametrize(("layouts", "boundary"), [("CC", 16), ("FF", 4)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", shapes(k=32), ids=str)
 def test_tf32_agrees_with_the_product_of_rounded_operands(small_tf32, shape, layouts, boundary):
     for seed in (1, 2):
         case = Case(*shape, **lies(layouts, boundary, "float32"), tf32=True, seed=seed)
@@ -67,42 +57,12 @@ def test_tf32_is_not_float32(small_tf32):
     assert not small_tf32.is_right(Case(64, 64, 32, **lies("CC", 16, "float32")))
 
 
-ENDINGS = [
-    {"alpha": -0.5}, {"alpha": 2.0, "beta": 0.5}, {"bias": True}, {"gelu": True},
-    {"beta": 1.0, "bias": True, "gelu": True, "before": True},
-]  # fmt: skip
+RUNS = runs("bfloat16", k=32)
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=str)
-@pytest.mark.parametrize("c", "CF")
-def test_what_is_done_to_the_sums(small, ending, c):
-    layouts = "CC" if c == "C" else "FF"  # with C's columns together, the transposed product runs
-    assert small.is_right(Case(66, 70, 40, **lies(layouts, 16, c=c), **ending))
-
-
-def test_a_c_whose_elements_all_lie_apart(small):
-    case = Case(66, 65, 40, layouts="CCS", margin=8, dtype="bfloat16", beta=1.0, bias=True)
-    assert small.is_right(case)
-
-
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-def test_a_batch(small, shared):
-    case = Case(40, 70, 39, **lies("CC", 16), batch=3, shared=shared, beta=1.0, before=True)
-    assert small.is_right(case)
-
-
-def test_many_tiles_in_the_raster(small):
-    """9 rows of tiles are one band of 8 and a ragged one."""
-    assert small.is_right(Case(64 * 8 + 3, 130, 3, **lies("CC", 16)))
-
-
-def test_no_steps_along_k_leave_what_the_ending_makes_of_0(small):
-    assert small.is_right(Case(30, 30, 0, **lies("CC", 16), beta=2.0, bias=True))
-
-
-@pytest.mark.parametrize("seed", range(3, 9))
-def test_any_order_of_threads(small, seed):
-    assert small.is_right(Case(65, 66, 200, **lies("CC", 16)), seed)
+@pytest.mark.parametrize("run", RUNS)
+def test_endings_batches_bands_and_orders(small, run):
+    assert small.is_right(*RUNS[run])
 
 
 @pytest.mark.parametrize("layouts", ["CC", "FF"])

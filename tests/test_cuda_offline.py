@@ -191,10 +191,7 @@ def panels(variant, piece=16, **more):
     return name, macros, shared
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("variant", PANELS)
-@pytest.mark.parametrize("ending", ["plain", "everything"])
-def test_panels_compile_without_spills_and_two_blocks_fit(arch, variant, ending):
+def check_panels(arch, variant, ending):
     more = {key: int(ending == "everything") for key in PLAIN}
     name, macros, shared = panels(variant, **more)
     _, found = compile_it(name, arch, macros)
@@ -204,6 +201,21 @@ def test_panels_compile_without_spills_and_two_blocks_fit(arch, variant, ending)
     # block for the system
     assert found.registers <= 255
     assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
+
+
+@pytest.mark.parametrize(("arch", "ending"), [("sm_80", "plain"), ("sm_90", "everything")])
+@pytest.mark.parametrize("variant", PANELS)
+def test_panels_compile_without_spills_and_two_blocks_fit(arch, variant, ending):
+    check_panels(arch, variant, ending)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "ending"), [("sm_80", "everything"), ("sm_90", "plain")])
+@pytest.mark.parametrize("variant", PANELS)
+def test_panels_with_the_other_ending_of_each_architecture(request, arch, variant, ending):
+    if "slow" not in request.config.getoption("markexpr"):
+        pytest.skip("the other half of the pairs; run them with -m slow")
+    check_panels(arch, variant, ending)
 
 
 @pytest.mark.parametrize("turned", [(1, 0), (1, 1), (0, 0)])

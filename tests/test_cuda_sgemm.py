@@ -4,10 +4,13 @@ The kernel's own text runs, thread by thread (tests/cuda_host). What that cannot
 what the GPU's compiler makes of the text: its registers are counted in test_cuda_offline.py.
 """
 
+from functools import partial
+
 import pytest
 from cuda_host import why_not
 from cuda_host.products import Case
-from cuda_host.tiles import COPY, READ, WRITE, TileKernels
+from cuda_host.tiles import COPY, READ, WRITE, TileKernels, runs, shapes
+from cuda_host.tiles import lies as lies_for
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -28,59 +31,22 @@ def large(tmp_path_factory):
     return TileKernels(tmp_path_factory.mktemp("large"), "sgemm_warptiled", **LARGE)
 
 
-def lies(layouts, boundary, c="C"):
-    """What a Case needs for lines that start on multiples of ``boundary`` bytes, and of no more."""
-    return {"layouts": layouts + c, "margin": boundary // 4}
-
-
-SHAPES = [
-    (1, 1, 1), (64, 64, 16), (63, 65, 17), (65, 63, 15), (64, 64, 5), (5, 70, 48), (70, 5, 64),
-    (62, 61, 34), (3, 3, 47),
-]  # fmt: skip
+lies = partial(lies_for, dtype="float32")
 
 
 @pytest.mark.parametrize(("layouts", "boundary"), VARIANTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", shapes(k=16), ids=str)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(small, shape, layouts, boundary):
     for seed in (1, 2):
         assert small.is_right(Case(*shape, **lies(layouts, boundary), seed=seed), seed)
 
 
-ENDINGS = [
-    {"alpha": -0.5}, {"alpha": 2.0, "beta": 0.5}, {"bias": True}, {"gelu": True},
-    {"beta": 1.0, "bias": True, "gelu": True, "before": True},
-]  # fmt: skip
+RUNS = runs("float32", k=16)
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=str)
-@pytest.mark.parametrize("c", "CF")
-def test_what_is_done_to_the_sums(small, ending, c):
-    layouts = "CC" if c == "C" else "FF"  # with C's columns together, the transposed product runs
-    assert small.is_right(Case(66, 70, 20, **lies(layouts, 16, c), **ending))
-
-
-def test_a_c_whose_elements_all_lie_apart(small):
-    assert small.is_right(Case(66, 65, 20, layouts="CCS", margin=4, beta=1.0, bias=True))
-
-
-@pytest.mark.parametrize("shared", ["", "a", "b"])
-def test_a_batch(small, shared):
-    case = Case(40, 70, 19, **lies("CC", 16), batch=3, shared=shared, beta=1.0, before=True)
-    assert small.is_right(case)
-
-
-def test_many_tiles_in_the_raster(small):
-    """9 rows of tiles are one band of 8 and a ragged one."""
-    assert small.is_right(Case(64 * 8 + 3, 130, 3, **lies("CC", 16)))
-
-
-def test_no_steps_along_k_leave_what_the_ending_makes_of_0(small):
-    assert small.is_right(Case(30, 30, 0, **lies("CC", 16), beta=2.0, bias=True))
-
-
-@pytest.mark.parametrize("seed", range(3, 9))
-def test_any_order_of_threads(small, seed):
-    assert small.is_right(Case(65, 66, 100, **lies("CC", 16)), seed)
+@pytest.mark.parametrize("run", RUNS)
+def test_endings_batches_bands_and_orders(small, run):
+    assert small.is_right(*RUNS[run])
 
 
 @pytest.mark.parametrize("layouts", ["CC", "FF"])

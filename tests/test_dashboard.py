@@ -30,6 +30,8 @@ from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.recorder import Task
 from tiledask.lab.dashboard.saved import _record
 from tiledask.lab.dashboard.tasks import of_tasks, shown
+from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
+from tiledask.lab.dashboard.trainings import EMPTY, KEPT_STEPS, Overview
 from tiledask.lab.plots.gantt import KINDS, colour_of
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -329,6 +331,204 @@ def test_the_newest_is_shown():
     assert [b.text for b in drawn.boxes] == ["multiply"]
 
 
+# -- trainings -----------------------------------------------------------------------------------
+
+TRAINING = "tiledask-training-a"
+OF_LAYER = {"wo": ["layer 0/attention/wo", "forward", "tensor"],
+            "gradients": ["head", "gradients", "data"]}  # fmt: skip
+TRAINS = {
+    "run": TRAINING, "shape": [2, 1, 1], "first": 0, "steps": 3, "tokens": 64, "floor": 0.5,
+    "units": ["embedding", "layer 0", "head"], "schedule": "1f1b", "microbatches": 2, "zero": 1,
+    "dtype": "float32", "parameters": 1234, "model": "GPT(...)",
+    "predicted": [[rank, *where, 2, barriers, sent, 4, 0.0] for rank in (0, 1)
+                  for where, barriers, sent in ((OF_LAYER["wo"], 2, 100),
+                                                (OF_LAYER["gradients"], 1, 900))],
+}  # fmt: skip
+
+
+def trains(made: Recorder, until: int = 3, ranks: tuple = (0, 1), **more) -> None:
+    """A training of two ranks: steps of a second, from second 100, a rank 0.1 s after the other."""
+    made.log_event("tiledask-runs", TRAINS | more)
+    for step in range(until):
+        for rank in ranks:
+            stepped(made, rank, step)
+
+
+def stepped(made: Recorder, rank: int, step: int, run: str = TRAINING) -> None:
+    done = step + 1
+    sums = [[*OF_LAYER["wo"], 2 * done, 2 * done, 100 * done, 4 * done, 0.2 * done],
+            [*OF_LAYER["gradients"], done, done, 900 * done, 2 * done, 0.1 * done]]  # fmt: skip
+    steps = [[step, 2.0 - step / 2, 101.0 + step + rank / 10, 1000, 6, 3]]
+    made.log_event(run, {"rank": rank, "begin": 100.0, "steps": steps, "sums": sums})
+
+
+def test_a_training_is_drawn_by_layer():
+    made = collecting(a="0", b="1")
+    trains(made)
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", done")
+    facts = dict(drawn.facts)
+    assert facts == {
+        "layout": "dp 2, tp 1, pp 1", "ZeRO": "1", "schedule": "1f1b, 2 micro-batches",
+        "parameters": "1,234, float32", "steps done": "3 of 3", "loss": "2.0000",
+        "time per step": "1.03 s", "tokens/s": "62", "barriers": "3 a step",
+        "bytes": "2 kB a step, 6 kB so far", "messages": "12 a step, 36 so far",
+    }  # fmt: skip
+    assert drawn.layers == ("layer 0", "head")
+    assert [(b.row, b.start, b.end) for b in drawn.barriers] == [(0, 0, 2), (1, 0, 1)]
+    assert [(b.row, b.start, b.end) for b in drawn.bytes] == [(0, 0, 200), (1, 0, 1800)]
+    assert drawn.predicted == {"barriers": (2, 1), "bytes": (200, 1800)}
+    assert "2 barriers and 200 B a step" in drawn.bytes[0].words
+    assert "6 barriers and 600 B so far" in drawn.bytes[0].words
+    assert drawn.losses == ((0, 1, 2), (4.0, 3.0, 2.0))
+    assert [(b.row, b.start, b.end) for b in drawn.collectives] == [
+        (0, 0, pytest.approx(20)), (0, pytest.approx(20), pytest.approx(30)),
+        (1, 0, pytest.approx(60 / 3.1)), (1, pytest.approx(60 / 3.1), pytest.approx(90 / 3.1)),
+    ]  # fmt: skip
+    assert [words for _, words in drawn.legend] == [
+        "tensor parallel, forward", "data parallel, gradients",
+    ]  # fmt: skip
+    assert drawn.table[1] == ("head", "1", "1", "1,800", "1,800")
+
+
+def test_a_training_under_way_shows_what_there_is():
+    made = collecting(a="0", b="1")
+    trains(made, until=0)
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", running")
+    assert (drawn.losses, drawn.barriers, drawn.bytes) == (((), ()), (), ())
+    assert drawn.predicted["bytes"] == (200, 1800)
+    assert dict(drawn.facts)["steps done"] == "0 of 3"
+    stepped(made, 0, 0)
+    stepped(made, 0, 1)
+    drawn = shown(made.record())
+    assert drawn.losses == ((), ())  # the other rank has not finished a step
+    assert [b.end for b in drawn.bytes] == [100, 900]
+    stepped(made, 1, 0)
+    assert shown(made.record()).losses == ((0,), (4.0,))
+    made.trainings[TRAINING].last -= 60
+    assert re.search(r"nothing heard for 60(\.\d)? s$", shown(made.record()).title)
+
+
+def test_a_training_that_went_on_counts_from_the_first_step():
+    made = collecting(a="0")
+    trains(made, until=0, first=2)
+    assert dict(shown(made.record()).facts)["steps done"] == "2 of 3"
+    for rank in (0, 1):
+        stepped(made, rank, 2)
+    assert shown(made.record()).title.endswith(", done")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": [2, 2]}, {"shape": "many"}, {"steps": None}, {"tokens": "x"}, {"units": 3},
+     {"predicted": [[7, "a", "b", "c", 1, 1, 1, 1, 0.0]]}, {"predicted": [[0, "a"]]},
+     {"predicted": 3}, {"floor": "low"}, {"first": None}, {"parameters": "many"}],
+    ids=str,
+)  # fmt: skip
+def test_what_announces_no_training_is_passed_over(change):
+    made = collecting(a="0")
+    trains(made, **change)
+    assert not made.trainings
+    made.log_event(TRAINING, {"rank": 0})
+    assert shown(made.record()).title == "Nothing has run yet"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [None, 3, {}, {"rank": 0}, {"rank": 0, "begin": 0, "steps": [[0]], "sums": []},
+     {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b"]]},
+     {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b", "c", 1, 1, "x", 1, 0.0]]},
+     {"rank": "x", "begin": 0, "steps": [], "sums": []},
+     {"rank": 9, "begin": 0, "steps": [[0, 1.0, 2.0, 1, 1, 1]],
+      "sums": [["layer 0", "gradients", "data", 1, 1, 100, 2, 0.5]]}],
+    ids=str,
+)  # fmt: skip
+def test_what_reports_no_step_is_passed_over(report):
+    made = collecting(a="0")
+    trains(made, until=2)
+    before = shown(made.record())
+    made.log_event(TRAINING, report)
+    assert shown(made.record()) == before
+
+
+def test_what_trainings_take_is_bounded(monkeypatch):
+    made = collecting(a="0")
+    trains(made, until=0, steps=10**6)
+    made.trainings[TRAINING].steps = type(made.trainings[TRAINING].steps)(maxlen=50)
+    for step in range(60):
+        for rank in (0, 1):
+            stepped(made, rank, step)
+    training = made.trainings[TRAINING]
+    assert (len(training.steps), training.count) == (50, 60)
+    assert "last 50 of 60 steps" in shown(made.record()).note
+    assert training.assembly._open == {}
+    assert made.trainings[TRAINING].copy().steps.maxlen == 50
+    for i in range(recorder.KEPT_RUNS + 3):
+        trains(made, 0, run=f"tiledask-training-{i}")
+    assert len(made.trainings) == recorder.KEPT_RUNS
+    assert list(made.trainings)[-1] == f"tiledask-training-{recorder.KEPT_RUNS + 2}"
+    assert KEPT_STEPS <= 10_000
+
+
+def test_a_record_stays_as_it_is():
+    made = collecting(a="0")
+    trains(made, until=1)
+    record = made.record()
+    before = shown(record)
+    for rank in (0, 1):
+        stepped(made, rank, 1)
+    assert shown(record) == before
+    assert shown(made.record()) != before
+
+
+def test_the_newest_may_be_a_training():
+    made = collecting(a="0", b="1")
+    now = recorder.time()
+    pipeline(made)
+    trains(made, until=1)
+    assert isinstance(shown(made.record()), Overview)
+    ran(made, "a", "rank_program-1", ("compute", now - 1, now + 0.1))  # the training itself
+    assert isinstance(shown(made.record()), Overview)
+    worker = made.scheduler.workers["b"]
+    worker.last_seen = now + 30
+    for name, kind in (("rank_program", Overview), ("multiply", type(of_tasks(made.record())))):
+        task = Task("b", f"{name}-12", 1, ())
+        worker.executing, worker.processing = {task: 2.0}, {task}
+        assert type(shown(made.record())) is kind
+    worker.executing = {}
+    ran(made, "b", "multiply-1", ("compute", now + 8, now + 9))
+    assert shown(made.record()).title == "Tasks per worker"
+
+
+def test_the_board_of_a_training_has_what_the_overview_has():
+    made = collecting(a="0", b="1")
+    board = TrainingBoard(EMPTY)
+    trains(made)
+    drawn = shown(made.record())
+    board.show(drawn)
+    assert board.bytes.boxes.data["right"].tolist() == [200, 1800]
+    assert board.bytes.predicted.data["x"] == [200, 1800]
+    assert board.barriers.predicted.data["x"] == [2, 1]
+    assert board.barriers.plot.yaxis[0].major_label_overrides == {0: "layer 0", 1: "head"}
+    assert board.loss.line.data == {"x": [0, 1, 2], "y": [4.0, 3.0, 2.0]}
+    assert board.loss.floor.data["y"] == [0.5, 0.5]
+    assert board.collectives.across.end == 100
+    assert "predicted of a step" in training_legend(drawn)
+    board.show(EMPTY)
+    assert board.loss.line.data == {"x": [], "y": []}
+
+
+def test_a_loss_that_is_not_finite_is_no_end_of_an_axis():
+    made = collecting(a="0")
+    trains(made, until=1)
+    made.log_event(TRAINING, {"rank": 0, "begin": 100.0, "sums": [],
+                              "steps": [[1, float("nan"), 102.0, 0, 0, 0]]})  # fmt: skip
+    stepped(made, 1, 1)
+    board = TrainingBoard(shown(made.record()))
+    assert board.loss.up.end == pytest.approx(1.05 * 4.0)
+
+
 # -- drawing -------------------------------------------------------------------------------------
 
 
@@ -521,6 +721,34 @@ def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
     assert outside(html) == []
     assert "33.3%" in html
+
+
+@pytest.mark.cluster
+def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
+    got = td.train(model, text, td.Mesh(cluster, (1, 2, 2)), steps=3, batch=4, microbatches=2,
+                   progress=False)  # fmt: skip
+    wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_done)
+    record = cluster.client.run_on_scheduler(_record)
+    training = record.trainings[-1]
+    totals = got.records.totals("rank")
+    for rank, sums in training.assembly.sums.items():
+        assert sum(s.sent for s in sums.values()) == totals[rank].sent
+        assert sum(s.calls for s in sums.values()) == totals[rank].calls
+    drawn = shown(record)
+    assert drawn.losses[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
+    frame = got.layers()
+    for what in ("barriers", "bytes"):
+        ends = [max((b.end for b in getattr(drawn, what) if b.row == row), default=0)
+                for row in range(len(drawn.layers))]  # fmt: skip
+        assert tuple(ends) == drawn.predicted[what]
+        assert sum(ends) == frame[what].sum()
+    assert all(0 < box.end <= 100 for box in drawn.collectives)
+    html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
+    assert outside(html) == []
+    row = next(row for row in drawn.table if row[0] == "layer 1")
+    assert "".join(f"<td>{cell}</td>" for cell in row[1:]) in html
 
 
 @pytest.mark.cluster

@@ -158,6 +158,40 @@ def test_a_product_is_drawn(browser, cluster):
     look.context.close()
 
 
+@pytest.mark.parametrize(("name", "width"), [("tiledask", 1400), ("individual-tiledask", 700)])
+def test_a_training_is_drawn_while_it_runs(browser, cluster, name, width):
+    look = Look(browser, page_of(cluster, name), width, 900)
+    text, over = td.load_text("tales"), threading.Event()
+    model = td.GPT(text.vocabulary, hidden=16, layers=3, heads=4, sequence=16)
+
+    def train() -> None:
+        for _ in range(20):  # a browser on a busy machine can miss one
+            td.train(model, text, td.Mesh(cluster, (1, 2, 2)), steps=20, batch=8, microbatches=2,
+                     progress=False)  # fmt: skip
+            if over.is_set():
+                return
+
+    running = threading.Thread(target=train)
+    running.start()
+    try:
+        look.page.get_by_text("running").first.wait_for(timeout=60_000)
+        look.reads("tokens/s")
+    finally:
+        over.set()
+        running.join()
+    look.reads("20 of 20")
+    look.reads("dp 1, tp 2, pp 2")
+    look.reads("between stages")
+    assert look.share(BLUE) > 0.03
+    assert look.share(ORANGE) > 0.03
+    assert not look.scrolls_sideways()
+    assert look.errors == []
+    pipeline(cluster)
+    look.reads("36 of 36")  # the other board takes the place of this one
+    assert look.share(PALE) > 0.01
+    look.context.close()
+
+
 def test_a_file_is_looked_at_without_a_network(browser, tmp_path):
     schedule = td.schedule("zb-v", 6, 5)
     path = td.report(tmp_path / "run.html", td.simulate(schedule), td.simulate(schedule))

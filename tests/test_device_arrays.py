@@ -1,16 +1,19 @@
 """The same code with arrays of a device: layers over ranks and a training, by CuPy's rules."""
 
-import cupy_twin
+import device_twin
 import numpy as np
 import pytest
 from single_gpt import TEXT
 from threadpoolctl import threadpool_limits
 
+from tiledask.dist.convolution.lenet_train import train_lenet
 from tiledask.dist.ranks import threads
 from tiledask.dist.training import GPT, train
 from tiledask.dist.training.stages import Stages
-from tiledask.tile.optimizers import Adam, LossScale
+from tiledask.tile.datasets import load_images
+from tiledask.tile.optimizers import SGD, Adam, LossScale
 
+DIGITS = load_images("digits")
 PLAIN = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
 GATED = GPT(59, 16, 2, 4, 8, kv_heads=2, ffn=27, gated=True, tied=True)
 
@@ -24,7 +27,7 @@ def one_thread():
 @pytest.fixture
 def twin(monkeypatch):
     """Ranks on devices."""
-    module, ran = cupy_twin.use(monkeypatch), threads.ran
+    module, ran = device_twin.use(monkeypatch), threads.ran
     monkeypatch.setattr(
         threads, "ran", lambda program, shape, transport, _, given: ran(
             program, shape, transport, "cupy", given
@@ -60,6 +63,22 @@ def test_a_training_on_devices(model, shape, options, request, tmp_path):
     ]
     assert ran == [(r.label, r.sent, r.received) for r in host.records.where(rank=0)][: len(ran)]
     assert shape == (1, 1, 1) or 0 < len(ran) <= count
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [{}, {"data parallel": 2, "layerwise": 2}, {"network": 4}, {"data parallel": 2, "space": 2}],
+    ids=lambda ways: "x".join(ways) or "single",
+)
+def test_lenet_on_devices(ways, request):
+    options = {"steps": 2, "batch": 5, "rule": SGD(0.1, momentum=0.9)}
+    host = train_lenet(DIGITS, ways, **options)
+    request.getfixturevalue("twin")
+    device = train_lenet(DIGITS, ways, **options)
+    assert device.losses.tolist() == host.losses.tolist()
+    for name, each in host.weights.items():
+        for kind, w in each.items():
+            assert np.array_equal(device.weights[name][kind], w), name
 
 
 def test_the_twin_refuses_what_cupy_refuses(twin):

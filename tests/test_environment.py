@@ -336,8 +336,13 @@ def tiny_project(folder: Path, constraints: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_setup_is_done_once_and_again_when_a_pin_changes(tmp_path):
-    folder = tiny_project(tmp_path)
+def test_setup_is_done_once_and_again_when_it_failed_or_a_pin_changes(tmp_path):
+    folder = tiny_project(tmp_path, constraints="not a requirement\n")
+    failed = make("env", "EXTRAS=lab,test", cwd=folder)
+    assert failed.returncode != 0
+    assert "set-up failed" in failed.stderr
+    assert not list((folder / ".venv").glob("ready*"))
+    (folder / "constraints.txt").write_text("")
     first = make("env", "EXTRAS=lab,test", cwd=folder)
     assert first.returncode == 0, first.stdout + first.stderr
     assert re.search(r"set up in \d+ s, \.venv takes \d+ MB", first.stdout)
@@ -345,17 +350,6 @@ def test_setup_is_done_once_and_again_when_a_pin_changes(tmp_path):
     later = (folder / ".venv/ready-lab,test").stat().st_mtime + 10
     os.utime(folder / "constraints.txt", (later, later))
     assert "set up in" in make("env", "EXTRAS=lab,test", cwd=folder).stdout
-
-
-@pytest.mark.slow
-def test_a_failed_setup_leaves_no_stamp(tmp_path):
-    folder = tiny_project(tmp_path, constraints="not a requirement\n")
-    done = make("env", "EXTRAS=lab,test", cwd=folder)
-    assert done.returncode != 0
-    assert "set-up failed" in done.stderr
-    assert not list((folder / ".venv").glob("ready*"))
-    (folder / "constraints.txt").write_text("")
-    assert make("env", "EXTRAS=lab,test", cwd=folder).returncode == 0
 
 
 def test_a_machine_without_a_fitting_python_is_told(tmp_path):

@@ -230,6 +230,7 @@ def runs(cluster):
     }
 
 
+@pytest.mark.cluster
 def test_the_levels_are_independent_on_workers(runs):
     """The tile moves no byte between workers, the blocking no FLOP per byte in whole tiles."""
     good, small, uneven, far = runs.values()
@@ -244,12 +245,14 @@ def test_the_levels_are_independent_on_workers(runs):
     assert all(seconds > 0 for run in runs.values() for seconds in run.busy)
 
 
+@pytest.mark.cluster
 def test_a_small_tile_and_an_uneven_split_are_told_apart(runs):
     rate = runs["good"].rate
     assert runs["small"].at_fault(rate) == TILE
     assert runs["uneven"].at_fault(rate) == BLOCKING
 
 
+@pytest.mark.cluster
 def test_rows_that_do_not_add_up_are_refused(cluster):
     a = np.ones((8, 4), "f4")
     for rows in ((2, 2, 2), (2, 2, 2, 3), (8, 0, 0, 0)):
@@ -257,6 +260,7 @@ def test_rows_that_do_not_add_up_are_refused(cluster):
             run_blocks(cluster, a, a.T, rows, tile=2)
 
 
+@pytest.mark.cluster
 def test_the_picture_has_every_worker_and_the_makespan(runs):
     exercise = levels_at_fault({"far": runs["far"], "small": runs["small"]}, runs["good"].rate)
     figure = exercise.draw()

@@ -28,12 +28,6 @@ from tiledask.plan.products.product import algorithms, grids, options_of, plan_p
 R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with td.start_cluster(workers=4, device="cpu", quiet=True) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def slots(cluster, monkeypatch):
     monkeypatch.setattr(on_slots, "UNIT", 0.001)

@@ -26,7 +26,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
-FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "10", "11"}
+FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b", "10", "11"}
 """The walkthroughs that must be there."""
 
 CHECKED, KEPT = "nbval-check-output", "keep_output"
@@ -205,9 +205,9 @@ def test_a_notebook_keeps_its_shape(path):
     assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stripped(path):
-    assert nbstripout(path, "--verify").returncode == 0, "run pre-commit, or nbstripout as it does"
+def test_the_notebooks_are_stripped():
+    done = nbstripout("--verify", *NOTEBOOKS)
+    assert done.returncode == 0, f"run pre-commit, or nbstripout as it does: {done.stdout}"
 
 
 # -- the checker ---------------------------------------------------------------------------------
@@ -336,39 +336,47 @@ def test_an_invalid_notebook_is_found():
 # -- the stripping hook --------------------------------------------------------------------------
 
 
-def nbstripout(path: Path, *more: str) -> subprocess.CompletedProcess:
-    """nbstripout as pre-commit calls it."""
+def nbstripout(*words: Path | str) -> subprocess.CompletedProcess:
+    """nbstripout as pre-commit calls it, with these options and files."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     (hook,) = (h for h in config["repos"][0]["hooks"] if h["id"] == "nbstripout")
     _, *options = shlex.split(hook["entry"])
-    command = [sys.executable, "-m", "nbstripout", *options, *more, str(path)]
+    command = [sys.executable, "-m", "nbstripout", *options, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_the_hook_keeps_facts_counts_and_collapsed_solutions(tmp_path):
     path = tmp_path / "00_x.ipynb"
     nbformat.write(notebook(fact(), untagged(), *exercise()), path)
-    assert nbstripout(path, "--verify").returncode == 1
+    verified = nbstripout("--verify", path)
+    assert verified.returncode == 1
+    assert "00_x.ipynb" in verified.stdout
     assert nbstripout(path).returncode == 0
     kept = nbformat.read(path, as_version=4)
     assert faults(kept) == []
     assert text_of(kept.cells[1]).strip() == "2"
     assert kept.cells[2].outputs == []
-    assert nbstripout(path, "--verify").returncode == 0
+    assert nbstripout("--verify", path).returncode == 0
 
 
 # -- nbval, as `make test` calls it --------------------------------------------------------------
 
 
-def nbval(path: Path) -> subprocess.CompletedProcess:
-    options = ["--nbval-lax", "--nbval-current-env", "-q", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=path.parent)
+def nbval(folder: Path) -> subprocess.CompletedProcess:
+    options = ["--nbval-lax", "--nbval-current-env", "-q", "-rA", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
 
 
 def test_nbval_passes_a_true_fact_and_fails_a_false_one(tmp_path):
     good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
     nbformat.write(notebook(fact(), new_code_cell("import time; time.time()")), good)
     nbformat.write(notebook(fact(text="3")), bad)
-    assert nbval(good).returncode == 0
-    assert nbval(bad).returncode == 1
+    done = nbval(tmp_path)
+    told = re.findall(r"^(PASSED|FAILED) (?:\S*/)?(\w+)\.ipynb::Cell (\d)", done.stdout, re.M)
+    assert sorted(told) == [
+        ("FAILED", "bad", "0"),
+        ("PASSED", "good", "0"),
+        ("PASSED", "good", "1"),
+    ]
+    assert done.returncode == 1

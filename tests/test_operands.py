@@ -43,6 +43,7 @@ def test_types_must_be_equal_and_what_the_kernel_takes():
         check_types(SINGLE, SINGLE, "fast")
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("kernel", ["smem_tiled", "cublas"])
 def test_a_gpu_kernel_on_cpu_workers_is_refused_before_anything_runs(cluster, tmp_path, kernel):
     x = np.zeros((4, 4), "f4")
@@ -60,6 +61,7 @@ def test_a_gpu_kernel_on_cpu_workers_is_refused_before_anything_runs(cluster, tm
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("kernel", [k for k, info in kernels.items() if info.arrays == "numpy"])
 def test_every_cpu_kernel_adds_up_panels_without_rounding_between(cluster, kernel, dtype):

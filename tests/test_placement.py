@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledask.errors import PlacementError
@@ -26,12 +26,14 @@ def tilings(draw):
     return Tiling(shape, mesh, tuple(draw(st.sampled_from(CHOICES)) for _ in mesh))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_split_is_array_split(n, parts):
     expected = [len(part) for part in np.array_split(np.arange(n), parts)]
     assert [stop - start for start, stop in split(0, n, parts)] == expected
 
 
+@settings(deadline=None)
 @given(tilings())
 def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
     owners = np.zeros(tiling.shape, int)
@@ -42,11 +44,13 @@ def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
     assert (owners == copies).all()
 
 
+@settings(deadline=None)
 @given(tilings())
 def test_ranks_count_coordinates_in_row_major_order(tiling):
     assert [tiling.rank(at) for at in tiling.coordinates()] == list(range(tiling.ranks))
 
 
+@settings(deadline=None)
 @given(tilings(), st.data())
 def test_an_exchange_brings_every_rank_its_block_once(source, data):
     target = source.replaced(*(data.draw(st.sampled_from(CHOICES)) for _ in source.mesh))
@@ -64,6 +68,7 @@ def test_an_exchange_brings_every_rank_its_block_once(source, data):
         np.testing.assert_array_equal(got, wanted)
 
 
+@settings(deadline=None)
 @given(tilings())
 def test_staying_moves_nothing(tiling):
     assert traffic_of(tiling.ranks, redistribution(tiling, tiling), 4).total == 0
@@ -113,6 +118,7 @@ def test_placements_that_do_not_fit(mesh, placements, message):
         Tiling((4, 4), mesh, placements)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 99))))
 def test_traffic_counts_what_crosses(moves):
     traffic = Traffic.of(4, moves)

@@ -3,12 +3,10 @@
 The cases are in data/published/schedule.json with their sources and tolerances.
 """
 
-import json
-import re
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
+from published_cases import assert_nothing_in_silence, check_of, load_cases, matching
 
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.pipelines import closed_form as cf
@@ -19,8 +17,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.splitting.judge import judge
 from tiledask.plan.splitting.partition import partition
 
-FILE = Path(__file__).resolve().parents[1] / "data" / "published" / "schedule.json"
-CASES = json.loads(FILE.read_text(encoding="utf-8"))
+CASES = load_cases("schedule.json")
 
 NOT_COVERED = {
     r"sail_readme_.*": "an asymptotic table of zero-bubble orders",
@@ -29,10 +26,6 @@ NOT_COVERED = {
     r"pipedream_.*": "data and pipeline parallelism chosen together; unverified",
 }
 """What this part of tiledask does not have yet, by the ids of the cases."""
-
-
-def uncovered(case_id: str) -> bool:
-    return any(re.fullmatch(pattern, case_id) for pattern in NOT_COVERED)
 
 
 def close(case, value, expected) -> None:
@@ -355,25 +348,14 @@ CHECKS = {
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if not uncovered(c["id"])], ids=lambda case: case["id"]
+    "case", [c for c in CASES if not matching(c, NOT_COVERED)], ids=lambda case: case["id"]
 )
 def test_reproduces(case):
-    (check,) = [f for pattern, f in CHECKS.items() if re.fullmatch(pattern, case["id"])]
-    check(case)
+    check_of(case, CHECKS)(case)
 
 
 def test_nothing_is_skipped_in_silence():
-    """Every case is checked by exactly one function or named in NOT_COVERED, never both."""
-    assert len({case["id"] for case in CASES}) == len(CASES) == 150
-    for case in CASES:
-        checks = [pattern for pattern in CHECKS if re.fullmatch(pattern, case["id"])]
-        reasons = [pattern for pattern in NOT_COVERED if re.fullmatch(pattern, case["id"])]
-        assert len(checks) + len(reasons) == 1, (case["id"], checks, reasons)
-    for pattern in [*CHECKS, *NOT_COVERED]:
-        assert any(re.fullmatch(pattern, case["id"]) for case in CASES), (
-            f"{pattern} matches nothing"
-        )
-    assert sum(uncovered(case["id"]) for case in CASES) == 5
+    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=150, uncovered=5)
 
 
 def test_with_latency_gpipe_finishes_before_1f1b():

@@ -5,14 +5,12 @@ consequence of what is executed here is compared with what was counted; one that
 no test can run is compared with the plan, which other tests compare with what is counted.
 """
 
-import json
-import re
 from math import ceil, log
-from pathlib import Path
 
 import numpy as np
 import pytest
 from gradients import draw
+from published_cases import assert_nothing_in_silence, check_of, load_cases, matching
 from test_tensor_block import NO_SHARING, B, H, S, check_block
 from test_tensor_layers import check_feed_forward, check_loss
 
@@ -32,8 +30,7 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.tile import layers as tile
 
-FILE = Path(__file__).resolve().parents[1] / "data" / "published" / "tensor_parallel.json"
-CASES = json.loads(FILE.read_text(encoding="utf-8"))
+CASES = load_cases("tensor_parallel.json")
 
 NOT_COVERED = {
     r"m19_weak_mpdp|m19_strong|m19_heads|sc21_headline": "speeds measured on GPUs",
@@ -43,10 +40,6 @@ NOT_COVERED = {
     r"mem_.*": "memory of training states, by the tests of the planner",
 }
 """What this part of tiledask does not have, by the ids of the cases."""
-
-
-def uncovered(case_id: str) -> bool:
-    return any(re.fullmatch(pattern, case_id) for pattern in NOT_COVERED)
 
 
 def per_rank(calls, ranks: int, itemsize: int = 1) -> int:
@@ -373,19 +366,11 @@ CHECKS = {
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if not uncovered(c["id"])], ids=lambda case: case["id"]
+    "case", [c for c in CASES if not matching(c, NOT_COVERED)], ids=lambda case: case["id"]
 )
 def test_reproduces(case):
-    (check,) = [f for pattern, f in CHECKS.items() if re.fullmatch(pattern, case["id"])]
-    check(case)
+    check_of(case, CHECKS)(case)
 
 
 def test_nothing_is_skipped_in_silence():
-    """Every case is checked by exactly one function or named in NOT_COVERED, never both."""
-    assert len({case["id"] for case in CASES}) == len(CASES) == 54
-    for case in CASES:
-        found = [p for p in [*CHECKS, *NOT_COVERED] if re.fullmatch(p, case["id"])]
-        assert len(found) == 1, (case["id"], found)
-    for pattern in [*CHECKS, *NOT_COVERED]:
-        assert any(re.fullmatch(pattern, case["id"]) for case in CASES), pattern
-    assert sum(uncovered(case["id"]) for case in CASES) == 20
+    assert_nothing_in_silence(CASES, CHECKS, NOT_COVERED, total=54, uncovered=20)

@@ -1,22 +1,71 @@
 """The kernels whose panels come by cp.async, on the host; and what they ask of shared memory."""
 
 import ctypes
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
 import numpy as np
 
 from cuda_host import HostFault, HostKernel
-from cuda_host.products import is_right
+from cuda_host.products import Case, is_right
 from tiledask.tile.cuda import launch
 
-__all__ = ["COPY", "LDMATRIX", "READ", "WRITE", "TileKernels"]
+__all__ = ["COPY", "LDMATRIX", "READ", "WRITE", "TileKernels", "lies", "runs", "shapes"]
 
 READ, WRITE, COPY, LDMATRIX = range(4)
 """Kinds of instructions on shared memory, as gpu.cuh beside this file numbers them."""
 
 SHARED = 227 * 1024
 """Bytes of shared memory that a block of sm_90 can have."""
+
+
+def lies(layouts, boundary, dtype="bfloat16", c="C"):
+    """What a Case needs for lines that start on multiples of ``boundary`` bytes, and of no more."""
+    itemsize = 4 if dtype == "float32" else 2
+    return {"layouts": layouts + c, "margin": boundary // itemsize, "dtype": dtype}
+
+
+def shapes(k):
+    """(m, n, k) around tiles of 64 x 64 and steps of ``k`` along k: none whole, one, more, less."""
+    return [
+        (1, 1, 1), (64, 64, k), (63, 65, k + 1), (65, 63, k - 1), (64, 64, k // 8 + 3),
+        (5, 70, 3 * k), (70, 5, 4 * k), (62, 61, 3 * k + 4), (3, 3, 3 * k - 1),
+    ]  # fmt: skip
+
+
+ENDINGS = {
+    "alpha": {"alpha": -0.5},
+    "alpha and beta": {"alpha": 2.0, "beta": 0.5},
+    "bias": {"bias": True},
+    "GELU": {"gelu": True},
+    "all": {"beta": 1.0, "bias": True, "gelu": True, "before": True},
+}
+
+
+def runs(dtype, k):
+    """{name: (case, seed)} for a kernel of 64 x 64 tiles and steps of ``k`` along k.
+
+    What is done to the sums; batches; many tiles and no steps; threads in any order.
+    """
+    rows, longer = lies("CC", 16, dtype), 5 * k // 4
+    columns = lies("FF", 16, dtype, c="F")  # then the transposed product runs
+    apart = lies("CC", 16, dtype, c="S")
+    cases = {
+        "C's elements all lie apart": Case(66, 65, longer, **apart, beta=1.0, bias=True),
+        "a whole band of tiles and a ragged one": Case(64 * 8 + 3, 130, 3, **rows),
+        "no steps along k": Case(30, 30, 0, **rows, beta=2.0, bias=True),
+    }
+    for name, how in ENDINGS.items():
+        cases[f"{name}, rows"] = Case(66, 70, longer, **rows, **how)
+        cases[f"{name}, columns"] = Case(66, 70, longer, **columns, **how)
+    batch = Case(40, 70, longer - 1, **rows, batch=3, beta=1.0, before=True)
+    for shared in ("", "a", "b"):
+        cases[f"a batch that shares {shared or 'nothing'}"] = replace(batch, shared=shared)
+    made = {name: (case, 1) for name, case in cases.items()}
+    for seed in range(3, 9):
+        made[f"threads in order {seed}"] = Case(65, 66, 5 * longer, **rows), seed
+    return made
 
 
 class TileKernels:

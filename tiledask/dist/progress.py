@@ -5,18 +5,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import get_worker
 
 from tiledask.dist.cluster import Cluster
 
-__all__ = ["TOPIC", "Reporter", "following", "watching"]
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+
+__all__ = ["AFTER", "TOPIC", "Reporter", "bar", "following", "is_watched", "watching"]
 
 TOPIC = "tiledask-panels"
 """Dask's topic for the events that say how far each rank is."""
 _REPORT = 0.25  # seconds between two events of a rank
-_AFTER = 2.0
+AFTER = 2.0
 """Seconds until a bar appears: short products show none."""
 
 
@@ -69,7 +73,7 @@ def watching(
     ``wanted``: True and False insist, None shows a bar on a terminal or in a notebook.
     ``turns``: panels of each rank.
     """
-    if wanted is False or (wanted is None and not _watched()):
+    if wanted is False or (wanted is None and not is_watched()):
         yield
         return
     done, over = [0] * len(turns), threading.Event()
@@ -87,25 +91,47 @@ def watching(
         drawing.join(5)
 
 
-def _watched() -> bool:
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+def is_watched() -> bool:
+    """Whether a person looks on: standard error is a terminal, or this is a notebook."""
+    return sys.stderr.isatty() or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    """Whether this is a notebook's kernel."""
+    shell = sys.modules.get("IPython")  # loaded already, if this is one
+    return hasattr(shell and shell.get_ipython(), "kernel")
+
+
+def _console() -> "Console":
+    """Where bars are drawn: on standard error, in a notebook in the cell's output."""
+    from rich.console import Console
+
+    if not _in_notebook():
+        return Console(stderr=True)
+    # as on a terminal: without ipywidgets rich draws nothing in a notebook while something runs.
+    # A line is written over the one before, code by code: so no colours, and all equally long
+    return Console(
+        file=sys.stdout, force_jupyter=False, force_terminal=True, color_system=None, width=90
+    )
+
+
+def bar(*columns: "ProgressColumn") -> "Progress":
+    """A bar between the first column and the others."""
+    from rich.progress import BarColumn, Progress
+
+    drawn, wide = _console(), _in_notebook()
+    line = BarColumn(None if wide else 40)
+    first, *others = columns
+    # a log keeps the last line; a terminal has seen those before
+    return Progress(first, line, *others, console=drawn, transient=drawn.is_terminal, expand=wide)
 
 
 def _draw(done: list[int], total: int, what: str, over: threading.Event) -> None:
-    if over.wait(_AFTER):
+    if over.wait(AFTER):
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr="ipykernel" not in sys.modules)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
+    with bar(TextColumn(what), MofNCompleteColumn(), TimeRemainingColumn()) as drawn:
+        task = drawn.add_task(what, total=total)
         while not over.wait(0.2):
-            bar.update(task, completed=sum(done))
+            drawn.update(task, completed=sum(done))

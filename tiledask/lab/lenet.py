@@ -1,5 +1,8 @@
 """d2l's claims about splitting its LeNet over 4 GPUs: predicted, run, and side by side.
 
+lenet_claims      one step on random images: are the gradients those of a single device?
+lenet_trainings   trained for real under each split; lenet_training_claims: is every step as said?
+
 Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in numbers here:
     network      a device holds a fraction of the model; whole activations go from layer to layer
     layerwise    "a very large number of synchronization or barrier operations", and an amount of
@@ -7,30 +10,49 @@ Dive into Deep Learning, "Training on Multiple GPUs", says in words what is in n
     data         the simplest, synchronised once; but a model must fit on each device
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.dist.convolution.lenet import BATCH, LENET, samples
 from tiledask.dist.convolution.lenet_plan import PARAMETERS, Need, need
 from tiledask.dist.convolution.lenet_runs import PARTITIONINGS, put_together
+from tiledask.dist.convolution.lenet_split import Split
+from tiledask.dist.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.dist.data_parallel.chain import gradients, initial_weights
+from tiledask.dist.mesh import Mesh
 from tiledask.dist.ranks.program import Ranks
+from tiledask.dist.ranks.records import Records
+from tiledask.dist.ranks.run import run_ranks
 from tiledask.dist.ranks.threads import run_threads
+from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
+from tiledask.lab.precision import acceptable
 from tiledask.lab.table import Comparison
+from tiledask.tile.datasets import Images, load_images
+from tiledask.tile.optimizers import Adam, Rule
 
-if TYPE_CHECKING:
-    from tiledask.dist.mesh import Mesh
-
-__all__ = ["lenet_claims"]
+__all__ = ["lenet_claims", "lenet_training_claims", "lenet_trainings"]
 
 ROUND_OFF = {"float64": 1e-13, "float32": 1e-5}
 """Of a gradient's largest element: sums over images and places differ by their order."""
+EARLY = 10
+"""Steps whose losses are compared. Later, sooner or later, the input of one relu is so near to zero
+that round-off moves it across: a gradient goes through in one run and not in the other, which is no
+fault of the split, but in float32 moves the loss far more than round-off does."""
+SPLITS = (
+    {"network": 4},
+    {"layerwise": 4},
+    {"data parallel": 4},
+    {"space": 4},
+    {"data parallel": 2, "layerwise": 2},
+)
+"""What is trained, on four ranks each."""
 
 
 def lenet_claims(
-    mesh: "Mesh | None" = None, images: int = BATCH, ranks: int = 4, dtype: str = "float32",
+    mesh: Mesh | None = None, images: int = BATCH, ranks: int = 4, dtype: str = "float32",
     seed: int = 0, timeout: float = 120.0,
 ) -> Comparison:  # fmt: skip
     """A Comparison of LeNet's three partitionings: predicted by arithmetic, measured by running.
@@ -61,41 +83,65 @@ def lenet_claims(
     return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", tuple(rows))
 
 
-def _run(program: Any, mesh: "Mesh | None", ranks: int, timeout: float, *args: Any) -> Ranks:
+def _run(program: Any, mesh: Mesh | None, ranks: int, timeout: float, *args: Any) -> Ranks:
     if mesh is None:
         return run_threads(program, ranks, *args, timeout=timeout)
-    from tiledask.dist.ranks.run import run_ranks
-
     return run_ranks(program, mesh, *args, timeout=timeout)
 
 
 def _rows(name: str, said: Need, done: Ranks, error: float, dtype: str) -> list[Claim]:
-    shares, itemsize = done.results, np.dtype(dtype).itemsize
-    sent = [sum(r.sent for r in done.records.where(rank=i)) for i in range(len(shares))]
-    held = [share.weight_bytes for share in shares]
-    flops = [share.flops for share in shares]
+    held = [share.weight_bytes for share in done.results]
+    flops = [share.flops for share in done.results]
     return [
-        Claim(f"{name}: bytes, all devices", sum(said.sent), None, sum(sent), "bytes", "equal"),
-        Claim(f"{name}: bytes, busiest device", max(said.sent), None, max(sent), "bytes", "equal"),
+        *_step_rows(name, said, [_Count.of(done.records, len(held))], held, flops, dtype),
         Claim(
-            f"{name}: synchronisations", said.barriers, None,
-            max(done.records.barriers.values(), default=0), "count", "equal",
+            f"{name}: gradients' error", ROUND_OFF[dtype], None, error, rule="at most",
+            note="of the largest element, against a single device",
         ),
+    ]  # fmt: skip
+
+
+class _Count(NamedTuple):
+    """What a step moved."""
+
+    sent: list[int]
+    """Bytes, by rank."""
+    barriers: int
+    transfers: int
+
+    @classmethod
+    def of(cls, records: Records, ranks: int) -> "_Count":
+        """From the records of one step."""
+        sent = [sum(r.sent for r in records.where(rank=i)) for i in range(ranks)]
+        waits = max(records.barriers.values(), default=0)
+        return cls(sent, waits, len(records.where(kind="send")))
+
+
+def _step_rows(
+    name: str, said: Need, counts: list[_Count], held: list[int], flops: list[int], dtype: str
+) -> list[Claim]:
+    """What each step moves and has on each device, as was said and as it was counted."""
+
+    def same(values: list[int]) -> Any:
+        """The number of every step; all there were, if they differ."""
+        return values[0] if len(set(values)) == 1 else tuple(sorted(set(values)))
+
+    every = same([sum(count.sent) for count in counts])
+    busiest = same([max(count.sent) for count in counts])
+    waits, letters = (same([c[i] for c in counts]) for i in (1, 2))
+    share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
+    return [
+        Claim(f"{name}: bytes, all devices", sum(said.sent), None, every, "bytes", "equal"),
+        Claim(f"{name}: bytes, busiest device", max(said.sent), None, busiest, "bytes", "equal"),
+        Claim(f"{name}: synchronisations", said.barriers, None, waits, "count", "equal"),
+        Claim(f"{name}: transfers", said.transfers, None, letters, "count", "equal"),
         Claim(
-            f"{name}: transfers", said.transfers, None, len(done.records.where(kind="send")),
-            "count", "equal",
-        ),
-        Claim(
-            f"{name}: weights on a device", max(said.parameters) / PARAMETERS, None,
-            max(held) / (itemsize * PARAMETERS), "percent", "equal", "of the model, at most",
+            f"{name}: weights on a device", max(said.parameters) / PARAMETERS, None, share,
+            "percent", "equal", "of the model, at most",
         ),
         Claim(
             f"{name}: busiest over mean FLOP", said.imbalance, None,
             max(flops) * len(flops) / sum(flops), rule="equal",
-        ),
-        Claim(
-            f"{name}: gradients' error", ROUND_OFF[dtype], None, error, rule="at most",
-            note="of the largest element, against a single device",
         ),
     ]  # fmt: skip
 
@@ -108,3 +154,93 @@ def _error(found: tuple, whole: tuple) -> float:
         for kind, g in each.items():
             errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
     return max(errors)
+
+
+# -- trained for real ------------------------------------------------------------------------------
+
+
+def lenet_trainings(
+    mesh: Mesh | None = None, splits: Iterable[Mapping[str, int]] = SPLITS, *, steps: int = 40,
+    batch: int = 32, rule: Rule | None = None, dtype: str = "float32", data: Images | None = None,
+    seed: int = 0, timeout: float = 300.0,
+) -> dict[str, TrainedLeNet]:  # fmt: skip
+    """LeNet trained on a single device and under each of ``splits``, by their names.
+
+    On the workers of ``mesh``, the single device on one of them; or, without one, on threads of
+    this process. ``data``: default four fifths of the shipped digits.
+
+    >>> list(lenet_trainings(splits=[{"network": 2}], steps=1, batch=2))
+    ['a single device', 'network 2']
+    """
+    data = load_images("digits").split(0.8)[0] if data is None else data
+    options = {"steps": steps, "batch": batch, "rule": rule or Adam(), "dtype": dtype, "seed": seed}
+    runs = {}
+    for ways in ({}, *splits):
+        here = mesh and Mesh(mesh.cluster, (Split.of(ways).ranks,))
+        run = train_lenet(data, ways, here, **options, timeout=timeout)
+        runs[str(run.split)] = run
+    return runs
+
+
+def lenet_training_claims(
+    runs: Mapping[str, TrainedLeNet], held_out: Images | None = None
+) -> Comparison:
+    """A Comparison of `lenet_trainings`: what every step was to move and moved, and the losses.
+
+    A measured number is that of every step; where steps differ it is all that there were, and no
+    claim holds. A loss is the single device's if `tiledask.lab.precision.acceptable` says that the
+    difference is round-off. ``held_out``: images to name, default the digits' last fifth.
+
+    Raises ConfigError for runs without a single device to compare with, or without a step.
+
+    >>> lenet_training_claims(lenet_trainings(splits=[{"network": 2}], steps=2, batch=2))
+    Comparison("d2l's LeNet trained, 2 steps under each split": 8 of 8 claims hold)
+    """
+    held_out = load_images("digits").split(0.8)[1] if held_out is None else held_out
+    alone = next((run for run in runs.values() if run.split.ranks == 1), None)
+    if alone is None:
+        raise ConfigError(
+            f"splits are compared with a single device, and there is none in {', '.join(runs)}; "
+            f"train_lenet(data, {{}}, ...) is one"
+        )
+    if not all(len(run.losses) for run in runs.values()):
+        raise ConfigError("trainings are compared step by step: steps=1 or more, got runs of 0")
+    right, rows = alone.accuracy(held_out), [_seconds("a single device", alone)]
+    for name, run in runs.items():
+        if run is not alone:
+            rows += _training_rows(name, run, alone)
+            rows.append(
+                Claim(
+                    f"{name}: digits named rightly", right, None, run.accuracy(held_out), "percent",
+                    ("within", 0.02), f"of {len(held_out)} unseen; predicted: by a single device",
+                )
+            )  # fmt: skip
+            rows.append(_seconds(name, run))
+    title = f"d2l's LeNet trained, {len(alone.losses)} steps under each split"
+    return Comparison(title, tuple(rows))
+
+
+def _training_rows(name: str, run: TrainedLeNet, alone: TrainedLeNet) -> list[Claim]:
+    dtype, ranks = run.weights["fc1"]["w"].dtype.name, run.split.ranks
+    steps = range(len(run.losses))
+    counts = [_Count.of(run.records.where(step=n), ranks) for n in steps]
+    held = [each["weights"] for each in run.held]
+    pairs = list(zip(alone.losses, run.losses, strict=True))
+    near = [
+        acceptable(*pair, n, dtype, ranks, len(LENET)) for n, pair in enumerate(pairs[:EARLY], 1)
+    ]
+    apart = max(abs(a - b) / a for a, b in pairs)
+    return [
+        *_step_rows(name, run.planned, counts, held, run.flops, dtype),
+        Claim(
+            f"{name}: losses of a single device", len(near), None, sum(map(bool, near)), "count",
+            "equal", f"of the first {len(near)} steps; of all at most {apart:.1e} apart",
+        ),
+    ]  # fmt: skip
+
+
+def _seconds(name: str, run: TrainedLeNet) -> Claim:
+    return Claim(
+        f"{name}: time of a step", measured=float(np.median(run.seconds)), unit="seconds",
+        note="the median",
+    )  # fmt: skip

@@ -68,15 +68,16 @@ def run_of(a: Any, b: Any, kernel: Kernel, precision: str | None) -> Run:
         )
     if precision is not None:
         return _rounding(a, kernel, precision)
-    if a.dtype.name == "float32" and "float32" not in kernel.dtypes and kernel.tf32:
+    name = backend.name_of(a.dtype)
+    if name == "float32" and "float32" not in kernel.dtypes and kernel.tf32:
         raise KernelError(
             f"kernel {kernel.name!r} takes float32 as TF32 only, of whose 23 bits of mantissa 10 "
             f"remain; if that will do say precision='tf32', or else use kernel='blas'"
         )
-    if a.dtype.name not in kernel.dtypes or not a.dtype.isnative:
+    if name not in kernel.dtypes or not a.dtype.isnative:
         raise KernelError(
             f"kernel {kernel.name!r} takes {', '.join(kernel.dtypes)}, got {a.dtype}; cast with "
-            f".astype" + (" or use kernel='blas'" if a.dtype.name in backend.HALVES else "")
+            f".astype" + (" or use kernel='blas'" if name in backend.HALVES else "")
         )
     return kernel.run
 

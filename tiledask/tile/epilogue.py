@@ -24,7 +24,7 @@ ACTIVATIONS: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType({"ge
 PIECE_BYTES = MappingProxyType({"numpy": 2**17, "cupy": 2**24})
 """Bytes of the piece that is finished at a time: some of a core's second cache, of a GPU's L2."""
 
-_COPIES = 3
+_COPIES = 1
 """Arrays of a piece's size that an activation holds at one time; `gelu` holds so many."""
 
 
@@ -97,7 +97,7 @@ def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> in
     """Bytes that `Epilogue.finish` allocates at one time for an activation of a row-major [m, n].
 
     >>> activation_bytes(4096, 4096, itemsize=4)
-    393216
+    131072
     """
     columns = min(n, PIECE_BYTES[arrays] // itemsize)
     rows = min(m, PIECE_BYTES[arrays] // itemsize // columns)

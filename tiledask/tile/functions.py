@@ -69,19 +69,39 @@ def gelu(x: Any) -> Any:
     >>> gelu(np.array([-10.0, 0.0, 1.0, 10.0])).round(4).tolist()
     [-0.0, 0.0, 0.8412, 10.0]
     """
-    return 0.5 * x * (1 + _tanh_part(x))
+    y = _tanh_part(x)
+    y += 1
+    y *= x
+    y *= 0.5
+    return y
 
 
 def gelu_grad(dy: Any, x: Any) -> Any:
     """The gradient of `gelu` at x: dy times its derivative there."""
     t = _tanh_part(x)
-    inner = _SLOPE * (1 + 3 * _CUBIC * x * x)
-    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
+    slope = 1 - t * t  # of tanh; then of all that depends on x by way of it
+    slope *= x
+    inner = x * x
+    inner *= 3 * _CUBIC
+    inner += 1
+    inner *= _SLOPE
+    slope *= inner
+    slope += t
+    slope += 1
+    slope *= dy
+    slope *= 0.5
+    return slope
 
 
 def _tanh_part(x: Any) -> Any:
-    # x * x * x and not x ** 3, which is many times slower
-    return array_namespace(x).tanh(_SLOPE * (x + _CUBIC * (x * x * x)))
+    # x * x * x and not x ** 3, which is many times slower; in place, for each new array is a way
+    # through memory
+    t = x * x
+    t *= x
+    t *= _CUBIC
+    t += x
+    t *= _SLOPE
+    return array_namespace(x).tanh(t, out=t) if t.ndim else array_namespace(x).tanh(t)
 
 
 def mean_square(y: Any, target: Any, count: int | None = None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.tile.backend import HALVES, accumulator, array_namespace
+from tiledask.tile.backend import HALVES, accumulator, array_namespace, name_of
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
 from tiledask.tile.gemm import gemm, gemm_batch
 from tiledask.tile.levels import Tile, TileTraffic
@@ -88,7 +88,7 @@ def blas(a: np.ndarray, b: np.ndarray, out: np.ndarray, tile: None, epilogue: Ep
     The two are equally fast from 256 rows on. NumPy's is there already, quicker to call, and does
     half of the work for a @ a.T. Halves are widened a piece at a time and summed in float32.
     """
-    if a.dtype.name in HALVES:
+    if name_of(a.dtype) in HALVES:
         _blas_of_halves(a, b, out, epilogue)
         return
     if epilogue.alpha != 1 or epilogue.loads_c:

@@ -131,7 +131,7 @@ def workspace(
     >>> workspace(4096, 4096, 4096, 4), workspace(4096, 4096, 4096, 4, accumulate=True)
     (0, 0)
     >>> workspace(4096, 4096, 4096, 4, bias_itemsize=4, activation="gelu")  # a piece in the cache
-    393216
+    131072
     >>> workspace(4096, 4096, 4096, 2, out_itemsize=4)  # pieces of a and b, in float32
     8388608
     """

@@ -5,8 +5,11 @@ channels.py    by output channels, by input channels, one after the other, by gr
 space.py       by rows of the image, with halos; pooling too
   local.py       a rank's part, which may be empty
 lenet.py       d2l's LeNet, layer by layer
-  lenet_runs.py  the same split three ways: each layer, consecutive layers, the batch
-  lenet_plan.py  what each of the three needs, by arithmetic
+  lenet_split.py   over how many ranks, each way: images, layers, units, rows; and hybrids
+  lenet_plan.py    what any of them needs, by arithmetic
+  lenet_step.py    a training step on one rank
+    lenet_runs.py    of weights and images that all have: one step of each, by name
+    lenet_train.py   train_lenet: trained for real, step after step
 
 What each of them calls is predicted in plan/collectives/convolution.py.
 """

@@ -23,6 +23,10 @@ __all__ = ["BATCH", "BOUNDARIES", "LENET", "flops", "samples"]
 
 BATCH = 256
 """Images of d2l's minibatch."""
+SIDE = 28
+"""Rows and columns of an image."""
+DENSE = 2
+"""Number of the first layer without rows."""
 SHAPES = {"conv1": (20, 1, 3, 3), "conv2": (50, 20, 5, 5), "fc1": (800, 128), "fc2": (128, 10)}
 OUT = {"conv1": (26, 26), "conv2": (9, 9), "fc1": (1, 1), "fc2": (1, 1)}
 """Rows and columns of what a layer's products make, before pooling."""
@@ -107,7 +111,7 @@ def samples(count: int = BATCH, seed: int = 0, dtype: str = "float64") -> tuple[
     (2, 1, 28, 28)
     """
     rng = np.random.default_rng(seed)
-    images = rng.standard_normal((count, 1, 28, 28)).astype(dtype)
+    images = rng.standard_normal((count, 1, SIDE, SIDE)).astype(dtype)
     return images, rng.integers(0, 10, count)
 
 

@@ -1,27 +1,38 @@
-"""What d2l's LeNet needs in each of its three partitionings, before anything runs."""
+"""What LeNet needs of its ranks in a training step, for any split, before anything runs.
 
+             parts of a stage              stages             copies, in space parts too
+forward      gathers, or halos and rows    send, recv
+             to images, layer by layer
+backward     the adjoints                  recv, send
+then                                                          one all_reduce of all gradients
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import starmap
+from math import isqrt
 
-from tiledask.dist.convolution.lenet import BOUNDARIES, LENET, flops
-from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.convolution import in_stages, layerwise
+from tiledask.dist.convolution.lenet import BOUNDARIES, DENSE, LENET, OUT, SIDE, flops
+from tiledask.dist.convolution.lenet_split import Split, rows_of
+from tiledask.dist.training.planned import Planned
+from tiledask.plan.collectives.convolution import Boundary, in_stages, layerwise
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.data_parallel import averaging
-from tiledask.plan.collectives.expected import Expected
-from tiledask.plan.products.placement import split
+from tiledask.plan.collectives.expected import Expected, all_reduced, expected, halo
 
-__all__ = ["Need", "need", "stages_of"]
+__all__ = ["PARAMETERS", "Need", "calls_of", "need", "need_of"]
 
 PARAMETERS = sum(layer.size for layer in LENET)
+PAIRS = ("send", "recv")
+
+Calls = list[tuple[int, Expected]]
+"""By the number of the layer that calls."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a partitioning needs of its ranks in one training step."""
+    """What a split needs of its ranks in one training step."""
 
-    calls: tuple[Expected, ...]
-    """All collectives and transfers, in order."""
+    calls: tuple[tuple[Planned, ...], ...]
+    """By rank: its collectives and messages, in order."""
     parameters: tuple[int, ...]
     """That each rank holds."""
     flops: tuple[int, ...]
@@ -30,18 +41,22 @@ class Need:
     @property
     def sent(self) -> tuple[int, ...]:
         """Bytes that each rank sends."""
-        none = (0,) * len(self.flops)
-        return tuple(map(sum, zip(none, *(call.cost.sent for call in self.calls), strict=True)))
+        return tuple(sum(call.sent for call in mine) for mine in self.calls)
+
+    @property
+    def messages(self) -> int:
+        """That all ranks send."""
+        return sum(call.messages for mine in self.calls for call in mine)
 
     @property
     def barriers(self) -> int:
-        """How often all ranks wait for all."""
-        return sum(call.kind not in ("send", "recv") for call in self.calls)
+        """How often a rank waits for all of a group: the most of any rank."""
+        return max(sum(call.kind not in PAIRS for call in mine) for mine in self.calls)
 
     @property
     def transfers(self) -> int:
         """Messages from one rank to another that no other waits for."""
-        return sum(call.kind == "send" for call in self.calls)
+        return sum(call.kind == "send" for mine in self.calls for call in mine)
 
     @property
     def imbalance(self) -> float:
@@ -49,59 +64,126 @@ class Need:
         return max(self.flops) * len(self.flops) / sum(self.flops)
 
 
-def need(name: str, images: int, ranks: int, itemsize: int) -> Need:
-    """The Need of "layerwise", "network" or "data parallel" for a batch of ``images``.
+def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
+    """The Need of a split for a batch of ``images``.
+
+    ``ways``: "layerwise", "network", "data parallel" or "space" for all ``ranks``; or how many
+    ranks each way has, whose product is ``ranks``.
 
     >>> found = need("network", 256, 4, 4)
     >>> found.parameters, found.transfers, sum(found.sent)
     ((200, 25050, 102528, 1290), 6, 8822784)
+    >>> need({"data parallel": 2, "layerwise": 2}, 256, 4, 4).barriers
+    8
     """
-    if name == "layerwise":
-        calls = layerwise(BOUNDARIES, images, ranks, itemsize)
-        dealt = [even(boundary.units, ranks) for boundary in BOUNDARIES]
-        held = [
-            [layer.size // boundary.units * n for n in units]
-            for layer, boundary, units in zip(LENET, BOUNDARIES, dealt, strict=True)
-        ]
-        done = [
-            [flops(layer.name, images, n) for n in units]
-            for layer, units in zip(LENET, dealt, strict=True)
-        ]
-        return Need(calls, _by_rank(held), _by_rank(done))
-    if name == "network":
-        stages = [[LENET[i] for i in stage] for stage in stages_of(ranks)]
-        ends = [BOUNDARIES[stage[-1]] for stage in stages_of(ranks)]
-        calls = in_stages(ends, images, ranks, itemsize)
-        return Need(
-            calls,
-            tuple(sum(layer.size for layer in stage) for stage in stages),
-            tuple(sum(flops(layer.name, images) for layer in stage) for stage in stages),
-        )
-    if name == "data parallel":
-        calls = averaging(PARAMETERS, ranks, itemsize)
-        calls = tuple(call._replace(label=f"gradients/{call.label}") for call in calls)
-        work = tuple(
-            sum(flops(layer.name, mine) for layer in LENET) for mine in even(images, ranks)
-        )
-        return Need(calls, (PARAMETERS,) * ranks, work)
-    raise ConfigError(
-        f"LeNet is split 'layerwise', as a 'network' or 'data parallel', got {name!r}"
+    return need_of(Split.of(ways, ranks), images, itemsize)
+
+
+def need_of(split: Split, images: int, itemsize: int) -> Need:
+    """The same for a Split."""
+    places = [split.at(rank) for rank in range(split.ranks)]
+    return Need(
+        tuple(calls_of(split, at, images, itemsize) for at in places),
+        tuple(_parameters(split, stage, part) for _, stage, part in places),
+        tuple(_flops(split, at, images) for at in places),
     )
 
 
-def stages_of(ranks: int) -> list[tuple[int, ...]]:
-    """Which layers each rank has. Raises PlacementError for more ranks than layers.
+def calls_of(
+    split: Split, at: tuple[int, int, int], images: int, itemsize: int
+) -> tuple[Planned, ...]:
+    """What the rank (copy, stage, part) calls in a step, in order."""
+    copy, stage, part = at
+    here, mine = split.layers(stage), even(images, split.copies)[copy]
+    first, last = stage == 0, stage == split.stages - 1
+    ends = [split.layers(s)[-1] for s in range(split.stages)]
+    letters = [Boundary(BOUNDARIES[i].name, split.shares(i, mine)[part]) for i in ends]
+    pairs = {(c.label, c.kind): c for c in in_stages(letters, 1, split.stages, itemsize)}
+    there, back = (_in_space if split.in_space else _by_units)(split.parts, mine, itemsize)
+    calls = []
 
-    >>> stages_of(4), stages_of(3)
-    ([(0,), (1,), (2,), (3,)], [(0, 1), (2,), (3,)])
-    """
-    if ranks > len(LENET):
-        raise PlacementError(
-            f"a stage has a layer or more, and LeNet has {len(LENET)}: got {ranks} ranks; use "
-            f"{len(LENET)} or fewer"
-        )
-    return list(map(tuple, starmap(range, split(0, len(LENET), ranks))))
+    def between(end: int, what: str, kind: str) -> None:
+        calls.append(_of(pairs[f"{BOUNDARIES[ends[end]].name}/{what}", kind], stage))
+
+    def inside(found: Calls) -> None:
+        calls.extend(_of(call, part) for i, call in found if i in here)
+
+    if not first:
+        between(stage - 1, "forward/y", "recv")
+    inside(there)
+    if not last:
+        between(stage, "forward/y", "send")
+        between(stage, "backward/dy", "recv")
+    inside(back)
+    if not first:
+        between(stage - 1, "backward/dy", "send")
+    adding = split.copies * (split.parts if split.in_space else 1)
+    number = copy * split.parts + part if split.in_space else copy
+    sums = all_reduced("gradients", _parameters(split, stage, part), adding, itemsize)
+    return (*calls, *(_of(call, number) for call in sums))
 
 
-def _by_rank(by_layer: list[list[int]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*by_layer, strict=True)))
+def _by_units(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
+    """(forward, backward): a layer gathers what the one before it made, and the loss the last."""
+    numbers = {boundary.name: i for i, boundary in enumerate(BOUNDARIES)}
+    by_layer = [
+        (min(numbers[call.label.split("/")[0]] + 1, len(LENET) - 1), call)
+        for call in layerwise(BOUNDARIES, images, parts, itemsize)
+    ]
+    gathers = [each for each in by_layer if each[1].kind == "all_gather"]
+    return gathers, [each for each in by_layer if each[1].kind == "reduce_scatter"]
+
+
+def _in_space(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
+    """(forward, backward): halos of each window; then rows of all images to images."""
+    there, back, channels, columns = [], [], 1, SIDE
+    for i, boundary in enumerate(BOUNDARIES[:DENSE]):
+        inner = boundary.units, OUT[boundary.name][1]
+        for name, size in ((boundary.name, (channels, columns)), (f"{boundary.name}/pool", inner)):
+            split, row = rows_of(parts)[name], images * size[0] * size[1] * itemsize
+            facts = split.rows, split.before, split.after, row
+            there += [(i, call) for call in halo(f"{name}/forward/halo", *facts)]
+            if name != BOUNDARIES[0].name:  # the images have no gradient
+                back += [(i, call) for call in halo(f"{name}/backward/halo", *facts, back=True)]
+        channels, columns = boundary.units, isqrt(boundary.each)
+    last, deal = BOUNDARIES[DENSE - 1].name, even(images, parts)
+    rows, each = rows_of(parts)[f"{last}/pool"].out, channels * columns
+    if parts > 1:
+        out = [each * r * n for r in rows for n in deal]
+        into = [each * r * n for n in deal for r in rows]
+        there += _all_to_all(f"{last}/forward/y", out, itemsize)
+        back += _all_to_all(f"{last}/backward/dy", into, itemsize)
+    return there, back[::-1]
+
+
+def _all_to_all(label: str, counts: list[int], itemsize: int) -> Calls:
+    return [(DENSE, call) for call in expected(label, "all_to_all", counts, itemsize)]
+
+
+def _of(call: Expected, me: int) -> Planned:
+    each = call.cost
+    return Planned(call.label, call.kind, each.sent[me], each.received[me], each.messages[me])
+
+
+def _parameters(split: Split, stage: int, part: int) -> int:
+    total = 0
+    for i in split.layers(stage):
+        units = BOUNDARIES[i].units
+        mine = units if split.in_space else even(units, split.parts)[part]
+        total += LENET[i].size // units * mine
+    return total
+
+
+def _flops(split: Split, at: tuple[int, int, int], images: int) -> int:
+    copy, stage, part = at
+    mine, total = even(images, split.copies)[copy], 0
+    for i in split.layers(stage):
+        name = LENET[i].name
+        if not split.in_space:
+            total += flops(name, mine, even(BOUNDARIES[i].units, split.parts)[part])
+        elif i < DENSE:
+            rows = rows_of(split.parts)[name].out
+            total += flops(name, mine) * rows[part] // sum(rows)
+        else:
+            total += flops(name, even(mine, split.parts)[part])
+    return total

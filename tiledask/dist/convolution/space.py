@@ -22,7 +22,8 @@ from tiledask.tile.layers.windows import Pair, Sides, Windows, windows
 
 __all__ = [
     "KeptRows", "avg_pool2d_in_rows", "avg_pool2d_in_rows_grad", "conv2d_in_rows",
-    "conv2d_in_rows_grad", "max_pool2d_in_rows", "max_pool2d_in_rows_grad", "sum_weights",
+    "conv2d_in_rows_addends", "conv2d_in_rows_grad", "max_pool2d_in_rows",
+    "max_pool2d_in_rows_grad", "sum_weights",
 ]  # fmt: skip
 
 
@@ -79,9 +80,19 @@ def conv2d_in_rows_grad(
     A halo_reduce, for what other ranks' windows read here, and one all_reduce of dw and db.
     Without the first, and with None for dx, where dx is not ``wanted``.
     """
-    dread, dw, db = conv2d_grad(dy, kept.local, w, b)
-    dx = _given_back(group, dread, kept) if wanted else None
+    dx, dw, db = conv2d_in_rows_addends(group, dy, kept, w, b, wanted=wanted)
     return dx, *sum_weights(group, dw, db)
+
+
+def conv2d_in_rows_addends(
+    group: Group, dy: Any, kept: KeptRows, w: Any, b: Any = None, *, wanted: bool = True
+) -> tuple[Any, Any, Any]:
+    """As `conv2d_in_rows_grad`, but dw and db of this rank's windows only.
+
+    All ranks' add up to dw and db: whoever calls this adds them, with those of other layers.
+    """
+    dread, dw, db = conv2d_grad(dy, kept.local, w, b)
+    return _given_back(group, dread, kept) if wanted else None, dw, db
 
 
 def sum_weights(group: Group, dw: Any, db: Any) -> tuple[Any, Any]:

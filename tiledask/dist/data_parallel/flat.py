@@ -40,6 +40,16 @@ class Packing:
 
     def pack(self, arrays: Mapping[Hashable, Any]) -> Any:
         """A new flat array. Raises PlacementError for other names or shapes than these."""
+        parts = [array.reshape(-1) for array in self.checked(arrays)]
+        return array_namespace(*parts).concatenate(parts)
+
+    def add(self, flat: Any, arrays: Mapping[Hashable, Any]) -> None:
+        """Add ``arrays`` to ``flat``, in place, as if they were packed before, in its type."""
+        for array, kept in zip(self.checked(arrays), self.unpack(flat).values(), strict=True):
+            kept += array.astype(flat.dtype, copy=False)
+
+    def checked(self, arrays: Mapping[Hashable, Any]) -> list[Any]:
+        """The arrays in order. Raises PlacementError for other names or shapes than these."""
         said, got = dict(self.shapes), {name: tuple(a.shape) for name, a in arrays.items()}
         if said != got:
             wrong = [name for name in {**said, **got} if said.get(name) != got.get(name)]
@@ -49,8 +59,7 @@ class Packing:
                 f"{got.get(wrong[0], 'missing')}; pass a gradient for every weight, zeros if a "
                 f"rank has none"
             )
-        parts = [arrays[name].reshape(-1) for name in said]
-        return array_namespace(*parts).concatenate(parts)
+        return [arrays[name] for name in said]
 
     def unpack(self, flat: Any) -> dict[Hashable, Any]:
         """The arrays by name: views of ``flat``."""

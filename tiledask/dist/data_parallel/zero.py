@@ -24,6 +24,7 @@ from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype
 from tiledask.tile.flat_states import check_states
 from tiledask.tile.optimizers import Rule, flush, rule_for
+from tiledask.tile.pieces import pieces
 
 __all__ = ["Zero"]
 
@@ -156,6 +157,8 @@ class Zero:
 
     def _add_up(self, name: str) -> None:
         flat = self.arrays["gradients"][name]
+        if self.group.size == 1:
+            return
         with labelled(self.group, name, "gradients"):
             if not self.zero:
                 total = self.group.all_reduce(flat, algorithm=self.algorithm)
@@ -171,19 +174,23 @@ class Zero:
     def _update(self, name: str, factor: float = 1.0) -> None:
         """The optimizer's step for the numbers that are this rank's, by gradients ``factor`` times
         what they are."""
-        source = self._mine(MASTER if MASTER in self.arrays else "weights", name)
+        mine = {tensor: self._mine(tensor, name) for tensor in self.arrays}
+        for piece in pieces(mine["gradients"]):
+            self._update_piece({tensor: array[piece] for tensor, array in mine.items()}, factor)
+
+    def _update_piece(self, mine: Weights, factor: float) -> None:
+        source = mine.get(MASTER, mine["weights"])
         w = source.astype(accumulator(source.dtype), copy=False)
-        g = self._mine("gradients", name).astype(w.dtype)
+        g = mine["gradients"].astype(w.dtype)
         if self.scale != 1:
             g /= self.scale
         if factor != 1:
             g *= factor
-        kept = {s: self._mine(s, name).astype(w.dtype, copy=False) for s in self.rule.keeps}
+        kept = {s: mine[s].astype(w.dtype, copy=False) for s in self.rule.keeps}
         new, states = self.rule.step(w, g, kept, self.steps)
-        for tensor in self.arrays:
+        for tensor, array in mine.items():
             if tensor != "gradients":
-                mine = self._mine(tensor, name)
-                mine[...] = flush(states.get(tensor, new), mine.dtype)
+                array[...] = flush(states.get(tensor, new), array.dtype)
 
     def _mine(self, tensor: str, name: str) -> Any:
         """A view of the numbers that this rank updates."""

@@ -58,6 +58,8 @@ class Doing(NamedTuple):
     """Whether letters that it sent may not have arrived."""
     end: str = ""
     """"returned" once its program has."""
+    key: tuple | None = None
+    """Under which that letter will lie in its mailbox."""
 
     def words(self, rank: int, now: float) -> str:
         """A sentence without its end, such as "rank 1 is in all_gather ..."."""

@@ -103,7 +103,8 @@ class Exchange:
                     addends.setdefault(chunk, []).append((move.source, part))
             for chunk, theirs in addends.items():
                 ordered = sorted([*theirs, (self.me, held[chunk])], key=lambda each: each[0])
-                held[chunk] = combined([part for _, part in ordered], op, dtype)
+                spare = int(ordered[0][0] == self.me)  # what came is this rank's own
+                held[chunk] = combined([part for _, part in ordered], op, dtype, spare)
 
     def _swapped(
         self, turn: Turn, held: dict[int, np.ndarray]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.dist import host_memory
 from tiledask.dist.ranks import halos, nccl_own
 from tiledask.dist.ranks.exchange import Exchange, exchanging
 from tiledask.dist.ranks.records import NCCL
@@ -425,7 +426,11 @@ def _chunks(x: np.ndarray, n: int) -> dict[int, np.ndarray]:
 
 
 def _joined(held: dict[int, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    return np.concatenate([held[c] for c in range(len(held))]).reshape(shape)
+    parts = [held[c] for c in range(len(held))]
+    if not isinstance(parts[0], np.ndarray):
+        return array_namespace(*parts).concatenate(parts).reshape(shape)
+    whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
+    return np.concatenate(parts, out=whole).reshape(shape)
 
 
 def _cut(x: np.ndarray, dim: int, extents: Sequence[int]) -> dict[int, np.ndarray]:

@@ -127,6 +127,6 @@ async def _take_letter(run: str, about: bytes, parts: list) -> dict:
 
 async def _tell_doing(run: str) -> dict:
     try:
-        return {"status": "OK", "doing": pickle.dumps(of_run(run, 0).doing)}
+        return {"status": "OK", "doing": pickle.dumps(doing_of(of_run(run, 0)))}
     except ClusterLostError:
         return {"status": "OK", "doing": pickle.dumps(None)}

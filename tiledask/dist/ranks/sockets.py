@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tiledask.dist import host_memory
 from tiledask.dist.lending import Exchange, LoanLostError, read_lent, ticket_of
 from tiledask.dist.meeting import Meeting
 from tiledask.dist.ranks import posts
@@ -216,7 +217,7 @@ class Sockets(ByDask):
                 continue
             parts, nbytes = [], 0
             for (name, shape), ticket in kinds:
-                parts.append(np.empty(shape, as_dtype(name)))
+                parts.append(host_memory.empty(shape, as_dtype(name)))
                 flat = parts[-1].reshape(-1).view(np.uint8)
                 nbytes += flat.nbytes
                 if ticket is not None:

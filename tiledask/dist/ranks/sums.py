@@ -16,16 +16,24 @@ __all__ = ["OPERATIONS", "check_operation", "combined", "sum_dtype"]
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
-def combined(parts: Sequence[np.ndarray], op: str, dtype: np.dtype) -> np.ndarray:
-    """``parts`` combined from the left in ``dtype``; a new array, whatever overflows is inf.
+def combined(
+    parts: Sequence[np.ndarray], op: str, dtype: np.dtype, spare: int | None = None
+) -> np.ndarray:
+    """``parts`` combined from the left in ``dtype``; whatever overflows is inf.
+
+    A new array; or, if it has that type, part number ``spare`` (0 or 1), which nobody needs.
 
     >>> half = [np.array([60000, 1], np.float16)] * 2
     >>> combined(half, "sum", np.dtype("float16")), combined(half, "sum", np.dtype("float32"))
     (array([inf,  2.], dtype=float16), array([1.2e+05, 2.0e+00], dtype=float32))
     """
-    operate = OPERATIONS[op]
+    operate, out = OPERATIONS[op], None
+    if spare is not None and parts[spare].dtype == dtype:
+        out = parts[spare]
     with np.errstate(over="ignore", invalid="ignore"):
-        result = operate(parts[0].astype(dtype, copy=False), parts[1].astype(dtype, copy=False))
+        result = operate(
+            parts[0].astype(dtype, copy=False), parts[1].astype(dtype, copy=False), out=out
+        )
         for part in parts[2:]:
             operate(result, part.astype(dtype, copy=False), out=result)
     return result

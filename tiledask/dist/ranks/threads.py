@@ -11,7 +11,7 @@ import numpy as np
 from tiledask.dist.mailbox import Mailbox
 from tiledask.dist.ranks.call import Doing
 from tiledask.dist.ranks.program import Part, Ranks, arguments, collected, ran
-from tiledask.dist.ranks.transport import Transport, take_in
+from tiledask.dist.ranks.transport import Transport, doing_of, take_in
 from tiledask.errors import ConfigError, DeadlineError
 
 __all__ = ["Threads", "run_threads"]
@@ -37,7 +37,7 @@ class Threads(Transport):
         return nbytes
 
     def ask(self, rank: int) -> Doing | None:
-        return self._boxes[rank].doing
+        return doing_of(self._boxes[rank])
 
 
 def run_threads(

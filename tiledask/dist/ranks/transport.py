@@ -24,7 +24,7 @@ from tiledask.dist.mailbox import Mailbox
 from tiledask.dist.ranks.call import Call, Doing, mismatch
 from tiledask.errors import CollectiveError, DeadlineError
 
-__all__ = ["Letter", "Transport", "name_of", "portable", "take_in"]
+__all__ = ["Letter", "Transport", "doing_of", "name_of", "portable", "take_in"]
 
 LOOK = 1.0
 """Seconds of waiting after which a rank asks the others what they do, and as often again."""
@@ -137,7 +137,7 @@ class Transport(ABC):
 
     def _wait(self, source: int, key: tuple, call: Call) -> None:
         box, doing = self.box, self.box.doing
-        box.doing = doing._replace(waits_for=source, flying=self.flying)
+        box.doing = doing._replace(waits_for=source, flying=self.flying, key=key)
         here = lambda: key in box.parcels or ("end", source) in box.parcels  # noqa: E731
         seen: list[tuple[int, Doing]] = []
         while not self.wait(here, min(self.deadline, time.monotonic() + LOOK)):
@@ -228,6 +228,13 @@ class Transport(ABC):
 def name_of(dtype: np.dtype) -> str:
     """The name by which `tiledask.tile.as_dtype` knows ``dtype``."""
     return dtype.name
+
+
+def doing_of(box: Mailbox) -> Doing | None:
+    """What the rank of ``box`` does, for others. Whoever has the letter that it waits for is not
+    stuck: on a busy machine it may be seconds before it can look into its mailbox."""
+    doing = box.doing
+    return doing._replace(waits_for=None) if doing and doing.key in box.parcels else doing
 
 
 def take_in(box: Mailbox, key: tuple, note: Any, parts: list[np.ndarray], nbytes: int) -> None:

@@ -54,7 +54,7 @@ def g(group: Group, y: Placed) -> Placed:
     if isinstance(y.placement, Shard):
         refuse("g (all_reduce)", f"{y} is a part, not an addend; gathered(group, y) joins parts")
     need("g (all_reduce)", "y", y, (Partial,), TWICE.format(group.size))
-    return replicate(group.all_reduce(y.local))
+    return replicate(group.all_reduce(y.local) if group.size > 1 else y.local)
 
 
 f_grad, g_grad = g, f

@@ -2,6 +2,7 @@
 
 run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records
   kept.py       what is kept of each number: a recipe of the planner
+  asked.py      what a training is asked for, looked at before a rank starts
   planned.py    what each rank calls in a step, before anything runs
   program.py    the program of one rank
     saved.py      checkpoints, taken up again under another layout

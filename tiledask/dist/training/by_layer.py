@@ -6,7 +6,10 @@
     0B1/layer 0/gradients                  layer 0                gradients   data (ZeRO 2, 3)
     update/layer 0/gradients               layer 0                gradients   data
     0F1 (send), 1F1 (recv)                 stages 0-1             forward     pipeline
-    update/norm                            norm                   update      all ranks
+    0F1/w_head/forward                     head/w_head            forward     tensor
+    update/norm                            all layers             norm        all ranks
+
+Predictions are of planned.py's calls, counts of the records; the labels of both say the same.
 """
 
 import re
@@ -20,7 +23,9 @@ from tiledask.dist.training.planned import Planned
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Place", "Sums", "by_layer", "ordered", "place_of", "predicted_sums", "tally"]
+__all__ = [
+    "Place", "Sums", "by_layer", "ordered", "place_of", "predicted_sums", "tally", "together",
+]  # fmt: skip
 
 _ACTION = re.compile(r"(\d+)([FB])\d+")
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
@@ -31,16 +36,14 @@ class Place(NamedTuple):
 
     layer: str
     when: str
-    """"forward", "backward", "gradients", "weights" or "update"."""
+    """"forward", "backward", "gradients", "weights" or "norm"."""
     parallel: str
     """Which ranks do: "tensor", "data", "pipeline" or "all ranks"."""
 
     @property
     def unit(self) -> str:
         """The unit of the model that it is in: "layer 0" of "layer 0/attention/wo"."""
-        first = self.layer.partition("/")[0]
-        inside_head = self.parallel == "tensor" and first in _OF_HEAD
-        return "head" if inside_head else first
+        return self.layer.partition("/")[0]
 
 
 class Sums(NamedTuple):
@@ -69,8 +72,8 @@ def place_of(label: str, kind: str) -> Place:
     Place(layer='layer 2/mlp/w_1', when='backward', parallel='tensor')
     >>> place_of("1B0", "send"), place_of("1B0", "recv")[0]
     (Place(layer='stages 0-1', when='backward', parallel='pipeline'), 'stages 1-2')
-    >>> place_of("1B0/cross_entropy/sums/forward", "all_reduce").unit
-    'head'
+    >>> place_of("1B0/cross_entropy/sums/forward", "all_reduce").layer
+    'head/cross_entropy/sums'
     """
     first, *parts = label.split("/")
     action = _ACTION.fullmatch(first)
@@ -89,8 +92,9 @@ def place_of(label: str, kind: str) -> Place:
     if when in ("gradients", "weights"):
         return Place("/".join(layer), when, "data")
     if action:
-        return Place("/".join(layer), when, "tensor")
-    return Place("/".join(parts), "update", "all ranks")
+        inside = ["head"] if layer[0] in _OF_HEAD else []
+        return Place("/".join(inside + layer), when, "tensor")
+    return Place("all layers", "/".join(parts), "all ranks")
 
 
 def tally(rows: Iterable[Record]) -> dict[Place, Sums]:

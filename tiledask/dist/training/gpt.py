@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from tiledask.dist import tensor as T
@@ -58,12 +59,26 @@ class GPT:
     stage then both have it, and add up its gradients."""
 
     def __post_init__(self) -> None:
-        least = min(self.vocabulary, self.hidden, self.layers, self.heads, self.sequence)
-        if least < 1 or self.hidden % self.heads:
+        counts = {name: n for name, n in vars(self).items() if name not in ("gated", "tied")}
+        for name, n in counts.items():
+            if n is None and name in ("kv_heads", "ffn"):
+                continue
+            if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
+                raise ConfigError(f"a GPT's {name} is a whole number of 1 or more, got {n!r}")
+        if self.hidden % self.heads:
             raise ConfigError(
-                f"a GPT has 1 or more of everything and a width that its heads share: got "
-                f"hidden={self.hidden}, heads={self.heads}, layers={self.layers}, vocabulary="
-                f"{self.vocabulary}, sequence={self.sequence}"
+                f"a GPT has a width that its heads share: got hidden={self.hidden}, heads="
+                f"{self.heads}; take a multiple of {self.heads}"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise ConfigError(
+                f"kv heads divide the heads, which share them: got kv_heads={self.kv_heads}, "
+                f"heads={self.heads}"
+            )
+        if self.gated and self.hidden // self.heads % 2:
+            raise ConfigError(
+                f"rotary angles turn columns in pairs, so a head's width is even: got hidden="
+                f"{self.hidden}, heads={self.heads}, a width of {self.hidden // self.heads}"
             )
 
     @property

@@ -61,12 +61,17 @@ class Guard:
 def squares(flat: Any, mine: Any) -> float:
     """The sum of squares, in float64, of the numbers of ``flat`` where ``mine`` is true.
 
-    ``mine`` None: of all.
+    ``mine`` None: of all. What is not finite counts wherever it is: a replica that overflows alone
+    would be stepped alone.
 
     >>> squares(np.full(3, 300, np.float16), np.array([True, False, True]))
     180000.0
+    >>> squares(np.array([1, np.inf]), np.array([True, False]))
+    inf
     """
     wide = flat.astype(np.float64)
-    if mine is not None:
+    total = wide @ wide
+    if mine is not None and math.isfinite(total):
         wide = wide[mine]
-    return float((wide * wide).sum())
+        total = wide @ wide
+    return float(total)

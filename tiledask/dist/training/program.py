@@ -12,8 +12,10 @@ from tiledask.dist.ranks.rank import Rank
 from tiledask.dist.training import saved
 from tiledask.dist.training.gpt import GPT, Flow
 from tiledask.dist.training.guard import Guard
+from tiledask.dist.training.reports import Say, reported
 from tiledask.dist.training.stages import PIPELINE, Stages
 from tiledask.dist.training.states import States
+from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.placement import split
@@ -84,24 +86,25 @@ class Part(NamedTuple):
     held: dict[str, int]
 
 
-def train_rank(rank: Rank, job: Job) -> Part:
-    """The program of one rank."""
+def train_rank(rank: Rank, job: Job, say: Say | None = None) -> Part:
+    """The program of one rank; ``say`` is told of its steps."""
     copies = rank.group(0)
     stages = _stages(rank, job)
     losses, scales = [], []
     if job.first:
-        saved.load(stages, job.folder, job.first)
-    for number in range(job.first, job.steps):
+        saved.load(stages, job)
+    for number in reported(range(job.first, job.steps), losses, rank, say):
 
         def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
             rows = job.rows(copies.size, copies.rank, microbatch)
-            return job.data.batch(job.seed, number, job.batch, job.model.sequence, rows)
+            return _drawn(job, number, rows)
 
         scales.append(stages.guard.loss_scale)
-        with rank.step(number):
+        # what overflows becomes infinite, as on a GPU; the norm finds it
+        with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(stages.step(batch, job.batch * job.model.sequence))
     if job.folder and losses:
-        saved.save(rank, stages, job.folder, job.steps, {"loss": losses[-1], "seed": job.seed})
+        saved.save(stages, job, losses[-1])
     weights = {
         f"{unit}.{name}": w
         for unit, arrays in stages.states.whole().items()
@@ -113,6 +116,20 @@ def train_rank(rank: Rank, job: Job) -> Part:
         losses, stages.guard.norms, scales, None if copies.rank else weights, digest,
         stages.states.held,
     )  # fmt: skip
+
+
+def _drawn(job: Job, number: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, targets) of some rows of a step's batch. Raises ConfigError if they are not those."""
+    sequence = job.model.sequence
+    ids, targets = job.data.batch(job.seed, number, job.batch, sequence, rows)
+    wanted = (rows.stop - rows.start, sequence)
+    if not np.shape(ids) == np.shape(targets) == wanted:
+        raise ConfigError(
+            f"data.batch gives ids and targets of the rows that it is asked for: rows "
+            f"{rows.start} up to {rows.stop} of {sequence} tokens are {wanted}, got "
+            f"{np.shape(ids)} and {np.shape(targets)}"
+        )
+    return ids, targets
 
 
 def _stages(rank: Rank, job: Job) -> Stages:

@@ -10,7 +10,7 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.dist import tensor as T
-from tiledask.dist.checkpoints import steps_in
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.ranks.program import Ranks
 from tiledask.dist.ranks.records import Records
 from tiledask.dist.ranks.run import run_ranks
 from tiledask.dist.ranks.threads import run_threads
+from tiledask.dist.training.asked import cut_of, of_kind, ready, scheduled, shape_of, whole
+from tiledask.dist.training.by_layer import by_layer
 from tiledask.dist.training.gpt import GPT
 from tiledask.dist.training.kept import recipe_for
 from tiledask.dist.training.planned import Planned, calls_of
 from tiledask.dist.training.program import Job, train_rank
+from tiledask.dist.training.reports import Progress
+from tiledask.dist.training.watched import watched
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.tile.optimizers import Adam, LossScale, Rule
 from tiledask.tile.optimizers import rule_for as optimizer_for
 from tiledask.tile.optimizers.clipping import clip_factor
@@ -96,6 +97,14 @@ class Trained:
             frame["loss_scale"] = self.scales
         return frame
 
+    def layers(self) -> "pd.DataFrame":
+        """A row per layer and part of a step ("layer 0/attention/wo", "forward"): barriers,
+        bytes, messages and seconds of a step, those predicted beside. Steps that were left out
+        do not count."""
+        steps = range(self.first, self.first + len(self.losses))
+        full = set(steps) - set(self.skipped)
+        return by_layer(self.records, self.planned, self.model.units, full)
+
     def __repr__(self) -> str:
         dp, tp, pp = self.shape
         ends = "no loss"
@@ -113,12 +122,12 @@ class Trained:
 
 def train(
     model: GPT, data: Any, ranks: Mesh | Sequence[int], *, steps: int, batch: int,
-    microbatches: int = 1, schedule: str | Schedule = "1f1b", cut: Sequence[int] | None = None,
-    sequence_parallel: bool = False, zero: int = 0, rule: Rule | None = None,
-    dtype: str = "float32", recipe: str | Recipe | None = None,
+    microbatches: int | None = None, schedule: str | Schedule = "1f1b",
+    cut: Sequence[int] | None = None, sequence_parallel: bool = False, zero: int = 0,
+    rule: Rule | None = None, dtype: str = "float32", recipe: str | Recipe | None = None,
     scale: LossScale | None = None, clip: float | None = None,
     seed: int = 0, folder: str | os.PathLike | None = None,
-    timeout: float = 300.0,
+    progress: bool | Callable[[Progress], Any] | None = None, timeout: float = 300.0,
 ) -> Trained:  # fmt: skip
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
 
@@ -129,9 +138,11 @@ def train(
         A mesh of workers with three axes; or three numbers: threads of this process.
     batch, microbatches
         Rows of a step, whatever the layout, and into how many micro-batches the rows of one copy
-        of the model are cut. Neither must divide: some get a row more, or none.
+        of the model are cut; default: the schedule's, or 1. Neither must divide: some get a row
+        more, or none.
     schedule
-        The name of one with whole backwards ("gpipe", "1f1b", ...), or a Schedule of pp devices.
+        The name of one with whole backwards ("gpipe", "1f1b", ...), or a Schedule of pp devices,
+        which may put several stages on each.
     cut
         Layers of each stage; default: as even as they can be.
     zero
@@ -155,11 +166,17 @@ def train(
     folder
         Where a checkpoint is written after the last step. If there is one already, training goes
         on from the newest, under whatever layout that was written: ``steps`` counts from the very
-        first. The loss scale goes on from where it was.
+        first. The loss scale goes on from where it was. Model, seed, dtype and what the rule keeps
+        must be those of the checkpoint; rates and batches may change.
+    progress
+        None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
+        function is called with a `Progress` after every step, in a thread of its own: steps do
+        not wait for it. `tiledask.lab.plots.LiveLoss()` draws the loss as it falls.
 
     With equal seeds the result is that of a single device, whatever the layout, but for the order
     in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
-    not go together, and what `run_ranks` raises.
+    not go together, CheckpointError for a checkpoint that is damaged or of another training, and
+    what `run_ranks` raises.
 
     >>> from tiledask.tile.datasets import load_text
     >>> text = load_text("tales")
@@ -170,36 +187,33 @@ def train(
     True
     """
     threads = not isinstance(ranks, Mesh)
-    shape = (tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)) if threads else ranks.shape
-    _check(shape, model, data, steps, batch, clip)
+    shape = shape_of(ranks if threads else ranks.shape)
+    of_kind(model=model, data=data, rule=rule, scale=scale)
+    steps, batch, seed = whole("steps", steps, 0), whole("batch", batch, 1), whole("seed", seed)
+    if data.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
+            f"GPT(vocabulary={data.vocabulary}, ...) or more"
+        )
+    if clip is not None:
+        clip_factor(0.0, clip)
     if rule is None:
         rule = Adam() if recipe is None else optimizer_for(recipe)
     kept = recipe_for(rule, dtype, recipe)
     if scale is None and dtype == "float16":
         scale = LossScale()
-    made = _scheduled(schedule, shape[2], microbatches)
-    cut = model.even_cut(made.stages) if cut is None else tuple(cut)
-    if len(cut) != made.stages:
-        raise ConfigError(
-            f"a cut says how many layers each stage has: {made!r} has {made.stages} stages, the "
-            f"cut {cut} has {len(cut)}"
-        )
-    model.stage_units(0, cut)
-    first = max(steps_in(folder), default=0) if folder else 0
-    if first > steps:
-        raise ConfigError(
-            f"{folder} has a checkpoint of step {first}, which is past the last of {steps} steps; "
-            f"ask for {first} or more, or take another folder"
-        )
-    folder = os.fspath(folder) if folder else None
+    made = scheduled(schedule, shape[2], microbatches)
+    cut = cut_of(model, made, cut)
+    folder, first = ready(folder, steps)
     job = Job(
         model, data, steps, batch, made, cut, sequence_parallel, zero, rule, dtype, seed, kept,
         scale, clip, folder, first,
     )  # fmt: skip
-    if threads:
-        done = run_threads(train_rank, shape, job, timeout=timeout)
-    else:
-        done = run_ranks(train_rank, ranks, job, timeout=timeout)
+    with watched(progress, job, shape, ranks) as say:
+        if threads:
+            done = run_threads(train_rank, shape, job, say, timeout=timeout)
+        else:
+            done = run_ranks(train_rank, ranks, job, say, timeout=timeout)
     return _collected(job, shape, done)
 
 
@@ -236,38 +250,3 @@ def _collected(job: Job, shape: tuple[int, int, int], done: Ranks) -> Trained:
         job.model, shape, losses, job.first, ordered, held, done.records, planned, job.recipe,
         norms, scales, job.scale is not None,
     )  # fmt: skip
-
-
-def _scheduled(schedule: str | Schedule, devices: int, microbatches: int) -> Schedule:
-    """A schedule that can be carried out on as many devices."""
-    if isinstance(schedule, str):
-        schedule = schedule_named(schedule, devices, microbatches)
-    if schedule.devices != devices or schedule.replicas > 1:
-        raise ConfigError(
-            f"a mesh with pp={devices} takes a schedule of {devices} devices that has each stage "
-            f"once, got {schedule!r} with {schedule.replicas} of each"
-        )
-    if kinds := {a.kind for a in schedule} - set("FB"):
-        raise ConfigError(
-            f"{schedule!r} splits its backwards ({', '.join(sorted(kinds))}); layers here do a "
-            f"backward whole: take 'gpipe', '1f1b' or 'interleaved'"
-        )
-    if not schedule.trains:
-        raise ConfigError(f"{schedule!r} has no backwards, so nothing is learned; leave them in")
-    return validate(schedule)
-
-
-def _check(
-    shape: Sequence[int], model: GPT, data: Any, steps: int, batch: int, clip: float | None
-) -> None:  # fmt: skip
-    if len(shape) != 3:
-        raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {tuple(shape)}")
-    if data.vocabulary > model.vocabulary:
-        raise ConfigError(
-            f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
-            f"GPT(vocabulary={data.vocabulary}, ...) or more"
-        )
-    if steps < 0 or batch < 1:
-        raise ConfigError(f"steps are 0 or more, rows of a batch 1 or more: got {steps}, {batch}")
-    if clip is not None:
-        clip_factor(0.0, clip)

@@ -3,46 +3,121 @@
 What is saved are whole weights and whole optimizer states by name ("layer 0.mlp.w_1",
 "momentum of layer 0.mlp.w_1"). Each tensor rank writes its block; what ZeRO has dealt out is
 gathered before, a unit at a time, so that nobody reads a layout out of a checkpoint.
+
+What is not layout is written down too, and must be the same: a table of Adam's momentum would fit
+SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from tiledask.dist.checkpoints import Piece, open_checkpoint, save_checkpoint, sharded, whole
-from tiledask.dist.ranks.rank import Rank
-from tiledask.dist.training.stages import Stages
+import numpy as np
+
+from tiledask.dist.checkpoints import (
+    Checkpoint,
+    Piece,
+    open_checkpoint,
+    save_checkpoint,
+    sharded,
+    steps_in,
+    whole,
+)
+from tiledask.dist.checkpoints.write import folder_of
+from tiledask.dist.training.stages import PIPELINE, Stages
+from tiledask.errors import CheckpointError
 from tiledask.plan.products.placement import Shard
 from tiledask.tile.optimizers import LossScale
 
 __all__ = ["load", "save"]
 
 
-def save(rank: Rank, stages: Stages, folder: str, step: int, about: dict[str, Any]) -> None:
-    """Write the checkpoint of ``step``; all ranks call this."""
+def save(stages: Stages, job: Any, loss: float) -> None:
+    """Write the checkpoint of a `program.Job`'s last step; all ranks call this.
+
+    ``loss``: this rank's part of that step's.
+    """
+    rank, scale = stages.rank, stages.guard.scale
     arrays, pieces = {}, {}
     with rank.label("save"):
         for tensor, unit in _kept(stages):
             found = stages.states.gathered(tensor, unit)
             for name, (weight, piece) in _pieces(stages, tensor, unit).items():
                 arrays[name], pieces[name] = found[weight], piece
-        scale = stages.guard.scale
-        about |= {"updates": stages.states.steps, "scale": asdict(scale) if scale else None}
-        save_checkpoint(rank, folder, step, arrays, pieces, about)
+        total = rank.group((0, PIPELINE)).all_reduce(np.asarray(loss, np.float64))
+        about = {
+            "loss": float(total), "updates": stages.states.steps,
+            "scale": asdict(scale) if scale else None, "training": _identity(job),
+        }  # fmt: skip
+        save_checkpoint(rank, job.folder, job.steps, arrays, pieces, about)
 
 
-def load(stages: Stages, folder: str, step: int) -> None:
-    """Take weights and states from the checkpoint of ``step``."""
-    checkpoint, rank = open_checkpoint(folder, step), stages.rank
-    about = checkpoint.about
-    for tensor, unit in _kept(stages):
-        named = _pieces(stages, tensor, unit)
-        read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
-        arrays = {weight: rank.on_device(read[name]) for name, (weight, _) in named.items()}
-        stages.states.put(tensor, unit, arrays)
+def load(stages: Stages, job: Any) -> None:
+    """Take weights and states from the checkpoint that a `program.Job` goes on from.
+
+    Raises CheckpointError if that is damaged, or of another training.
+    """
+    try:
+        checkpoint = open_checkpoint(job.folder, job.first)
+        about = _about(checkpoint, job)
+        for tensor, unit in _kept(stages):
+            named = _pieces(stages, tensor, unit)
+            read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
+            arrays = {
+                weight: stages.rank.on_device(read[name]) for name, (weight, _) in named.items()
+            }
+            stages.states.put(tensor, unit, arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {_way_out(job)}") from None
     stages.states.steps = about["updates"]
     if stages.guard.scale is not None and about["scale"]:
-        stages.guard.scale = LossScale(**about["scale"])
+        stages.guard.scale = _gone_on(stages.guard.scale, about["scale"])
+
+
+def _gone_on(asked: LossScale, was: dict[str, Any]) -> LossScale:
+    """A scale that moves as it is asked to, from where that of the checkpoint was."""
+    at = min(max(was["scale"], asked.floor), asked.ceiling)
+    counts = {name: was[name] for name in ("good", "stuck", "skipped")}
+    return replace(asked, scale=at, **counts)
+
+
+def _identity(job: Any) -> dict[str, Any]:
+    """What makes a training this one, whatever its layout. Rates and batches may change."""
+    states = {f"bytes of {s.tensor}": s.bytes for s in job.recipe.states if s.tensor != "gradients"}
+    kv, inner = job.model.block.heads.kv, job.model.inner
+    facts = {"dtype": str(job.dtype), "seed": job.seed, "data's vocabulary": job.data.vocabulary}
+    model = asdict(job.model) | {"kv_heads": kv, "ffn": inner}
+    return (
+        {name: n if isinstance(n, bool) else int(n) for name, n in model.items()} | facts | states
+    )
+
+
+def _about(checkpoint: Checkpoint, job: Any) -> dict[str, Any]:
+    """What was saved along. Raises CheckpointError if it is of another training."""
+    about, here = checkpoint.about, _identity(job)
+    if not {"training", "updates", "scale"} <= set(about):
+        raise CheckpointError(f"{checkpoint} was not written by a training")
+    there = about["training"]
+    other = [
+        f"{name} is {there.get(name, 'none')} there and {here.get(name, 'none')} here"
+        for name in {**here, **there}
+        if there.get(name, "none") != here.get(name, "none")
+    ]
+    if other:
+        raise CheckpointError(
+            f"{checkpoint} is of another training: {', '.join(other)}; pass what was passed there"
+        )
+    return about
+
+
+def _way_out(job: Any) -> str:
+    """What happens where the checkpoint is gone."""
+    before = [step for step in steps_in(job.folder) if step < job.first]
+    then = f"go on from step {before[-1]}" if before else "begin anew"
+    return (
+        f"Training goes on from the newest checkpoint: remove "
+        f"{folder_of(job.folder, job.first)} to {then}, or take another folder"
+    )
 
 
 def _kept(stages: Stages) -> Iterator[tuple[str, str]]:

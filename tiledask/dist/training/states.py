@@ -42,13 +42,15 @@ class States(Zero):
     def add(self, name: str, grads: Mapping[str, Any]) -> None:
         """Add a micro-batch's gradients of a unit to those of the step."""
         kept = self.arrays["gradients"][name]
-        flat = self._packings[name].pack(grads).astype(kept.dtype, copy=False)
-        if self._dealt["gradients"]:
+        if not self._dealt["gradients"]:
+            self._packings[name].add(kept, grads)
+        else:
+            flat = self._packings[name].pack(grads).astype(kept.dtype, copy=False)
             with labelled(self.group, name, "gradients"):
                 flat = self.group.reduce_scatter(
                     flat, extents=self._extents[name], algorithm=self.algorithm
                 )
-        kept += flat
+            kept += flat
 
     def finish(
         self, tie: Callable[[dict[str, Any]], None], guard: Guard, owned: Mapping[str, Any]

@@ -25,7 +25,7 @@ from bokeh.plotting import figure
 from tiledask.lab.dashboard.activity import Activity, Box
 from tiledask.lab.plots.style import GREY, INK, PALE
 
-__all__ = ["Board", "headline", "legend"]
+__all__ = ["Board", "columns", "headline", "legend", "letter", "patches", "source"]
 
 _ROW = 0.72
 _BOX = ("y", "height", "left", "right", "middle", "text", "colour", "ink", "line", "words")
@@ -48,9 +48,9 @@ class Board:
 
     def __init__(self, activity: Activity, height: int | None = None) -> None:
         """``height`` in pixels; None fills the page."""
-        self.boxes, self.transfers = _source(_BOX), _source(_BOX)
-        self.background, self.idle = _source(("y", "right")), _source(("y", "right", "text"))
-        self.predicted = _source(("x", "top", "bottom"))
+        self.boxes, self.transfers = source(), source()
+        self.background, self.idle = source(("y", "right")), source(("y", "right", "text"))
+        self.predicted = source(("x", "top", "bottom"))
         self._across, self._down = Range1d(0, 1), Range1d(0.5, -0.5)
         self._shown = 1.0
         self.layout = self._lay_out(height)
@@ -63,8 +63,8 @@ class Board:
         rows = range(len(activity.rows))
         self._rule(activity, last / size or 1.0, unit)
         thin = last / 400  # its outline would hide a box thinner than that
-        self.boxes.data = _columns(activity.boxes, size, thin)
-        self.transfers.data = _columns(activity.transfers, size, thin)
+        self.boxes.data = columns(activity.boxes, size, thin)
+        self.transfers.data = columns(activity.transfers, size, thin)
         end = activity.makespan / size or 1.0
         self.background.data = {"y": [*rows], "right": [end] * len(rows)}
         self.idle.data = {
@@ -144,7 +144,7 @@ class Board:
         plot.yaxis[0].ticker = FixedTicker(ticks=[])
         plot.grid.grid_line_color = None
         plot.yaxis.major_tick_line_color = plot.yaxis.axis_line_color = None
-        _letter(plot)
+        letter(plot)
 
     def _draw_bars(self) -> None:
         plot = self.bars
@@ -165,10 +165,11 @@ class Board:
         plot.xaxis.axis_label = "idle / makespan (%)"
         plot.grid.grid_line_color = None
         plot.xgrid.grid_line_color, plot.xgrid.ticker = PALE, plot.xaxis[0].ticker
-        _letter(plot)
+        letter(plot)
 
 
-def _letter(plot: Any) -> None:
+def letter(plot: Any) -> None:
+    """Give a figure the letters of this page."""
     plot.title.text_font_size, plot.title.text_color = "13px", INK
     plot.xaxis.axis_label_text_font_style = "normal"
     plot.axis.axis_label_text_color = plot.axis.major_label_text_color = INK
@@ -176,11 +177,13 @@ def _letter(plot: Any) -> None:
     plot.axis.minor_tick_line_color = None
 
 
-def _source(names: tuple[str, ...]) -> ColumnDataSource:
+def source(names: tuple[str, ...] = _BOX) -> ColumnDataSource:
+    """One without rows; its columns are those of boxes, or have these names."""
     return ColumnDataSource({name: [] for name in names})
 
 
-def _columns(boxes: tuple[Box, ...], size: float, thin: float) -> dict[str, Any]:
+def columns(boxes: tuple[Box, ...], size: float, thin: float) -> dict[str, Any]:
+    """The columns of ``boxes`` for their source; across in units of ``size``."""
     # arrays travel to the browser as bytes, lists as text
     numbers = np.array([(b.row, b.height, b.start, b.end) for b in boxes]).reshape(-1, 4)
     left, right = numbers[:, 2:].T / size
@@ -203,8 +206,8 @@ def _columns(boxes: tuple[Box, ...], size: float, thin: float) -> dict[str, Any]
 _CELL = "display:inline-block;margin:0 1.6em .35em 0"
 
 
-def headline(activity: Activity) -> str:
-    """HTML: what it is, and its numbers."""
+def headline(activity: Any) -> str:
+    """HTML: what an Activity or Overview is, and its numbers."""
     facts = "".join(
         f"<div style='{_CELL}'><div style='color:#5a6068;font-size:12px'>{escape(name)}</div>"
         f"<div style='font-size:17px;font-weight:600'>{escape(value)}</div></div>"
@@ -227,13 +230,20 @@ def legend(activity: Activity) -> str:
     if activity.predicted is not None:
         line = f"{patch}width:3px;height:1em;vertical-align:-.15em;background:{INK}"
         items.append((line, "predicted idle share"))
+    more = ""
+    if activity.boxes:
+        pipeline = activity.rows[0].startswith("device")
+        number = "number in a box: the micro-batch" if pipeline else "more about a box: point at it"
+        more = f"<span style='{_CELL}'>{number}</span>"
+    return patches(items, more)
+
+
+def patches(items: list[tuple[str, str]], more: str = "") -> str:
+    """HTML: patches of (style, words) in a line, and ``more`` HTML behind them."""
     cells = [
         f"<span style='{_CELL};white-space:nowrap'><span style='{style}'></span>"
         f"{escape(words)}</span>"
         for style, words in items
     ]
-    if activity.boxes:
-        pipeline = activity.rows[0].startswith("device")
-        number = "number in a box: the micro-batch" if pipeline else "more about a box: point at it"
-        cells.append(f"<span style='{_CELL}'>{number}</span>")
-    return f"<div style='color:{INK};font:12.5px/1.3 system-ui,sans-serif'>{''.join(cells)}</div>"
+    style = f"color:{INK};font:12.5px/1.3 system-ui,sans-serif"
+    return f"<div style='{style}'>{''.join(cells)}{more}</div>"

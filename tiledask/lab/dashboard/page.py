@@ -9,7 +9,8 @@ from distributed.utils import log_errors
 from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run
 from tiledask.lab.dashboard.recorder import NAME, Recorder
-from tiledask.lab.dashboard.tasks import of_tasks, shown
+from tiledask.lab.dashboard.tasks import nothing, of_tasks, shown
+from tiledask.lab.dashboard.trainings import EMPTY, Overview, of_training
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -66,10 +67,12 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
     from bokeh.models import Div, Select
 
     from tiledask.lab.dashboard.board import Board, headline, legend
+    from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
 
     recorder = scheduler.plugins.get(NAME) or Recorder()
-    activity = shown(recorder.record())
-    board, above, below = Board(activity), Div(), Div()
+    boards = {Activity: Board(nothing(recorder.record())), Overview: TrainingBoard(EMPTY)}
+    words = {Activity: legend, Overview: training_legend}
+    above, below = Div(), Div()
     choice = Select(title="show", value=_NEWEST, options=_choices(recorder), width=260)
     for div in (above, below):
         div.update(sizing_mode="stretch_width", margin=(5, 5, 0, 8))
@@ -81,8 +84,10 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
         if begun < seen["next"] or (state == seen["state"] and not recorder.is_computing()):
             return
         drawn = _chosen(recorder, choice.value)
-        board.show(drawn)
-        above.text, below.text = headline(drawn), legend(drawn)
+        for kind, board in boards.items():
+            board.layout.visible = isinstance(drawn, kind)
+        boards[type(drawn)].show(drawn)
+        above.text, below.text = headline(drawn), words[type(drawn)](drawn)
         choice.options = _choices(recorder)
         now = time.perf_counter()
         seen.update(state=state, next=now + (now - begun) * (1 / _SHARE - 1))
@@ -94,7 +99,8 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
     draw()
     choice.on_change("value", chosen)
     doc.add_periodic_callback(draw, _EVERY)
-    doc.add_root(column(above, board.layout, below, choice, sizing_mode="stretch_both"))
+    layouts = [board.layout for board in boards.values()]
+    doc.add_root(column(above, *layouts, below, choice, sizing_mode="stretch_both"))
     doc.title = "tiledask: who computes when"
     if framed:
         from distributed.dashboard.components.scheduler import env
@@ -109,14 +115,22 @@ def _choices(recorder: Recorder) -> list[tuple[str, str]]:
                     f"{run.about.get('schedule', '')}")
         for run in reversed(recorder.runs.values())
     ]  # fmt: skip
-    return [(_NEWEST, "the newest, whatever it is"), *runs, (_TASKS, "all other tasks")]
+    trainings = [
+        (t.topic, f"{time.strftime('%H:%M:%S', time.localtime(t.announced))} training")
+        for t in reversed(recorder.trainings.values())
+    ]
+    every = [(_NEWEST, "the newest, whatever it is"), *trainings, *runs]
+    return [*every, (_TASKS, "all other tasks")]
 
 
-def _chosen(recorder: Recorder, choice: str) -> Activity:
+def _chosen(recorder: Recorder, choice: str) -> Activity | Overview:
     record = recorder.record()
     if choice == _TASKS:
         return of_tasks(record)
     for run in record.runs:
         if run.topic == choice:
             return of_run(run, record)
+    for training in record.trainings:
+        if training.topic == choice:
+            return of_training(training, record.now)
     return shown(record)

@@ -2,6 +2,7 @@
 
 run_schedule --- announces itself ---> topic "tiledask-runs" ---\\
 a worker     --- reports an action --> the topic of its run  ----+--> Recorder --> Record
+a rank       --- reports its steps --> that of its training -----+
 a worker     --- finishes a task ----> its times (startstops) --/
 
 Collecting costs one append per task; everything else is done when somebody looks.
@@ -10,12 +11,16 @@ Collecting costs one append per task; everything else is done when somebody look
 import logging
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask.utils import key_split
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
+
+from tiledask.dist.training.watched import TOPIC as TRAINING_TOPIC
+from tiledask.lab.dashboard.trainings import Training
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -82,6 +87,8 @@ class Record:
     present: frozenset[str]
     """Addresses of the workers there are."""
     running: tuple[Running, ...] = ()
+    trainings: tuple[Training, ...] = ()
+    """Oldest first."""
 
 
 class Recorder(SchedulerPlugin):
@@ -96,6 +103,7 @@ class Recorder(SchedulerPlugin):
     def __init__(self) -> None:
         self.scheduler: Scheduler | None = None
         self.runs: dict[str, Run] = {}
+        self.trainings: dict[str, Training] = {}
         self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
         self.names: dict[str, Any] = {}
         self.changes = 0
@@ -132,7 +140,12 @@ class Recorder(SchedulerPlugin):
     def log_event(self, topic: str, msg: Any) -> None:
         if topic == RUNS:
             if isinstance(msg, Mapping) and isinstance(msg.get("run"), str):
-                self._run(msg["run"]).about = msg
+                if msg["run"].startswith(TRAINING_TOPIC):
+                    self._training(msg)
+                else:
+                    self._run(msg["run"]).about = msg
+        elif topic in self.trainings:
+            self.changes += self.trainings[topic].heard(msg, time())
         elif isinstance(topic, str) and topic.startswith(RUN_TOPIC):
             run = self._run(topic)
             run.events.append(msg)
@@ -146,6 +159,13 @@ class Recorder(SchedulerPlugin):
                 del self.runs[next(iter(self.runs))]
         return self.runs[topic]
 
+    def _training(self, about: Mapping[str, Any]) -> None:
+        with suppress(KeyError, TypeError, ValueError, IndexError):
+            self.trainings[about["run"]] = Training.announced_by(about, time())
+            self.changes += 1
+        while len(self.trainings) > KEPT_RUNS:
+            del self.trainings[next(iter(self.trainings))]
+
     # -- looking --------------------------------------------------------------
 
     def record(self) -> Record:
@@ -155,7 +175,7 @@ class Recorder(SchedulerPlugin):
                 self.runs.values()]  # fmt: skip
         return Record(
             time(), tuple(runs), tuple(self.tasks), dict(self.names), frozenset(workers),
-            tuple(self._running()),
+            tuple(self._running()), tuple(t.copy() for t in self.trainings.values()),
         )  # fmt: skip
 
     def is_computing(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.recorder import NAME, Record
 from tiledask.lab.dashboard.tasks import of_tasks
+from tiledask.lab.dashboard.trainings import Overview, of_training
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
@@ -28,7 +29,8 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
 
     what
         One or more of: a cluster of ``td.start_cluster`` or a Dask client, for all that its page
-        shows (the last pipelines, the newest first, and the other tasks since the last pause);
+        shows (the last trainings and pipelines, the newest first, and the other tasks since the
+        last pause);
         a Timeline, or a result that has one (``.timeline``, and perhaps ``.simulated``). A
         measured Timeline after a simulated one of as many devices is shown with its idle shares
         as the prediction. All timelines share one time axis.
@@ -64,7 +66,7 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
 # -- what to show --------------------------------------------------------------------------------
 
 
-def _activities(what: tuple) -> Iterator[Activity]:
+def _activities(what: tuple) -> Iterator[Activity | Overview]:
     clients = [getattr(each, "client", each) for each in what]
     sources = [c if hasattr(c, "run_on_scheduler") else _timelines(c) for c in clients]
     timelines = [t for source in sources if isinstance(source, list) for t in source]
@@ -104,8 +106,10 @@ def _of_timeline(timeline: Timeline, before: Timeline | None) -> Activity:
     )  # fmt: skip
 
 
-def _of_cluster(client: Any) -> Iterator[Activity]:
+def _of_cluster(client: Any) -> Iterator[Activity | Overview]:
     record = _fetch(client)
+    for training in reversed(record.trainings):
+        yield of_training(training, record.now)
     for run in reversed(record.runs):
         yield of_run(run, record)
     if record.tasks or record.running:
@@ -141,19 +145,19 @@ def _record(dask_scheduler: Any) -> Record | None:
 # -- the page ------------------------------------------------------------------------------------
 
 
-def _html(activities: list[Activity], title: str) -> str:
+def _html(activities: list[Activity | Overview], title: str) -> str:
     from bokeh.embed import components
     from bokeh.resources import Resources
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from tiledask.lab.dashboard.board import Board, headline, legend
+    from tiledask.lab.dashboard.board import headline
 
-    boards = [Board(activity, _height(len(activity.rows))) for activity in activities]
+    boards = [_board(activity) for activity in activities]
     script, figures = components([board.layout for board in boards])
     parts = [
         {
-            "headline": headline(activity), "figure": figure, "legend": legend(activity),
-            "rows": _table(activity), "predicted": activity.predicted is not None,
+            "headline": headline(activity), "figure": figure, "legend": _legend(activity),
+            "head": _head(activity), "rows": _table(activity),
         }
         for activity, figure in zip(activities, figures, strict=True)
     ]  # fmt: skip
@@ -169,12 +173,38 @@ def _html(activities: list[Activity], title: str) -> str:
     )
 
 
+def _board(activity: Activity | Overview) -> Any:
+    from tiledask.lab.dashboard.board import Board
+    from tiledask.lab.dashboard.training_board import TrainingBoard
+
+    if isinstance(activity, Overview):
+        return TrainingBoard(activity, 2 * _height(max(6, len(activity.layers))))
+    return Board(activity, _height(len(activity.rows)))
+
+
+def _legend(activity: Activity | Overview) -> str:
+    from tiledask.lab.dashboard.board import legend
+    from tiledask.lab.dashboard.training_board import training_legend
+
+    return training_legend(activity) if isinstance(activity, Overview) else legend(activity)
+
+
 def _height(rows: int) -> int:
     return _AROUND + rows * (_ROW if rows <= _FEW else _LOW_ROW)
 
 
-def _table(activity: Activity) -> list[list[str]]:
-    """Per row: its name, busy and idle seconds, the idle share, and the predicted one."""
+def _head(activity: Activity | Overview) -> list[str]:
+    """What the columns of the table are, but for the first."""
+    if isinstance(activity, Overview):
+        return ["barriers of a step", "predicted", "bytes of a step", "predicted"]
+    return ["busy", "idle", "idle share", *["predicted"] * (activity.predicted is not None)]
+
+
+def _table(activity: Activity | Overview) -> list[Sequence[str]]:
+    """Per layer: its name and what the head says. Per row: its name, busy and idle seconds, the
+    idle share, and the predicted one."""
+    if isinstance(activity, Overview):
+        return list(activity.table)
     shares = activity.predicted or [None] * len(activity.rows)
     rows = []
     for name, idle, share in zip(activity.rows, activity.idle, shares, strict=True):

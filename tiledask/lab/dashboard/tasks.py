@@ -10,7 +10,8 @@ import numpy as np
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
 from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
-from tiledask.lab.dashboard.recorder import Record, Task, prefix
+from tiledask.lab.dashboard.recorder import Record, Run, Task, prefix
+from tiledask.lab.dashboard.trainings import Overview, Training, of_training
 from tiledask.lab.plots.style import GREY, INK, PALETTE, ink_on
 from tiledask.plan.pipelines.timeline import union_length
 from tiledask.plan.units import format_seconds
@@ -23,14 +24,31 @@ _COLOURS = PALETTE[:-1]
 _OTHER = GREY, "all other tasks"
 
 
-def shown(record: Record) -> Activity:
-    """The newest of all that was recorded: the last run, or other tasks if they came later."""
-    if not record.runs:
+def shown(record: Record) -> Activity | Overview:
+    """The newest of all that was recorded: the last run or training, or other tasks if they came
+    later."""
+    drawn = _lives(record)
+    if not drawn:
         return of_tasks(record)
-    last = last_sign(record.runs[-1])
+    _, last, _, newest = max(drawn, key=lambda life: life[1])
     later = any(t["stop"] > last for task in _not_of_runs(record) for t in task.times)
-    beside = any(r.since > last + _AFTER[0] for r in record.running)
-    return of_tasks(record) if later or beside else of_run(record.runs[-1], record)
+    beside = any(r.since > last + _AFTER[0] and not _is_rank(r.key, newest) for r in record.running)
+    if later or beside:
+        return of_tasks(record)
+    if isinstance(newest, Training):
+        return of_training(newest, record.now)
+    return of_run(newest, record)
+
+
+def _lives(record: Record) -> list[tuple[float, float, bool, Run | Training]]:
+    """(announced, last heard of, whether it is done, it) of all runs and trainings."""
+    lives = [(run.announced, last_sign(run), is_done(run), run) for run in record.runs]
+    return lives + [(t.announced, t.last, t.is_done, t) for t in record.trainings]
+
+
+def _is_rank(key: Any, newest: Run | Training) -> bool:
+    """Whether a task that runs is a rank of a training that may be slow to report."""
+    return isinstance(newest, Training) and not newest.is_done and prefix(key) == "rank_program"
 
 
 def of_tasks(record: Record) -> Activity:
@@ -84,10 +102,8 @@ def nothing(record: Record) -> Activity:
 
 
 def _not_of_runs(record: Record) -> list[Task]:
-    """The tasks that ran outside of all runs."""
-    if not record.runs:
-        return list(record.tasks)
-    lives = [(run.announced, last_sign(run) + _AFTER[is_done(run)]) for run in record.runs]
+    """The tasks that ran outside of all runs and trainings."""
+    lives = [(first, last + _AFTER[done]) for first, last, done, _ in _lives(record)]
 
     def free(task: Task) -> bool:
         begun, ended = min(t["start"] for t in task.times), max(t["stop"] for t in task.times)

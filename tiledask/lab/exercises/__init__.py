@@ -17,6 +17,7 @@ from tiledask.lab.exercises.convolutions import (
     until_layerwise_moves_more,
 )
 from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.exercises.faulty_run import faulty_run
 from tiledask.lab.exercises.gpus import copies_that_fit, fewest_gpus
 from tiledask.lab.exercises.heads_dealt import evenly_dealt_heads
 from tiledask.lab.exercises.kernels import repaired_kernel
@@ -28,11 +29,15 @@ from tiledask.lab.exercises.layouts import (
     repair,
     shorten_bubble,
 )
+from tiledask.lab.exercises.lenet_hybrids import hybrid_lenet
 from tiledask.lab.exercises.levels import levels_at_fault, run_blocks
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
+from tiledask.lab.exercises.scale_rule import scale_rule
 from tiledask.lab.exercises.slots import tasks_on_slots
+from tiledask.lab.exercises.step_traffic import step_traffic
 from tiledask.lab.exercises.sums_placed import fewest_sums
 from tiledask.lab.exercises.tiles import retuned, tile_within
+from tiledask.lab.exercises.uneven_copies import uneven_copies
 
 __all__ = [
     "Exercise",
@@ -42,20 +47,25 @@ __all__ = [
     "copies_that_fit",
     "evenly_dealt_heads",
     "fastest_within",
+    "faulty_run",
     "fewest_bytes",
     "fewest_devices",
     "fewest_gpus",
     "fewest_sums",
     "gpipe_ahead",
+    "hybrid_lenet",
     "layer_too_large",
     "levels_at_fault",
     "repair",
     "repaired_kernel",
     "retuned",
     "run_blocks",
+    "scale_rule",
     "shorten_bubble",
     "split_each_layer",
+    "step_traffic",
     "tasks_on_slots",
     "tile_within",
+    "uneven_copies",
     "until_layerwise_moves_more",
 ]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import accumulator, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
 
 __all__ = ["KeptAttention", "attention", "attention_grad", "shared_heads", "softmax",
@@ -43,17 +43,25 @@ def softmax(x: Any) -> tuple[Any, Any]:
     >>> softmax(np.array([0.0, 0.0, -np.inf]))[0].tolist()
     [0.5, 0.5, 0.0]
     """
-    xp = check_floats(x=x)
-    y = wide(x)
-    y = xp.exp(y - y.max(axis=-1, keepdims=True))
-    y = rounded(y / y.sum(axis=-1, keepdims=True), x)
+    check_floats(x=x)
+    y = rounded(_softmax_in(x.astype(accumulator(x.dtype))), x)
     return y, y
+
+
+def _softmax_in(y: Any) -> Any:
+    """``y``, in which its own softmax was computed."""
+    y -= y.max(axis=-1, keepdims=True)
+    array_namespace(y).exp(y, out=y)
+    y /= y.sum(axis=-1, keepdims=True)
+    return y
 
 
 def softmax_grad(dy: Any, kept: Any) -> Any:
     """dx of `softmax`: y (dy - the sum of dy y)."""
     y, d = wide(kept), wide(dy)
-    return rounded(y * (d - (d * y).sum(axis=-1, keepdims=True)), dy)
+    dx = d - (d * y).sum(axis=-1, keepdims=True)
+    dx *= y
+    return rounded(dx, dy)
 
 
 class KeptAttention(NamedTuple):
@@ -94,8 +102,8 @@ def attention(
     if causal:
         s, t = scores.shape[-2:]
         later = xp.arange(t) > xp.arange(s)[:, None] + offset
-        scores = xp.where(later, -np.inf, scores)
-    p = rounded(softmax(scores)[0], q)
+        xp.copyto(scores, -np.inf, where=later)
+    p = rounded(_softmax_in(scores), q)
     y = wide(p) @ _per_query(v, kv_of)
     return rounded(y, q), KeptAttention(q, k, v, p, kv_of, scale)
 
@@ -106,7 +114,8 @@ def attention_grad(dy: Any, kept: KeptAttention) -> tuple[Any, Any, Any]:
     check_floats(dy=dy, q=q)
     d, wide_p = wide(dy), wide(p)
     dp = d @ _per_query(v, kv_of).swapaxes(-1, -2)
-    ds = softmax_grad(dp, wide_p) * scale
+    ds = softmax_grad(dp, wide_p)
+    ds *= scale
     dq = ds @ _per_query(k, kv_of)
     dk = _summed(ds.swapaxes(-1, -2) @ wide(q), kv_of, k.shape[1])
     dv = _summed(wide_p.swapaxes(-1, -2) @ d, kv_of, v.shape[1])

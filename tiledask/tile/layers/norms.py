@@ -35,9 +35,10 @@ def layer_norm(x: Any, w: Any, b: Any = None, eps: float = 1e-5) -> tuple[Any, K
     """
     xp = _checked(x, w, b, eps)
     mean = wide(x).mean(axis=-1, keepdims=True)
-    centred = wide(x) - mean
-    inverse = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
-    y = centred * inverse * wide(w)
+    y = wide(x) - mean
+    inverse = 1 / xp.sqrt((y * y).mean(axis=-1, keepdims=True) + eps)
+    y *= inverse
+    y *= wide(w)
     if b is not None:
         y += wide(b)
     return rounded(y, x), KeptNorm(x, inverse, mean)
@@ -51,9 +52,12 @@ def layer_norm_grad(dy: Any, kept: KeptNorm, w: Any, b: Any = None) -> tuple[Any
     """
     normed, d, dw = _through_w(dy, kept, w)
     along = (d * normed).mean(axis=-1, keepdims=True)
-    dx = (d - d.mean(axis=-1, keepdims=True) - normed * along) * kept.inverse
+    d -= d.mean(axis=-1, keepdims=True)
+    normed *= along
+    d -= normed
+    d *= kept.inverse
     db = None if b is None else rounded(_over_tokens(wide(dy)), dy)
-    return rounded(dx, dy), dw, db
+    return rounded(d, dy), dw, db
 
 
 def rms_norm(x: Any, w: Any, eps: float = 1e-6) -> tuple[Any, KeptNorm]:
@@ -89,9 +93,10 @@ def _checked(x: Any, w: Any, b: Any, eps: float) -> Any:
 
 
 def _through_w(dy: Any, kept: KeptNorm, w: Any) -> tuple[Any, Any, Any]:
-    """(n, the gradient of n, dw)."""
+    """(n, the gradient of n, dw); both new."""
     check_floats(dy=dy, x=kept.x, w=w)
-    normed = (wide(kept.x) - kept.mean) * kept.inverse
+    normed = wide(kept.x) - kept.mean
+    normed *= kept.inverse
     return normed, wide(dy) * wide(w), rounded(_over_tokens(wide(dy) * normed), dy)
 
 

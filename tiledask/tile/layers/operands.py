@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.backend import accumulator, array_namespace, name_of
 from tiledask.tile.product import matmul
 
 __all__ = ["by_token", "bytes_kept", "check_floats", "check_integers", "check_shape", "multiply",
@@ -25,11 +25,11 @@ def check_floats(**operands: Any) -> ModuleType:
     """
     there = {name: value for name, value in operands.items() if value is not None}
     xp = array_namespace(*there.values())
-    types = {name: value.dtype.name for name, value in there.items()}
-    if len(set(types.values())) > 1:
-        listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
+    if len({value.dtype for value in there.values()}) > 1:
+        listed = ", ".join(f"{name} {value.dtype.name}" for name, value in there.items())
         raise KernelError(f"operands have one element type, got {listed}; cast with .astype")
-    first, dtype = next(iter(types.items()))
+    first = next(iter(there))
+    dtype = name_of(there[first].dtype)
     if dtype not in FLOATS:
         raise KernelError(
             f"{first} holds floats ({', '.join(FLOATS[:-1])} or {FLOATS[-1]}), got {dtype}; cast "
@@ -80,9 +80,10 @@ def multiply(a: Any, b: Any) -> Any:
     >>> multiply(np.ones((2, 2, 3), np.float16), np.ones((3, 4), np.float16)).dtype.name
     'float32'
     """
-    flat = by_token(a)
-    out = array_namespace(a, b).zeros((flat.shape[0], b.shape[1]), accumulator(a.dtype))
-    if flat.size and b.size:  # a device may hold no token, or no column
+    flat, xp = by_token(a), array_namespace(a, b)
+    some = flat.size and b.size  # a device may hold no token, or no column
+    out = (xp.empty if some else xp.zeros)((flat.shape[0], b.shape[1]), accumulator(a.dtype))
+    if some:
         matmul(flat, b, out=out)
     return out.reshape(*a.shape[:-1], b.shape[1])
 

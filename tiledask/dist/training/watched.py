@@ -1,0 +1,267 @@
+"""A training that somebody watches: a bar, a function that is called, the dashboard's page.
+
+    ranks --reports--> queue --> a thread of its own --> listener(Progress)
+
+The ranks never wait for a listener. One that raises is called no more, and one that does not come
+back is left behind; both are said in a warning, and the training goes on.
+"""
+
+import contextvars
+import threading
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import product
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from tiledask.dist.cluster import Cluster
+from tiledask.dist.mesh import Mesh
+from tiledask.dist.progress import AFTER, bar, is_watched
+from tiledask.dist.training.by_layer import predicted_sums
+from tiledask.dist.training.planned import calls_of
+from tiledask.dist.training.program import Job
+from tiledask.dist.training.reports import Assembly, Post, Progress, Say
+from tiledask.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+__all__ = ["RUNS", "TOPIC", "Bar", "watched"]
+
+RUNS = "tiledask-runs"
+"""Topic on which a run announces itself."""
+TOPIC = "tiledask-training-"
+"""How the topic of every training's reports begins."""
+PATIENCE = 5.0
+"""Seconds that a listener has for what is left when the training is over."""
+AFTER_A_FAILURE = 1.0
+"""The same, if the training has failed."""
+ON_THE_WAY = 2.0
+"""Seconds in which reports that are under way arrive."""
+Listener = Callable[[Progress], Any]
+
+
+@contextmanager
+def watched(
+    progress: bool | Listener | None, job: Job, shape: Sequence[int], ranks: Any
+) -> Iterator[Say | None]:
+    """To what the ranks of ``job`` report while the block runs; None if nobody wants to know.
+
+    ``progress`` as of `tiledask.train`. A listener that is a context manager is entered before
+    the first step and left after the last.
+    """
+    listener, post = _listener(progress), None
+    if isinstance(ranks, Mesh):
+        ranks.cluster.check_alive()
+        post = Post(_announced(ranks.cluster, job, shape))
+    if listener is None:
+        yield post
+        return
+    reports: SimpleQueue = SimpleQueue()
+    with _entered(listener), _calling(listener, reports, job, shape) as calls:
+        if post is None:
+            yield reports.put
+        else:
+            with _following(ranks.cluster, post.topic, reports):
+                yield post
+                calls.all.wait(ON_THE_WAY)
+
+
+def _listener(progress: bool | Listener | None) -> Listener | None:
+    wanted = is_watched() if progress is None else progress
+    if isinstance(wanted, bool):
+        return Bar() if wanted else None
+    if not callable(wanted):
+        raise ConfigError(
+            f"progress is None, True, False or a function of one tiledask.dist.training.Progress, "
+            f"got {type(progress).__name__}; print is one"
+        )
+    return wanted
+
+
+# -- the listener ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _entered(listener: Listener) -> Iterator[None]:
+    if not isinstance(listener, AbstractContextManager):
+        yield
+        return
+    listener.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            listener.__exit__(None, None, None)
+        except Exception as error:
+            _warn(f"progress= could not be closed: {type(error).__name__}: {error}")
+
+
+class _Calls(threading.Thread):
+    """Calls a listener with every whole step, until it raises or time is over."""
+
+    def __init__(self, listener: Listener, reports: SimpleQueue, job: Job, ranks: int) -> None:
+        super().__init__(name="progress of a training", daemon=True)
+        floor, tokens = getattr(job.data, "floor", None), job.batch * job.model.sequence
+        self.listener, self.reports = listener, reports
+        self.assembly = Assembly(ranks, job.steps, tokens, floor)
+        self.step = job.first
+        """With which the listener is busy."""
+        self.error: BaseException | None = None
+        self.over = False
+        self.all = threading.Event()
+        """All steps are there."""
+        if job.first == job.steps:
+            self.all.set()
+        # what it prints or shows belongs to the notebook cell that is running
+        self.context = contextvars.copy_context()
+
+    def run(self) -> None:
+        while (report := self.reports.get()) is not None:
+            for progress in self.assembly.heard(report):
+                if progress.step == progress.steps - 1:
+                    self.all.set()
+                self._call(progress)
+
+    def end(self, seconds: float) -> None:
+        """Let it do what is left, for so many seconds."""
+        self.reports.put(None)
+        self.join(seconds)
+        self.over = True
+
+    def _call(self, progress: Progress) -> None:
+        if self.over or self.error:
+            return
+        self.step = progress.step
+        try:
+            self.context.run(self.listener, progress)
+        except BaseException as error:  # nobody else hears of what is raised in a thread
+            self.error = error
+
+
+@contextmanager
+def _calling(
+    listener: Listener, reports: SimpleQueue, job: Job, shape: Sequence[int]
+) -> Iterator[_Calls]:
+    calls = _Calls(listener, reports, job, len(_places(shape)))
+    calls.start()
+    try:
+        yield calls
+    except BaseException:  # the training's own
+        calls.end(AFTER_A_FAILURE)
+        raise
+    calls.end(PATIENCE)
+    if error := calls.error:
+        _warn(
+            f"progress= raised {type(error).__name__} at step {calls.step}: {error}; it was "
+            f"called no more, and the training went on"
+        )
+    elif calls.is_alive():
+        _warn(
+            f"progress= was busy with step {calls.step} of {job.steps} when {PATIENCE:g} s had "
+            f"passed since the last was done: it is called no more. Let it return sooner"
+        )
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, RuntimeWarning, stacklevel=2)
+
+
+# -- by Dask's events --------------------------------------------------------------------------
+
+
+@contextmanager
+def _following(cluster: Cluster, topic: str, reports: SimpleQueue) -> Iterator[None]:
+    cluster.client.subscribe_topic(topic, lambda said: reports.put(said[1]))
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # of a client that is closed meanwhile
+            cluster.client.unsubscribe_topic(topic)
+
+
+def _announced(cluster: Cluster, job: Job, shape: Sequence[int]) -> str:
+    """The topic of the run's reports, of which the dashboard's page is told."""
+    topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
+    with suppress(Exception):  # a page is worth no training
+        cluster.client.log_event(RUNS, _about(topic, job, shape))
+    return topic
+
+
+def _about(topic: str, job: Job, shape: Sequence[int]) -> dict[str, Any]:
+    """What the page is told before the first step: what it is, and what is predicted of a step."""
+    model = job.model
+    predicted = [
+        [rank, *place, *sums]
+        for rank, at in enumerate(_places(shape))
+        for place, sums in predicted_sums(calls_of(job, tuple(shape), at)).items()
+    ]
+    return {
+        "run": topic, "shape": list(shape), "first": job.first, "steps": job.steps,
+        "tokens": job.batch * model.sequence, "floor": getattr(job.data, "floor", None),
+        "model": repr(model), "parameters": model.size, "units": list(model.units),
+        "schedule": job.schedule.name, "microbatches": job.schedule.microbatches,
+        "zero": job.zero, "dtype": job.dtype, "predicted": predicted,
+    }  # fmt: skip
+
+
+def _places(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    return list(product(*map(range, shape)))
+
+
+# -- a bar -------------------------------------------------------------------------------------
+
+
+class Bar:
+    """A bar with the loss and tokens a second; it appears if the training takes longer."""
+
+    def __init__(self) -> None:
+        self._lock, self._bar, self._task = threading.Lock(), None, None
+        self._timer = threading.Timer(AFTER, self._appear)
+        self._timer.daemon = True
+        self._latest: Progress | None = None
+        self._seconds: deque[float] = deque(maxlen=10)
+
+    def __enter__(self) -> "Bar":
+        self._timer.start()
+        return self
+
+    def __call__(self, progress: Progress) -> None:
+        self._latest = progress
+        self._seconds.append(progress.seconds)
+        with self._lock:
+            self._update()
+
+    def __exit__(self, *_: Any) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._timer = None
+            if self._bar is not None:
+                self._bar.stop()
+
+    def _appear(self) -> None:
+        with self._lock:
+            if self._timer is None:  # it was over in the last moment
+                return
+            self._bar = _rich_bar()
+            self._task = self._bar.add_task("training", total=None, said="first step")
+            self._bar.start()
+            self._update()
+
+    def _update(self) -> None:
+        if self._bar is None or self._latest is None:
+            return
+        last, seconds = self._latest, sum(self._seconds)
+        rate = len(self._seconds) * last.tokens / seconds if seconds else 0.0
+        said = f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
+        self._bar.update(self._task, completed=last.step + 1, total=last.steps, said=said)
+
+
+def _rich_bar() -> "RichProgress":
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    said = TextColumn("{task.fields[said]}")
+    return bar(TextColumn("training"), MofNCompleteColumn(), said, TimeRemainingColumn())
