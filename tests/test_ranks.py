@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
-from tiledask.dist.ranks import exchange, sums
+from tiledask.dist.ranks import exchange, sums, threads, transport
 from tiledask.dist.ranks.records import Records
 from tiledask.dist.ranks.threads import run_threads
 from tiledask.errors import (
@@ -570,6 +570,21 @@ def test_a_circle_is_found_before_the_deadline():
     assert raised.keys() == {0, 1, 2, 3}
     assert isinstance(error, CollectiveError)
     says(error, "they wait for each other", "'axis 0'", "'axis 1'", "rank 0", "rank 3")
+
+
+def test_a_rank_that_has_not_looked_at_its_letter_is_not_stuck(monkeypatch):
+    """On a busy machine rank 0 sleeps on the letter that it waits for, and rank 1 waits for it."""
+    wait = threads.Threads.wait
+
+    def late(self, ready, deadline):
+        found = wait(self, ready, deadline)
+        time.sleep(0.3 * (self.rank == 0))
+        return found
+
+    monkeypatch.setattr(transport, "LOOK", 0.02)
+    monkeypatch.setattr(threads.Threads, "wait", late)
+    twice = lambda rank: [rank.group().all_reduce(1.0).item() for _ in range(2)]  # noqa: E731
+    assert run_threads(twice, 2).results == [[2.0, 2.0]] * 2
 
 
 def test_a_message_that_nobody_takes():
