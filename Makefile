@@ -71,8 +71,9 @@ bench-tiles: env ## tile kernels beside cuBLAS, torch, Triton: a GPU (or BENCH_A
 bench-training: env ## where a training step's time goes, and torch beside it (BENCH_ARGS="--python PY")
 	$(BIN)/python -m tiledask.lab.bench.training $(BENCH_ARGS)
 
-soak: env ## a small GPT trained under every layout of 2, 4 and 8 ranks, 50 steps each: minutes
-	$(BIN)/python -m pytest -m slow tests/test_training_gpt.py
+soak: env ## what takes minutes: a GPT and LeNet, 50 steps, under every layout of 2, 4 and 8 ranks
+	$(BIN)/python -m pytest -m slow tests/test_training_gpt.py tests/test_convolution_training.py \
+		tests/test_cuda_offline.py tests/test_diagnose.py
 
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page

@@ -225,7 +225,7 @@ class Event:
 
 
 cupy = SimpleNamespace(
-    empty=empty, asarray=asarray, ndarray=ndarray,
+    empty=empty, asarray=asarray, ndarray=ndarray, concatenate=np.concatenate,
     cuda=SimpleNamespace(
         Device=Device, Stream=Stream, Event=Event, get_current_stream=get_current_stream
     ),

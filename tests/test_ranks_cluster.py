@@ -1,7 +1,9 @@
 """Rank programs on real workers: both transports, the same bytes, and workers that die."""
 
 import os
+import resource
 import signal
+import sys
 import time
 
 import numpy as np
@@ -187,3 +189,26 @@ def _works(cluster, way):
     """After whatever happened, the next program runs."""
     done = td.run_ranks(_sum, td.Mesh(cluster, (4,)), transport=way, timeout=60.0)
     assert done.results == [4.0] * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc's settings are those of glibc")
+def test_arrays_of_a_program_lie_where_others_have_gone(cluster):
+    """Outside of rank programs Dask has the kernel clear each of their pages anew."""
+
+    def fresh_pages():
+        arrays, pages = 50, 2**20 // resource.getpagesize()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for _ in range(arrays):
+            np.ones(2**20, np.uint8)
+        return (resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before) / (arrays * pages)
+
+    def program(rank):
+        fresh_pages()
+        return fresh_pages()
+
+    def outside():
+        return fresh_pages()
+
+    assert min(cluster.client.run(outside).values()) > 0.5
+    assert max(td.run_ranks(program, td.Mesh(cluster, (4,))).results) < 0.1
+    assert min(cluster.client.run(outside).values()) > 0.5

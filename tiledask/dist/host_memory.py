@@ -14,10 +14,12 @@ import contextlib
 import ctypes
 import gc
 import mmap
+import os
 import resource
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from math import prod
 from time import monotonic
 from typing import Any, NamedTuple
@@ -35,6 +37,7 @@ __all__ = [
     "cap_memory",
     "empty",
     "keep",
+    "kept_by_malloc",
     "peak_bytes",
     "reset_peak",
 ]
@@ -56,6 +59,9 @@ LARGE = 2 * 2**20
 """Bytes from which an allocation of a capped worker is a mapping of its own: tensors are,
 messages and Python's objects are not."""
 
+
+_MOST_OF_MALLOC = 2**25
+"""Bytes of the largest array that malloc puts beside others, if it may: more it refuses."""
 
 _room = 0
 """Bytes that may be kept in this process; 0 until it is a worker."""
@@ -114,6 +120,30 @@ def keep(worker: Any) -> None:
     if sys.platform == "linux" and limit:
         _room = int(limit * KEEP_SHARE)
         worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
+
+
+@contextlib.contextmanager
+def kept_by_malloc() -> Iterator[None]:
+    """Within the block, a worker's small arrays come to lie where others have gone.
+
+    Dask has malloc give back whatever is free at once (MALLOC_TRIM_THRESHOLD_), which also makes
+    every array from 128 KiB on a mapping of its own: the kernel clears its pages each time, more
+    than half of the time of a step of a small model. When the block ends it is as before. See
+    mallopt(3). Nothing happens under a cap, or in a process that is no worker.
+    """
+    libc = ctypes.CDLL(None)
+    if not _room or not hasattr(libc, "mallopt"):
+        yield
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    libc.mallopt(mmap_threshold, _MOST_OF_MALLOC)
+    libc.mallopt(trim_threshold, min(_room, 2**31 - 1))
+    try:
+        yield
+    finally:
+        libc.mallopt(mmap_threshold, 2**17)
+        libc.mallopt(trim_threshold, int(os.environ.get("MALLOC_TRIM_THRESHOLD_", 2**17)))
+        libc.malloc_trim(0)
 
 
 def _forget() -> None:

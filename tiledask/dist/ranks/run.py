@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from distributed import get_worker
 
+from tiledask.dist import host_memory
 from tiledask.dist.clocks import set_clocks
 from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.dist.lending import transport_of
@@ -153,4 +154,5 @@ def _work(plan: _Plan, program: Callable[..., Any], *args: Any) -> Part:
         transport.devices = Devices(transport)
         here.at_end.append(transport.devices.close)  # when all ranks are done with it
     here.wait_for_start(deadline)
-    return ran(program, plan.shape, transport, plan.backend, args)
+    with host_memory.kept_by_malloc():
+        return ran(program, plan.shape, transport, plan.backend, args)

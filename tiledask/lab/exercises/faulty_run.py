@@ -90,6 +90,10 @@ def faulty_run(seed: int = 0) -> FaultyRun:
 
     ``seed`` draws the fault and who has it. All six are run again in float64, and judged by
     `tiledask.lab.precision.acceptable` against one device.
+
+    >>> exercise = faulty_run(seed=0)
+    >>> {name: run.dtype for name, run in exercise.runs.items()}["A"]
+    'bfloat16'
     """
     runs = _drawn(seed)
 

@@ -55,6 +55,9 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
     ``good`` is whatever the function returned beside the last scale, 0 at first; ``finite`` says
     whether all gradients were. A step that was not finite is left out. A small network, whose
     gradients are 2^22 times smaller than usual, is trained in fp16 for 48 steps from two scales.
+
+    >>> scale_rule().check(lambda scale, good, finite: scale).legal  # and good?
+    False
     """
 
     def measure(answer: Any) -> list[Target]:

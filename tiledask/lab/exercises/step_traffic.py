@@ -35,6 +35,10 @@ def step_traffic(
 
     The answer is a dict {"tensor": ..., "pipeline": ..., "data": ..., "barriers": ...}. The step is
     run on threads and counted.
+
+    >>> nothing = dict.fromkeys((*PARTS, "barriers"), 0)
+    >>> bool(step_traffic((1, 1, 1)).check(nothing)), bool(step_traffic((2, 1, 1)).check(nothing))
+    (True, False)
     """
     vocabulary = load_text("tales").vocabulary
     model = GPT(vocabulary, hidden, layers, heads, sequence)

@@ -40,6 +40,10 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
     A small classifier of digits is trained by ``copies`` ranks with it, 3 steps with batches of
     6, 7 and 2 rows, and its weights are compared with those of one device; bytes are counted. A
     copy without rows has a gradient of zeros.
+
+    >>> mean_of_means = lambda group, gradient, rows, total: group.all_reduce(gradient) / group.size
+    >>> uneven_copies().check(mean_of_means).reason
+    'Legal, but batches that end elsewhere (7, 2 rows) 2, target at most 0: 2 too much.'
     """
     size = PIXELS * CLASSES
     least = sum(cost("all_reduce", default("all_reduce", copies), even(size, copies), 8).sent)

@@ -4,12 +4,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from tiledask.dist.training import Progress
 from tiledask.lab.plots.losses import loss_curve
 from tiledask.lab.plots.style import BLUE, INK, canvas, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from tiledask.dist.training import Progress
 
 __all__ = ["LiveLoss"]
 
@@ -45,7 +46,7 @@ class LiveLoss:
         self._handle = _shown(self)
         return self
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: "Progress") -> None:
         self.steps.append(progress)
         if self._handle is not None and monotonic() >= self._next:
             self._draw()
@@ -81,7 +82,7 @@ def _shown(what: Any) -> Any:
 
 
 @styled
-def _drawn(steps: list[Progress], title: str) -> "Figure":
+def _drawn(steps: "list[Progress]", title: str) -> "Figure":
     figure = canvas(3.4, title or "Loss")
     axes = figure.subplots()
     axes.set_xlabel("step")
