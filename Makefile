@@ -23,11 +23,12 @@ help: ## this list
 tour: env ## run the whole story on this machine; the report is left in build/tour/
 	$(BIN)/tiledask tour
 
-# What needs no workers runs on all cores at once; workers and notebooks have the machine alone.
+# What needs no workers runs on all cores at once; tests with workers have the machine alone; of
+# notebooks two run at a time.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
 	$(BIN)/python -m pytest -m "not cluster" -n auto --maxprocesses 8 --dist loadfile tests tiledask
 	$(BIN)/python -m pytest -m cluster tests
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(NOTEBOOKS)
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 -n 2 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
 lint: env ## ruff: rules and format

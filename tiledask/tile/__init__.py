@@ -7,6 +7,7 @@ product.py          matmul: checks, then the kernel one names
     numpy_kernels.py    loops, tiled, blas; cublas
       gemm.py           C = alpha A B + beta C in place, by the CPU's BLAS or cuBLAS
     epilogue.py         what is done to a product before it is stored
+    pieces.py           long arrays piece by piece, in the cache
     cuda/               our CUDA kernels, compiled and launched
   levels.py         the bytes that a tile level moves
 choice/             which tile: predicted level by level, measured, remembered

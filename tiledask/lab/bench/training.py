@@ -237,8 +237,9 @@ def _keep(args: argparse.Namespace, load: float, found: Found) -> None:
         name.lower(): getattr(runs, name)
         for name in ("LAYERS", "HEADS", "SEQUENCE", "BATCH", "VOCABULARY")
     }
+    places = ("record", "picture", "python")
     facts = {
-        "arguments": {k: v for k, v in vars(args).items() if k not in ("record", "picture")},
+        "arguments": {k: v for k, v in vars(args).items() if k not in places},
         "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
         "cores": psutil.cpu_count(), "model": model, "torch": found.torch,
         "goals": goals(found.rows, found.beside, found.double), "rows": found.rows,
