@@ -209,6 +209,9 @@ def test_arrays_of_a_program_lie_where_others_have_gone(cluster):
     def outside():
         return fresh_pages()
 
-    assert min(cluster.client.run(outside).values()) > 0.5
+    # a worker that was through much may have a hole of that size in what it holds anyway
+    before = {worker for worker, share in cluster.client.run(outside).items() if share > 0.5}
+    assert before
     assert max(td.run_ranks(program, td.Mesh(cluster, (4,))).results) < 0.1
-    assert min(cluster.client.run(outside).values()) > 0.5
+    after = cluster.client.run(outside)
+    assert min(after[worker] for worker in before) > 0.5
