@@ -198,7 +198,7 @@ def as_dtype(dtype: Any) -> np.dtype:
 
 @cache
 def name_of(dtype: np.dtype) -> str:
-    """``dtype.name``, which NumPy makes anew each time it is asked: layers ask very often.
+    """The name by which `as_dtype` knows ``dtype``; NumPy makes it anew each time, so it is kept.
 
     >>> name_of(np.dtype("f4"))
     'float32'

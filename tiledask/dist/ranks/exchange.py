@@ -12,9 +12,10 @@ import numpy as np
 from tiledask.dist.ranks.call import Call
 from tiledask.dist.ranks.records import NCCL, predicted
 from tiledask.dist.ranks.sums import combined
-from tiledask.dist.ranks.transport import Letter, Transport, name_of
+from tiledask.dist.ranks.transport import Letter, Transport
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.plan.collectives.moves import Move, rounds
+from tiledask.tile.backend import name_of
 from tiledask.tile.nccl import on_gpu
 
 __all__ = ["Exchange", "Turn", "exchanging", "turns"]

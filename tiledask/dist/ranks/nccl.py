@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tiledask.dist.ranks.transport import Transport, name_of
+from tiledask.dist.ranks.transport import Transport
 from tiledask.errors import DeadlineError
 from tiledask.tile import nccl
-from tiledask.tile.backend import as_dtype
+from tiledask.tile.backend import as_dtype, name_of
 
 if TYPE_CHECKING:
     from tiledask.dist.ranks.exchange import Exchange

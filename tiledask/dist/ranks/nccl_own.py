@@ -11,12 +11,11 @@ from typing import Any
 
 from tiledask.dist.ranks.exchange import Exchange
 from tiledask.dist.ranks.sums import check_operation, sum_dtype
-from tiledask.dist.ranks.transport import name_of
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.moves import algorithms
 from tiledask.tile import nccl
-from tiledask.tile.backend import as_dtype
+from tiledask.tile.backend import as_dtype, name_of
 
 __all__ = ["KINDS", "all_gather", "all_reduce", "broadcast", "check", "reduce", "reduce_scatter"]
 

@@ -19,8 +19,9 @@ from distributed.protocol import to_serialize
 from tiledask.dist.clocks import now
 from tiledask.dist.meeting import Meeting, of_run
 from tiledask.dist.ranks.call import Doing
-from tiledask.dist.ranks.transport import Transport, doing_of, name_of, take_in
+from tiledask.dist.ranks.transport import Transport, doing_of, take_in
 from tiledask.errors import ClusterLostError, DeadlineError
+from tiledask.tile.backend import name_of
 
 __all__ = ["ByDask", "Posts", "prepare"]
 

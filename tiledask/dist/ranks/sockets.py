@@ -27,9 +27,9 @@ from tiledask.dist.lending import Exchange, LoanLostError, read_lent, ticket_of
 from tiledask.dist.meeting import Meeting
 from tiledask.dist.ranks import posts
 from tiledask.dist.ranks.posts import ByDask, gone
-from tiledask.dist.ranks.transport import LOOK, name_of, take_in
+from tiledask.dist.ranks.transport import LOOK, take_in
 from tiledask.errors import CollectiveError, DeadlineError
-from tiledask.tile.backend import as_dtype
+from tiledask.tile.backend import as_dtype, name_of
 
 __all__ = ["LONGEST", "Sockets", "prepare"]
 

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from tiledask.dist.mailbox import Mailbox
 from tiledask.dist.ranks.call import Call, Doing, mismatch
 from tiledask.errors import CollectiveError, DeadlineError
 
-__all__ = ["Letter", "Transport", "doing_of", "name_of", "portable", "take_in"]
+__all__ = ["Letter", "Transport", "doing_of", "portable", "take_in"]
 
 LOOK = 1.0
 """Seconds of waiting after which a rank asks the others what they do, and as often again."""
@@ -222,12 +221,6 @@ class Transport(ABC):
 
     def _others(self) -> list[int]:
         return [r for r in range(self.ranks) if r != self.rank]
-
-
-@cache
-def name_of(dtype: np.dtype) -> str:
-    """The name by which `tiledask.tile.as_dtype` knows ``dtype``."""
-    return dtype.name
 
 
 def doing_of(box: Mailbox) -> Doing | None:
