@@ -53,7 +53,7 @@ class Stages:
         self.last = schedule.stages - 1
         self.units = {s: flow.model.stage_units(s, cut) for s in range(schedule.stages)}
         self.guard = guard
-        self._owned = {unit: self._counted(unit) for unit in layouts}
+        self._owned = {unit: self._counted(unit) if guard.active else None for unit in layouts}
 
     def step(self, batch: Batch, count: int) -> float:
         """The loss of this rank's rows: the sum of their tokens' over ``count``, all tokens of all
