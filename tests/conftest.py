@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from tiledask.tile import namespace, probe
 
@@ -16,6 +17,13 @@ def xp(request):
     if request.param == "cupy" and not probe().usable:
         pytest.skip(f"no usable GPU: {probe().reason}")
     return namespace(request.param)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """BLAS on one thread: of small products, on a busy machine, threads mostly wait."""
+    with threadpool_limits(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from calls import assert_calls, assert_close
 from gradients import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.convolution import channels as C
@@ -15,12 +14,7 @@ from tiledask.errors import PlacementError
 from tiledask.plan.collectives import convolution as P
 from tiledask.tile import layers as L
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def conv(x, w, b, options):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from calls import assert_close
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.convolution import lenet_runs as R
@@ -18,14 +17,9 @@ from tiledask.dist.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab.lenet import lenet_claims
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PARAMETERS = 129_068
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 def check(name, images, ranks, run=run_threads, dtype="float64", tolerance=2e-14):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from calls import assert_calls, assert_close
 from gradients import draw
-from threadpoolctl import threadpool_limits
 
 from tiledask.dist.convolution import placed as C
 from tiledask.dist.ranks.threads import run_threads
@@ -17,12 +16,7 @@ from tiledask.plan.collectives.expected import all_reduced
 from tiledask.plan.collectives.shards import Shards, even_shards
 from tiledask.tile import layers as L
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def lay(group, x, dim, shards=None):

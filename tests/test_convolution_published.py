@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gradients import draw
-from threadpoolctl import threadpool_limits
 
 from tiledask.dist.convolution import channels as C
 from tiledask.dist.convolution import lenet_plan, placed
@@ -16,15 +15,10 @@ from tiledask.dist.tensor.placed import replicate, shard
 from tiledask.plan.collectives import convolution as P
 from tiledask.tile import layers as L
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FILE = Path(__file__).parents[1] / "data" / "published" / "tensor_parallel.json"
 CASES = {case["id"]: case for case in json.loads(FILE.read_text("utf-8"))}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 def expected(case_id):

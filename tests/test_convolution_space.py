@@ -8,7 +8,6 @@ from calls import assert_calls, assert_close
 from gradients import draw
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.convolution import space as S
@@ -20,12 +19,7 @@ from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import split_rows
 from tiledask.tile import layers as L
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cut(x, rows):

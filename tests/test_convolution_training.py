@@ -8,7 +8,6 @@ import pytest
 from figures import drawn_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.convolution import lenet_step, lenet_train
@@ -25,6 +24,8 @@ from tiledask.lab import lenet as lab
 from tiledask.lab.precision import acceptable
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DIGITS, HELD_OUT = load_images("digits").split(0.8)
 BATCH = 7
@@ -48,13 +49,6 @@ def splits(ranks):
 
 def label(ways):
     return str(Split.of(ways))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 # -- the single device, written out: no ranks, whole batches ---------------------------------------

@@ -7,7 +7,6 @@ from chains import LAYERS, SIZES, batch, parts
 from gradients import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.data_parallel import averaging, halves, orders, zero
@@ -19,12 +18,7 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives import data_parallel as D
 from tiledask.plan.collectives.cost import even
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- averaging -------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from calls import assert_calls, assert_close
 from chains import LAYERS, SIZES, batch, parts
 from hypothesis import given
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.data_parallel import zero
@@ -21,12 +20,7 @@ from tiledask.plan.fitting.states import Item, Share, state_rows
 from tiledask.tile import layers as L
 from tiledask.tile.optimizers import SGD, Adam, rule_for
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- ZeRO ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import device_twin
 import numpy as np
 import pytest
 from single_gpt import TEXT
-from threadpoolctl import threadpool_limits
 
 from tiledask.dist.convolution.lenet_train import train_lenet
 from tiledask.dist.ranks import threads
@@ -13,15 +12,11 @@ from tiledask.dist.training.stages import Stages
 from tiledask.tile.datasets import load_images
 from tiledask.tile.optimizers import SGD, Adam, LossScale
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DIGITS = load_images("digits")
 PLAIN = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
 GATED = GPT(59, 16, 2, 4, 8, kv_heads=2, ffn=27, gated=True, tied=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture

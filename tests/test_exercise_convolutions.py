@@ -4,7 +4,6 @@ from itertools import combinations
 
 import pytest
 from calls import assert_close
-from threadpoolctl import threadpool_limits
 
 from tiledask.dist.convolution.lenet import LENET, samples
 from tiledask.dist.convolution.lenet_plan import need
@@ -17,15 +16,10 @@ from tiledask.lab.exercises import borrowed_rows, split_each_layer, until_layerw
 from tiledask.lab.exercises import lenet_splits as S
 from tiledask.lab.puzzles import UnsolvedError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LOANS = {0: (3, 4), 1: (2, 6), 2: (4, 5, 9, 10), 3: (8,)}
 """Of 11 rows on 4 ranks, windows of 5 rows, stride 2, two rows of zeros at both ends."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from tiledask.dist.training import GPT, train
 from tiledask.lab.exercises import faulty_run, scale_rule, step_traffic, uneven_copies
 from tiledask.tile.datasets import load_text
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def missed(result) -> list[str]:

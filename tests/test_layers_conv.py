@@ -8,17 +8,11 @@ import pytest
 from gradients import assert_gradients, assert_transpose, draw
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_limits
 
 from tiledask.errors import KernelError
 from tiledask.tile import layers as L
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def sides(padding):

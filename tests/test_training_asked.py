@@ -5,7 +5,6 @@ import os
 import numpy as np
 import pytest
 from single_gpt import TEXT, farthest, reference
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.checkpoints import steps_in
@@ -13,13 +12,9 @@ from tiledask.dist.training import GPT, train
 from tiledask.errors import CheckpointError, ConfigError, PartitionError, ScheduleError
 from tiledask.tile.optimizers import SGD, Adam
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = GPT(59, hidden=8, layers=2, heads=2, sequence=4)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    with threadpool_limits(1):
-        yield
 
 
 def said(value):

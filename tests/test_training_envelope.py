@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from drawn_layouts import Layout, dealt, drawn_layouts
 from single_gpt import TEXT, farthest, gradient
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.training import GPT, saved, stages, train
@@ -23,6 +22,8 @@ from tiledask.errors import PlacementError
 from tiledask.lab.precision import acceptable
 from tiledask.tile import layers as L
 from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-10
 STEPS, BATCH = 5, 5
@@ -38,13 +39,6 @@ RULES = {
     "AdamW": AdamW(1e-2, tiny=1e-6, weight_decay=0.1),
 }
 SCALE = LossScale(2.0**10, interval=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 class Case(NamedTuple):

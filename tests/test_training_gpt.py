@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 from single_gpt import TEXT, farthest, reference
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.data_parallel.zero import Zero
@@ -22,6 +21,8 @@ from tiledask.errors import (
 )
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.tile.optimizers import SGD, Adam
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = GPT(59, hidden=16, layers=3, heads=4, sequence=8)
 LLAMA = GPT(59, hidden=16, layers=2, heads=4, sequence=8, kv_heads=2, ffn=27, gated=True)
@@ -38,13 +39,6 @@ def factorisations(n):
 
 EVERY = [shape for n in (1, 2, 4, 8) for shape in factorisations(n)]
 """All 20 layouts of 1, 2, 4 and 8 ranks."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, tolerance=TOLERANCE, **options):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from single_gpt import TEXT, farthest, gradient
-from threadpoolctl import threadpool_limits
 
 from tiledask.dist.ranks.threads import run_threads
 from tiledask.dist.training import GPT, stages, train
@@ -15,6 +14,8 @@ from tiledask.lab.precision import acceptable
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.tile import layers as L
 from tiledask.tile.optimizers import SGD, Adam, LossScale, advance, begin
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
 TIED = GPT(59, hidden=16, layers=2, heads=4, sequence=8, tied=True)
@@ -35,12 +36,6 @@ NAMES = [f"{'x'.join(map(str, shape))}-{'-'.join(o) or 'plain'}" for _, shape, o
 RULE = SGD(0.5, momentum=0.9)
 CLIP = 0.3
 BATCH, STEPS = 7, 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    with threadpool_limits(1):
-        yield
 
 
 def run(model=SMALL, shape=(1, 1, 1), **options):

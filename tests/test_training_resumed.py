@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from drawn_layouts import SCHEDULES, Layout, dealt, drawn_layouts
 from single_gpt import TEXT, farthest, reference
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.checkpoints import open_checkpoint, save_checkpoint, steps_in
@@ -20,6 +19,8 @@ from tiledask.dist.training import GPT, saved, train
 from tiledask.dist.training.states import States
 from tiledask.errors import CheckpointError
 from tiledask.tile.optimizers import SGD, Adam, AdamW
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-10
 """Of a loss, and of the largest number of a weight, in float64."""
@@ -37,13 +38,6 @@ RULES = {
     "AdamW": AdamW(1e-2, tiny=1e-6, weight_decay=0.1),
 }
 """``tiny`` above the rounding of gradients that are all but zero: Adam would make steps of it."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Products here are small: on a busy machine threads mostly wait for each other."""
-    with threadpool_limits(1):
-        yield
 
 
 # -- ten pairs of layouts, drawn -------------------------------------------------------------------

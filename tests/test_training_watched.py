@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 import tiledask as td
 from tiledask.dist.training import GPT, Progress, reports, train, watched
@@ -16,15 +15,11 @@ from tiledask.errors import ConfigError
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import LossScale
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXT = load_text("tales")
 MODEL = GPT(50, hidden=8, layers=2, heads=2, sequence=8, tied=True)
 STEPS, BATCH = 4, 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    with threadpool_limits(1):
-        yield
 
 
 def run(shape=(1, 2, 2), progress=None, steps=STEPS, **options):
