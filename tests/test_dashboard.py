@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.dist.stages import stack
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.dashboard import Recorder, recorder
 from tiledask.lab.dashboard.board import Board, headline, legend
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
@@ -410,6 +410,24 @@ def test_a_training_under_way_shows_what_there_is():
     assert re.search(r"nothing heard for 60(\.\d)? s$", shown(made.record()).title)
 
 
+def test_a_training_that_failed_says_of_what():
+    made = collecting(a="0", b="1")
+    trains(made, until=1)
+    made.log_event(TRAINING, {"failed": "MemoryError: of rank 1"})
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", failed")
+    assert drawn.note == "MemoryError: of rank 1"
+    stepped(made, 0, 1)  # said before, and under way meanwhile
+    stepped(made, 1, 1)
+    drawn = shown(made.record())
+    assert drawn.losses[0] == (0, 1)
+    assert drawn.title.endswith(", failed")
+    worker = made.scheduler.workers["b"]
+    task = Task("b", "rank_program-12", 1, ())  # the next one's
+    worker.executing, worker.processing, worker.last_seen = {task: 2.0}, {task}, time.time() + 30
+    assert shown(made.record()).title == "Tasks per worker"
+
+
 def test_a_training_that_went_on_counts_from_the_first_step():
     made = collecting(a="0")
     trains(made, until=0, first=2)
@@ -749,6 +767,19 @@ def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
     assert outside(html) == []
     row = next(row for row in drawn.table if row[0] == "layer 1")
     assert "".join(f"<td>{cell}</td>" for cell in row[1:]) in html
+
+
+@pytest.mark.cluster
+def test_a_real_training_that_fails_no_longer_runs(cluster):
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=2, sequence=8)
+    with pytest.raises(DeadlineError) as raised:
+        td.train(model, text, td.Mesh(cluster, (2, 1, 1)), steps=10**6, batch=4, timeout=2.0,
+                 progress=False)  # fmt: skip
+    wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_over)
+    training = cluster.client.run_on_scheduler(_record).trainings[-1]
+    assert training.failed == f"DeadlineError: {str(raised.value).splitlines()[0]}"
+    assert training.count > 0
 
 
 @pytest.mark.cluster

@@ -12,7 +12,7 @@ import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import product
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -53,21 +53,22 @@ def watched(
     ``progress`` as of `tiledask.train`. A listener that is a context manager is entered before
     the first step and left after the last.
     """
-    listener, post = _listener(progress), None
+    listener, announced = _listener(progress), nullcontext(None)
     if isinstance(ranks, Mesh):
         ranks.cluster.check_alive()
-        post = Post(_announced(ranks.cluster, job, shape))
-    if listener is None:
-        yield post
-        return
-    reports: SimpleQueue = SimpleQueue()
-    with _entered(listener), _calling(listener, reports, job, shape) as calls:
-        if post is None:
-            yield reports.put
-        else:
-            with _following(ranks.cluster, post.topic, reports):
-                yield post
-                calls.all.wait(ON_THE_WAY)
+        announced = _announced(ranks.cluster, job, shape)
+    with announced as post:
+        if listener is None:
+            yield post
+            return
+        reports: SimpleQueue = SimpleQueue()
+        with _entered(listener), _calling(listener, reports, job, shape) as calls:
+            if post is None:
+                yield reports.put
+            else:
+                with _following(ranks.cluster, post.topic, reports):
+                    yield post
+                    calls.all.wait(ON_THE_WAY)
 
 
 def _listener(progress: bool | Listener | None) -> Listener | None:
@@ -183,12 +184,19 @@ def _following(cluster: Cluster, topic: str, reports: SimpleQueue) -> Iterator[N
             cluster.client.unsubscribe_topic(topic)
 
 
-def _announced(cluster: Cluster, job: Job, shape: Sequence[int]) -> str:
-    """The topic of the run's reports, of which the dashboard's page is told."""
+@contextmanager
+def _announced(cluster: Cluster, job: Job, shape: Sequence[int]) -> Iterator[Post]:
+    """Where the run's reports go; the dashboard's page is told of it, and if the block fails."""
     topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
     with suppress(Exception):  # a page is worth no training
         cluster.client.log_event(RUNS, _about(topic, job, shape))
-    return topic
+    try:
+        yield Post(topic)
+    except BaseException as error:
+        with suppress(Exception):  # the cluster may be what failed
+            words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+            cluster.client.log_event(topic, {"failed": words})
+        raise
 
 
 def _about(topic: str, job: Job, shape: Sequence[int]) -> dict[str, Any]:

@@ -41,14 +41,14 @@ def shown(record: Record) -> Activity | Overview:
 
 
 def _lives(record: Record) -> list[tuple[float, float, bool, Run | Training]]:
-    """(announced, last heard of, whether it is done, it) of all runs and trainings."""
+    """(announced, last heard of, whether it is over, it) of all runs and trainings."""
     lives = [(run.announced, last_sign(run), is_done(run), run) for run in record.runs]
-    return lives + [(t.announced, t.last, t.is_done, t) for t in record.trainings]
+    return lives + [(t.announced, t.last, t.is_over, t) for t in record.trainings]
 
 
 def _is_rank(key: Any, newest: Run | Training) -> bool:
     """Whether a task that runs is a rank of a training that may be slow to report."""
-    return isinstance(newest, Training) and not newest.is_done and prefix(key) == "rank_program"
+    return isinstance(newest, Training) and not newest.is_over and prefix(key) == "rank_program"
 
 
 def of_tasks(record: Record) -> Activity:

@@ -45,6 +45,8 @@ class Training:
     """The last ones that all ranks have finished."""
     count: int = 0
     """Steps ever finished."""
+    failed: str = ""
+    """What it was ended by, if it was."""
 
     @classmethod
     def announced_by(cls, about: Mapping[str, Any], now: float) -> "Training":
@@ -62,9 +64,12 @@ class Training:
     def heard(self, report: Any, now: float) -> bool:
         """Whether ``report`` is one; if so it is taken in."""
         try:
-            for step in self.assembly.heard(report):
-                self.steps.append(step)
-                self.count += 1
+            if "failed" in report:
+                self.failed = str(report["failed"])
+            else:
+                for step in self.assembly.heard(report):
+                    self.steps.append(step)
+                    self.count += 1
         except (KeyError, TypeError, ValueError, IndexError):
             return False
         self.last = now
@@ -78,6 +83,11 @@ class Training:
     def is_done(self) -> bool:
         """Whether all ranks have finished all steps."""
         return self.count >= self.assembly.steps - int(self.about["first"])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more steps will come."""
+        return self.is_done or bool(self.failed)
 
 
 @dataclass(frozen=True)
@@ -134,7 +144,7 @@ def of_training(training: Training, now: float) -> Overview:
         tuple(_shares(training, so_far)),
         (tuple(s.step for s in steps), tuple(s.loss for s in steps)), seen.floor,
         tuple(look for part, look in PARTS.items() if part in used),
-        tuple(_table(layers, counted, said)), _left_out(training),
+        tuple(_table(layers, counted, said)), _note(training),
     )  # fmt: skip
 
 
@@ -208,7 +218,9 @@ def _shares(training: Training, so_far: Mapping[int, Mapping[Place, Sums]]) -> l
 def _title(training: Training, now: float) -> str:
     begun = time.strftime("%H:%M:%S", time.localtime(training.announced))
     step = training.steps[-1].seconds if training.steps else 0.0
-    if training.is_done:
+    if training.failed:
+        state = "failed"
+    elif training.is_done:
         state = "done"
     elif now - training.last > _SILENT + 3 * step:
         state = f"nothing heard for {format_seconds(now - training.last)}"
@@ -258,10 +270,9 @@ def _table(
     return rows
 
 
-def _left_out(training: Training) -> str:
-    left = training.count - len(training.steps)
-    return (
-        f"The losses of the last {len(training.steps):,} of {training.count:,} steps are shown."
-        if left > 0
-        else ""
-    )
+def _note(training: Training) -> str:
+    """What ended it, and what is left out."""
+    said = [training.failed] if training.failed else []
+    if (shown := len(training.steps)) < training.count:
+        said.append(f"The losses of the last {shown:,} of {training.count:,} steps are shown.")
+    return " ".join(said)
