@@ -3,9 +3,11 @@
 formats.py   floating-point formats by their definition, in exact fractions
 lessons.py   overflow, underflow, lost updates, the order of sums, loss scaling
 drift.py     how far the loss of a split run may be from one device's: theory, verdict, run
+controls.py  how long two losses can be compared at all: one device against itself
 small.py     the network that is trained for it, split as tensor parallelism splits it
 """
 
+from tiledask.lab.precision.controls import Compared, Reordered, compared
 from tiledask.lab.precision.drift import Drift, acceptable, drift, likely, worst
 from tiledask.lab.precision.formats import FORMATS, Format
 from tiledask.lab.precision.lessons import (
@@ -19,11 +21,14 @@ from tiledask.lab.precision.small import Run, Small, train
 
 __all__ = [
     "FORMATS",
+    "Compared",
     "Drift",
     "Format",
+    "Reordered",
     "Run",
     "Small",
     "acceptable",
+    "compared",
     "drift",
     "likely",
     "loss_scaling",

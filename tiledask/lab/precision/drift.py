@@ -10,8 +10,8 @@ in each of L layers, after n steps of training
 and the loss feels them relative to its own size. It is a mean over many tokens and moves less: of
 halves ten times less, or more, in the first ten steps that were measured. A training that is
 itself unstable (its rate too high) multiplies any difference from step to step, and then no
-envelope holds. So compare early, in the widest format at hand: a fault is of the same size in
-every format, while round-off shrinks with u. A gradient that is not added up over the ranks shows
+envelope holds: controls.py finds out how long it does. So compare early, in the widest format at
+hand: a fault is of the same size in every format, while round-off shrinks with u. A gradient that is not added up over the ranks shows
 in the small network's second step in float64, float32 and float16, in bfloat16 not before the
 fifth.
 (Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 2.8 and 4.2.)
@@ -109,8 +109,8 @@ def acceptable(
         grade = "fault"
         reason = (
             f"no order of sums gives more than {max(at_most, SAFETY * by_chance):.3g} after "
-            f"{steps} step{'s' * (steps > 1)}, unless the rate is too high: compare after 1 and 2 "
-            f"steps in float64"
+            f"{steps} step{'s' * (steps > 1)}, unless the training multiplies round-off: compare "
+            f"after 1 and 2 steps in float64, or with controls (tiledask.lab.precision.compared)"
         )
     return Drift(grade, difference, by_chance, at_most, reason)
 

@@ -1,0 +1,154 @@
+"""How long two losses can be compared: controls, which are one device in another order of sums.
+
+Round-off is a random walk only as long as the training does not multiply it. Sooner or later one
+does: an input of a ReLU is so near to zero that round-off moves it across, a gradient goes through
+in one run and not in the other, and from then on they learn different things, each as well as the
+other. No sum of roundings foretells that step. But the training can be asked for it. A control has
+the same batches, each with its rows in another order: the same mathematics, and no split.
+
+    difference            control _____/
+    from one device   ___________/
+       envelope  ----/-----------------
+                   _/  split
+                 ----------------------> steps
+                 |  judged  |     |
+                 1         h/2    h      the first step in which a control is outside
+
+That step is a matter of chance, for the split run as for a control: steps are judged until half of
+the earliest. It is enough, as a fault in the split does its work from the first steps on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.lab.precision.drift import Drift, acceptable
+
+__all__ = ["Compared", "Reordered", "compared"]
+
+_GRADES = "round-off", "doubtful", "fault"
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A training's data with the rows of every batch in another order, another one per ``seed``.
+
+    For `tiledask.train` and `tiledask.train_lenet`, instead of ``data``.
+
+    >>> import tiledask as td
+    >>> text = td.load_text("tales")
+    >>> one, other = (data.batch(0, 3, 4, 9)[0] for data in (text, Reordered(text, seed=1)))
+    >>> bool((one == other).all()), sorted(one.tolist()) == sorted(other.tolist())
+    (False, True)
+    """
+
+    data: Any
+    seed: int = 0
+
+    def batch(self, seed: int, step: int, size: int, *args: Any, **options: Any) -> tuple:
+        """What ``data.batch`` returns, its rows in another order."""
+        order = np.random.default_rng((self.seed, step)).permutation(size)
+        given = dict(enumerate(args)) | options
+        which = [name for name, x in given.items() if isinstance(x, (slice, list, np.ndarray))]
+        given |= {name: order[given[name]] for name in which} if which else {"rows": order}
+        args = [given.pop(n) for n in range(len(args))]
+        return self.data.batch(seed, step, size, *args, **given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "data":  # not there yet, as it is unpickled
+            raise AttributeError(name)
+        return getattr(self.data, name)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Whether a split run is the training of one device; true in an ``if`` where it is.
+
+    Of the steps that were judged; `drift` is the verdict on the one of them that decided.
+    """
+
+    drift: Drift
+    step: int
+    """The number of the step that decided, from 1: the first outside of the envelope, or the one
+    that came nearest to it."""
+    judged: int
+    """Steps, from the first on."""
+    steps: int
+    """That there are."""
+    parted: int | None
+    """The first step in which a control was outside, from 1; None if all stayed inside."""
+    controls: int
+
+    @property
+    def grade(self) -> str:
+        """ "round-off", "doubtful" or "fault"."""
+        return self.drift.grade
+
+    def __bool__(self) -> bool:
+        return bool(self.drift)
+
+    def __repr__(self) -> str:
+        return (
+            f"Compared({self.grade} in {self._judged()}: at step {self.step} "
+            f"{self.drift.difference:.3g} apart, {self.drift.likely:.3g} likely{self._parted()})"
+        )
+
+    def _judged(self) -> str:
+        return f"all {self.steps} steps" if self.judged == self.steps else (
+            f"the first {self.judged} of {self.steps} steps"
+        )  # fmt: skip
+
+    def _parted(self) -> str:
+        if self.parted is not None:
+            return (
+                f"; one device in another order of sums parts from itself at step {self.parted}, "
+                f"and losses say nothing from then on"
+            )
+        return "" if self.controls else "; no controls"
+
+
+def compared(
+    alone: Sequence[float], split: Sequence[float], controls: Sequence[Sequence[float]] = (), *,
+    dtype: str, ranks: int = 2, layers: int = 1,
+) -> Compared:  # fmt: skip
+    """A verdict on the losses of all steps of one device, and of ``ranks`` that share its work.
+
+    controls
+        Losses of one device with `Reordered` data, one for each of a few seeds: three are good.
+        Without them every step is judged, whatever the training makes of round-off.
+    dtype, layers
+        As of `acceptable`.
+
+    >>> one, other, control = [2.3, 2.2, 2.1, 2.0], [2.3, 2.2, 2.1, 1.7], [2.3, 2.2, 1.9, 1.9]
+    >>> compared(one, other, dtype="float32").grade
+    'fault'
+    >>> compared(one, other, [control], dtype="float32")
+    Compared(round-off in the first 1 of 4 steps: at step 1 0 apart, 1.03e-07 likely; one device in another order of sums parts from itself at step 3, and losses say nothing from then on)
+    """  # noqa: E501
+    lengths = {len(alone), len(split), *map(len, controls)}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ConfigError(
+            f"losses are compared step by step: every run needs as many, 1 or more; got "
+            f"{len(alone)} of one device, {len(split)} split, "
+            f"{', '.join(str(len(c)) for c in controls) or 'no'} of controls"
+        )
+
+    def verdicts(run: Sequence[float]) -> list[Drift]:
+        pairs = enumerate(zip(alone, run, strict=True), 1)
+        return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
+
+    outside = [n for run in controls for n, said in enumerate(verdicts(run), 1) if not said]
+    parted, steps = min(outside, default=None), len(alone)
+    judged = steps if parted is None else parted // 2
+    said = verdicts(split)[: max(1, judged)]
+    if not judged:
+        words = "one device parts from itself in the first step: nothing can be said of a split"
+        said = [replace(said[0], grade="doubtful", reason=words)]
+    gravest = max((each.grade for each in said), key=_GRADES.index)
+    those = [n for n, each in enumerate(said, 1) if each.grade == gravest]
+    nearest = max(those, key=lambda n: said[n - 1].difference / said[n - 1].likely)
+    step = nearest if gravest == _GRADES[0] else those[0]
+    return Compared(said[step - 1], step, judged, steps, parted, len(controls))
