@@ -398,7 +398,8 @@ def test_a_cancelled_product_leaves_nothing_behind(cluster, stop):
     while any(x != (0, 0, 0) for x in idle(cluster)) and time.monotonic() < until:
         time.sleep(0.05)
     assert idle(cluster) == [(0, 0, 0)] * 4
-    assert blocks_held(cluster) == held
+    left = zip(blocks_held(cluster), held, strict=True)
+    assert all(now <= before for now, before in left)  # an earlier array may go meanwhile
     multiply(cluster, (2, 2), 9, 9, 9, GRID, GRID)
 
 

@@ -5,7 +5,7 @@ import pytest
 from tiledask.dist.rates import rates_of
 from tiledask.plan.products.cost import break_even
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timed]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
