@@ -174,12 +174,20 @@ def test_it_learns():
     assert got.classify(HELD_OUT.inputs()[:0]).shape == (0,)
 
 
+def in_float32(ways):
+    return train_lenet(DIGITS, ways, steps=10, batch=BATCH, rule=SGD(0.05))
+
+
+@pytest.fixture(scope="module")
+def alone(one_thread):
+    return in_float32({})
+
+
 @pytest.mark.parametrize(
     "ways", [{"layerwise": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
 )
-def test_float32_is_round_off_away(ways):
-    options = {"steps": 10, "batch": BATCH, "rule": SGD(0.05)}
-    alone, split = (train_lenet(DIGITS, each, **options) for each in ({}, ways))
+def test_float32_is_round_off_away(alone, ways):
+    split = in_float32(ways)
     assert split.weights["conv1"]["w"].dtype == np.float32
     assert_planned(split)
     for n, losses in enumerate(zip(alone.losses, split.losses, strict=True), 1):
@@ -242,7 +250,7 @@ def few(**options):
     return lab.lenet_trainings(**small | options)
 
 
-def test_the_table_and_the_picture(monkeypatch):
+def test_the_table_and_the_picture():
     runs = few(splits=[{"layerwise": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
     names = ["a single device", "layerwise 2", "network 2", "data parallel 2 x space 2"]
     assert list(runs) == names
@@ -257,7 +265,7 @@ def test_the_table_and_the_picture(monkeypatch):
         {name: sum(run.planned.sent) for name, run in runs.items()},
         {name: run.planned.barriers for name, run in runs.items()},
     )
-    words = [text.get_text() for text in drawn_texts(figure, monkeypatch)]
+    words = [text.get_text() for text in drawn_texts(figure)]
     assert {*names} <= {*words}
     assert "nothing moves" in words
     assert "138 kB, 7 barriers" in words  # 4 x 8,626 numbers of 4 bytes

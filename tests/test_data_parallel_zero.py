@@ -1,6 +1,7 @@
 """ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes, the predicted traffic."""
 
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def types(recipe):
     return {s.tensor: s.bytes for s in recipe.states}
 
 
-def train(rank, recipe, stage, samples, algorithm, scale=1.0):
+def train(rank, recipe, stage, samples, algorithm, scale=1.0, steps=STEPS):
     """(loss of each step by part, weights, bytes held)."""
     dtype = f"float{8 * types(recipe)['weights']}"
     mine = zero.Zero(
@@ -51,7 +52,7 @@ def train(rank, recipe, stage, samples, algorithm, scale=1.0):
         scale=scale, algorithm=algorithm,
     )  # fmt: skip
     losses = []
-    for number in range(STEPS):
+    for number in range(steps):
         x, classes = batch(sum(samples), number, dtype)
         here = parts(samples)[rank.index]
         with rank.step(number):
@@ -59,8 +60,8 @@ def train(rank, recipe, stage, samples, algorithm, scale=1.0):
     return losses, mine.whole(), mine.held
 
 
-def run_zero(recipe, stage, samples, algorithm=None, run=run_threads, scale=1.0):
-    done = run(train, len(samples), RECIPES[recipe], stage, samples, algorithm, scale)
+def run_zero(recipe, stage, samples, algorithm=None, run=run_threads, scale=1.0, steps=STEPS):
+    done = run(train, len(samples), RECIPES[recipe], stage, samples, algorithm, scale, steps)
     for _, weights, _ in done.results:  # all ranks agree
         assert_same(weights, done.results[0][1])
     return done
@@ -95,11 +96,15 @@ def single(samples, rule=None):
     return losses, weights
 
 
+plain_replicas = cache(partial(run_zero, stage=0))
+"""The training that all stages of ZeRO are compared with."""
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_weights_are_the_plain_replicas_to_the_bit(recipe, stage):
     samples, scale = (3, 3, 2, 1), 2.0**7 if "16" in recipe else 1.0
-    plain = run_zero(recipe, 0, samples, scale=scale)
+    plain = plain_replicas(recipe, samples=samples, scale=scale)
     dealt = run_zero(recipe, stage, samples, scale=scale)
     assert_same(dealt.results[0][1], plain.results[0][1])
     assert [r[0] for r in dealt.results] == [r[0] for r in plain.results]
@@ -134,7 +139,7 @@ def test_a_loss_scale_is_taken_out_again(stage):
 def test_other_orders_of_summation(stage, algorithm):
     """On a ring each chunk is summed in its own order: the plain replica's weights to 1e-12."""
     samples = (2, 3, 1, 2, 2)
-    plain = run_zero("fp64-adam", 0, samples, "direct").results[0][1]
+    plain = plain_replicas("fp64-adam", samples=samples, algorithm="direct").results[0][1]
     dealt = run_zero("fp64-adam", stage, samples, algorithm).results[0][1]
     assert_close(all_numbers(dealt), all_numbers(plain), 1e-12)
 
@@ -143,7 +148,7 @@ def test_other_orders_of_summation(stage, algorithm):
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("recipe", ["fp32-adam", "mixed-adam-16", "fp16-sgd"])
 def test_bytes_held_are_the_planners(recipe, stage, ranks):
-    done = run_zero(recipe, stage, (2,) * ranks)
+    done = run_zero(recipe, stage, (2,) * ranks, steps=1)
     held = [r[2] for r in done.results]
     total = sum(SIZES.values())
     item = Item("chain", 1, Share(total), Share(), max(SIZES.values()))

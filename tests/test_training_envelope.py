@@ -4,8 +4,10 @@ In float64 the comparison is exact to 1e-10, overflows and clipping included; in
 and float16 the losses stay inside of the envelope that `tiledask.lab.precision` derives.
 """
 
+import shutil
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import NamedTuple
 
@@ -142,6 +144,10 @@ def test_the_cases_have_everything():
 @each_case
 def test_the_norm_is_one_device_s(case):
     """Shards, replicas, shared kv heads and a table on two stages: each number counts once."""
+    check_norm(case)
+
+
+def check_norm(case):
     clip = 0.5
     expected = single(case.model, case.rule, clip, steps=3)
     assert expected.norms.min() > clip  # or nothing is clipped
@@ -245,13 +251,24 @@ def assert_inside(one, got, case, dtype):
         assert said, f"step {n}: {said}"
 
 
+def rounding(dtype):
+    return {
+        "dtype": dtype, "clip": 1.0, "scale": SCALE if dtype == "float16" else None, "steps": 3
+    }  # fmt: skip
+
+
+@cache
+def alone_in(dtype, model, rule):
+    """One device's training in a format."""
+    case = Case(model, rule, None)
+    return case.run(case.alone, **rounding(dtype))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @each_case
 def test_losses_stay_inside_of_the_envelope(case, dtype):
     """Of one device in the same format, and of one device in float64."""
-    scale = SCALE if dtype == "float16" else None
-    options = {"dtype": dtype, "clip": 1.0, "scale": scale, "steps": 3}
-    got, alone = case.run(**options), case.run(case.alone, **options)
+    got, alone = case.run(**rounding(dtype)), alone_in(dtype, case.model, case.rule)
     assert not got.skipped  # or another step is left out elsewhere, and nothing can be compared
     assert not alone.skipped
     assert_inside(alone.losses, got.losses, case, dtype)
@@ -309,7 +326,7 @@ def test_a_fault_is_outside_of_the_envelope(monkeypatch, dtype, grade):
 
 
 def test_ranks_that_decide_alone_are_noticed(monkeypatch):
-    """Planted: each rank looks at its own gradients only."""
+    """Planted: each rank looks at its own gradients only, to clip them and to leave a step out."""
     honest = Guard.factor
 
     def alone(self, squares):
@@ -317,20 +334,30 @@ def test_ranks_that_decide_alone_are_noticed(monkeypatch):
         return honest(self, squares)
 
     monkeypatch.setattr(Guard, "factor", alone)
+    with pytest.raises((AssertionError, PlacementError), match=r"norms|both hold parts of"):
+        check_norm(SPLIT._replace(layout=Layout((1, 2, 2), "gpipe", (2, 1), 0, 2, False)))
     overflowing(monkeypatch, (0, 1, 1), "layer 1", step=1)
     with pytest.raises(PlacementError, match=r"both hold parts of|on two stages|copies 0 and 1"):
         SPLIT.run(dtype="float64", scale=SCALE)
 
 
+@pytest.fixture(scope="module")
+def after_an_overflow(one_thread, tmp_path_factory):
+    """A folder with the checkpoint of three steps by Adam, the second of them left out."""
+    folder = tmp_path_factory.mktemp("overflow")
+    with pytest.MonkeyPatch.context() as patch:
+        overflowing(patch, (0, 0, 0), "embedding", step=1)
+        SPLIT._replace(rule="Adam").run(steps=3, dtype="float64", scale=SCALE, folder=folder)
+    return folder
+
+
 @pytest.mark.parametrize("forgotten", ["good", "scale", "updates"])
-def test_what_is_not_taken_up_again_is_noticed(monkeypatch, tmp_path, forgotten):
+def test_what_is_not_taken_up_again_is_noticed(monkeypatch, after_an_overflow, tmp_path, forgotten):
     """Planted: a scale that grows a step late, that begins anew; an Adam that counts a step that
     was left out."""
     case = SPLIT._replace(rule="Adam")
     options = {"dtype": "float64", "scale": SCALE, "folder": tmp_path}
-    overflowing(monkeypatch, (0, 0, 0), "embedding", step=1)
-    case.run(steps=3, **options)
-    monkeypatch.undo()
+    shutil.copytree(after_an_overflow, tmp_path, dirs_exist_ok=True)
     honest = saved.load
 
     def forgets(stages, job):

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planned_calls import assert_planned
 from single_gpt import TEXT, farthest, gradient
 
 from tiledask.dist.ranks.threads import run_threads
 from tiledask.dist.training import GPT, stages, train
 from tiledask.dist.training.guard import Guard
-from tiledask.errors import ConfigError, DivergedError, PlacementError
+from tiledask.errors import ConfigError, DivergedError
 from tiledask.lab.precision import acceptable
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.tile import layers as L
@@ -71,22 +72,6 @@ def check_clipped(got, tolerance=1e-10):
     assert np.abs(got.losses / losses - 1).max() <= tolerance, "another loss"
     far, name = farthest(got.weights, weights, got.model, RULE)
     assert far <= tolerance, name
-
-
-def assert_planned(got):
-    """Every rank called what was planned; in a step that was left out up to the norm."""
-    ran = {}
-    for r in got.records:
-        ran.setdefault((r.rank, r.step), []).append(
-            (r.label, r.kind, r.sent, r.received, r.messages)
-        )
-    for rank, planned in enumerate(got.planned):
-        calls = [tuple(call) for call in planned]
-        cut = 1 + max((i for i, c in enumerate(calls) if c[0] == "update/norm"), default=-1)
-        for step in range(got.first, got.first + len(got.losses)):
-            wanted = calls[:cut] if step in got.skipped else calls
-            assert ran.get((rank, step), []) == wanted, f"rank {rank}, step {step}"
-    assert not len(got.records.mismatches)
 
 
 # -- clipping and scaling change nothing that they should not --------------------------------------
@@ -255,18 +240,6 @@ def test_refusals():
 
 
 # -- planted faults --------------------------------------------------------------------------------
-
-
-def test_a_norm_of_ones_own_shard_is_noticed(monkeypatch):
-    honest = Guard.factor
-
-    def alone(self, squares):
-        self.group = self.group.among([self.group.rank])
-        return honest(self, squares)
-
-    monkeypatch.setattr(Guard, "factor", alone)
-    with pytest.raises((AssertionError, PlacementError)):
-        check_clipped(run(shape=(1, 2, 2), clip=CLIP))
 
 
 def test_numbers_that_are_counted_twice_are_noticed(monkeypatch):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from random import Random
 from typing import NamedTuple
 
@@ -149,6 +150,21 @@ def short(folder, steps, model=SMALL, shape=(1, 2, 1), **options):
     return train(model, TEXT, shape, steps=steps, batch=2, folder=folder, **options)
 
 
+@pytest.fixture(scope="module")
+def two_steps(one_thread, tmp_path_factory):
+    """A folder with checkpoints of step 1 and step 2; nobody writes into it."""
+    folder = tmp_path_factory.mktemp("two_steps")
+    short(folder, 1)
+    short(folder, 2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(one_thread, tmp_path_factory):
+    """Three steps that nothing has harmed."""
+    return short(tmp_path_factory.mktemp("whole"), 3)
+
+
 def refused(folder, words, **options):
     """Under two layouts, and nothing is written."""
     there = steps_in(folder)
@@ -176,11 +192,9 @@ def refused(folder, words, **options):
     ],
     ids=lambda value: value.split(" is ")[0] if isinstance(value, str) else "",
 )
-def test_another_training_is_refused(tmp_path, other, words):
+def test_another_training_is_refused(two_steps, other, words):
     """Most of these fit in shape, and would train on with wrong numbers."""
-    short(tmp_path, 1)
-    short(tmp_path, 2)
-    message = refused(tmp_path, words, **other)
+    message = refused(two_steps, words, **other)
     assert "step-00000002 to go on from step 1, or take another folder" in message
 
 
@@ -241,11 +255,11 @@ def of_no_training(step):
     ],
     ids=["cut short", "a bit", "a file gone", "half an index", "no index", "no array", "no train"],
 )
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_good(tmp_path, damage, words):
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_good(
+    two_steps, whole, tmp_path, damage, words
+):
     """The message says what to remove; with that done, the training goes on as if never harmed."""
-    whole = short(tmp_path / "whole", 3)
-    short(tmp_path, 1)
-    short(tmp_path, 2)
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
     newest = tmp_path / "step-00000002"
     damage(newest)
     message = refused(tmp_path, words)
@@ -274,8 +288,7 @@ short(sys.argv[1], 2)
 """
 
 
-def test_a_save_that_is_killed_between_pieces_leaves_the_older_checkpoint(tmp_path):
-    whole = short(tmp_path / "whole", 3)
+def test_a_save_that_is_killed_between_pieces_leaves_the_older_checkpoint(whole, tmp_path):
     short(tmp_path, 1)
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], cwd=os.path.dirname(__file__), timeout=120
@@ -315,10 +328,22 @@ SHARDED = (
 """59 rows of the table on 3 ranks are 20, 20 and 19."""
 
 
-def go_on(folder, rule="Adam", fault=None):
+@pytest.fixture(scope="module")
+def begun(one_thread, tmp_path_factory):
+    """By rule: two steps under the first layout, and the folder that they left."""
+
+    def begin(rule):
+        folder = tmp_path_factory.mktemp("begun")
+        return run(MODELS["GPT-2"], SHARDED[0], RULES[rule], 2, folder=folder), folder
+
+    return cache(begin)
+
+
+def go_on(begun, folder, rule="Adam", fault=None):
     """Two steps under one layout, then two under the other, with ``fault`` planted in these."""
+    first, left = begun(rule)
+    shutil.copytree(left, folder, dirs_exist_ok=True)
     model, rule = MODELS["GPT-2"], RULES[rule]
-    first = run(model, SHARDED[0], rule, 2, folder=folder)
     with pytest.MonkeyPatch.context() as patch:
         if fault:
             fault(patch)
@@ -364,13 +389,13 @@ FAULTS = {
 }
 
 
-def test_without_a_fault(tmp_path):
+def test_without_a_fault(begun, tmp_path):
     for rule in ("SGD", "Adam"):
-        go_on(tmp_path / rule, rule)
+        go_on(begun, tmp_path / rule, rule)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_noticed(name, tmp_path):
+def test_planted_faults_are_noticed(name, begun, tmp_path):
     rule, fault = FAULTS[name]
     with pytest.raises(AssertionError, match="losses, from the last"):
-        go_on(tmp_path, rule, fault)
+        go_on(begun, tmp_path, rule, fault)

@@ -28,7 +28,7 @@ _LOOPS_LIMIT = 2**24
 
 def number(name: str, x: Any) -> float:
     """``x``, the argument ``name``, as a float."""
-    if not isinstance(x, Real):
+    if type(x) is not float and not isinstance(x, Real):
         raise KernelError(f"{name} must be a real number, got {type(x).__name__} {x!r}")
     return float(x)
 

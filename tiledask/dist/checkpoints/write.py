@@ -149,12 +149,16 @@ def _dealt(held: list[Held]) -> list[set[tuple[str, Box]]]:
                 )
             for box in boxes:
                 holders.setdefault((name, box), []).append(rank)
+    boxes_of: dict[str, list[Box]] = {name: [] for name in known}
+    for name, box in holders:
+        boxes_of[name].append(box)
     for name, (_, (shape, _)) in known.items():
-        check_cover(name, shape, [box for n, box in holders if n == name])
+        check_cover(name, shape, boxes_of[name])
     load, dealt = [0] * len(held), [set() for _ in held]
-    for (name, box), ranks in sorted(holders.items(), key=lambda item: -_size(item[0][1])):
+    sizes = {key: _size(key[1]) for key in holders}
+    for (name, box), ranks in sorted(holders.items(), key=lambda item: -sizes[item[0]]):
         writer = min(ranks, key=lambda rank: (load[rank], rank))
-        load[writer] += _size(box)
+        load[writer] += sizes[name, box]
         dealt[writer].add((name, box))
     return dealt
 

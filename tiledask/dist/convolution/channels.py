@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from tiledask.dist.convolution.local import conv2d, conv2d_grad
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.products.placement import split
@@ -77,7 +76,7 @@ def by_output(
     y, kept = conv2d(x, w, b, **options)
     if not gather:
         return y, KeptOutput(kept, None)
-    with labelled(group, "forward/y"):
+    with group.label("forward/y"):
         whole = group.all_gather(y, 1)
     start, stop = split(0, whole.shape[1], group.size)[group.rank]
     if stop - start != y.shape[1]:
@@ -101,7 +100,7 @@ def by_output_grad(
     dx, dw, db = conv2d_grad(dy if kept.mine is None else dy[:, kept.mine], kept.conv, w, b)
     if not wanted:
         return None, dw, db
-    with labelled(group, "backward/dx"):
+    with group.label("backward/dx"):
         return group.all_reduce(dx), dw, db
 
 
@@ -115,7 +114,7 @@ def by_input(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tup
     """
     _no_groups(options)
     y, kept = conv2d(x, w, None, **options)
-    with labelled(group, "forward/y"):
+    with group.label("forward/y"):
         y = group.all_reduce(y)
     return (y if b is None else y + b[:, None, None]), kept
 
@@ -140,7 +139,7 @@ def in_pairs(
     """
     h, kept_first = by_output(group, x, *first, **options[0])
     z, bent = find_activation(activation).forward(h)
-    with labelled(group, "second"):
+    with group.label("second"):
         y, kept_second = by_input(group, z, *second, **options[1])
     return y, KeptPair(kept_first, bent, kept_second)
 
@@ -153,7 +152,7 @@ def in_pairs_grad(
     no dx where it is not ``wanted``."""
     dz, *grads = by_input_grad(group, dy, kept.second, *second)
     dh = find_activation(activation).grad(dz, kept.bend)
-    with labelled(group, "first"):
+    with group.label("first"):
         dx, *others = by_output_grad(group, dh, kept.first, *first, wanted=wanted)
     return dx, tuple(others), tuple(grads)
 

@@ -9,6 +9,7 @@ then                                                          one all_reduce of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isqrt
 
 from tiledask.dist.convolution.lenet import BOUNDARIES, DENSE, LENET, OUT, SIDE, flops
@@ -123,6 +124,7 @@ def calls_of(
     return (*calls, *(_of(call, number) for call in sums))
 
 
+@lru_cache(256)  # the same for every rank
 def _by_units(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
     """(forward, backward): a layer gathers what the one before it made, and the loss the last."""
     numbers = {boundary.name: i for i, boundary in enumerate(BOUNDARIES)}
@@ -134,6 +136,7 @@ def _by_units(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
     return gathers, [each for each in by_layer if each[1].kind == "reduce_scatter"]
 
 
+@lru_cache(256)
 def _in_space(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
     """(forward, backward): halos of each window; then rows of all images to images."""
     there, back, channels, columns = [], [], 1, SIDE

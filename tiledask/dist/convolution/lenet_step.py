@@ -27,7 +27,6 @@ from tiledask.dist.convolution.space import (
 from tiledask.dist.data_parallel.chain import Weights
 from tiledask.dist.data_parallel.flat import Packing
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.plan.collectives.cost import even
 from tiledask.tile import layers as L
 
@@ -110,12 +109,12 @@ class _ByUnits:
             return None, grads
         # the gradient of what all read is a sum, of which each needs that of its own units
         before = BOUNDARIES[i - 1]
-        with labelled(self.parts, before.name, "backward/dy"):
+        with self.parts.label(before.name, "backward/dy"):
             extents = even(before.units, self.parts.size)
             return self.parts.reduce_scatter(dx, 1, extents=extents), grads
 
     def _gathered(self, boundary: int, x: Any) -> Any:
-        with labelled(self.parts, BOUNDARIES[boundary].name, "forward/y"):
+        with self.parts.label(BOUNDARIES[boundary].name, "forward/y"):
             return self.parts.all_gather(x, 1)
 
 
@@ -141,10 +140,10 @@ class _ByRows:
         if i >= DENSE:
             return LENET[i].forward(w, self._by_images(x) if i == DENSE else x)
         rows, out = self.splits[name].rows, self.splits[name].out
-        with labelled(self.parts, name):
+        with self.parts.label(name):
             y, conv = conv2d_in_rows(self.parts, x, w["w"], w["b"], rows=rows, far=True)
             y, bend = L.relu(y)
-            with labelled(self.parts, "pool"):
+            with self.parts.label("pool"):
                 y, pool = avg_pool2d_in_rows(self.parts, y, 2, rows=out, far=True)
         return y, _KeptRows(conv, bend, pool)
 
@@ -157,8 +156,8 @@ class _ByRows:
         if i >= DENSE:
             dx, grads = LENET[i].backward(w, dy, kept)
             return (self._by_rows(dx) if i == DENSE else dx), grads
-        with labelled(self.parts, name):
-            with labelled(self.parts, "pool"):
+        with self.parts.label(name):
+            with self.parts.label("pool"):
                 dy = avg_pool2d_in_rows_grad(self.parts, dy, kept.pool)
             dy = L.relu_grad(dy, kept.bend)
             operands = dy, kept.conv, w["w"], w["b"]
@@ -167,24 +166,24 @@ class _ByRows:
 
     def _by_images(self, x: Any) -> Any:
         """All rows of this part's images, for its rows of all images."""
-        with labelled(self.parts, BOUNDARIES[DENSE - 1].name, "forward/y"):
+        with self.parts.label(BOUNDARIES[DENSE - 1].name, "forward/y"):
             return self.parts.all_to_all(x, split_dim=0, concat_dim=2)
 
     def _by_rows(self, dx: Any) -> Any:
         """The same the other way round."""
         rows = self.splits[f"{BOUNDARIES[DENSE - 1].name}/pool"].out
-        with labelled(self.parts, BOUNDARIES[DENSE - 1].name, "backward/dy"):
+        with self.parts.label(BOUNDARIES[DENSE - 1].name, "backward/dy"):
             return self.parts.all_to_all(dx, split_dim=2, concat_dim=0, extents=rows)
 
 
 def _sent(place: Place, boundary: int, what: str, x: Any, ahead: int) -> None:
     """Send to the stage ``ahead`` of this one (-1: behind)."""
-    with labelled(place.stages, BOUNDARIES[boundary].name, what):
+    with place.stages.label(BOUNDARIES[boundary].name, what):
         place.stages.send(x, place.stages.rank + ahead)
 
 
 def _received(place: Place, boundary: int, what: str, ahead: int) -> Any:
-    with labelled(place.stages, BOUNDARIES[boundary].name, what):
+    with place.stages.label(BOUNDARIES[boundary].name, what):
         return place.stages.recv(place.stages.rank + ahead)
 
 
@@ -192,7 +191,7 @@ def _added(group: Group, grads: dict[str, dict[str, Any]]) -> dict[str, dict[str
     """The sums over the group, by one all_reduce of all of them."""
     flat = {(layer, name): g for layer, each in grads.items() for name, g in each.items()}
     packing = Packing.of(flat)
-    with labelled(group, GRADIENTS):
+    with group.label(GRADIENTS):
         flat = packing.unpack(group.all_reduce(packing.pack(flat)))
     return {layer: {name: flat[layer, name] for name in each} for layer, each in grads.items()}
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from tiledask.dist.convolution.local import Empty, conv2d, conv2d_grad
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.tile import layers as L
@@ -99,7 +98,7 @@ def sum_weights(group: Group, dw: Any, db: Any) -> tuple[Any, Any]:
     """The sums over ranks of both gradients, by one all_reduce; db may be None."""
     xp = array_namespace(dw)
     flat = xp.concatenate([dw.reshape(-1), *([] if db is None else [db])])
-    with labelled(group, "backward/dw db"):
+    with group.label("backward/dw db"):
         flat = group.all_reduce(flat)
     return flat[: dw.size].reshape(dw.shape), None if db is None else flat[dw.size :]
 
@@ -185,7 +184,7 @@ def _split(
 def _read(group: Group, x: Any, split: RowSplit) -> tuple[Any, Any]:
     """(the rows that this rank's windows read, their Slab)."""
     if split.strips:
-        with labelled(group, "forward/halo"):
+        with group.label("forward/halo"):
             x = group.halo_exchange(x, 2, split.before, split.after, extents=split.rows)
     return x[:, :, split.local(group.rank)], split.slabs[group.rank]
 
@@ -200,6 +199,6 @@ def _given_back(group: Group, dread: Any, kept: KeptRows) -> Any:
     dx = array_namespace(dread).zeros((n, c, held, w), dread.dtype)
     dx[:, :, here] = dread
     if split.strips:
-        with labelled(group, "backward/halo"):
+        with group.label("backward/halo"):
             dx = group.halo_reduce(dx, 2, split.before, split.after, extents=split.rows)
     return dx

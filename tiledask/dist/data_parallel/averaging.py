@@ -15,7 +15,6 @@ import numpy as np
 
 from tiledask.dist.data_parallel.flat import Packing
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.data_parallel import buckets
 
@@ -27,7 +26,7 @@ BUCKET = 25_000_000
 
 def count_samples(group: Group, samples: int) -> int:
     """How many samples all ranks together have: an all_reduce of one number."""
-    with labelled(group, "samples"):
+    with group.label("samples"):
         return int(group.all_reduce(np.asarray(samples)))
 
 
@@ -61,6 +60,6 @@ def average(
     # a Python number: the gradients keep their type
     flat = flat * (samples / total)
     for i, (start, stop) in enumerate(buckets(flat.size, flat.itemsize, bucket_bytes)):
-        with labelled(group, f"bucket {i}"):
+        with group.label(f"bucket {i}"):
             flat[start:stop] = group.all_reduce(flat[start:stop], algorithm=algorithm, wide=wide)
     return packing.unpack(flat)

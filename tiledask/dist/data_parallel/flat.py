@@ -5,7 +5,8 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -38,6 +39,15 @@ class Packing:
         """Numbers in all arrays."""
         return sum(prod(shape) for _, shape in self.shapes)
 
+    @cached_property
+    def _places(self) -> list[tuple[Hashable, slice, tuple[int, ...]]]:
+        """(name, where in the flat array, shape)."""
+        ends = (0, *accumulate(prod(shape) for _, shape in self.shapes))
+        return [
+            (n, slice(*at), shape)
+            for at, (n, shape) in zip(pairwise(ends), self.shapes, strict=True)
+        ]
+
     def pack(self, arrays: Mapping[Hashable, Any]) -> Any:
         """A new flat array. Raises PlacementError for other names or shapes than these."""
         parts = [array.reshape(-1) for array in self.checked(arrays)]
@@ -63,8 +73,4 @@ class Packing:
 
     def unpack(self, flat: Any) -> dict[Hashable, Any]:
         """The arrays by name: views of ``flat``."""
-        ends = (0, *accumulate(prod(shape) for _, shape in self.shapes))
-        return {
-            name: flat[ends[i] : ends[i + 1]].reshape(shape)
-            for i, (name, shape) in enumerate(self.shapes)
-        }
+        return {name: flat[at].reshape(shape) for name, at, shape in self._places}

@@ -19,7 +19,6 @@ import numpy as np
 
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.ranks.threads import run_threads
-from tiledask.dist.tensor.labels import labelled
 
 __all__ = ["REMEDIES", "Outcome", "as_they_are", "average_first", "in_single", "outcomes",
            "smaller_scale", "wide"]  # fmt: skip
@@ -98,7 +97,7 @@ def outcomes(gradients: Sequence[Any]) -> list[Outcome]:
 
 def _outcome(name: str, gradients: Sequence[Any], exact: Any) -> Outcome:
     def program(rank: Any, gradient: Any) -> Any:
-        with labelled(rank.group(), name):
+        with rank.group().label(name):
             return REMEDIES[name](rank.group(), np.asarray(gradient, np.float32))
 
     done = run_threads(program, len(gradients), per_rank=gradients)

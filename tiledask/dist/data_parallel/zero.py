@@ -17,7 +17,6 @@ from typing import Any
 from tiledask.dist.data_parallel.chain import Layer, Weights, gradient, sizes
 from tiledask.dist.data_parallel.flat import Packing
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -159,7 +158,7 @@ class Zero:
         flat = self.arrays["gradients"][name]
         if self.group.size == 1:
             return
-        with labelled(self.group, name, "gradients"):
+        with self.group.label(name, "gradients"):
             if not self.zero:
                 total = self.group.all_reduce(flat, algorithm=self.algorithm)
             else:
@@ -204,7 +203,7 @@ class Zero:
         return slice(sum(extents[:r]), sum(extents[: r + 1]))
 
     def _gather(self, name: str, when: str, mine: Any) -> Any:
-        with labelled(self.group, name, when):
+        with self.group.label(name, when):
             return self.group.all_gather(mine, algorithm=self.algorithm)
 
 

@@ -56,14 +56,15 @@ class Exchange:
     devices: Any = None
     """The way from GPU to GPU, if the arrays take it (a Devices)."""
     terms: tuple = ()
-    """For the record's prediction; known at the latest when the collective is done."""
+    """For the record's prediction; known at the latest when the collective is done. Of a reduction
+    the first is the elements of every chunk, and known before its rounds."""
 
     def turns(self, root: int = 0) -> tuple[Turn, ...]:
         return turns(self.call.kind, self.algorithm, len(self.members), root, self.me)
 
     def post(self, to: int, parts: Sequence[np.ndarray]) -> None:
         """Send arrays to number ``to``."""
-        whole = [np.require(part, requirements="C") for part in parts]
+        whole = [np.asarray(part, order="C") for part in parts]
         self.transport.post(self.members[to], self.call, whole)
 
     def take(self, source: int) -> Letter:
@@ -111,14 +112,14 @@ class Exchange:
         self, turn: Turn, held: dict[int, np.ndarray]
     ) -> Iterator[tuple[Move, Sequence[Any]]]:
         """The moves that reach this rank in a round, and what they bring."""
-        sends = [m for m in turn.sends if self._needed(m, held)]
-        receives = [m for m in turn.receives if self._needed(m, held)]
+        sends, receives = turn
+        if self.call.kind in SHAPES_AGREE and 0 in (counts := self.terms[0]):
+            # all know which chunks have no element, and none is sent for nothing
+            sends, receives = (
+                [m for m in moves if any(counts[c] for c in m.chunks)] for moves in turn
+            )
         out = [(m.destination, [held[c] for c in m.chunks]) for m in sends]
         return zip(receives, self.swap(out, [m.source for m in receives]), strict=True)
-
-    def _needed(self, move: Move, held: dict[int, np.ndarray]) -> bool:
-        """Whether there is anything to send: all know it where all have arrays of one shape."""
-        return self.call.kind not in SHAPES_AGREE or any(held[c].size for c in move.chunks)
 
 
 @contextmanager

@@ -53,9 +53,9 @@ class Group:
         self._owner = rank
         self._calls = 0
 
-    def label(self, text: str) -> AbstractContextManager[None]:
-        """Collectives inside the block carry ``text``, as `Rank.label` does it."""
-        return self._owner.label(text)
+    def label(self, *names: str) -> AbstractContextManager[None]:
+        """Collectives inside the block carry the names, joined by "/", as `Rank.label` does it."""
+        return self._owner.label("/".join(names))
 
     def among(self, numbers: Sequence[int]) -> "Group":
         """The group of these of its ranks, this one included; the group itself for all of them.

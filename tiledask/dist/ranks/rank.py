@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from math import prod
 from typing import Any
@@ -65,14 +65,9 @@ class Rank:
         mine = self.coordinates
         return tuple(r for r, at in places if all(at[i] == mine[i] for i in fixed))
 
-    @contextmanager
-    def label(self, text: str) -> Iterator[None]:
+    def label(self, text: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""
-        self._labels.append(text)
-        try:
-            yield
-        finally:
-            self._labels.pop()
+        return _Labelled(self._labels, text)
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -110,3 +105,18 @@ class Rank:
 
     def __repr__(self) -> str:
         return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"
+
+
+class _Labelled:
+    """A label on the pile for as long as a block lasts; a step has thousands of them."""
+
+    __slots__ = ("pile", "text")
+
+    def __init__(self, pile: list[str], text: str) -> None:
+        self.pile, self.text = pile, text
+
+    def __enter__(self) -> None:
+        self.pile.append(self.text)
+
+    def __exit__(self, *_: Any) -> None:
+        self.pile.pop()

@@ -198,7 +198,8 @@ class Transport(ABC):
     def enter(self, call: Call) -> None:
         """A collective begins."""
         self.box.check()
-        self.box.doing = self.box.doing._replace(call=call, waits_for=None, since=self.now())
+        before = self.box.doing
+        self.box.doing = Doing(call, None, before.letters, before.last, self.now())
 
     def leave(self, call: Call) -> None:
         """A collective is done."""

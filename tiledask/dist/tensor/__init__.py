@@ -14,7 +14,6 @@ conjugates.py       f and g, and their forms for tokens that are sharded
 shards.py           who holds what of all weights; checkpoints under another layout
 compared.py         what layers were planned to call beside what was counted
 placed.py           a block that says what it is a part of
-labels.py           labels of what a group moves
 
 One convention, that of tiledask/tile/layers, with the group before all:
 

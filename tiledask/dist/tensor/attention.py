@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.tensor.by_name import Weights, column, column_grad, row, row_grad
 from tiledask.dist.tensor.elementwise import add
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.linear import KeptLinear
 from tiledask.dist.tensor.placed import Placed, refuse
 from tiledask.errors import PlacementError
@@ -55,7 +54,7 @@ def self_attention(
     names = ["qkv"] if "wqkv" in weights else ["q", "k", "v"]
     check_weights(weights, [*names, "o"])
     _check_columns(weights, query, kv)
-    with labelled(group, "attention"):
+    with group.label("attention"):
         made = [column(group, x, weights, name, regather) for name in names]
         into = tuple(kept for _, kept in made)
         parts = [y.local for y, _ in made]
@@ -76,7 +75,7 @@ def self_attention_grad(
     """(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
     heads, grads = kept.heads, {}
     query, kv = _dealt(heads, group.size)
-    with labelled(group, "attention"):
+    with group.label("attention"):
         dc = row_grad(group, dy, kept.out, weights, "o", grads)
         dq, dk, dv = tile.attention_grad(_by_head(dc.local, heads.width), kept.core)
         if kept.angles is not None:
@@ -90,7 +89,7 @@ def self_attention_grad(
             w = weights[f"w{name}"]
             placed = Placed(part, Shard(2), (*dy.shape[:2], w.shape[1]), w.shards)
             terms.append(column_grad(group, placed, into, weights, name, grads))
-        with labelled(group, "shared kv", "backward"):
+        with group.label("shared kv", "backward"):
             _sum_shared(group, query, kv, grads)
     dx = terms[0]
     for term in terms[1:]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.tensor.embedding import first_of
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.placed import Placed, need
 from tiledask.plan.products.placement import Shard
 from tiledask.tile import layers as tile
@@ -65,9 +64,9 @@ def cross_entropy(
     counted = tile.count_targets(targets, rule)
     count = counted if count is None else count
     z = logits.local
-    with labelled(group, "cross_entropy", "maximum", "forward"):
+    with group.label("cross_entropy", "maximum", "forward"):
         maximum = group.all_reduce(_maximum(z), "max")
-    with labelled(group, "cross_entropy", "sums", "forward"):
+    with group.label("cross_entropy", "sums", "forward"):
         sums = group.all_reduce(_sums(z, targets, maximum, rule, first))
     loss = tile.loss_of_sums(sums, targets, rule, count)
     return loss, KeptLoss(logits, targets, maximum, sums[0], rule, count)

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.tensor.conjugates import leave, leave_grad
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.placed import EVERYWHERE, Placed, fits, need, partial, refuse, same_lay
 from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.products.placement import Replicate, Shard
@@ -45,7 +44,7 @@ def embedding(
     else:  # more ranks than rows: a row of zeros stands for none
         zero = array_namespace(table.local).zeros((1, table.shape[1]), table.local.dtype)
         y, kept = tile.embedding(tokens, zero, table.shape[0], table.shape[0])
-    with labelled(group, "embedding", "forward"):
+    with group.label("embedding", "forward"):
         placed = leave(group, partial(y), to, shards)
     return placed, KeptEmbedding(kept, placed.lay)
 
@@ -53,7 +52,7 @@ def embedding(
 def embedding_grad(group: Group, dy: Placed, kept: KeptEmbedding, table: Placed) -> Placed:
     """dtable, which lies as the table does."""
     same_lay("embedding's gradient", "dy", dy, "y", kept.given)
-    with labelled(group, "embedding", "backward"):
+    with group.label("embedding", "backward"):
         whole = leave_grad(group, dy)
     return table.like(tile.embedding_grad(whole.local, kept.tile)[: len(table.local)])
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.tensor.conjugates import enter, enter_grad, leave, leave_grad
 from tiledask.dist.tensor.elementwise import add_bias
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.placed import EVERYWHERE, Placed, fits, need, partial, refuse, same_lay
 from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.products.placement import Replicate, Shard
@@ -50,7 +49,7 @@ def column_linear(
     """
     _check_by_columns(name, x, w, b)
     fits(group, name, "w", w)
-    with labelled(group, name, "forward"):
+    with group.label(name, "forward"):
         whole = enter(group, x)
     y, _ = tile.linear(whole.local, w.local, None if b is None else b.local)
     y = Placed(y, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
@@ -65,7 +64,7 @@ def column_linear_grad(
     need(operation, "dy", dy, (Shard,), "it lies as y does")
     if dy.dim != dy.ndim - 1 or dy.shards != w.shards:
         refuse(operation, f"dy is {dy} ({dy.shards}), the columns of w are {w.shards}")
-    with labelled(group, kept.name, "backward"):
+    with group.label(kept.name, "backward"):
         x = enter(group, kept.x)
         dw, db = tile.linear_grad_weight(dy.local, x.local)
         dx = partial(tile.linear_grad_input(dy.local, w.local))
@@ -96,7 +95,7 @@ def row_linear(
     fits(group, name, "x", x)
     fits(group, name, "w", w)
     y = partial(tile.linear(x.local, w.local)[0])
-    with labelled(group, name, "forward"):
+    with group.label(name, "forward"):
         y = leave(group, y, to, shards)
     return add_bias(group, y, b), KeptLinear(x, y.lay, name)
 
@@ -112,7 +111,7 @@ def row_linear_grad(
         "it would make dw t times too large",
     )  # fmt: skip
     same_lay(operation, "dy", dy, "y", kept.given)
-    with labelled(group, kept.name, "backward"):
+    with group.label(kept.name, "backward"):
         whole = leave_grad(group, dy)
     dx, dw, db = tile.linear_grad(
         whole.local, kept.x.local, w.local, None if b is None else b.local

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from tiledask.dist.ranks.group import Group
 from tiledask.dist.tensor.by_name import Weights, column, column_grad, row, row_grad
 from tiledask.dist.tensor.elementwise import add, bend, bend_grad, swiglu, swiglu_grad
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.linear import KeptLinear
 from tiledask.dist.tensor.placed import Placed, refuse
 from tiledask.plan.collectives.shards import side_by_side
@@ -38,7 +37,7 @@ def mlp(
 ) -> tuple[Placed, KeptMLP]:
     """(y, kept) for x [..., h]; y lies as x does. Weights as `shards.mlp_layout` deals them."""
     check_weights(weights, ["_1", "_2"])
-    with labelled(group, "mlp"):
+    with group.label("mlp"):
         z, into = column(group, x, weights, "_1", regather)
         bent, kept = bend(z, activation)
         y, out = row(group, bent, weights, "_2", x)
@@ -48,7 +47,7 @@ def mlp(
 def mlp_grad(group: Group, dy: Placed, kept: KeptMLP, weights: Weights) -> tuple[Placed, Weights]:
     """(dx, the gradient of each weight by its name)."""
     grads: Weights = {}
-    with labelled(group, "mlp"):
+    with group.label("mlp"):
         dbent = row_grad(group, dy, kept.out, weights, "_2", grads)
         dz = bend_grad(dbent, kept.bent, kept.activation)
         dx = column_grad(group, dz, kept.into[0], weights, "_1", grads)
@@ -61,7 +60,7 @@ def swiglu_mlp(
     """(y, kept) for x [..., h]; y lies as x does. Weights as `shards.swiglu_layout` deals them."""
     fused = "w_gate_up" in weights
     check_weights(weights, ["_gate_up", "_down"] if fused else ["_gate", "_up", "_down"])
-    with labelled(group, "mlp"):
+    with group.label("mlp"):
         if fused:
             both, kept_both = column(group, x, weights, "_gate_up", regather)
             (gate, up), into = _halves(both, weights), (kept_both,)
@@ -79,7 +78,7 @@ def swiglu_mlp_grad(
 ) -> tuple[Placed, Weights]:
     """(dx, the gradient of each weight by its name)."""
     grads: Weights = {}
-    with labelled(group, "mlp"):
+    with group.label("mlp"):
         dbent = row_grad(group, dy, kept.out, weights, "_down", grads)
         dgate, dup = swiglu_grad(dbent, kept.bent)
         if len(kept.into) == 1:

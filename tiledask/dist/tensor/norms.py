@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.placed import Placed, need, refuse, same_lay
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.tile import layers as tile
@@ -87,5 +86,5 @@ def _over_all_tokens(group: Group, dy: Placed, grads: Sequence[Any], name: str) 
     """``grads`` [h] summed over the ranks if these have different tokens, in one all_reduce."""
     if isinstance(dy.placement, Replicate):
         return grads
-    with labelled(group, name, "backward"):
+    with group.label(name, "backward"):
         return list(group.all_reduce(array_namespace(*grads).stack(grads)))

@@ -50,7 +50,7 @@ class Placed(NamedTuple):
     @property
     def lay(self) -> "Placed":
         """How it lies, without the block."""
-        return self._replace(local=None)
+        return Placed(None, self.placement, self.shape, self.shards)
 
     def like(self, local: Any) -> "Placed":
         """Another block that lies in the same way, of the same shape."""
@@ -59,7 +59,7 @@ class Placed(NamedTuple):
                 f"a block that lies like another has its shape, {self.local.shape}; got "
                 f"{local.shape}: say what it is a part of, by shard(...)"
             )
-        return self._replace(local=local)
+        return Placed(local, self.placement, self.shape, self.shards)
 
     def __str__(self) -> str:
         return f"{self.placement} of {list(self.shape)}"
@@ -71,7 +71,7 @@ class Placed(NamedTuple):
 
 def replicate(x: Any) -> Placed:
     """``x``, which every rank has in full."""
-    return Placed(x, Replicate(), tuple(x.shape))
+    return Placed(x, EVERYWHERE, tuple(x.shape))
 
 
 def partial(x: Any) -> Placed:

@@ -18,7 +18,6 @@ al., Optimus, arXiv:2104.05343, and Wang et al., Tesseract, arXiv:2105.14500.
 from typing import Any, NamedTuple
 
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.panels import Panel, panels
 from tiledask.plan.products.placement import Placement, Replicate, Shard, Tiling
@@ -98,7 +97,7 @@ def summa_linear(
     _check(grid, x, w, b)
     flat, xp = by_token(x.local), array_namespace(x.local, w.local)
     y = xp.zeros((len(flat), w.local.shape[1]), wide(flat[:0]).dtype)
-    with labelled(grid.row, "summa_linear", "forward"):
+    with grid.row.label("summa_linear", "forward"):
         for panel in _panels(grid, w):
             y += multiply(_x_panel(grid, flat, panel), _w_panel(grid, w.local, panel))
     if b is not None:
@@ -116,7 +115,7 @@ def summa_linear_grad(
     flat, d = by_token(kept.local), by_token(dy.local)
     xp = array_namespace(flat, d)
     dx, dw = xp.empty_like(flat), xp.empty_like(w.local)
-    with labelled(grid.row, "summa_linear", "backward"):
+    with grid.row.label("summa_linear", "backward"):
         for panel in _panels(grid, w):
             back = rounded(multiply(d, _w_panel(grid, w.local, panel).T), d)
             total = grid.row.reduce(back, panel.column)

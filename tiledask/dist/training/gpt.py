@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from tiledask.dist import tensor as T
 from tiledask.dist.ranks.group import Group
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.tensor.placed import EVERYWHERE
 from tiledask.dist.tensor.shards import Lay, Layout
 from tiledask.errors import ConfigError, PartitionError
@@ -215,7 +214,7 @@ def embed_grad(
         whole = array_namespace(dx.local).zeros_like(table.local)
         whole[flow.tokens] = dx.local.sum(axis=0)
         if flow.sequence_parallel:  # every rank has seen its own tokens only
-            with labelled(flow.group, "positions", "backward"):
+            with flow.group.label("positions", "backward"):
                 whole = flow.group.all_reduce(whole)
         made["positions"] = {"table": table.like(whole)}
     table = T.embedding_grad(flow.group, dx, kept, weights("embedding")["table"])

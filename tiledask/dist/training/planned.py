@@ -9,6 +9,7 @@ send is rows x tokens x hidden, over tp if tokens are sharded.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ class _Rank:
             self._receive(action)
         for unit in self._blocks(stage):
             self._weights(action, unit, "forward")
-            self._tensor(action, self._block(x).inside(unit).forward)
+            self._tensor(action, _block(x, model, unit).forward)
         if stage == self.schedule.stages - 1:
             self._weights(action, "head", "forward")
             if model.tied:
@@ -106,7 +107,7 @@ class _Rank:
             self._receive(action)
         for unit in reversed(self._blocks(stage)):
             self._weights(action, unit, "backward")
-            self._tensor(action, self._block(x).inside(unit).backward)
+            self._tensor(action, _block(x, model, unit).backward)
             self._gradients(action, unit)
         if stage > 0:
             self._send(action)
@@ -156,12 +157,6 @@ class _Rank:
     def _stream(self, action: Action) -> L.Stream:
         rows, model = self._rows(action), self.model
         return L.Stream(rows, model.sequence, model.hidden, self.tp, self.job.sequence_parallel)
-
-    def _block(self, x: L.Stream) -> L.LayerCalls:
-        heads, plain = self.model.block.heads, not self.model.gated
-        return L.decoder_block(
-            x, heads.query, heads.kv, heads.width, True, not plain, norm_bias=plain, bias=plain
-        )
 
     def _head(self, x: L.Stream) -> L.LayerCalls:
         norm = L.norm(x, not self.model.gated, "norm")
@@ -222,6 +217,15 @@ class _Rank:
     def _rows(self, action: Action) -> int:
         rows = self.job.rows(self.dp, self.d, action.microbatch)
         return rows.stop - rows.start
+
+
+@lru_cache(1000)
+def _block(x: L.Stream, model: GPT, unit: str) -> L.LayerCalls:
+    heads, plain = model.block.heads, not model.gated
+    calls = L.decoder_block(
+        x, heads.query, heads.kv, heads.width, True, not plain, norm_bias=plain, bias=plain
+    )
+    return calls.inside(unit)
 
 
 def _size(model: GPT, unit: str, ranks: int, rank: int) -> int:

@@ -53,6 +53,8 @@ class Stages:
         self.last = schedule.stages - 1
         self.units = {s: flow.model.stage_units(s, cut) for s in range(schedule.stages)}
         self.guard = guard
+        self._lays: dict[str, dict[str, T.Placed]] = {}
+        """By unit and name: how its arrays lie, which is the same in every step."""
         self._owned = {unit: self._counted(unit) if guard.active else None for unit in layouts}
 
     def step(self, batch: Batch, count: int) -> float:
@@ -121,12 +123,16 @@ class Stages:
 
     def placed(self, unit: str, arrays: Mapping[str, Any]) -> Weights:
         """A unit's arrays of this rank, with what they are a part of."""
-        group, lays = self.flow.group, self.layouts[unit]
-        return {
-            name: T.sharded(group, w, lays[name].placement.dim, lays[name].shards)
-            if isinstance(lays[name].placement, Shard) else T.replicate(w)
-            for name, w in arrays.items()
-        }  # fmt: skip
+        if unit not in self._lays:
+            self._lays[unit] = {name: self._lay(unit, name, w) for name, w in arrays.items()}
+        lays = self._lays[unit]
+        return {name: T.Placed(w, *lays[name][1:]) for name, w in arrays.items()}
+
+    def _lay(self, unit: str, name: str, w: Any) -> T.Placed:
+        lay = self.layouts[unit][name]
+        if not isinstance(lay.placement, Shard):
+            return T.replicate(w).lay
+        return T.sharded(self.flow.group, w, lay.placement.dim, lay.shards).lay
 
     def _add(self, grads: dict[str, Weights]) -> None:
         for unit, found in grads.items():

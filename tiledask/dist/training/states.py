@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tiledask.dist.data_parallel.zero import Zero
-from tiledask.dist.tensor.labels import labelled
 from tiledask.dist.training.guard import Guard, squares
 
 __all__ = ["States"]
@@ -46,7 +45,7 @@ class States(Zero):
             self._packings[name].add(kept, grads)
         else:
             flat = self._packings[name].pack(grads).astype(kept.dtype, copy=False)
-            with labelled(self.group, name, "gradients"):
+            with self.group.label(name, "gradients"):
                 flat = self.group.reduce_scatter(
                     flat, extents=self._extents[name], algorithm=self.algorithm
                 )

@@ -7,6 +7,7 @@ has any, and 6 messages are left of 24.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.moves import Move, rounds
@@ -69,6 +70,14 @@ def cost(
     >>> cost("all_reduce", "direct", even(1, 4), 8).messages
     (3, 1, 1, 1)
     """
+    return _cost(kind, algorithm, tuple(counts), itemsize, root, sum_itemsize)
+
+
+@lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
+def _cost(
+    kind: str, algorithm: str, counts: tuple[int, ...], itemsize: int, root: int,
+    sum_itemsize: int | None,
+) -> Cost:  # fmt: skip
     n = ranks_of(kind, counts)
     sent, received, messages = [0] * n, [0] * n, [0] * n
     taken = 0
@@ -101,6 +110,7 @@ def loads(
         yield made
 
 
+@lru_cache(4096)
 def even(elements: int, n: int) -> tuple[int, ...]:
     """``elements`` shared out over ``n`` chunks as numpy.array_split does.
 

@@ -25,15 +25,16 @@ def check_floats(**operands: Any) -> ModuleType:
     """
     there = {name: value for name, value in operands.items() if value is not None}
     xp = array_namespace(*there.values())
-    if len({value.dtype for value in there.values()}) > 1:
-        listed = ", ".join(f"{name} {value.dtype.name}" for name, value in there.items())
-        raise KernelError(f"operands have one element type, got {listed}; cast with .astype")
     first = next(iter(there))
-    dtype = name_of(there[first].dtype)
-    if dtype not in FLOATS:
+    dtype = there[first].dtype
+    for value in there.values():
+        if value.dtype is not dtype and value.dtype != dtype:
+            listed = ", ".join(f"{name} {value.dtype.name}" for name, value in there.items())
+            raise KernelError(f"operands have one element type, got {listed}; cast with .astype")
+    if name_of(dtype) not in FLOATS:
         raise KernelError(
-            f"{first} holds floats ({', '.join(FLOATS[:-1])} or {FLOATS[-1]}), got {dtype}; cast "
-            f"with .astype"
+            f"{first} holds floats ({', '.join(FLOATS[:-1])} or {FLOATS[-1]}), got {dtype.name}; "
+            f"cast with .astype"
         )
     return xp
 
@@ -54,6 +55,8 @@ def check_shape(name: str, value: Any, shape: tuple[int | None, ...], why: str) 
         ...
     tiledask.errors.KernelError: w must be [4, any] (4 inputs), got [3, 2]; reshape or slice it
     """
+    if value.shape == shape:
+        return
     fits = len(value.shape) == len(shape) and all(
         want is None or want == got for want, got in zip(shape, value.shape, strict=True)
     )
@@ -80,10 +83,13 @@ def multiply(a: Any, b: Any) -> Any:
     >>> multiply(np.ones((2, 2, 3), np.float16), np.ones((3, 4), np.float16)).dtype.name
     'float32'
     """
-    flat, xp = by_token(a), array_namespace(a, b)
-    some = flat.size and b.size  # a device may hold no token, or no column
-    out = (xp.empty if some else xp.zeros)((flat.shape[0], b.shape[1]), accumulator(a.dtype))
-    if some:
+    flat, summed = by_token(a), accumulator(a.dtype)
+    if not flat.size or not b.size:  # a device may hold no token, or no column
+        out = array_namespace(a, b).zeros((flat.shape[0], b.shape[1]), summed)
+    elif summed == a.dtype:
+        out = matmul(flat, b)
+    else:
+        out = array_namespace(a, b).empty((flat.shape[0], b.shape[1]), summed)
         matmul(flat, b, out=out)
     return out.reshape(*a.shape[:-1], b.shape[1])
 
