@@ -12,6 +12,8 @@ BIN := .venv/bin
 # A stamp per set of extras: a GPU that appears later brings its packages.
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
+# nbval takes seconds to load, in every process
+PYTEST := $(BIN)/python -m pytest -p no:nbval
 TIMED = $(shell grep -l 'pytest.mark.timed' tests/test_*.py)
 
 .PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training soak accuracy env clean
@@ -27,9 +29,9 @@ tour: env ## run the whole story on this machine; the report is left in build/to
 # What needs no workers runs on all cores at once; two files of tests with workers, and two notebooks
 # at a time; what is timed has the machine alone.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
-	$(BIN)/python -m pytest -m "not cluster" -n auto --maxprocesses 8 --dist loadfile tests tiledask
-	$(BIN)/python -m pytest -m "cluster and not timed" -n 2 --dist loadfile tests
-	$(BIN)/python -m pytest -m timed $(TIMED)
+	OPENBLAS_NUM_THREADS=1 $(PYTEST) -m "not cluster" -n auto --maxprocesses 8 --dist loadfile tests tiledask
+	$(PYTEST) -m "cluster and not timed" -n 2 --dist loadfile tests
+	$(PYTEST) -m timed $(TIMED)
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 -n 2 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 

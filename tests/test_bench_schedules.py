@@ -29,7 +29,7 @@ def test_sizes_grow_to_sixteen_million_actions():
 
 
 def test_a_run_says_what_it_did_and_a_peer_that_agrees_stands_beside_it(tmp_path):
-    run = OURS.run(SMALL, str(tmp_path), 60)
+    run = OURS.run(SMALL, "", 60)  # with what numba has compiled before, if it has
     assert run["actions"] == SMALL.actions == 48
     assert run["seconds"] > 0
     assert run["peak"] > 1_000_000

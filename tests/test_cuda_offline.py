@@ -7,8 +7,10 @@ import re
 import subprocess
 import sysconfig
 from functools import cache
+from itertools import product
 from pathlib import Path
 
+import compiler_said
 import pytest
 
 from tiledask.errors import KernelError
@@ -27,7 +29,7 @@ WGMMA = {
 
 @cache
 def compiled(name, arch, *macros):
-    code, log = build.compile_for(name, dict(macros), arch)
+    code, log = compiler_said.compiled(name, dict(macros), arch)
     return code, build.resources(log)
 
 
@@ -218,12 +220,33 @@ def test_panels_with_the_other_ending_of_each_architecture(request, arch, varian
     check_panels(arch, variant, ending)
 
 
-@pytest.mark.parametrize("turned", [(1, 0), (1, 1), (0, 0)])
-@pytest.mark.parametrize("piece", [4, 16])
-def test_panels_the_other_ways_do_not_spill_either(turned, piece):
-    for variant in ("sgemm", "bf16"):
-        name, macros, _ = panels(variant, piece, A_TURNED=turned[0], B_TURNED=turned[1])
-        assert compile_it(name, "sm_80", macros)[1].spilled == 0
+TURNED, PIECES = [(1, 0), (1, 1), (0, 0)], [4, 16]
+OTHER_WAYS = list(product(["sgemm", "bf16"], enumerate(TURNED), enumerate(PIECES)))
+
+
+def check_spills(variant, turned, piece):
+    name, macros, _ = panels(variant, piece, A_TURNED=turned[0], B_TURNED=turned[1])
+    assert compile_it(name, "sm_80", macros)[1].spilled == 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "turned", "piece"),
+    [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 0],
+)
+def test_panels_the_other_ways_do_not_spill_either(variant, turned, piece):
+    """Each kernel with each way that operands lie, and with each size of pieces."""
+    check_spills(variant, turned, piece)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "turned", "piece"),
+    [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 1],
+)
+def test_panels_with_the_other_pieces_of_each_way(request, variant, turned, piece):
+    if "slow" not in request.config.getoption("markexpr"):
+        pytest.skip("the other half of the ways; run them with -m slow")
+    check_spills(variant, turned, piece)
 
 
 def test_sgemm_multiplies_most_of_the_time(tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -139,23 +140,41 @@ def test_more_devices_than_the_cluster_has():
 # the smallest fix -----------------------------------------------------------------------
 
 
-def brute_force(model, start, fleet, sequence, overhead):
-    """Every layout within reach: (changed fields, devices) of the best that fits."""
+ANY = cluster(1, 10**12)
+
+
+@cache
+def alone(model, layout, sequence, overhead):
+    return td.fits(model, layout, ANY, sequence=sequence, overhead=overhead)
+
+
+@cache
+def in_reach(model, start, devices, per_node, sequence, overhead):
+    """(changed fields, Fit) of every layout; what one needs is the same on any device."""
     found = []
-    heads = [t for t in range(1, fleet.devices_per_node + 1) if model.heads % t == 0]
+    heads = [t for t in range(1, per_node + 1) if model.heads % t == 0]
     micro = [b for b in range(1, start.microbatch + 1) if start.microbatch % b == 0]
     for tp, pp, dp, zero, recompute, b in itertools.product(
-        heads, range(1, model.layers + 1), range(1, fleet.devices + 1), range(start.zero, 4),
+        heads, range(1, model.layers + 1), range(1, devices + 1), range(start.zero, 4),
         RECOMPUTE[RECOMPUTE.index(start.recompute) :], micro,
     ):  # fmt: skip
         layout = replace(
             start, tp=tp, pp=pp, dp=dp, zero=zero, recompute=recompute, microbatch=b,
             microbatches=start.microbatches * start.microbatch // b,
         )  # fmt: skip
-        fit = td.fits(model, layout, fleet, sequence=sequence, overhead=overhead)
-        if fit.verdict == "fits":
-            changed = sum(getattr(layout, n) != getattr(start, n) for n in FIELDS)
-            found.append((changed, layout.devices))
+        changed = sum(getattr(layout, n) != getattr(start, n) for n in FIELDS)
+        found.append((changed, alone(model, layout, sequence, overhead)))
+    return found
+
+
+def brute_force(model, start, fleet, sequence, overhead):
+    """Of the layouts in reach that fit: (changed fields, devices) of the best; fewest devices."""
+    every = in_reach(model, start, fleet.devices, fleet.devices_per_node, sequence, overhead)
+    found = [
+        (changed, fit.layout.devices)
+        for changed, fit in every
+        if replace(fit, cluster=fleet).verdict == "fits"
+    ]
     return min(found, default=None), min((n for _, n in found), default=None)
 
 

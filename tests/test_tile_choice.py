@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from math import ceil
 
+import compiler_said
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -229,7 +230,7 @@ def test_registers_are_those_that_the_compiler_reports(config):
     pytest.importorskip("cuda.core", reason="no compiler: pip install -e '.[test]' brings NVRTC")
     capability = config.capability or "8.0"
     arch = build.arch_of(config.kernel, capability)
-    found = build.resources(build.compile_for(config.kernel, macros(config), arch)[1])
+    found = build.resources(compiler_said.compiled(config.kernel, macros(config), arch)[1])
     # sources are still tuned: a few registers more or less change nothing, unless a block more fits
     assert found.registers == pytest.approx(config.registers, abs=32)
     device = {"8.0": "A100-40GB", "9.0": "H100"}[capability]

@@ -5,6 +5,7 @@ for those of the same names on the GPU. README.md in tiledask/tile/cuda says wha
 """
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from tiledask.tile.cuda.source import HEADERS, file_text
 __all__ = ["HostFault", "HostKernel", "host_gpu", "host_tensor_map", "why_not"]
 
 HERE = Path(__file__).parent
+SOURCES = {".cpp", ".h", ".cuh"}
+KEPT = HERE.parent.parent / "build" / "cuda_host"
+"""Where the machine's object stays: `make clean` removes it."""
 FEWEST_REGISTERS = 168
 """Registers of a thread at launch, as ptxas reports them for 384 threads (65536 / 384, by 8s)."""
 
@@ -44,16 +48,32 @@ def why_not():
 
 
 # a jump to another stack is what the C library's checks of jumps take for a fault
-COMPILER = ("g++", "-std=c++17", "-O1", "-w", "-Wno-psabi", "-fPIC", "-U_FORTIFY_SOURCE")
+COMPILER = ("g++", "-std=c++17", "-w", "-Wno-psabi", "-fPIC", "-U_FORTIFY_SOURCE")
+FOR_KERNELS, FOR_THE_MACHINE = "-Og", "-O2"
+"""A kernel takes longer to compile than to run, and with -O1 twice as long."""
+
+
+@cache
+def _linker():
+    """The option for the linker that takes a third of the usual one's time, if it is there."""
+    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
 
 @cache
 def _machine():
-    """The object of all that runs a kernel, and the folder that keeps it: compiled once."""
-    folder = tempfile.TemporaryDirectory()
-    made = Path(folder.name) / "machine.o"
-    subprocess.run([*COMPILER, "-O2", "-c", HERE / "machine.cpp", "-o", made], check=True)
-    return made, folder
+    """The object of all that runs a kernel: compiled once, and again when its text changes."""
+    command = [*COMPILER, FOR_THE_MACHINE]
+    version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
+    texts = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in SOURCES]
+    digest = hashlib.sha256(b"\0".join([repr(command).encode(), version, *texts])).hexdigest()
+    made = KEPT / f"machine-{digest[:16]}.o"
+    if not made.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:  # nobody sees half a file
+            new = Path(folder) / made.name
+            subprocess.run([*command, "-c", HERE / "machine.cpp", "-o", new], check=True)
+            new.replace(made)
+    return made
 
 
 class HostKernel:
@@ -76,8 +96,9 @@ class HostKernel:
                 (folder / header).write_text(texts[header])
         library = folder / "kernel.so"
         command = [
-            *COMPILER, "-shared", f"-I{HERE}", f'-DKERNEL_FILE="{folder / "kernel.cu"}"',
-            HERE / "run.cpp", _machine()[0], "-o", library,
+            *COMPILER, FOR_KERNELS, *_linker(), "-shared",
+            f"-I{HERE}", f'-DKERNEL_FILE="{folder / "kernel.cu"}"',
+            HERE / "run.cpp", _machine(), "-o", library,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -110,7 +110,7 @@ inline void ldmatrix_transposed(unsigned (&r)[4], const void* row) {
 
 namespace host {
 
-struct Fragments { unsigned a[4], b[2]; };
+struct Fragments { float a[4][2], b[2][2]; };  // [register][element]
 
 // Element e of a register that holds 4 / sizeof(T) of them.
 template <class T> inline float element(unsigned r, int e) {
@@ -122,20 +122,22 @@ template <> inline float element<float>(unsigned r, int) { return bits_to_float(
 
 template <class T>
 inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    const host::Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    const host::Fragments* all = host::show_warp("mma", mine);
     const int each = sizeof(T) == 4 ? 1 : 2;  // elements of a register
+    host::Fragments mine;
+    for (int e = 0; e < each; ++e) {
+        for (int i = 0; i < 4; ++i) mine.a[i][e] = host::element<T>(a[i], e);
+        for (int i = 0; i < 2; ++i) mine.b[i][e] = host::element<T>(b[i], e);
+    }
+    const host::Fragments* all = host::show_warp("mma", mine);
     const int g = host::lane() / 4, t = host::lane() % 4;
     for (int q = 0; q < 4; ++q) {
         const int row = g + q / 2 * 8, col = 2 * t + q % 2;
         float sum = 0;
         for (int high = 0; high < 2; ++high) {
             for (int s = 0; s < 4; ++s) {
-                for (int e = 0; e < each; ++e) {
-                    const unsigned x = all[row % 8 * 4 + s].a[row / 8 + 2 * high];
-                    const unsigned y = all[col * 4 + s].b[high];
-                    sum += host::element<T>(x, e) * host::element<T>(y, e);
-                }
+                const float* x = all[row % 8 * 4 + s].a[row / 8 + 2 * high];
+                const float* y = all[col * 4 + s].b[high];
+                for (int e = 0; e < each; ++e) sum += x[e] * y[e];
             }
         }
         d[q] += sum;

@@ -146,6 +146,7 @@ static PerThread<Stores> stores;
 // By block, for each 4 bytes of shared memory: the thread that wrote them without a fence since.
 static std::vector<int> unfenced[8];
 static AtStart forget_unfenced([] { for (auto& words : unfenced) words.clear(); });
+static PerThread<std::vector<size_t>> written;  // the words of each thread's since its last fence
 
 static void make_stores() {
     for (const Store& store : stores.mine().committed) {
@@ -182,12 +183,17 @@ void host::write_word(void* to, const void* word) {
     memcpy(to, word, 4);
     std::vector<int>& hidden = unfenced[here().rank];
     hidden.resize(machine.shared_bytes / 4);
-    hidden[(static_cast<char*>(to) - here().shared) / 4] = machine.current->thread + 1;
+    const size_t at = (static_cast<char*>(to) - here().shared) / 4;
+    hidden[at] = machine.current->thread + 1;
+    written.mine().push_back(at);
 }
 void tile_writes_done() {
-    for (int& thread : host::unfenced[host::here().rank]) {
+    std::vector<size_t>& mine = host::written.mine();
+    for (const size_t at : mine) {  // unless another thread wrote there since
+        int& thread = host::unfenced[host::here().rank][at];
         if (thread == host::machine.current->thread + 1) thread = 0;
     }
+    mine.clear();
 }
 void tile_store(const TensorMap& map, const void* from, int x, int y, int z) {
     host::check_tile(map, from);
@@ -241,23 +247,34 @@ static float operand(unsigned long long d, int i, int k, bool turned, bool half)
     return half ? to_float(f16{bits}) : to_float(bf16{bits});
 }
 
-// What an instruction adds to the sums of all its threads.
-static void make_product(const Issued& issued) {
-    const Product& p = issued.threads[0].second;
-    std::vector<float> a(64 * 16), b(p.columns * 16);
-    for (int k = 0; k < 16; ++k) {
-        for (int i = 0; i < 64; ++i) a[i * 16 + k] = operand(p.a, i, k, p.turn_a, p.half);
-        for (int j = 0; j < p.columns; ++j) {
-            b[j * 16 + k] = operand(p.b, j, k, p.turn_b, p.half);
+const int kMostColumns = 256;
+
+// All rows of a times all columns of b, `made` row by row.
+__attribute__((optimize("O3")))  // whole vectors of columns at a time
+static void multiply(const float (*a)[16], const float (*b)[kMostColumns], int columns,
+                     float (*made)[kMostColumns]) {
+    for (int i = 0; i < 64; ++i) {
+        for (int j = 0; j < columns; ++j) made[i][j] = 0;
+        for (int k = 0; k < 16; ++k) {
+            for (int j = 0; j < columns; ++j) made[i][j] += a[i][k] * b[k][j];
         }
     }
+}
+
+// What an instruction adds to the sums of all its threads.
+static void make_product(const Issued& issued) {
+    static float a[64][16], b[16][kMostColumns], made[64][kMostColumns];
+    const Product& p = issued.threads[0].second;
+    for (int k = 0; k < 16; ++k) {
+        for (int i = 0; i < 64; ++i) a[i][k] = operand(p.a, i, k, p.turn_a, p.half);
+        for (int j = 0; j < p.columns; ++j) b[k][j] = operand(p.b, j, k, p.turn_b, p.half);
+    }
+    multiply(a, b, p.columns, made);
     for (const auto& [t, product] : issued.threads) {
         for (int r = 0; r < p.columns / 2; ++r) {
             const int row = t / 32 * 16 + t % 32 / 4 + r / 2 % 2 * 8;
             const int col = r / 4 * 8 + t % 4 * 2 + r % 2;
-            float sum = 0;
-            for (int k = 0; k < 16; ++k) sum += a[row * 16 + k] * b[col * 16 + k];
-            product.sums[r] = (product.add ? product.sums[r] : 0.0f) + sum;
+            product.sums[r] = (product.add ? product.sums[r] : 0.0f) + made[row][col];
         }
     }
 }

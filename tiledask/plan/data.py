@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import sys
+from functools import cache
 from pathlib import Path
 
 from tiledask.errors import ConfigError
@@ -16,6 +17,7 @@ LARGEST = 4 * 2**20
 _REQUIRED = object()
 
 
+@cache
 def _root() -> Path:
     """The data folder: inside the package when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
@@ -28,6 +30,7 @@ def data_file(*parts: str) -> Path:
     return _root().joinpath(*parts)
 
 
+@cache
 def names(kind: str) -> tuple[str, ...]:
     """Names of the shipped descriptions of one kind: "models", "hardware" or "recipes".
 

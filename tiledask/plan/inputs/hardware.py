@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tiledask.errors import ConfigError
@@ -176,11 +177,18 @@ def load_cluster(spec: str | os.PathLike) -> ClusterSpec:
 
 def _find(name: str) -> Fields:
     """The shipped description of a device by its name or one of its aliases."""
+    return read_named("hardware", _shipped().get(name.lower(), name))  # or says which there are
+
+
+@cache
+def _shipped() -> dict[str, str]:
+    """Name or alias in small letters -> name of the shipped description."""
+    found: dict[str, str] = {}
     for shipped in names("hardware"):
-        fields = read_named("hardware", shipped)
-        if name.lower() in {shipped, *(alias.lower() for alias in fields.texts("aliases", ()))}:
-            return fields
-    return read_named("hardware", name)  # says which names there are
+        aliases = read_named("hardware", shipped).texts("aliases", ())
+        for name in (shipped, *(alias.lower() for alias in aliases)):
+            found.setdefault(name, shipped)
+    return found
 
 
 def _device(fields: Fields) -> Device:

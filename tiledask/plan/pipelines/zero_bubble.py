@@ -241,18 +241,17 @@ class _Draft:
 
     def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
         """Whether memory holds what is kept after so many more actions."""
-        f, i, w = (
-            self.done(kind, s) + more
-            for kind, more in (("F", forwards), ("I", inputs), ("W", weights))
-        )
-        kept = (f - i) * self.activation + (i - w) * self.weight_part
-        return kept <= self.limit * (1 + 1e-9)
+        i = self.done("I", s) + inputs
+        before, after = self.done("F", s) + forwards - i, i - self.done("W", s) - weights
+        return before * self.activation + after * self.weight_part <= self.limit * (1 + 1e-9)
 
     def weights_before(self, kind: str, s: int) -> int:
         """How many W memory needs before the next ``kind`` on stage ``s``."""
-        more = {"F": {"forwards": 1}, "I": {"inputs": 1}}[kind]
-        fitting = (n for n in range(self.pending(s) + 1) if self.fits(s, weights=n, **more))
-        needed = next(fitting, None)
+        f, i = {"F": (1, 0), "I": (0, 1)}[kind]
+        if self.fits(s, f, i):  # nearly always
+            return 0
+        pending = range(1, self.pending(s) + 1)
+        needed = next((n for n in pending if self.fits(s, f, i, n)), None)
         if needed is None:
             raise ScheduleError(
                 f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory {self.limit:g}: "

@@ -34,7 +34,10 @@ class Piece:
 
 
 def _common(a: Region, b: Region) -> Region:
-    return tuple((max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True))
+    return tuple([
+        (a0 if a0 > b0 else b0, a1 if a1 < b1 else b1)
+        for (a0, a1), (b0, b1) in zip(a, b, strict=True)
+    ])  # fmt: skip
 
 
 def fetch(
@@ -50,12 +53,13 @@ def fetch(
         (i,) if p == Replicate() or (p == Partial() and axis in keep) else range(size)
         for axis, (size, i, p) in enumerate(zip(tiling.mesh, at, tiling.placements, strict=True))
     ]
-    here = tiling.rank(at)
-    pieces = (
-        Piece(tiling.rank(there), here, _common(tiling.region(there), wanted))
-        for there in product(*choices)
-    )
-    return [p for p in pieces if all(stop > start for start, stop in p.region)]
+    here, regions = tiling.rank(at), tiling.regions
+    found = []
+    for source in map(tiling.rank, product(*choices)):
+        region = _common(regions[source], wanted)
+        if all(stop > start for start, stop in region):
+            found.append(Piece(source, here, region))
+    return found
 
 
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:

@@ -58,7 +58,7 @@ def cost(plan: Plan, itemsize: int, addend_itemsize: int, rates: Rates) -> Cost:
 
     ``itemsize``: bytes of an element of A and B; ``addend_itemsize``: of C while it is summed.
     """
-    blocks = [[t.block_shape(at) for at in t.coordinates()] for t in (plan.a, plan.b, plan.work)]
+    blocks = [[_extents(region) for region in t.regions] for t in (plan.a, plan.b, plan.work)]
     ranks = [
         _of_rank(plan, rank, blocks, itemsize, addend_itemsize, rates) for rank in range(plan.ranks)
     ]
@@ -95,17 +95,20 @@ def _of_rank(
 
 
 def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: Rates) -> float:
-    return sum(
-        rates.message
-        + _runs(p.region, owned[p.source]) * rates.run
-        + p.size * itemsize / rates.read
-        for p in pieces
-    )
+    seconds = 0.0
+    for p in pieces:
+        shape = _extents(p.region)
+        runs = _runs(shape, owned[p.source])
+        seconds += rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
+    return seconds
 
 
-def _runs(region: Region, block: tuple[int, ...]) -> int:
-    """Stretches of memory that ``region`` is made of in its owner's row-major block."""
-    shape = [stop - start for start, stop in region]
+def _extents(region: Region) -> tuple[int, ...]:
+    return tuple([stop - start for start, stop in region])
+
+
+def _runs(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
+    """Stretches of memory that a region of ``shape`` is made of in its owner's row-major block."""
     d = len(shape) - 1
     while d > 0 and shape[d] == block[d]:
         d -= 1

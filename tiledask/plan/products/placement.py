@@ -11,8 +11,9 @@ A mesh (2, 2) with (Shard(0), Shard(1)), the words of PyTorch's DTensor:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from math import prod
+from typing import Any
 
 from tiledask.errors import PlacementError
 
@@ -63,9 +64,15 @@ def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     >>> split(0, 10, 4)
     [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
+    return [_part(start, stop, parts, i) for i in range(parts)]
+
+
+def _part(start: int, stop: int, parts: int, i: int) -> tuple[int, int]:
+    """Interval ``i`` of ``split``."""
     size, extra = divmod(stop - start, parts)
-    edges = [start + i * size + min(i, extra) for i in range(parts + 1)]
-    return list(pairwise(edges))
+    i = range(parts)[i]
+    first = start + i * size + (i if i < extra else extra)
+    return first, first + size + (i < extra)
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,10 @@ class Tiling:
                     f"array of shape {self.shape}; choose one of those"
                 )
 
+    def __reduce__(self) -> tuple[type["Tiling"], tuple[tuple[Any, ...], ...]]:
+        """To another process go the fields alone, not the regions of all ranks."""
+        return Tiling, (self.shape, self.mesh, self.placements)
+
     @property
     def ranks(self) -> int:
         return prod(self.mesh)
@@ -128,7 +139,7 @@ class Tiling:
         region = [(0, n) for n in self.shape]
         for size, i, placement in zip(self.mesh, at, self.placements, strict=True):
             if isinstance(placement, Shard):
-                region[placement.dim] = split(*region[placement.dim], size)[i]
+                region[placement.dim] = _part(*region[placement.dim], size, i)
         return tuple(region)
 
     @cached_property
