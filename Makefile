@@ -14,7 +14,10 @@ STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 # nbval takes seconds to load, in every process
 PYTEST := $(BIN)/python -m pytest -p no:nbval
-TIMED = $(shell grep -l 'pytest.mark.timed' tests/test_*.py)
+# the files that have such tests: the others need not be read
+marked = $(shell grep -l 'pytest.mark.$(1)' tests/test_*.py)
+# Or each of hundreds of processes would compile everything for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training soak accuracy env clean
 
@@ -29,9 +32,9 @@ tour: env ## run the whole story on this machine; the report is left in build/to
 # What needs no workers runs on all cores at once; two files of tests with workers, and two notebooks
 # at a time; what is timed has the machine alone.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
-	OPENBLAS_NUM_THREADS=1 $(PYTEST) -m "not cluster" -n auto --maxprocesses 8 --dist loadfile tests tiledask
-	$(PYTEST) -m "cluster and not timed" -n 2 --dist loadfile tests
-	$(PYTEST) -m timed $(TIMED)
+	OPENBLAS_NUM_THREADS=1 $(PYTEST) -m "not cluster and not slow" -n auto --maxprocesses 8 --dist loadfile tests tiledask
+	$(PYTEST) -m "cluster and not timed" -n 2 --dist loadfile $(call marked,cluster)
+	$(PYTEST) -m timed $(call marked,timed)
 	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 -n 2 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
@@ -77,8 +80,7 @@ bench-training: env ## where a training step's time goes, and torch beside it (B
 	$(BIN)/python -m tiledask.lab.bench.training $(BENCH_ARGS)
 
 soak: env ## what takes minutes: a GPT and LeNet, 50 steps, under every layout of 2, 4 and 8 ranks
-	$(BIN)/python -m pytest -m slow tests/test_training_gpt.py tests/test_convolution_training.py \
-		tests/test_cuda_offline.py tests/test_diagnose.py
+	$(PYTEST) -m slow $(call marked,slow)
 
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page

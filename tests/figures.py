@@ -1,11 +1,16 @@
-"""What the tests of figures share: the words that are really drawn."""
+"""What the tests of figures share: the words that are really drawn, and what a figure shows."""
 
+from collections.abc import Sequence
+from functools import cache
+from unittest.mock import patch
+
+import numpy as np
 from matplotlib.text import Text
 
-__all__ = ["drawn_texts"]
+__all__ = ["clipped", "drawn_texts", "overlaps", "still_drawn"]
 
 
-def drawn_texts(figure, monkeypatch) -> list[Text]:
+def drawn_texts(figure) -> list[Text]:
     """What is really drawn: a tick outside the axes' limits has a label, but nobody sees it."""
     drawn: dict[Text, None] = {}
     draw = Text.draw
@@ -15,6 +20,61 @@ def drawn_texts(figure, monkeypatch) -> list[Text]:
             drawn[self] = None
         return draw(self, renderer, *args, **kwargs)
 
-    monkeypatch.setattr(Text, "draw", note)
-    figure.draw_without_rendering()
+    with patch.object(Text, "draw", note):
+        figure.draw_without_rendering()
     return list(drawn)
+
+
+def clipped(figure, texts: Sequence[Text], by: float = 0.0) -> list[str]:
+    """Those of ``texts`` that leave the picture by more than ``by`` pixels."""
+    width, height = figure.canvas.get_width_height()
+    low, high = _corners(texts)
+    out = (low < -by).any(axis=1) | (high > np.array([width, height]) + by).any(axis=1)
+    return [texts[i].get_text() for i in np.flatnonzero(out)]
+
+
+def overlaps(texts: Sequence[Text]) -> list[tuple[str, str]]:
+    """Pairs of ``texts`` that lie upon each other by more than a pixel both ways."""
+    low, high = _corners(texts)
+    return [
+        (texts[i].get_text(), texts[i + 1 + j].get_text())
+        for i in range(len(texts))
+        for j in _upon(low, high, i)
+    ]
+
+
+def _upon(low: np.ndarray, high: np.ndarray, i: int) -> np.ndarray:
+    """Which of the boxes after box ``i`` lie upon it."""
+    shared = np.minimum(high[i], high[i + 1 :]) - np.maximum(low[i], low[i + 1 :])
+    return np.flatnonzero((shared > 1).all(axis=1))
+
+
+def _corners(texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
+    """Lower left and upper right corners [n, 2], in pixels."""
+    boxes = np.array([text.get_window_extent().extents for text in texts]).reshape(-1, 4)
+    return boxes[:, :2], boxes[:, 2:]
+
+
+def still_drawn(exercise, answer) -> bool:
+    """Whether there is a picture for ``answer``: mostly that of no answer, part by part, and that
+    one need not be rendered for every answer again."""
+    figure = exercise.draw(answer)
+    parts, rendered = _of_the_task(exercise)
+    return rendered if _parts(figure) == parts else _is_png(figure)
+
+
+@cache
+def _of_the_task(exercise) -> tuple[list[tuple], bool]:
+    figure = exercise.draw(None)
+    return _parts(figure), _is_png(figure)
+
+
+def _is_png(figure) -> bool:
+    return figure.to_png().startswith(b"\x89PNG")
+
+
+def _parts(figure) -> list[tuple]:
+    return [
+        (type(part), part.get_gid(), part.get_text() if isinstance(part, Text) else None)
+        for part in figure.findobj()
+    ]

@@ -383,7 +383,6 @@ def test_more_origins_may_be_named(monkeypatch):
     assert {"hub:1", "b:2"} < set(_origins(5))
 
 
-@pytest.mark.slow
 def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
     with td.start_cluster(2, device="cpu", quiet=True) as started:
         kill_worker(started, 1)

@@ -154,9 +154,7 @@ def test_fifty_steps():
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [SGD(0.1), RULE, Adam(3e-3)], ids=["SGD", "momentum", "Adam"])
 @pytest.mark.parametrize("ways", [w for n in (2, 4, 8) for w in splits(n)], ids=label)
-def test_fifty_steps_of_every_split(request, ways, rule):
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("84 trainings take minutes on two cores; run them with -m slow")
+def test_fifty_steps_of_every_split(ways, rule):
     check_fifty(ways, rule)
 
 

@@ -214,9 +214,7 @@ def test_panels_compile_without_spills_and_two_blocks_fit(arch, variant, ending)
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "ending"), [("sm_80", "everything"), ("sm_90", "plain")])
 @pytest.mark.parametrize("variant", PANELS)
-def test_panels_with_the_other_ending_of_each_architecture(request, arch, variant, ending):
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("the other half of the pairs; run them with -m slow")
+def test_panels_with_the_other_ending_of_each_architecture(arch, variant, ending):
     check_panels(arch, variant, ending)
 
 
@@ -243,9 +241,7 @@ def test_panels_the_other_ways_do_not_spill_either(variant, turned, piece):
     ("variant", "turned", "piece"),
     [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 1],
 )
-def test_panels_with_the_other_pieces_of_each_way(request, variant, turned, piece):
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("the other half of the ways; run them with -m slow")
+def test_panels_with_the_other_pieces_of_each_way(variant, turned, piece):
     check_spills(variant, turned, piece)
 
 

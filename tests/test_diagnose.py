@@ -137,9 +137,7 @@ def test_polled_utilisation_finer_than_an_action(tmp_path):
 
 
 @pytest.mark.slow
-def test_polled_utilisation_of_all_plans(request, tmp_path):
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("the other half of the plans; run them with -m slow")
+def test_polled_utilisation_of_all_plans(tmp_path):
     assert told_of_polls(SAMPLED, tmp_path) >= 12  # of 14
 
 

@@ -223,7 +223,6 @@ def test_a_wrong_environment_file_is_found():
             read_environment(wrong)
 
 
-@pytest.mark.slow
 def test_pip_accepts_what_conda_would_hand_it(tmp_path):
     """pip's own resolver over the pip section, with what is installed here and no index."""
     if "hatchling" not in {d.name for d in distributions()}:
@@ -335,7 +334,6 @@ def tiny_project(folder: Path, constraints: str = "") -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_setup_is_done_once_and_again_when_it_failed_or_a_pin_changes(tmp_path):
     folder = tiny_project(tmp_path, constraints="not a requirement\n")
     failed = make("env", "EXTRAS=lab,test", cwd=folder)

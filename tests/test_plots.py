@@ -2,12 +2,12 @@
 
 import subprocess
 import sys
-from itertools import combinations
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from figures import drawn_texts
+from figures import clipped, drawn_texts, overlaps
 from matplotlib.text import Text
 
 from tiledask.dist.lending import Facts, Span
@@ -212,24 +212,24 @@ def boxes(axes, gid: str) -> list[tuple[float, float, float, float]]:
     return found + [(b.get_x(), b.get_y(), b.get_width(), b.get_height()) for b in bars]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_word_is_inside_the_picture_and_upon_no_other(name, monkeypatch):
+@cache
+def drawn(name: str) -> tuple:
+    """(figure, its words), drawn once for all that is asked of it."""
     figure = FIGURES[name]()
-    width, height = figure.canvas.get_width_height()
-    shown = [(text, text.get_window_extent()) for text in drawn_texts(figure, monkeypatch)]
-    assert len(shown) >= 3
-    for text, extent in shown:
-        inside = extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= width and extent.y1 <= height
-        assert inside, f"{text.get_text()!r} is clipped: {extent}"
-    for (a, box), (b, other) in combinations(shown, 2):
-        across = min(box.x1, other.x1) - max(box.x0, other.x0)
-        down = min(box.y1, other.y1) - max(box.y0, other.y0)
-        assert across <= 1 or down <= 1, f"{a.get_text()!r} lies upon {b.get_text()!r}"
+    return figure, drawn_texts(figure)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_word_is_inside_the_picture_and_upon_no_other(name):
+    figure, texts = drawn(name)
+    assert len(texts) >= 3
+    assert not clipped(figure, texts)
+    assert not overlaps(texts)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_has_a_title_and_units(name):
-    figure = FIGURES[name]()
+    figure, _ = drawn(name)
     assert figure.get_suptitle()
     labels = " ".join(words(figure))
     units = ("time (", "bytes", "row", "layer", "idle /", "busy /", "FLOP/byte", "k 0 to")
@@ -237,12 +237,12 @@ def test_every_figure_has_a_title_and_units(name):
 
 
 @pytest.mark.parametrize("name", ["gantt", "memory", "traffic", "owners", "panels", "reads"])
-def test_the_same_data_is_the_same_file(name):
-    assert FIGURES[name]().to_png() == FIGURES[name]().to_png()
+def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
+    assert drawn(name)[0].to_png() == FIGURES[name]().to_png()
 
 
 def test_a_notebook_shows_it_without_pyplot():
-    png, size = FIGURES["layers"]()._repr_png_()
+    png, size = drawn("layers")[0]._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert size == {"width": 900}
 
@@ -250,7 +250,7 @@ def test_a_notebook_shows_it_without_pyplot():
 def test_the_user_settings_neither_change_the_figure_nor_are_changed():
     import matplotlib as mpl
 
-    expected = FIGURES["idle"]().to_png()
+    expected = drawn("idle")[0].to_png()
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red"}):
         assert FIGURES["idle"]().to_png() == expected
         assert mpl.rcParams["font.size"] == 30

@@ -1,10 +1,10 @@
 """Figures of the planner: the numbers drawn are the planner's, and every word can be read."""
 
-from itertools import combinations
+from collections.abc import Callable
+from functools import cache
 
-import numpy as np
 import pytest
-from figures import drawn_texts
+from figures import clipped, drawn_texts, overlaps
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
@@ -97,26 +97,30 @@ def words(figure) -> list[str]:
     return [text.get_text() for text in texts]
 
 
+@pytest.fixture(scope="module")
+def drawn(found, relaxed) -> Callable[[str], tuple]:
+    """name -> (figure, its words), drawn once for all that is asked of it."""
+
+    @cache
+    def draw(name: str) -> tuple:
+        figure = FIGURES[name](found, relaxed)
+        return figure, drawn_texts(figure)
+
+    return draw
+
+
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_word_is_inside_the_picture_and_upon_no_other(name, found, relaxed, monkeypatch):
-    figure = FIGURES[name](found, relaxed)
+def test_every_word_is_inside_the_picture_and_upon_no_other(name, drawn):
+    figure, texts = drawn(name)
     assert figure.get_suptitle()
-    width, height = figure.canvas.get_width_height()
-    shown = [(text.get_text(), text.get_window_extent().extents)
-             for text in drawn_texts(figure, monkeypatch)]  # fmt: skip
-    assert len(shown) >= 5
-    for text, (x0, y0, x1, y1) in shown:
-        assert x0 >= 0 <= y0, f"{text!r} is clipped"
-        assert x1 <= width, f"{text!r} is clipped"
-        assert y1 <= height, f"{text!r} is clipped"
-    for (a, box), (b, other) in combinations(shown, 2):
-        across, down = np.minimum(box[2:], other[2:]) - np.maximum(box[:2], other[:2])
-        assert across <= 1 or down <= 1, f"{a!r} lies upon {b!r}"
+    assert len(texts) >= 5
+    assert not clipped(figure, texts)
+    assert not overlaps(texts)
 
 
 @pytest.mark.parametrize("name", ["map tight", "front devices", "step llama", "limits llama"])
-def test_the_same_data_is_the_same_file(name, found, relaxed):
-    assert FIGURES[name](found, relaxed).to_png() == FIGURES[name](found, relaxed).to_png()
+def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name, found, relaxed, drawn):
+    assert drawn(name)[0].to_png() == FIGURES[name](found, relaxed).to_png()
 
 
 # the map -------------------------------------------------------------------------------------
@@ -139,9 +143,9 @@ def ticks(axes) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("name", ["tight", "large"])
-def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found):
+def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
     plans = found[name]
-    (axes,) = plots.feasibility(plans).axes
+    (axes,) = drawn(f"map {name}")[0].axes
     columns, rows = ticks(axes)
     texts, verdicts = at(axes), {v: cells(axes, v) for v in ("fits", "tight", "no", "none")}
     by_shape = {}
@@ -174,9 +178,9 @@ def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found):
             )  # fmt: skip
 
 
-def test_the_best_cell_has_the_frame_and_the_darkest_colour(found):
+def test_the_best_cell_has_the_frame_and_the_darkest_colour(found, drawn):
     plans = found["llama"]
-    (axes,) = plots.feasibility(plans).axes
+    (axes,) = drawn("map llama")[0].axes
     columns, rows = ticks(axes)
     (where,) = cells(axes, "best")
     best = plans.best.layout
@@ -221,21 +225,21 @@ def test_a_cell_that_was_not_searched_does_not_claim_a_rule():
     assert not cells(axes, "none")
 
 
-def test_the_words_of_all_cells_are_of_one_kind(found):
+def test_the_words_of_all_cells_are_of_one_kind(drawn):
     """A "ZeRO 3" that only some cells have room for would be read as none in the others."""
-    wide = plots.feasibility(found["llama"], x="microbatch", y="interleave").axes[0]
+    wide = drawn("map wide")[0].axes[0]
     assert not [text for text in words(wide) if "ZeRO 1" in text]
     assert len(wide.texts) == sum(patch.get_gid() != "best" for patch in wide.patches)
-    assert [text for text in words(plots.feasibility(found["llama"]).axes[0]) if "ZeRO 1" in text]
+    assert [text for text in words(drawn("map llama")[0].axes[0]) if "ZeRO 1" in text]
 
 
-def test_the_legend_names_what_is_there(found):
-    roomy, mixed = (words(plots.feasibility(found[n])) for n in ("experts", "tight"))
+def test_the_legend_names_what_is_there(drawn):
+    roomy, mixed = (words(drawn(f"map {n}")[0]) for n in ("experts", "tight"))
     tight = "tight: fits or not, by the overhead of a run"
     assert tight in mixed
     assert "too large: bytes over 40 GB" in mixed
     assert tight not in roomy
-    nothing = words(plots.feasibility(found["none"]))
+    nothing = words(drawn("map none")[0])
     assert "★ the nearest" in nothing
     assert any("nothing fits; the nearest takes 41.9 GB, 1.92 GB too much" in w for w in nothing)
 
@@ -255,9 +259,9 @@ def front_of(plans, devices: int) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("name", ["llama", "small", "devices"])
-def test_the_line_goes_through_the_plans_that_no_other_beats(name, found):
+def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn):
     plans = found[name]
-    axes = plots.pareto(plans).axes[0]
+    axes = drawn(f"front {name}")[0].axes[0]
     counts = sorted(set(plans.devices.tolist()))
     lines = {line.get_gid(): line for line in axes.lines}
     for devices in counts:
@@ -267,9 +271,9 @@ def test_the_line_goes_through_the_plans_that_no_other_beats(name, found):
     assert len({lines[f"front of {n}"].get_color() for n in counts}) == len(counts)
 
 
-def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found):
+def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found, drawn):
     plans = found["tight"]
-    axes = plots.pareto(plans).axes[0]
+    axes = drawn("front tight")[0].axes[0]
     clouds = {c.get_gid(): c.get_offsets() for c in axes.collections}
     count = plans.counts
     assert len(clouds["160 devices"]) == count["fits"] > 0
@@ -298,8 +302,8 @@ def test_the_numbered_plans_lie_on_the_lines_and_their_layouts_are_listed(name, 
     assert short_layout(plans.best.layout) in listed
 
 
-def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found):
-    axes = plots.pareto(found["far"]).axes[0]
+def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn):
+    axes = drawn("front far")[0].axes[0]
     (nearest,) = [line for line in axes.lines if line.get_gid() == "nearest"]
     assert nearest.get_xdata()[0] == found["far"].peak.min() < axes.get_xlim()[1]
     assert "nothing fits:\n62.2 GB are missing" in words(axes)
@@ -308,9 +312,9 @@ def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found):
 # the parts of a step -------------------------------------------------------------------------
 
 
-def test_the_parts_of_a_step_are_stacked_to_its_time(found):
+def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
     steps = each_shape(found["tight"])
-    (axes,) = plots.step_breakdown(steps).axes
+    (axes,) = drawn("step tight")[0].axes
     bars = sorted(axes.patches, key=lambda bar: (round(bar.get_y(), 6), bar.get_x()))
     rows = {y: [b for b in bars if round(b.get_y(), 6) == y]
             for y in dict.fromkeys(round(b.get_y(), 6) for b in bars)}  # fmt: skip
@@ -343,17 +347,17 @@ def test_steps_of_unlike_length_are_drawn_as_shares(found):
     assert longest == pytest.approx(steps["llama"].total)
 
 
-def test_a_single_step_has_its_numbers_in_the_legend(found):
+def test_a_single_step_has_its_numbers_in_the_legend(found, drawn):
     step = found["tight"][0].step
     label = f"tp: waiting for tensor parallelism: {format_seconds(step.tp)}, "
-    assert f"{label}{step.tp / step.total:.1%}" in words(plots.step_breakdown(step))
+    assert f"{label}{step.tp / step.total:.1%}" in words(drawn("one step")[0])
 
 
 # limits --------------------------------------------------------------------------------------
 
 
-def test_the_bars_of_limits_are_the_speedups(relaxed):
-    (axes,) = plots.sensitivity_bars(relaxed["llama"]).axes
+def test_the_bars_of_limits_are_the_speedups(relaxed, drawn):
+    (axes,) = drawn("limits llama")[0].axes
     bars = [bar for bar in axes.patches if bar.get_gid() == "speedup"]
     assert [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars] == [
         (1, pytest.approx(each.speedup)) for each in relaxed["llama"]
@@ -364,8 +368,8 @@ def test_the_bars_of_limits_are_the_speedups(relaxed):
     assert labels == [f"{each.limit} x 2" for each in relaxed["llama"]]
 
 
-def test_where_nothing_fits_limits_are_judged_by_memory(relaxed):
-    (axes,) = plots.sensitivity_bars(relaxed["far"]).axes
+def test_where_nothing_fits_limits_are_judged_by_memory(relaxed, drawn):
+    (axes,) = drawn("limits far")[0].axes
     for bar, each in zip(axes.patches, relaxed["far"], strict=True):
         after = each.after
         assert bar.get_gid() == after.verdict
@@ -378,8 +382,8 @@ def test_where_nothing_fits_limits_are_judged_by_memory(relaxed):
 # memory of many stages -----------------------------------------------------------------------
 
 
-def test_memory_of_many_stages_fits_a_page_and_names_the_fullest():
-    figure = memory("llama-3.1-405b", "1008xH100", pp=63, tp=8, dp=2)
+def test_memory_of_many_stages_fits_a_page_and_names_the_fullest(drawn):
+    figure, _ = drawn("memory 63 stages")
     assert figure.get_figheight() < 11
     (axes,) = figure.axes
     assert sum(bar.get_gid() == "weights" for bar in axes.patches) == 63

@@ -1,10 +1,10 @@
 """Figures of tiles: what they say is what was computed, and every word can be read."""
 
 from dataclasses import replace
-from itertools import combinations
+from functools import cache
 
 import pytest
-from figures import drawn_texts
+from figures import clipped, drawn_texts, overlaps
 from matplotlib.text import Text
 
 import tiledask as td
@@ -59,25 +59,26 @@ def by_gid(figure, gid):
     return figure.findobj(lambda a: a.get_gid() == gid)
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_word_is_inside_the_picture_and_upon_no_other(name, monkeypatch):
+@cache
+def drawn(name: str) -> tuple:
+    """(figure, its words), drawn once for all that is asked of it."""
     figure = FIGURES[name]()
-    width, height = figure.canvas.get_width_height()
-    shown = [(text, text.get_window_extent()) for text in drawn_texts(figure, monkeypatch)]
-    assert len(shown) >= 6
-    for text, extent in shown:
-        inside = extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= width and extent.y1 <= height
-        assert inside, f"{text.get_text()!r} is clipped: {extent}"
-    for (a, box), (b, other) in combinations(shown, 2):
-        across = min(box.x1, other.x1) - max(box.x0, other.x0)
-        down = min(box.y1, other.y1) - max(box.y0, other.y0)
-        assert across <= 1 or down <= 1, f"{a.get_text()!r} lies upon {b.get_text()!r}"
+    return figure, drawn_texts(figure)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_word_is_inside_the_picture_and_upon_no_other(name):
+    figure, texts = drawn(name)
+    assert len(texts) >= 6
+    assert not clipped(figure, texts)
+    assert not overlaps(texts)
 
 
 @pytest.mark.parametrize("name", ["levels", "roofline", "waves"])
-def test_the_same_data_is_the_same_file(name):
-    assert FIGURES[name]().to_png() == FIGURES[name]().to_png()
-    assert FIGURES[name]().get_suptitle()
+def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
+    figure, _ = drawn(name)
+    assert figure.to_png() == FIGURES[name]().to_png()
+    assert figure.get_suptitle()
 
 
 # what they say ---------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
 
 
 def test_what_was_measured_is_a_cross():
-    figure = FIGURES["roofline, measured"]()
+    figure, _ = drawn("roofline, measured")
     (cross,) = by_gid(figure, "smem_tiled measured")
     assert cross.get_ydata()[0] == 5e12
     assert not by_gid(figure, "roof L2 -> shared memory")

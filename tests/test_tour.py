@@ -9,7 +9,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.tour import idle, tour
 from tiledask.lab.tour.idle import POINTS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timed]
+pytestmark = [pytest.mark.cluster, pytest.mark.timed]
 
 BUSY = 0.10
 """Share of device-time by which idle may differ here: other work disturbs a test machine."""

@@ -76,9 +76,7 @@ def test_fifty_steps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", EVERY, ids=str)
-def test_fifty_steps_of_every_layout(shape, request, capsys):
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("20 layouts take minutes on two cores: make soak, or -m slow")
+def test_fifty_steps_of_every_layout(shape, capsys):
     began, order = time.perf_counter(), ("1f1b", "gpipe")[shape[0] % 2]
     got = check_fifty(shape, sequence_parallel=shape[1] in (2, 8), schedule=order)
     off = np.abs(got.losses / reference(FIFTY, 50, BATCH, RULE)[0] - 1).max()

@@ -123,8 +123,10 @@ class HalfFeedForward:
         rng = np.random.default_rng((self.seed, layer, which))
         weights = namespace(backend).empty(shape, np.float16)
         for start, stop in self._chunks(shape[0]):
-            part = rng.standard_normal((stop - start, shape[1]), np.float32)
-            part *= shape[0] ** -0.5
+            # of one variance whatever the distribution; an even one is drawn three times as fast
+            part = rng.random((stop - start, shape[1]), np.float32)
+            part -= 0.5
+            part *= (12 / shape[0]) ** 0.5
             weights[start:stop] = namespace(backend).asarray(part.astype(np.float16))
         return weights
 

@@ -100,7 +100,7 @@ def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
         axes.spines[["left"]].set_visible(False)
     every[-1].set_xlabel("share of cores x time of a step, without what other programs took")
     every[-1].set_xticks([n / 5 for n in range(6)], [f"{20 * n}%" for n in range(6)])
-    figure.draw_without_rendering()
+    figure.lay_out()
     for axes, hidden in zip(every, widths, strict=True):
         for y, row in enumerate(row for row in rows if row["hidden"] == hidden):
             _bar(axes, y, row)

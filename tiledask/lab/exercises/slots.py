@@ -113,7 +113,7 @@ def _draw_slots(
     axes.tick_params(axis="y", length=0)
     axes.spines[["left"]].set_visible(False)
     axes.set_xlabel(f"units of {UNIT:g} s")
-    figure.draw_without_rendering()
+    figure.lay_out()
     for box, text, colour in words:
         fitting_text(axes, box, text, colour)
     return figure

@@ -92,7 +92,7 @@ def bubble_against_latency(
     axes.set_xlabel("latency: time from one device to the next (s)")
     _percent(axes, "idle / (devices x makespan)", min(1.0, 1.08 * highest))
     _legend(figure, axes)
-    figure.draw_without_rendering()
+    figure.lay_out()
     marks = []
     for (x, y), names in sorted(taken.items()):
         since = f"from about {x:.2g} s" if x else "at any latency"
@@ -155,7 +155,7 @@ def memory_against_bubble(
     axes.set_xlabel("idle / (devices x makespan)")
     axes.set_ylabel(unit)
     _legend(figure, axes)
-    figure.draw_without_rendering()
+    figure.lay_out()
     marks = [(*spot, ", ".join(names)) for spot, names in sorted(spots.items())]
     corners = [(b, m) for (_, m), (b, _) in pairwise(best)]  # of the line's steps
     stairs = np.array(sorted([*best, *corners], key=lambda spot: (spot[0], -spot[1])))

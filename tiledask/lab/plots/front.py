@@ -49,7 +49,7 @@ def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure
         _nothing(axes, frame)
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower left", ncols=3)
-    figure.draw_without_rendering()
+    figure.lay_out()
     chosen = _knees(axes, frame, list(fronts.values()), rows)
     for number, at in enumerate(chosen, 1):
         _number(axes, frame.peak[at], frame.seconds[at], number)

@@ -70,7 +70,7 @@ def gantt(
     legend = figure.legend(
         handles=handles, loc="outside lower left", ncols=5 if len(handles) <= 5 else 4
     )
-    figure.draw_without_rendering()
+    figure.lay_out()
     for axes, timeline in zip(panels, timelines, strict=True):
         _thin_edges(axes)
         _numbers(axes, timeline)

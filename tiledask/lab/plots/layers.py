@@ -34,7 +34,7 @@ def layers_on_devices(
     panels[-1].set_xlim(-0.7, max(map(len, assignments.values())) - 0.3)
     panels[-1].set_xlabel("layer")
     figure.legend(handles=_legend(), loc="outside lower left", ncols=3)
-    figure.draw_without_rendering()
+    figure.lay_out()
     for axes, devices in zip(panels, assignments.values(), strict=True):
         for layer, device in enumerate(devices):
             fitting_text(

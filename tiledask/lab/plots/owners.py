@@ -60,7 +60,7 @@ def owners(matrices: Mapping[str, Blocks], *, title: str = "Who owns which block
     panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     for axes, (name, blocks) in zip(panels, matrices.items(), strict=True):
         _frame(axes, name, blocks, _TICK_GAP / scale)
-    figure.draw_without_rendering()
+    figure.lay_out()
     for axes, blocks in zip(panels, matrices.values(), strict=True):
         _fill(axes, blocks)
     return figure

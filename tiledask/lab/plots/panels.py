@@ -70,7 +70,7 @@ def panels(
     axes[-1].xaxis.set_major_formatter(lambda seconds, _: f"{1000 * seconds:.6g}")
     axes[-1].set_xlabel("time (ms)")
     numbers = _legend_of_lanes(figure, products)
-    figure.draw_without_rendering()
+    figure.lay_out()
     for panel, product in zip(axes, products.values(), strict=True):
         _numbers(panel, product.spent)
     if not any(panel.texts for panel in axes):

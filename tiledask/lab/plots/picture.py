@@ -14,27 +14,64 @@ DPI = 150
 
 def png_of(figure: Figure, dpi: float = DPI) -> bytes:
     """Any ``figure`` as a PNG file on white."""
+    if isinstance(figure, Picture):
+        return figure.to_png(dpi)
     out = io.BytesIO()
-    # no metadata: matplotlib's own would change with its version
-    figure.savefig(out, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    figure.savefig(out, format="png", dpi=dpi, facecolor="white", metadata=_METADATA)
     return out.getvalue()
 
 
+_METADATA = {"Software": None}  # matplotlib's own would change with its version
+_ROUNDS = 2
+
+
 class Picture(Figure):
-    """A matplotlib Figure outside pyplot: nothing to close, and never shown twice."""
+    """A matplotlib Figure outside pyplot: nothing to close, and never shown twice.
+
+    Its axes get their places when it is drawn for the first time, and keep them.
+    """
 
     def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"facecolor": "white", "layout": "constrained", **kwargs})
+        self._rounds = 0
         FigureCanvasAgg(self)
+
+    def lay_out(self) -> None:
+        """Give the axes their places, at a part of the cost of drawing.
+
+        What the data's units measure is known then, so that words can be cut to their box.
+        """
+        with look():
+            self.get_layout_engine().execute(self)
+            for axes in self.axes:
+                if axes.get_aspect() != "auto":
+                    axes.apply_aspect()
+        self._rounds += 1
 
     def draw(self, renderer) -> None:
         # ticks are made when they are drawn, from the settings of that moment
         with look():
+            self._settle()
             super().draw(renderer)
+
+    def _settle(self) -> None:
+        """A second layout knows the ticks that the first has made; a third changes nothing that
+        people see, and would take most of the time of every drawing."""
+        while self._rounds < _ROUNDS:
+            self.lay_out()
+        self.set_layout_engine("none")
 
     def to_png(self, dpi: float = DPI) -> bytes:
         """The figure as a PNG file, equal to the byte for equal data."""
-        return png_of(self, dpi)
+        self._settle()
+        out, before = io.BytesIO(), self.dpi
+        canvas = FigureCanvasAgg(self)  # savefig would draw a figure with a layout twice
+        self.dpi = dpi
+        try:
+            canvas.print_png(out, metadata=_METADATA)
+        finally:
+            self.dpi = before
+        return out.getvalue()
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         # sharp on dense screens: more pixels than the width it is shown at

@@ -67,7 +67,7 @@ def feasibility(
     axes.set_ylabel(AXES.get(y, y))
     handles = _legend(plans, {plan.verdict for plan in best.values()}, reasons)
     figure.legend(handles=handles, loc="outside lower left", ncols=2)
-    figure.draw_without_rendering()
+    figure.lay_out()
     level = _level(axes, [_words(plan) for plan in best.values()], len(columns))
     for across, down in pairs:
         at = columns.index(across), rows.index(down)

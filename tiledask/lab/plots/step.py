@@ -70,7 +70,7 @@ def step_breakdown(
         axes.set_xlabel("time of a step")
         axes.xaxis.set_major_formatter(lambda s, _: format_seconds(s) if s else "0")
     figure.legend(handles=handles, loc="outside lower left", ncols=columns)
-    figure.draw_without_rendering()
+    figure.lay_out()
     for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
         top = pitch * n + above
         axes.annotate(name, (0, top), (0, 2), textcoords="offset points", va="bottom", fontsize=8.5)

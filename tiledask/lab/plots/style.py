@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tiledask.lab.plots.picture import Picture
+
 __all__ = [
     "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PALE", "PALETTE", "PINK", "RED", "SKY", "WIDTH",
     "YELLOW", "canvas", "fitting_text", "ink_on", "lighter", "look", "styled",
@@ -56,19 +58,16 @@ def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
     @functools.wraps(draw)
     def wrapper(*args, **kwargs) -> "Figure":
         with look():
-            figure = draw(*args, **kwargs)
-            # the layout settles with the second drawing: the first is not the one people see
-            figure.draw_without_rendering()
-            return figure
+            return draw(*args, **kwargs)
 
     return wrapper
 
 
-def canvas(height: float, title: str, width: float = WIDTH) -> "Figure":
+def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     """An empty figure of ``width`` x ``height`` inches with its title at the left."""
     from tiledask.lab.plots.picture import Picture
 
-    figure = Picture(figsize=(width, height), layout="constrained")
+    figure = Picture(figsize=(width, height))
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
@@ -100,7 +99,7 @@ def ink_on(colour) -> str:
 def fitting_text(axes: "Axes", box: tuple, words: str, colour, size: float = 7.5) -> None:
     """Write ``words`` in the middle of ``box`` (x, y, width, height in data) if they fit.
 
-    Call it after ``figure.draw_without_rendering()``, which fixes what the data's units measure.
+    Call it after ``figure.lay_out()``, which fixes what the data's units measure.
     """
     x, y, width, height = box
     (left, bottom), (right, top) = axes.transData.transform([(x, y), (x + width, y + height)])

@@ -73,7 +73,7 @@ def mark_box(axes: "Axes", box: Box, words: str) -> None:
 
 def write(figure: "Figure", words: dict["Axes", dict[Box, tuple]]) -> None:
     """Write (text, colour of the box) into every box of every panel that has room for it."""
-    figure.draw_without_rendering()
+    figure.lay_out()
     for axes, of_panel in words.items():
         for box, (text, tone) in of_panel.items():
             fitting_text(axes, box, text, tone)
