@@ -1,6 +1,4 @@
-"""Losses are compared as long as one device, in another order of sums, stays with itself."""
-
-import pickle
+"""Losses are compared as long as one device, its weights nudged, stays with itself."""
 
 import numpy as np
 import pytest
@@ -10,8 +8,9 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.dist.convolution.lenet import LENET
 from tiledask.dist.ranks.group import Group
-from tiledask.errors import ConfigError
-from tiledask.lab.precision import Reordered, acceptable, compared
+from tiledask.errors import CheckpointError, ConfigError
+from tiledask.lab.precision import FORMATS, acceptable, compared
+from tiledask.tile import layers as L
 from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,54 +22,63 @@ MODEL = td.GPT(TEXT.vocabulary, hidden=12, layers=2, heads=2, sequence=8)
 # -- a control -------------------------------------------------------------------------------------
 
 
-def rows_of(batch):
-    return sorted((x.tobytes(), y.tobytes()) for x, y in zip(*batch, strict=True))
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_every_weight_is_nudged_by_one_rounding(dtype):
+    def drawn(nudge, part=None, kind="normal"):
+        nudge = L.Nudge(nudge, dtype) if nudge else None
+        return L.draw(L.Parameter((40, 30), kind), 0, "w", part, dtype, nudge=nudge)
+
+    plain, one, other = (drawn(n).astype("f8") for n in (0, 1, 2))
+    part = (slice(3, 9), [0, 7])
+    np.testing.assert_array_equal(drawn(1, part), drawn(1)[part])
+    moved = (one - plain) / plain / FORMATS[dtype].roundoff
+    assert 0.9 < np.abs(moved).min() <= np.abs(moved).max() < 4.1  # one step of the format, or two
+    assert 0.4 < (moved > 0).mean() < 0.6
+    assert (one != other).mean() > 0.4
+    assert not drawn(1, kind="zeros").any()
 
 
-@pytest.mark.parametrize(
-    ("data", "asked"),
-    [(TEXT, (0, 3, 7, 5)), (DIGITS, (0, 3, 7))],
-    ids=["text", "images"],
-)
-def test_a_batch_has_the_same_rows_in_another_order(data, asked):
-    plain, other = data.batch(*asked), Reordered(data, 1).batch(*asked)
-    assert rows_of(plain) == rows_of(other)
-    assert not np.array_equal(plain[0], other[0])
-    assert not np.array_equal(Reordered(data, 2).batch(*asked)[0], other[0])
-    for rows in (slice(2, 5), [6, 0]):
-        mine = Reordered(data, 1).batch(*asked, rows)
-        for part, whole in zip(mine, other, strict=True):
-            np.testing.assert_array_equal(part, whole[rows])
-        by_name = pickle.loads(pickle.dumps(Reordered(data, 1))).batch(*asked, rows=rows)
-        np.testing.assert_array_equal(by_name[0], mine[0])
-
-
-def test_it_is_what_it_wraps_in_all_else():
-    assert Reordered(TEXT).vocabulary == TEXT.vocabulary
-    assert Reordered(DIGITS).classes == DIGITS.classes
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = Reordered(TEXT).nothing
-
-
-@pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 1, 1)], ids=str)
+@pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 2, 1)], ids=str)
 def test_a_control_is_the_same_training_of_a_text(ranks):
     plain, control = (
-        td.train(MODEL, data, ranks, steps=4, batch=5, dtype="float64", progress=False).losses
-        for data in (TEXT, Reordered(TEXT))
+        td.train(MODEL, TEXT, ranks, steps=4, batch=5, dtype="float64", nudge=n, progress=False)
+        for n in (0, 1)
     )
-    np.testing.assert_allclose(control, plain, rtol=1e-12)
-    assert (control != plain).any()
+    np.testing.assert_allclose(control.losses, plain.losses, rtol=1e-12)
+    assert any((w != plain.weights[name]).any() for name, w in control.weights.items())
 
 
-def test_a_control_is_the_same_training_of_images():
+def test_a_control_is_the_same_training_of_images_and_the_same_control_if_split():
     plain, control, split = (
-        td.train_lenet(data, ways, steps=3, batch=6, dtype="float64").losses
-        for data, ways in (
-            (DIGITS, {}), (Reordered(DIGITS), {}), (Reordered(DIGITS), {"data parallel": 2})
-        )
-    )  # fmt: skip
-    np.testing.assert_allclose([control, split], [plain, plain], rtol=1e-12)
-    assert (control != plain).any()
+        td.train_lenet(DIGITS, ways, steps=3, batch=6, dtype="float64", nudge=n)
+        for ways, n in (({}, 0), ({}, 1), ({"layerwise": 2, "network": 2}, 1))
+    )
+    np.testing.assert_allclose(control.losses, plain.losses, rtol=1e-12)
+    np.testing.assert_allclose(split.losses, control.losses, rtol=1e-12)
+    assert (control.weights["fc1"]["w"] != plain.weights["fc1"]["w"]).any()
+
+
+def test_halves_are_nudged_by_their_own_rounding():
+    plain, control, single = (
+        td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=5, dtype=dtype, nudge=n, progress=False)
+        for dtype, n in (("bfloat16", 0), ("bfloat16", 1), ("float32", 1))
+    )
+    single_plain = td.train(MODEL, TEXT, (1, 1, 1), steps=1, batch=5, progress=False)
+    moved = abs(control.losses[0] - plain.losses[0])
+    assert moved > 100 * abs(single.losses[0] - single_plain.losses[0])
+
+
+def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
+    def go(nudge, steps):
+        return td.train(MODEL, TEXT, (1, 1, 1), steps=steps, batch=2, nudge=nudge,
+                        folder=tmp_path, progress=False)  # fmt: skip
+
+    go(3, 1)
+    with pytest.raises(CheckpointError, match="nudge is 3 there and none here"):
+        go(0, 2)
+    assert len(go(3, 2).losses) == 1
+    with pytest.raises(ConfigError, match="nudge is a whole number of 0 or more, got -1"):
+        go(-1, 3)
 
 
 # -- the verdict -----------------------------------------------------------------------------------
@@ -163,10 +171,7 @@ FAST = {"steps": 16, "batch": 16, "rule": SGD(0.1, momentum=0.9)}
 @pytest.fixture(scope="module")
 def one_device(one_thread):
     """(losses, losses of three controls)."""
-    plain, *controls = (
-        td.train_lenet(data, {}, **FAST).losses
-        for data in (DIGITS, *(Reordered(DIGITS, seed) for seed in range(3)))
-    )
+    plain, *controls = (td.train_lenet(DIGITS, {}, nudge=n, **FAST).losses for n in range(4))
     return plain, controls
 
 

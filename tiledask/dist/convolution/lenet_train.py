@@ -106,7 +106,8 @@ class TrainedLeNet:
 
 def train_lenet(
     data: Images, ways: Mapping[str, int], mesh: Mesh | None = None, *, steps: int, batch: int,
-    rule: Rule | None = None, dtype: str = "float32", seed: int = 0, timeout: float = 300.0,
+    rule: Rule | None = None, dtype: str = "float32", seed: int = 0, nudge: int = 0,
+    timeout: float = 300.0,
 ) -> TrainedLeNet:  # fmt: skip
     """Losses, weights and records of d2l's LeNet, trained on the ranks of a split.
 
@@ -124,6 +125,9 @@ def train_lenet(
         The optimizer; default: Adam().
     dtype
         "float32" or "float64", of everything.
+    nudge
+        With a number other than 0 every weight begins one rounding up or down, as of
+        `tiledask.train`.
 
     With equal seeds the result is that of a single device, whatever the split, but for the order
     in which sums are rounded. Raises ConfigError or PlacementError for what does not go together,
@@ -138,7 +142,7 @@ def train_lenet(
             f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
-    job = _Job(data, split, steps, batch, rule or Adam(), dtype, seed)
+    job = _Job(data, split, steps, batch, rule or Adam(), dtype, seed, nudge)
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
     else:
@@ -157,6 +161,7 @@ class _Job:
     rule: Rule
     dtype: str
     seed: int
+    nudge: int
 
 
 class _Part(NamedTuple):
@@ -210,7 +215,13 @@ def _drawn(place: Place, job: _Job, xp: str) -> dict[str, dict[str, Any]]:
                 for kind, p in layer.parameters.items()
             }
         found[layer.name] = L.initialise(
-            dict(layer.parameters), job.seed, parts, f"{layer.name}.", job.dtype, xp
+            dict(layer.parameters),
+            job.seed,
+            parts,
+            f"{layer.name}.",
+            job.dtype,
+            xp,
+            L.Nudge(job.nudge, job.dtype) if job.nudge else None,
         )
     return found
 

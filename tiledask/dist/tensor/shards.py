@@ -110,7 +110,7 @@ def deal(group: Group, weights: dict[str, Any], layout: Layout) -> dict[str, Pla
 
 def draw_sharded(
     group: Group, parameters: dict[str, tile.Parameter], layout: Layout, seed: int,
-    prefix: str = "", dtype: Any = "float32", xp: str = "numpy",
+    prefix: str = "", dtype: Any = "float32", xp: str = "numpy", nudge: tile.Nudge | None = None,
 ) -> dict[str, Placed]:  # fmt: skip
     """This rank's blocks of newly drawn weights: those that one device would draw, and no others."""  # noqa: E501
     lays, parts = _lays(parameters, layout), {}
@@ -119,7 +119,7 @@ def draw_sharded(
             axes: list[Any] = [slice(None)] * len(parameters[name].shape)
             axes[lay.placement.dim] = indices(lay.shards, group.rank)
             parts[name] = tuple(axes)
-    drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp)
+    drawn = tile.initialise(parameters, seed, parts, prefix, dtype, xp, nudge)
     return {
         name: sharded(group, w, lays[name].placement.dim, lays[name].shards)
         if name in parts else replicate(w)

@@ -50,6 +50,8 @@ class Job:
     """Of checkpoints."""
     first: int = 0
     """Steps that are done already, by the newest of them."""
+    nudge: int = 0
+    """Whether, and by which draw, the weights begin a rounding away."""
 
     def rows(self, copies: int, copy: int, microbatch: int) -> slice:
         """Of the batch, those of a micro-batch of one copy of the model; there may be none."""
@@ -143,6 +145,7 @@ def _stages(rank: Rank, job: Job) -> Stages:
             for name, w in T.draw_sharded(
                 tensor, model.parameters(unit), layouts[unit], job.seed, f"{unit}.",
                 accumulator(job.dtype), rank.backend,
+                tile.Nudge(job.nudge, job.dtype) if job.nudge else None,
             ).items()
         }
         for unit in units

@@ -126,7 +126,7 @@ def train(
     cut: Sequence[int] | None = None, sequence_parallel: bool = False, zero: int = 0,
     rule: Rule | None = None, dtype: str = "float32", recipe: str | Recipe | None = None,
     scale: LossScale | None = None, clip: float | None = None,
-    seed: int = 0, folder: str | os.PathLike | None = None,
+    seed: int = 0, nudge: int = 0, folder: str | os.PathLike | None = None,
     progress: bool | Callable[[Progress], Any] | None = None, timeout: float = 300.0,
 ) -> Trained:  # fmt: skip
     """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
@@ -163,6 +163,10 @@ def train(
         is not finite is left out on all.
     clip
         The largest norm of all gradients together, each counted once, wherever it lies.
+    nudge
+        With a number other than 0 every weight begins one rounding up or down, each as that number
+        draws it: the same training in other roundings, a control for
+        `tiledask.lab.precision.compared`.
     folder
         Where a checkpoint is written after the last step. If there is one already, training goes
         on from the newest, under whatever layout that was written: ``steps`` counts from the very
@@ -190,6 +194,7 @@ def train(
     shape = shape_of(ranks if threads else ranks.shape)
     of_kind(model=model, data=data, rule=rule, scale=scale)
     steps, batch, seed = whole("steps", steps, 0), whole("batch", batch, 1), whole("seed", seed)
+    nudge = whole("nudge", nudge, 0)
     if data.vocabulary > model.vocabulary:
         raise ConfigError(
             f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
@@ -207,7 +212,7 @@ def train(
     folder, first = ready(folder, steps)
     job = Job(
         model, data, steps, batch, made, cut, sequence_parallel, zero, rule, dtype, seed, kept,
-        scale, clip, folder, first,
+        scale, clip, folder, first, nudge,
     )  # fmt: skip
     with watched(progress, job, shape, ranks) as say:
         if threads:

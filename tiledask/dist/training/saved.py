@@ -86,6 +86,7 @@ def _identity(job: Any) -> dict[str, Any]:
     states = {f"bytes of {s.tensor}": s.bytes for s in job.recipe.states if s.tensor != "gradients"}
     kv, inner = job.model.block.heads.kv, job.model.inner
     facts = {"dtype": str(job.dtype), "seed": job.seed, "data's vocabulary": job.data.vocabulary}
+    facts |= {"nudge": job.nudge} if job.nudge else {}
     model = asdict(job.model) | {"kv_heads": kv, "ffn": inner}
     return (
         {name: n if isinstance(n, bool) else int(n) for name, n in model.items()} | facts | states

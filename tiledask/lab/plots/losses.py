@@ -53,7 +53,7 @@ def losses(
         loss_curve(axes[0], x, y, name, PALETTE[n % len(PALETTE)], _DASHES[n % len(_DASHES)],
                    wide=several and n == 0)  # fmt: skip
     _floor(axes[0], floor)
-    axes[0].set_ylabel("loss (nats per token)")
+    axes[0].set_ylabel("loss (nats)")
     _legend(axes[0])
     axes[-1].set_xlabel("step")
     axes[-1].set_xlim(-0.02 * max(1, last), 1.02 * max(1, last))

@@ -7,7 +7,7 @@ controls.py  how long two losses can be compared at all: one device against itse
 small.py     the network that is trained for it, split as tensor parallelism splits it
 """
 
-from tiledask.lab.precision.controls import Compared, Reordered, compared
+from tiledask.lab.precision.controls import Compared, compared
 from tiledask.lab.precision.drift import Drift, acceptable, drift, likely, worst
 from tiledask.lab.precision.formats import FORMATS, Format
 from tiledask.lab.precision.lessons import (
@@ -24,7 +24,6 @@ __all__ = [
     "Compared",
     "Drift",
     "Format",
-    "Reordered",
     "Run",
     "Small",
     "acceptable",

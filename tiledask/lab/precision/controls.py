@@ -1,10 +1,10 @@
-"""How long two losses can be compared: controls, which are one device in another order of sums.
+"""How long two losses can be compared: controls, which are one device in other roundings.
 
 Round-off is a random walk only as long as the training does not multiply it. Sooner or later one
 does: an input of a ReLU is so near to zero that round-off moves it across, a gradient goes through
 in one run and not in the other, and from then on they learn different things, each as well as the
-other. No sum of roundings foretells that step. But the training can be asked for it. A control has
-the same batches, each with its rows in another order: the same mathematics, and no split.
+other. No sum of roundings foretells that step. But the training can be asked for it. A control is
+one device whose weights begin one rounding up or down: the same mathematics, and no split.
 
     difference            control _____/
     from one device   ___________/
@@ -20,47 +20,13 @@ the earliest. It is enough, as a fault in the split does its work from the first
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.precision.drift import Drift, acceptable
 
-__all__ = ["Compared", "Reordered", "compared"]
+__all__ = ["Compared", "compared"]
 
 _GRADES = "round-off", "doubtful", "fault"
-
-
-@dataclass(frozen=True)
-class Reordered:
-    """A training's data with the rows of every batch in another order, another one per ``seed``.
-
-    For `tiledask.train` and `tiledask.train_lenet`, instead of ``data``.
-
-    >>> import tiledask as td
-    >>> text = td.load_text("tales")
-    >>> one, other = (data.batch(0, 3, 4, 9)[0] for data in (text, Reordered(text, seed=1)))
-    >>> bool((one == other).all()), sorted(one.tolist()) == sorted(other.tolist())
-    (False, True)
-    """
-
-    data: Any
-    seed: int = 0
-
-    def batch(self, seed: int, step: int, size: int, *args: Any, **options: Any) -> tuple:
-        """What ``data.batch`` returns, its rows in another order."""
-        order = np.random.default_rng((self.seed, step)).permutation(size)
-        given = dict(enumerate(args)) | options
-        which = [name for name, x in given.items() if isinstance(x, (slice, list, np.ndarray))]
-        given |= {name: order[given[name]] for name in which} if which else {"rows": order}
-        args = [given.pop(n) for n in range(len(args))]
-        return self.data.batch(seed, step, size, *args, **given)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "data":  # not there yet, as it is unpickled
-            raise AttributeError(name)
-        return getattr(self.data, name)
 
 
 @dataclass(frozen=True)
@@ -104,7 +70,7 @@ class Compared:
     def _parted(self) -> str:
         if self.parted is not None:
             return (
-                f"; one device in another order of sums parts from itself at step {self.parted}, "
+                f"; one device, nudged, parts from itself at step {self.parted}, "
                 f"and losses say nothing from then on"
             )
         return "" if self.controls else "; no controls"
@@ -117,8 +83,8 @@ def compared(
     """A verdict on the losses of all steps of one device, and of ``ranks`` that share its work.
 
     controls
-        Losses of one device with `Reordered` data, one for each of a few seeds: three are good.
-        Without them every step is judged, whatever the training makes of round-off.
+        Losses of one device with ``nudge=1``, 2, 3 (`tiledask.train`): three are good. Without
+        them every step is judged, whatever the training makes of round-off.
     dtype, layers
         As of `acceptable`.
 
@@ -126,7 +92,7 @@ def compared(
     >>> compared(one, other, dtype="float32").grade
     'fault'
     >>> compared(one, other, [control], dtype="float32")
-    Compared(round-off in the first 1 of 4 steps: at step 1 0 apart, 1.03e-07 likely; one device in another order of sums parts from itself at step 3, and losses say nothing from then on)
+    Compared(round-off in the first 1 of 4 steps: at step 1 0 apart, 1.03e-07 likely; one device, nudged, parts from itself at step 3, and losses say nothing from then on)
     """  # noqa: E501
     lengths = {len(alone), len(split), *map(len, controls)}
     if len(lengths) > 1 or 0 in lengths:

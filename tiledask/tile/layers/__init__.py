@@ -90,7 +90,7 @@ from tiledask.tile.layers.mlp import (
 )
 from tiledask.tile.layers.norms import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad
 from tiledask.tile.layers.operands import bytes_kept
-from tiledask.tile.layers.parameters import Parameter, draw, initialise, matrix
+from tiledask.tile.layers.parameters import Nudge, Parameter, draw, initialise, matrix
 from tiledask.tile.layers.pooling import (
     avg_pool2d,
     avg_pool2d_grad,
@@ -114,6 +114,7 @@ __all__ = [
     "Angles",
     "Heads",
     "LossRule",
+    "Nudge",
     "Parameter",
     "attention",
     "attention_grad",

@@ -6,7 +6,7 @@ A number follows from the seed, the parameter's name and its place in the whole 
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.layers.counter import Part, key, normals, positions, uniforms
 
-__all__ = ["Parameter", "draw", "initialise", "matrix"]
+__all__ = ["Nudge", "Parameter", "draw", "initialise", "matrix"]
 
 KINDS = ("normal", "uniform", "zeros", "ones")
 
@@ -50,13 +50,23 @@ def matrix(name: str, rows: int, columns: int, bias: bool) -> dict[str, Paramete
     return made | ({f"b{name}": Parameter((columns,), "zeros")} if bias else {})
 
 
+class Nudge(NamedTuple):
+    """Every number a rounding up or down: the same training, its sums rounded otherwise."""
+
+    number: int
+    """Which way each goes is drawn by this number."""
+    dtype: str
+    """Whose rounding."""
+
+
 def draw(
     parameter: Parameter, seed: int, name: str, part: Part = None, dtype: Any = "float32",
-    xp: str = "numpy",
+    xp: str = "numpy", nudge: Nudge | None = None,
 ) -> Any:  # fmt: skip
     """The numbers of ``part`` (a slice, or indices, by axis) of a parameter; all, if left out.
 
     Drawn by NumPy in float64 and then cast, so that NumPy and CuPy start from the same numbers.
+    ``nudge`` leaves zeros alone.
 
     >>> w = Parameter((4, 6))
     >>> right = draw(w, 0, "wq", (slice(None), slice(3, 6)))
@@ -70,12 +80,17 @@ def draw(
         values = (2 * uniforms(key(seed, name), at) - 1) * parameter.scale
     else:
         values = np.full(at.shape, float(parameter.kind == "ones"))
+    if nudge is not None:
+        from ml_dtypes import finfo  # NumPy's knows no bfloat16
+
+        up = uniforms(key(seed, name, "nudge", nudge.number), at) < 0.5
+        values = values * (1 + np.where(up, 1, -1) * finfo(as_dtype(nudge.dtype)).eps)
     return namespace(xp).asarray(values.astype(as_dtype(dtype)))
 
 
 def initialise(
     parameters: dict[str, Parameter], seed: int, parts: dict[str, Part] | None = None,
-    prefix: str = "", dtype: Any = "float32", xp: str = "numpy",
+    prefix: str = "", dtype: Any = "float32", xp: str = "numpy", nudge: Nudge | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Arrays by name. ``parts`` says what is held of each; a name left out is held whole.
 
@@ -92,6 +107,6 @@ def initialise(
             f"parts are of the parameters {', '.join(parameters)}, got {', '.join(unknown)}"
         )
     return {
-        name: draw(parameter, seed, f"{prefix}{name}", parts.get(name), dtype, xp)
+        name: draw(parameter, seed, f"{prefix}{name}", parts.get(name), dtype, xp, nudge)
         for name, parameter in parameters.items()
     }
