@@ -17,9 +17,11 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
+from bokeh.core.property.validation import validate
 from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
+from tornado.ioloop import PeriodicCallback
 
 import tiledask as td
 from tiledask.dist.stages import stack
@@ -780,6 +782,31 @@ def test_a_real_training_that_fails_no_longer_runs(cluster):
     training = cluster.client.run_on_scheduler(_record).trainings[-1]
     assert training.failed == f"DeadlineError: {str(raised.value).splitlines()[0]}"
     assert training.count > 0
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("given", ["a cluster", "a timeline"])
+def test_a_report_is_whole_while_dask_draws_its_pages(cluster, tmp_path, given):
+    """Dask switches Bokeh's conversions off meanwhile, for all threads."""
+    cluster.client.submit(sum, [1, 2]).result()
+    what = cluster if given == "a cluster" else td.simulate(td.schedule("gpipe", 2, 2))
+
+    def draw():
+        with validate(False):
+            time.sleep(0.02)
+
+    async def drawing():
+        callback = PeriodicCallback(draw, 21)
+        callback.start()
+        return callback
+
+    pages = cluster.client.sync(drawing)
+    try:
+        html = td.report(tmp_path / "run.html", what).read_text("utf-8")
+    finally:
+        cluster.client.loop.add_callback(pages.stop)
+    assert '"type":"field","field":"colour"' in html.replace(" ", "")
+    assert '"value":"colour"' not in html.replace(" ", "")
 
 
 @pytest.mark.cluster

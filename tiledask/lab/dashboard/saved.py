@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -52,7 +52,7 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
             "run nothing yet; pass a cluster after a run, or a Timeline"
         )
     path = Path(path)
-    page = _html(activities, title)
+    page = _undisturbed(lambda: _html(activities, title), what)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -143,6 +143,26 @@ def _record(dask_scheduler: Any) -> Record | None:
 
 
 # -- the page ------------------------------------------------------------------------------------
+
+
+def _undisturbed(make: Callable[[], str], what: tuple) -> str:
+    """What ``make()`` returns, called in the thread that draws Dask's own pages, if there is one.
+
+    While one of them is drawn Bokeh converts nothing, whatever the thread: a title would stay a
+    word, and the name of a column be taken for a colour.
+    """
+    from distributed.client import default_client
+
+    clients = [c for each in what if hasattr(c := getattr(each, "client", each), "sync")]
+    try:
+        client = clients[0] if clients else default_client()
+    except ValueError:  # no cluster in this process
+        return make()
+
+    async def there() -> str:
+        return make()
+
+    return make() if client.asynchronous else client.sync(there)
 
 
 def _html(activities: list[Activity | Overview], title: str) -> str:
