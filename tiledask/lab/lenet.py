@@ -28,7 +28,7 @@ from tiledask.dist.ranks.run import run_ranks
 from tiledask.dist.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
-from tiledask.lab.precision import acceptable
+from tiledask.lab.precision import verdicts
 from tiledask.lab.table import Comparison
 from tiledask.tile.datasets import Images, load_images
 from tiledask.tile.optimizers import Adam, Rule
@@ -226,9 +226,7 @@ def _training_rows(name: str, run: TrainedLeNet, alone: TrainedLeNet) -> list[Cl
     counts = [_Count.of(run.records.where(step=n), ranks) for n in steps]
     held = [each["weights"] for each in run.held]
     pairs = list(zip(alone.losses, run.losses, strict=True))
-    near = [
-        acceptable(*pair, n, dtype, ranks, len(LENET)) for n, pair in enumerate(pairs[:EARLY], 1)
-    ]
+    near = verdicts(alone.losses[:EARLY], run.losses[:EARLY], dtype, ranks, len(LENET))
     apart = max(abs(a - b) / a for a, b in pairs)
     return [
         *_step_rows(name, run.planned, counts, held, run.flops, dtype),

@@ -19,7 +19,7 @@ from tiledask.dist.training import GPT, train
 from tiledask.errors import ConfigError
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.plots.losses import losses as draw_losses
-from tiledask.lab.precision import acceptable
+from tiledask.lab.precision import GRADES, verdicts
 from tiledask.lab.puzzles import Target
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import Adam, AdamW, Rule
@@ -143,10 +143,6 @@ def _losses(shape: tuple[int, int, int], dtype: str, rule: Rule, steps: int) -> 
 
 def _verdict(run: _Run, dtype: str, steps: int, alone: str) -> str:
     """The worst grade of a run in ``dtype`` against one device in the format ``alone``."""
-    pairs = zip(
-        _losses((1, 1, 1), alone, RULE, steps), _losses(run.shape, dtype, run.rule, steps),
-        strict=True,
-    )  # fmt: skip
-    ranks = max(2, prod(run.shape))
-    said = [acceptable(a, b, n, dtype, ranks, 2).grade for n, (a, b) in enumerate(pairs, 1)]
-    return max(said, key=("round-off", "doubtful", "fault").index)
+    both = _losses((1, 1, 1), alone, RULE, steps), _losses(run.shape, dtype, run.rule, steps)
+    said = verdicts(*both, dtype, max(2, prod(run.shape)), 2)
+    return max((each.grade for each in said), key=GRADES.index)

@@ -8,7 +8,7 @@ small.py     the network that is trained for it, split as tensor parallelism spl
 """
 
 from tiledask.lab.precision.controls import Compared, compared
-from tiledask.lab.precision.drift import Drift, acceptable, drift, likely, worst
+from tiledask.lab.precision.drift import GRADES, Drift, acceptable, drift, likely, verdicts, worst
 from tiledask.lab.precision.formats import FORMATS, Format
 from tiledask.lab.precision.lessons import (
     loss_scaling,
@@ -21,6 +21,7 @@ from tiledask.lab.precision.small import Run, Small, train
 
 __all__ = [
     "FORMATS",
+    "GRADES",
     "Compared",
     "Drift",
     "Format",
@@ -36,5 +37,6 @@ __all__ = [
     "overflow",
     "train",
     "underflow",
+    "verdicts",
     "worst",
 ]

@@ -22,11 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiledask.errors import ConfigError
-from tiledask.lab.precision.drift import Drift, acceptable
+from tiledask.lab.precision.drift import GRADES, Drift, verdicts
 
 __all__ = ["Compared", "compared"]
-
-_GRADES = "round-off", "doubtful", "fault"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Compared:
 
     @property
     def grade(self) -> str:
-        """ "round-off", "doubtful" or "fault"."""
+        """One of `GRADES`: "round-off", "doubtful" or "fault"."""
         return self.drift.grade
 
     def __bool__(self) -> bool:
@@ -63,9 +61,9 @@ class Compared:
         )
 
     def _judged(self) -> str:
-        return f"all {self.steps} steps" if self.judged == self.steps else (
-            f"the first {self.judged} of {self.steps} steps"
-        )  # fmt: skip
+        if self.judged == self.steps:
+            return f"all {self.steps} steps"
+        return f"the first {self.judged} of {self.steps} steps"
 
     def _parted(self) -> str:
         if self.parted is not None:
@@ -102,19 +100,28 @@ def compared(
             f"{', '.join(str(len(c)) for c in controls) or 'no'} of controls"
         )
 
-    def verdicts(run: Sequence[float]) -> list[Drift]:
-        pairs = enumerate(zip(alone, run, strict=True), 1)
-        return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
-
-    outside = [n for run in controls for n, said in enumerate(verdicts(run), 1) if not said]
+    outside = [
+        n
+        for run in controls
+        for n, said in enumerate(verdicts(alone, run, dtype, ranks, layers), 1)
+        if not said
+    ]
     parted, steps = min(outside, default=None), len(alone)
     judged = steps if parted is None else parted // 2
-    said = verdicts(split)[: max(1, judged)]
+    said = verdicts(alone, split, dtype, ranks, layers)[: max(1, judged)]
     if not judged:
         words = "one device parts from itself in the first step: nothing can be said of a split"
         said = [replace(said[0], grade="doubtful", reason=words)]
-    gravest = max((each.grade for each in said), key=_GRADES.index)
-    those = [n for n, each in enumerate(said, 1) if each.grade == gravest]
-    nearest = max(those, key=lambda n: said[n - 1].difference / said[n - 1].likely)
-    step = nearest if gravest == _GRADES[0] else those[0]
+    step = _deciding(said)
     return Compared(said[step - 1], step, judged, steps, parted, len(controls))
+
+
+def _deciding(said: list[Drift]) -> int:
+    """The number, from 1, of the first step of the gravest grade; of the nearest to a fault, if
+    all are round-off."""
+    grades = [each.grade for each in said]
+    gravest = max(grades, key=GRADES.index)
+    if gravest != "round-off":
+        return grades.index(gravest) + 1
+    shares = [each.difference / each.likely for each in said]
+    return shares.index(max(shares)) + 1

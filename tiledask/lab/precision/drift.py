@@ -17,6 +17,7 @@ float16, in bfloat16 not before the fifth.
 (Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 2.8 and 4.2.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
@@ -27,7 +28,10 @@ from tiledask.lab.precision.small import Small, train
 from tiledask.lab.table import Comparison
 from tiledask.tile.optimizers import Adam, LossScale, Rule
 
-__all__ = ["Drift", "acceptable", "drift", "likely", "worst"]
+__all__ = ["GRADES", "Drift", "acceptable", "drift", "likely", "verdicts", "worst"]
+
+GRADES = "round-off", "doubtful", "fault"
+"""Of a difference, the best first."""
 
 SAFETY = 2.0
 """Times the random walk that still counts as round-off."""
@@ -113,6 +117,18 @@ def acceptable(
             f"after 1 and 2 steps in float64, or with controls (tiledask.lab.precision.compared)"
         )
     return Drift(grade, difference, by_chance, at_most, reason)
+
+
+def verdicts(
+    alone: Sequence[float], split: Sequence[float], dtype: str, ranks: int = 2, layers: int = 1
+) -> list[Drift]:
+    """`acceptable` of the losses of each step, from the first on; both runs have as many.
+
+    >>> [said.grade for said in verdicts([2.3, 2.2], [2.3, 2.1], "float32")]
+    ['round-off', 'fault']
+    """
+    pairs = enumerate(zip(alone, split, strict=True), 1)
+    return [acceptable(*pair, n, dtype, ranks, layers) for n, pair in pairs]
 
 
 def drift(
