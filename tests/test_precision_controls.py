@@ -81,6 +81,11 @@ def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
         go(-1, 3)
 
 
+def test_lenet_asks_the_same_of_a_nudge():
+    with pytest.raises(ConfigError, match=r"nudge is a whole number of 0 or more, got 1\.5"):
+        td.train_lenet(DIGITS, {}, steps=1, batch=2, nudge=1.5)
+
+
 # -- the verdict -----------------------------------------------------------------------------------
 
 U = 2.0**-24

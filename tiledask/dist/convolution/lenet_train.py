@@ -31,6 +31,7 @@ from tiledask.dist.ranks.rank import Rank
 from tiledask.dist.ranks.records import Records
 from tiledask.dist.ranks.run import run_ranks
 from tiledask.dist.ranks.threads import run_threads
+from tiledask.dist.training.asked import whole
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.tile import layers as L
 from tiledask.tile.backend import to_numpy
@@ -142,6 +143,7 @@ def train_lenet(
             f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
             f"td.Mesh(cluster, ({split.ranks},)), or other ways"
         )
+    nudge = whole("nudge", nudge, 0)
     job = _Job(data, split, steps, batch, rule or Adam(), dtype, seed, nudge)
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
