@@ -26,7 +26,7 @@ from tornado.ioloop import PeriodicCallback
 import tiledask as td
 from tiledask.dist.stages import stack
 from tiledask.errors import ConfigError, DeadlineError
-from tiledask.lab.dashboard import Recorder, recorder
+from tiledask.lab.dashboard import Recorder, recorder, saved
 from tiledask.lab.dashboard.board import Board, headline, legend
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.recorder import Task
@@ -807,6 +807,16 @@ def test_a_report_is_whole_while_dask_draws_its_pages(cluster, tmp_path, given):
         cluster.client.loop.add_callback(pages.stop)
     assert '"type":"field","field":"colour"' in html.replace(" ", "")
     assert '"value":"colour"' not in html.replace(" ", "")
+
+
+@pytest.mark.cluster
+def test_a_report_does_not_wait_for_ever_for_dasks_pages(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "_DEADLINE", 0.2)
+    cluster.client.loop.add_callback(time.sleep, 1.5)
+    timeline = td.simulate(td.schedule("gpipe", 2, 2))
+    with pytest.raises(DeadlineError, match=r"waited 0\.2 s for the thread .* that draws"):
+        td.report(tmp_path / "run.html", timeline)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.cluster

@@ -45,14 +45,15 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
     ...     "predicted" in written.read_text(), written.name
     (False, 'run.html')
     """
-    activities = list(_activities(what))
+    clients = [getattr(each, "client", each) for each in what]
+    activities = list(_activities(clients))
     if not activities:
         raise ConfigError(
             "report needs 1 thing or more to show, got 0: nothing was passed, or the cluster has "
             "run nothing yet; pass a cluster after a run, or a Timeline"
         )
     path = Path(path)
-    page = _undisturbed(lambda: _html(activities, title), what)
+    page = _undisturbed(lambda: _html(activities, title), clients)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -66,9 +67,8 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
 # -- what to show --------------------------------------------------------------------------------
 
 
-def _activities(what: tuple) -> Iterator[Activity | Overview]:
-    clients = [getattr(each, "client", each) for each in what]
-    sources = [c if hasattr(c, "run_on_scheduler") else _timelines(c) for c in clients]
+def _activities(what: list) -> Iterator[Activity | Overview]:
+    sources = [each if _is_client(each) else _timelines(each) for each in what]
     timelines = [t for source in sources if isinstance(source, list) for t in source]
     until = max((t.makespan for t in timelines), default=0.0)  # one time axis compares them
     before: Timeline | None = None
@@ -79,6 +79,10 @@ def _activities(what: tuple) -> Iterator[Activity | Overview]:
         for timeline in source:
             yield replace(_of_timeline(timeline, before), until=until)
             before = timeline
+
+
+def _is_client(thing: Any) -> bool:
+    return hasattr(thing, "run_on_scheduler")
 
 
 def _timelines(thing: Any) -> list[Timeline]:
@@ -145,24 +149,30 @@ def _record(dask_scheduler: Any) -> Record | None:
 # -- the page ------------------------------------------------------------------------------------
 
 
-def _undisturbed(make: Callable[[], str], what: tuple) -> str:
+def _undisturbed(make: Callable[[], str], what: list) -> str:
     """What ``make()`` returns, called in the thread that draws Dask's own pages, if there is one.
 
     While one of them is drawn Bokeh converts nothing, whatever the thread: a title would stay a
-    word, and the name of a column be taken for a colour.
+    word, and the name of a column be taken for a colour. Raises DeadlineError if that thread does
+    not come to it.
     """
     from distributed.client import default_client
 
-    clients = [c for each in what if hasattr(c := getattr(each, "client", each), "sync")]
     try:
-        client = clients[0] if clients else default_client()
+        client = next(filter(_is_client, what), None) or default_client()
     except ValueError:  # no cluster in this process
         return make()
 
     async def there() -> str:
         return make()
 
-    return make() if client.asynchronous else client.sync(there)
+    try:
+        return make() if client.asynchronous else client.sync(there, callback_timeout=_DEADLINE)
+    except TimeoutError:
+        raise DeadlineError(
+            f"waited {_DEADLINE:g} s for the thread of this process that draws Dask's pages, to "
+            f"draw the report there; it is busy, try again"
+        ) from None
 
 
 def _html(activities: list[Activity | Overview], title: str) -> str:

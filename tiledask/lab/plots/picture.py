@@ -10,6 +10,10 @@ from tiledask.lab.plots.style import look
 __all__ = ["DPI", "Picture", "png_of"]
 
 DPI = 150
+_METADATA = {"Software": None}  # matplotlib's own would change with its version
+_ROUNDS = 2
+"""Layouts of a figure: a second one knows the ticks that the first has made; a third changes
+nothing that people see, and would take most of the time of every drawing."""
 
 
 def png_of(figure: Figure, dpi: float = DPI) -> bytes:
@@ -19,10 +23,6 @@ def png_of(figure: Figure, dpi: float = DPI) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=dpi, facecolor="white", metadata=_METADATA)
     return out.getvalue()
-
-
-_METADATA = {"Software": None}  # matplotlib's own would change with its version
-_ROUNDS = 2
 
 
 class Picture(Figure):
@@ -55,8 +55,7 @@ class Picture(Figure):
             super().draw(renderer)
 
     def _settle(self) -> None:
-        """A second layout knows the ticks that the first has made; a third changes nothing that
-        people see, and would take most of the time of every drawing."""
+        """The last places of all axes."""
         while self._rounds < _ROUNDS:
             self.lay_out()
         self.set_layout_engine("none")
