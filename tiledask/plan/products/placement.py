@@ -70,7 +70,7 @@ def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
 def _part(start: int, stop: int, parts: int, i: int) -> tuple[int, int]:
     """Interval ``i`` of ``split``."""
     size, extra = divmod(stop - start, parts)
-    i = range(parts)[i]
+    i = range(parts)[i]  # IndexError, as of the list, for one that is not there
     first = start + i * size + (i if i < extra else extra)
     return first, first + size + (i < extra)
 
