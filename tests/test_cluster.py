@@ -1,6 +1,7 @@
 """Slots keep their work, waits end, caps hold, nothing listens off this machine."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -117,7 +118,7 @@ def test_an_interrupted_wait_cancels_its_tasks(cluster):
 
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        cluster.wait(futures, "naps", progress=interrupt)
+        cluster.wait(futures, "naps", progress=interrupt, cancel=True)
     del futures
     assert cluster.gather([cluster.submit(0, where)], "after the interrupt", timeout=10) == [0]
     assert time.monotonic() - started < 5  # 50 naps would take 10
@@ -318,7 +319,7 @@ def test_tasks_get_aligned_arrays(cluster):
 def test_after_a_deadline_nothing_is_left_running(cluster):
     naps = [cluster.submit(0, time.sleep, 0.5) for _ in range(20)]
     with pytest.raises(DeadlineError):
-        cluster.wait(naps, "naps", timeout=0.2)
+        cluster.wait(naps, "naps", timeout=0.2, cancel=True)
     begun = time.monotonic()
     cluster.gather([cluster.submit(0, where)], "next", timeout=20)
     assert time.monotonic() - begun < 5  # the naps, whose futures are still held, would take 10
@@ -339,8 +340,68 @@ def test_impossible_timeouts(cluster, timeout):
 def test_a_cancelled_task_says_so(cluster):
     future = cluster.submit(0, time.sleep, 1)
     cluster.client.cancel([future], force=True)
-    with pytest.raises(ClusterLostError, match="was cancelled"):
+    with pytest.raises(ClusterLostError, match=r"was cancelled.*the cluster runs on"):
         cluster.wait([future], "gone", timeout=10)
+
+
+def test_a_wait_that_ends_early_leaves_what_it_did_not_make(cluster):
+    nap = cluster.submit(0, time.sleep, 0.5)
+    answer = cluster.submit(0, abs, -7)
+    with pytest.raises(DeadlineError):
+        cluster.wait([nap, answer], "both", timeout=0.1)
+    with pytest.raises(DeadlineError):
+        cluster.gather([nap, answer], "both", timeout=0.1)
+    assert cluster.gather([answer], "the answer", timeout=30) == [7]
+
+
+@contextlib.contextmanager
+def nobody_in(cluster, slot):
+    """Inside the block the slot is empty; afterwards a nanny starts another worker there."""
+
+    async def correct():
+        await cluster.dask_cluster._correct_state()
+
+    cluster.client.sync(cluster.dask_cluster.workers.pop(slot).close)
+    deadline = time.monotonic() + 20
+    while slot in cluster._workers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        cluster.client.sync(correct)
+        cluster.wait_for_slots([slot], 30)
+
+
+def test_arrays_outlive_calls_that_end_early_and_a_slot_that_is_long_away(caplog):
+    caplog.set_level(logging.CRITICAL, "distributed")
+    a = np.random.default_rng(1).integers(-4, 5, (12, 12)).astype("f8")
+    with td.start_cluster(2, device="cpu", quiet=True) as started:
+        x = td.distribute(a, td.Mesh(started, (2,)), (td.Shard(0),))
+        y = td.matmul(x, x)
+        calls = {
+            "product": lambda **late: td.to_numpy(td.matmul(x, y, algorithm="gather", **late)),
+            "collective": lambda **late: td.to_numpy(td.redistribute(x, td.Shard(1), **late)),
+            "transposed": lambda **late: td.to_numpy(x.T, **late),
+            "lazy": lambda **late: y.to_dask().compute(),
+        }
+        right = {"product": a @ a @ a, "collective": a, "transposed": a.T, "lazy": a @ a}
+        with nobody_in(started, 1):
+            for name in ("product", "collective", "transposed"):
+                with pytest.raises(DeadlineError):
+                    calls[name](timeout=0.3)
+        for name, call in calls.items():
+            np.testing.assert_array_equal(call(), right[name])
+        scheduler = started.dask_cluster.scheduler
+        scheduler.no_workers_timeout = 0.2  # a minute, by default
+        with nobody_in(started, 1):
+            for name in ("product", "transposed"):
+                with pytest.raises(ClusterLostError, match=r"no worker for 0\.2 s; arrays are not"):
+                    calls[name]()
+        scheduler.no_workers_timeout = 60.0
+        for name, call in calls.items():
+            np.testing.assert_array_equal(call(), right[name])
+        np.testing.assert_array_equal(td.to_numpy(x), a)
+        np.testing.assert_array_equal(td.to_numpy(y), a @ a)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs signals to worker processes")

@@ -15,7 +15,7 @@ pids = cluster.run(__import__("os").getpid)
 """
 WAIT = """
 futures = [cluster.submit(i % 2, time.sleep, 0.25) for i in range(400)]
-cluster.wait(futures, "naps that take 50 s")
+cluster.wait(futures, "naps that take 50 s", cancel=True)
 """
 AFTER = """
 del futures

@@ -165,7 +165,8 @@ def distribute(
         )
         for rank, at in enumerate(tiling.coordinates())
     ]
-    mesh.cluster.wait(blocks, f"distributing {array.shape} over {mesh.shape}", timeout)
+    what = f"distributing {array.shape} over {mesh.shape}"
+    mesh.cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, array.dtype, tuple(blocks), "distribute")
 
 
@@ -196,12 +197,16 @@ def from_function(
         )
         for rank, at in enumerate(tiling.coordinates())
     ]
-    mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout)
+    mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
     return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
 
 
 def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
-    """The whole array on this machine; addends are summed in rank order."""
+    """The whole array on this machine; addends are summed in rank order.
+
+    Raises DeadlineError after ``timeout`` seconds (default 300), ClusterLostError if a slot has
+    lost its worker; the array stays what it is, and can be asked for again.
+    """
     if not isinstance(array, ShardedArray):
         return off_device(array)
     partial = [isinstance(p, Partial) for p in array.placements]
@@ -213,9 +218,9 @@ def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
             for i, p in zip(at, array.placements, strict=True)
         )
     ]
-    blocks = array.mesh.cluster.gather(
-        [array.blocks[rank] for rank, _ in wanted], f"collecting {array!r}", timeout
-    )
+    cluster, found = array.mesh.cluster, [array.blocks[rank] for rank, _ in wanted]
+    cluster.again(found)
+    blocks = cluster.gather(found, f"collecting {array!r}", timeout)
     whole = (
         np.zeros(array.shape, array.dtype) if any(partial) else np.empty(array.shape, array.dtype)
     )

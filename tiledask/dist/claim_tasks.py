@@ -102,7 +102,7 @@ def run_states(case: Case, cluster: Cluster, seconds: float) -> tuple[DeviceRun,
                        cluster.backend, name="states")
         for at, role in enumerate(roles)
     ]  # fmt: skip
-    return tuple(cluster.gather(runs, f"the states of {len(roles)} devices", seconds))
+    return tuple(cluster.gather(runs, f"the states of {len(roles)} devices", seconds, cancel=True))
 
 
 def _hold(case: Case, role: Role, slot: int, backend: str) -> DeviceRun:
@@ -143,7 +143,7 @@ def run_pipeline(case: Case, cluster: Cluster, seconds: float) -> tuple[DeviceRu
         turns[s], number[s] = done[action], number[s] + 1
     ends = [cluster.submit(s, _end, devices[s], number[s], turns[s], name="step") for s in slots]
     del done, turns
-    return tuple(cluster.gather(ends, f"{built!r}", seconds))
+    return tuple(cluster.gather(ends, f"{built!r}", seconds, cancel=True))
 
 
 _NAMES = {"F": "forward", "B": "backward"}

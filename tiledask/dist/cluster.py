@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from distributed import Client, Future, KilledWorker, SpecCluster, as_completed
 from distributed.comm import CommClosedError
-from distributed.scheduler import NoValidWorkerError
+from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 
@@ -65,6 +65,12 @@ def seconds_of(timeout: float | None) -> float:
             f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
         )
     return float(timeout)
+
+
+def _lost_its_worker(future: Future) -> bool:
+    """Whether the failed ``future`` failed for want of a worker, and not by itself."""
+    error = future.exception(timeout=30)
+    return isinstance(error, KilledWorker | NoValidWorkerError | NoWorkerError)
 
 
 def _kill_workers(dask_cluster: SpecCluster) -> None:
@@ -170,9 +176,11 @@ class Cluster:
 
         A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
         at a time too, so that no other slot waits for them until a computation ends.
-        ``name`` is the task's name and colour on the dashboard.
+        ``name`` is the task's name and colour on the dashboard. Futures among ``args`` whose slot
+        had lost its worker for too long are made ``again``.
         """
         self.check_alive()
+        self.again(x for x in args if isinstance(x, Future))
         whole = hasattr(slot, "__index__") and not isinstance(slot, bool)
         if not whole or not 0 <= slot < self.slots:
             raise ConfigError(
@@ -191,60 +199,98 @@ class Cluster:
         future.slot = slot
         return future
 
+    def again(self, futures: Iterable[Future]) -> None:
+        """Have Dask try those of ``futures`` again that it gave up for want of a worker.
+
+        A slot that is empty for a minute, or that loses its worker each time a block is made
+        there, leaves the block in error. The way to make it is still known: once the slot is
+        back, nothing is lost. Futures that failed by themselves stay as they are.
+        """
+        lost = {f.key for f in futures if f.status == "error" and _lost_its_worker(f)}
+        if not lost:
+            return
+
+        async def retry() -> None:
+            for key in lost:  # before the scheduler's own news of them can come
+                if (state := self.client.futures.get(key)) is not None:
+                    state.retry()
+            await self.client.scheduler.retry(keys=list(lost), client=self.client.id)
+
+        self.client.sync(retry)
+
     def wait(
         self,
         futures: Iterable[Future],
         what: str,
         timeout: float | None = None,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        cancel: bool = False,
     ) -> None:
         """Return when all ``futures`` are done; raise what the first failed one raised.
 
         After ``timeout`` seconds (default DEADLINE) raises DeadlineError, which says ``what``
-        was awaited and from which slots. On any error or interrupt the futures are cancelled.
+        was awaited and from which slots. ``cancel``: if the wait ends early, by an error or an
+        interrupt too, the futures are cancelled. That is for tasks that the caller has just
+        submitted: of arrays that others hold, the blocks would be gone for good.
         """
         futures, seconds = list(futures), seconds_of(timeout)
         self.check_alive()
         if all(future.status == "finished" for future in futures):
             return
-        pending, failed, count = {f.key: f for f in futures}, None, 0
         try:
-            done = as_completed(futures, loop=self.client.loop, timeout=seconds, raise_errors=False)
-            for future in done:
-                if future.status in ("pending", "lost"):  # its worker died since; it is made again
-                    done.add(future)
-                    continue
-                pending.pop(future.key, None)
-                if future.status != "finished":
-                    failed = self._failure(future, what)
-                    break
-                count += 1
-                if progress:
-                    progress(count, len(futures))
-        except TimeoutError:
-            failed = DeadlineError(self._late(pending.values(), what, seconds, len(futures)))
+            self._wait(futures, what, seconds, progress)
         except BaseException:
-            self._cancel(futures)
+            if cancel:
+                with contextlib.suppress(Exception):  # of a closed client: nothing is left to stop
+                    self.client.cancel(futures, force=True)
             self.check_alive()  # if it was closed meanwhile, say that
             raise
-        if failed is not None:
-            self._cancel(futures)
-            raise failed
 
-    def _cancel(self, futures: list[Future]) -> None:
-        with contextlib.suppress(Exception):  # of a client that is closed: nothing is left to stop
-            self.client.cancel(futures, force=True)
+    def _wait(
+        self,
+        futures: list[Future],
+        what: str,
+        seconds: float,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        pending, count = {f.key: f for f in futures}, 0
+        done = as_completed(futures, loop=self.client.loop, timeout=seconds, raise_errors=False)
+        while True:
+            try:
+                future = next(done)
+            except StopIteration:
+                return
+            except TimeoutError:
+                late = self._late(pending.values(), what, seconds, len(futures))
+                raise DeadlineError(late) from None
+            if future.status in ("pending", "lost"):  # its worker died since; it is made again
+                done.add(future)
+                continue
+            pending.pop(future.key, None)
+            if future.status != "finished":
+                raise self._failure(future, what)
+            count += 1
+            if progress:
+                progress(count, len(futures))
 
     def _failure(self, future: Future, what: str) -> BaseException:
         """What the failed ``future`` raised, and where."""
         slot = getattr(future, "slot", "?")
         if future.status == "cancelled":
+            self.check_alive()
             return ClusterLostError(
-                f"{what}: task {future.key} was cancelled: its result or the scheduler is gone; "
-                f"run it again, on a new cluster if this one is closed"
+                f"{what}: task {future.key} was cancelled, and its result is gone; the cluster "
+                f"runs on: make what it belonged to again"
             )
         error = future.exception(timeout=30)
-        if isinstance(error, KilledWorker | NoValidWorkerError):
+        if isinstance(error, NoValidWorkerError | NoWorkerError):
+            return ClusterLostError(
+                f"{what}: slot {slot} or one that it waits for had no worker for "
+                f"{error.timeout:g} s; arrays are not lost by that: run it again when the slot "
+                f"is back, or start a new cluster"
+            )
+        if isinstance(error, KilledWorker):
             words = str(error).splitlines()[0]
             return ClusterLostError(
                 f"{what}: slot {slot} or one that it waits for lost its worker, or the task killed "
@@ -270,10 +316,17 @@ class Cluster:
             f"or look at {self.dashboard_link}"
         )
 
-    def gather(self, futures: Iterable[Future], what: str, timeout: float | None = None) -> list:
+    def gather(
+        self,
+        futures: Iterable[Future],
+        what: str,
+        timeout: float | None = None,
+        *,
+        cancel: bool = False,
+    ) -> list:
         """The results of ``futures`` on this machine, waited for like ``wait``."""
         futures, seconds, begun = list(futures), seconds_of(timeout), time.monotonic()
-        self.wait(futures, what, seconds)
+        self.wait(futures, what, seconds, cancel=cancel)
         left = max(0.5, seconds - (time.monotonic() - begun))
 
         async def fetch() -> list:

@@ -50,7 +50,7 @@ def redistribute(
         blocks: Sequence[Future] = array.blocks
         for old, new, pieces in plans:
             blocks = _exchange(cluster, blocks, old, new, pieces, name)
-        cluster.wait(blocks, f"{name} of {array!r}", timeout)
+        cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
     return ShardedArray(
         array.mesh, target, array.dtype, tuple(blocks), name,
         traffic=Both(sum(predicted[1:], predicted[0]), counted.traffic), seconds=counted.seconds,

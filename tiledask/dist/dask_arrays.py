@@ -72,7 +72,8 @@ def from_dask(
         parts = [chunks.part(*found) for found in touching[region]]
         made = shape, x.dtype.name, cluster.backend, where
         blocks.append(cluster.submit(rank, _assemble, *made, *parts, name=name))
-    cluster.wait(blocks, f"taking over {x.npartitions} chunks of {x.shape}", timeout)
+    what = f"taking over {x.npartitions} chunks of {x.shape}"
+    cluster.wait(blocks, what, timeout, cancel=True)
     return ShardedArray(mesh, tiling, x.dtype, tuple(blocks), "from_dask")
 
 
@@ -144,6 +145,7 @@ def to_dask(array: ShardedArray) -> da.Array:
             f"an array placed as {array.placements} has addends on its ranks, not blocks; "
             f"td.redistribute it to Replicate() or a Shard first"
         )
+    array.mesh.cluster.again(array.blocks)
     blocks: dict[Region, Future] = {}
     for at, block in zip(array.tiling.coordinates(), array.blocks, strict=True):
         blocks.setdefault(array.tiling.region(at), block)

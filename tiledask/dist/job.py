@@ -144,7 +144,7 @@ class Job:
         }
         given = Given(weights, self._rows(self.batch, 0), self._rows(self.target, last))
         ready = [*weights.values(), *given.inputs, *(f for f in given.targets if f is not None)]
-        self.cluster.wait(ready, "weights and micro-batches", self.patience)
+        self.cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
         return given
 
     def _rows(self, array: np.ndarray | None, stage: int) -> list[Future | None]:

@@ -224,7 +224,9 @@ class _Run:
 
     def result(self) -> ShardedArray:
         cluster, plan = self.cluster, self.plan
-        self._wait([*self.a.blocks, *self.b.blocks], "the operands of the ")
+        operands = [*self.a.blocks, *self.b.blocks]
+        cluster.again(operands)
+        cluster.wait(operands, f"the operands of the {self.what}", self._left())
         with counting(cluster, self._left()) as counted, lending(cluster) as lender:
             lent = self._lent(lender, [self.a.blocks, self.b.blocks])
             turns = [self._turns(rank, lent) for rank in range(plan.ranks)]
@@ -252,7 +254,8 @@ class _Run:
         )  # fmt: skip
 
     def _wait(self, futures: list[Future], prefix: str = "") -> None:
-        self.cluster.wait(futures, prefix + self.what, self._left())
+        """For blocks that this product makes: they go if it fails, the operands never do."""
+        self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
 
     def _lent(self, lender: Lender, arrays: list[Sequence[Future]]) -> list[list[Block]]:
         """For each array its blocks, rank by rank, as others may read them."""

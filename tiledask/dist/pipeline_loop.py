@@ -40,7 +40,7 @@ def run_loops(job: Job, simulated: Timeline | None) -> Done:
                 )
             )
         job.begin(addresses, simulated)
-        parts = job.cluster.gather(loops, f"{schedule!r}", job.timeout)
+        parts = job.cluster.gather(loops, f"{schedule!r}", job.timeout, cancel=True)
     spans, late = job.heard()
     outputs, losses, gradients = {}, {}, {}
     for device, part in enumerate(parts):

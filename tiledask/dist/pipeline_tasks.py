@@ -31,10 +31,11 @@ def run_tasks(job: Job, simulated: Timeline | None) -> Done:
     with meeting(cluster, job.topic, job.peers, job.patience) as addresses:
         outputs, losses, gradients = _submit(job, job.prepare())
         job.begin(addresses, simulated)
-        cluster.wait([*outputs, *losses, *gradients.values()], f"{job.schedule!r}", job.timeout)
+        ends = [*outputs, *losses, *gradients.values()]
+        cluster.wait(ends, f"{job.schedule!r}", job.timeout, cancel=True)
     spans, late = job.heard()
     blocks, losses, sums = (
-        cluster.gather(part, "the run's results", job.patience)
+        cluster.gather(part, "the run's results", job.patience, cancel=True)
         for part in (outputs, losses, gradients.values())
     )
     made = dict(zip(gradients, sums, strict=True))

@@ -40,13 +40,14 @@ def _measure(cluster: Cluster, dtype: str) -> Rates:
             )
             for slot in range(cluster.slots)
         ]  # fmt: skip
-        found = cluster.gather(jobs, "measuring rates", 60.0)
+        found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
         lender.end()
     begun = time.perf_counter()
     cluster.run(_nothing)
     request = time.perf_counter() - begun
     begun = time.perf_counter()
-    cluster.wait([cluster.submit(0, _nothing, name="empty") for _ in range(_TASKS)], "empty tasks")
+    empty = [cluster.submit(0, _nothing, name="empty") for _ in range(_TASKS)]
+    cluster.wait(empty, "empty tasks", cancel=True)
     task = (time.perf_counter() - begun) / _TASKS
     middle = {key: median(one[key] for one in found) for key in found[0]}
     free = cluster.backend == "cupy" or cluster.slots < CPU_COUNT

@@ -355,10 +355,10 @@ def _run(
     (m, k), n = product.a.shape, product.b.shape[1]
     what = f"product {m}x{k} @ {k}x{n} into {os.path.basename(product.c.path)}"
     loads = [cluster.submit(job.slot, warm, job, name="load") for job in jobs]
-    cluster.wait(loads, f"loading what the {what} needs", min(seconds, DEADLINE))
+    cluster.wait(loads, f"loading what the {what} needs", min(seconds, DEADLINE), cancel=True)
     with counting(cluster) as counted, _told(cluster, jobs, what, progress):
         futures = [cluster.submit(job.slot, stream_tiles, job, name="stream") for job in jobs]
-        reads = cluster.gather(futures, what, seconds)
+        reads = cluster.gather(futures, what, seconds, cancel=True)
     return reads, counted
 
 

@@ -109,7 +109,8 @@ def run_ranks(
                 tasks.append(cluster.submit(r, _work, plan, program, *mine, name="rank_program"))
             begin(cluster, run, patience)
             name = getattr(program, "__name__", "program")
-            parts = cluster.gather(tasks, f"{name} on {mesh.ranks} ranks", seconds + GRACE)
+            what = f"{name} on {mesh.ranks} ranks"
+            parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return collected(parts)

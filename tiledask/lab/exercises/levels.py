@@ -107,13 +107,13 @@ def run_blocks(
         for slot in slots
     ]
     others = [cluster.submit(slot, _kept, b) for slot in slots]
-    cluster.wait([*blocks, *others], "the blocks")
+    cluster.wait([*blocks, *others], "the blocks", cancel=True)
     before = cluster.run(_transfers)
     tasks = [
         cluster.submit(slot, _multiply, blocks[slot], others[slot], tile, name="tile_product")
         for slot in slots
     ]
-    done = cluster.gather(tasks, "the products")
+    done = cluster.gather(tasks, "the products", cancel=True)
     after = cluster.run(_transfers)
     came = [late[len(early) :] for early, late in zip(before, after, strict=True)]
     return BlockRun(

@@ -66,7 +66,7 @@ def _run_naps(
         cluster.submit(slot, _nap, n, name=f"nap_{n}")
         for slot, n in zip(places, units, strict=True)
     ]
-    return cluster.gather(tries, "the tasks of the exercise")
+    return cluster.gather(tries, "the tasks of the exercise", cancel=True)
 
 
 def _nap(units: int) -> tuple[int, int]:

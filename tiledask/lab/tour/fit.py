@@ -211,4 +211,4 @@ def full_copies(cluster: Any, whole: HalfFeedForward) -> list[int]:
         cluster.submit(slot, first_that_fails, whole, cluster.backend, name="full_copy")
         for slot in range(cluster.slots)
     ]
-    return cluster.gather(tries, "full copies on capped workers")
+    return cluster.gather(tries, "full copies on capped workers", cancel=True)
