@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from distributed import get_task_stream
 
 import tiledask as td
 from tiledask import Partial, Replicate, Shard
-from tiledask.dist import lending
+from tiledask.dist import counters, lending
 from tiledask.dist import worker as on_worker
 from tiledask.dist.multiply import AHEAD
 from tiledask.dist.needed import RUNTIME
@@ -406,6 +407,51 @@ def test_a_cancelled_product_leaves_nothing_behind(cluster, stop):
 def test_a_finished_product_leaves_nothing_behind(cluster, transport):
     multiply(cluster, (2, 2), 40, 40, 40, GRID, GRID, algorithm="2.5d")
     assert idle(cluster) == [(0, 0, 0)] * 4
+
+
+def _product(cluster):
+    a = integers((12, 12))
+    c = td.matmul(*[td.distribute(a, td.Mesh(cluster, (2, 2)), GRID)] * 2)
+    assert c.spent == ()
+    return c, lambda: td.to_numpy(c), a @ a
+
+
+def _collective(cluster):
+    a = integers((12, 12))
+    x = td.redistribute(td.distribute(a, td.Mesh(cluster, (4,)), [Shard(0)]), Shard(1))
+    return x, lambda: td.to_numpy(x), a
+
+
+def _schedule(cluster):
+    run = td.run_schedule(td.schedule("gpipe", 4, 2), cluster=cluster, engine="loop")
+    assert "traffic not counted" in repr(run)
+    return run, lambda: run.outputs, 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs signals to worker processes")
+@pytest.mark.parametrize("call", [_product, _collective, _schedule])
+def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monkeypatch, call):
+    call_run, pid = cluster.run, cluster.run(os.getpid)[2]
+    lending.transport_of(cluster)
+
+    def run(function, *args, **options):
+        if function in (lending._end, counters._report):
+            os.kill(pid, signal.SIGSTOP)
+        return call_run(function, *args, **options)
+
+    monkeypatch.setattr(counters, "ANSWER", 0.5, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "run", run)
+        try:
+            with pytest.warns(RuntimeWarning, match=r"the result is there, what moved.*0\.5 s"):
+                made, result, right = call(cluster)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert made.traffic.predicted.total > 0
+    assert made.traffic.measured is None
+    assert getattr(made.memory, "measured", None) is None
+    np.testing.assert_array_equal(result(), right)
+    multiply(cluster, (2, 2), 9, 9, 9, GRID, GRID)
 
 
 def test_where_the_time_went(cluster):

@@ -28,7 +28,7 @@ __all__ = ["Both", "ShardedArray", "distribute", "from_function", "read_block", 
 
 
 class Both(NamedTuple):
-    """A prediction and the measurement of the same thing."""
+    """A prediction and the measurement of the same thing; None if it could not be measured."""
 
     predicted: Any
     measured: Any

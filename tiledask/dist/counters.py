@@ -1,8 +1,10 @@
 """What the workers themselves count: bytes received from whom, and the most memory held."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -12,7 +14,10 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["Counted", "Transfer", "counting"]
+__all__ = ["ANSWER", "Counted", "Transfer", "counting"]
+
+ANSWER = 20.0
+"""Seconds that the workers have to say what they counted, once the work is done."""
 
 
 class Transfer(NamedTuple):
@@ -30,16 +35,46 @@ class Transfer(NamedTuple):
 
 @dataclass
 class Counted:
-    """Filled when the ``counting`` block ends."""
+    """Filled when the ``counting`` block ends; where a worker did not say, there is nothing."""
 
     traffic: Traffic | None = None
+    """None if it could not be counted."""
     growth: tuple[int, ...] = ()
     """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
     transfers: list[Transfer] = field(default_factory=list)
+    silent: bool = False
+    """Whether a worker did not say what it counted."""
 
-    def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger:
-        """The measured Ledger: ``resident`` bytes per slot by tensor class, plus the growth."""
+    def told(self, ask: Callable[..., list]) -> list | None:
+        """What ``ask(timeout=)`` brings from the workers; None, with a warning, if one is silent.
+
+        By then the work is done: its result is kept, and only the numbers beside it are missing.
+        """
+        if self.silent:
+            return None
+        try:
+            return ask(timeout=ANSWER)
+        except DeadlineError as error:
+            self.silent = True
+            warnings.warn(
+                f"the result is there, what moved and how memory grew is not known: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def moved(self, ranks: int, past_dask: list[tuple[int, int, int]]) -> Traffic | None:
+        """All measured Traffic, with what went ``past_dask`` (source, destination, bytes)."""
+        return None if self.traffic is None else self.traffic + Traffic.of(ranks, past_dask)
+
+    def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger | None:
+        """The measured Ledger: ``resident`` bytes per slot by tensor class, plus the growth.
+
+        None if that could not be measured.
+        """
+        if self.silent:
+            return None
         rows = [
             Row(slot, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
             for tensor, per_slot in resident.items()
@@ -57,6 +92,7 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
     """Counts what moves between workers, and how far their memory grows, inside the block.
 
     One block at a time on a cluster; another thread's waits until ``timeout`` (seconds) is over.
+    A worker that is silent when the block has ended costs the numbers, never the result.
     """
     seconds = min(60.0, seconds_of(timeout))
     if not cluster.counting.acquire(timeout=seconds):
@@ -71,7 +107,9 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
         yield counted
         counted.seconds = perf_counter() - begun
         logs = [mark["log"] for mark in marks]
-        _fill(counted, marks, cluster.run(_report, cluster.backend, logs, timeout=seconds))
+        reports = counted.told(partial(cluster.run, _report, cluster.backend, logs))
+        if reports is not None:
+            _fill(counted, marks, reports)
     finally:
         cluster.counting.release()
 

@@ -32,7 +32,6 @@ from tiledask.errors import PlacementError
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Region, Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
-from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import parse_bytes
 from tiledask.tile import accumulator, as_dtype
 
@@ -76,9 +75,10 @@ def matmul(
 
     Half types are summed in float32 and rounded once; only addends that stay addends (Partial())
     are rounded before they are summed. ``C.traffic`` and ``C.memory`` hold what was predicted and
-    what the workers counted, ``C.spent`` where each rank's time went. If a worker dies, what it
-    had is made again, with the same bits. Raises PlacementError for shapes, dtypes or placements
-    that do not multiply.
+    what the workers counted, ``C.spent`` where each rank's time went; if a worker that is done
+    does not say so, these are None and (), with a warning. If a worker dies, what it had is made
+    again, with the same bits. Raises PlacementError for shapes, dtypes or placements that do not
+    multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
     """
     options = {"panel": panel, "grid": grid, "replication": replication}
     if (multiply_others := _of_other_arrays(a, b)) is not None:
@@ -234,7 +234,7 @@ class _Run:
                 blocks = self._multiply(lender, turns)
             if plan.sums:
                 blocks = self._sum(lender, blocks, turns)
-            facts = lender.end()
+            facts = counted.told(lender.end) or []
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh)
@@ -246,7 +246,7 @@ class _Run:
             mesh, plan.result, a.dtype, tuple(blocks), plan.algorithm,
             traffic=Both(
                 plan.traffic(itemsize, addend, cluster.slots),
-                counted.traffic + Traffic.of(cluster.slots, reads),
+                counted.moved(cluster.slots, reads),
             ),
             memory=Both(self.ledger, counted.ledger(resident)),
             seconds=counted.seconds,

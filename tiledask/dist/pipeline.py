@@ -127,7 +127,7 @@ def run_schedule(
         np.concatenate([off_device(y) for y in done.outputs]),
         None if target is None or dummies else float(sum(done.losses)),
         _per_stage(done.gradients),
-        Both(_predicted_traffic(job), counted.traffic + Traffic.of(cluster.slots, done.moves)),
+        Both(_predicted_traffic(job), counted.moved(cluster.slots, done.moves)),
         counted.ledger({}),
         done.late,
         clocks,

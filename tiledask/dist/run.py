@@ -36,9 +36,9 @@ class Run:
     """Per stage, the gradients of its weights summed over micro-batches; () if forward only."""
     traffic: Both
     """Traffic between devices, predicted and measured; after a worker died and its work was done
-    again, more is measured than predicted."""
-    memory: Ledger
-    """Measured: bytes by which each slot grew, weights included."""
+    again, more is measured than predicted. None is measured if a worker did not say."""
+    memory: Ledger | None
+    """Measured: bytes by which each slot grew, weights included; None if a worker did not say."""
     late: float
     """The longest that an action took beyond the duration it was given, seconds; 0 if none."""
     clocks: tuple[Clock, ...]
@@ -56,7 +56,7 @@ class Run:
         simulated = f" ({self.simulated.bubble_fraction:.1%} simulated)" if self.simulated else ""
         return (
             f"Run({self.timeline!r}{simulated}, overhead {overhead} per action, "
-            f"loss {self.loss}, {self.traffic.measured!r})"
+            f"loss {self.loss}, {self.traffic.measured or 'traffic not counted'!s})"
         )
 
     def _repr_html_(self) -> str:
