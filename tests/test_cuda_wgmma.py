@@ -5,7 +5,9 @@ tiledask/tile/cuda/README.md says what this shows and what only a GPU can.
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import cuda_host
 import pytest
 from cuda_host import HostFault, host_gpu, why_not
 from cuda_host.products import Case, is_right
@@ -115,6 +117,11 @@ def test_what_goes_through_shared_memory(gpu):
         {"gelu": True, "before": True},
     ):  # fmt: skip
         assert staged(replace(BASE, **other)) == 0
+
+
+def test_a_map_is_as_large_as_what_a_kernel_copies_of_it():
+    text = (Path(cuda_host.__file__).parent / "hopper.cuh").read_text()
+    assert f"static_assert(sizeof(TensorMap) == {cuda_host.MAP.itemsize}," in text
 
 
 # -- planted faults ------------------------------------------------------------------------------

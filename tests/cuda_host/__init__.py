@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from cuda_host.memory import is_lent, lent, lent_copies, strays
 from tiledask.tile.cuda import launch, tensor_map
 from tiledask.tile.cuda.source import HEADERS, file_text
 
@@ -31,9 +32,9 @@ FEWEST_REGISTERS = 168
 
 MAP = np.dtype([
     ("base", "<u8"), ("size", "<u4", 3), ("element", "<u4"), ("stride", "<u8", 2),
-    ("box", "<u4", 3), ("unused", "<u4", 17),
+    ("box", "<u4", 3), ("unused", "<u4", 19),
 ])  # fmt: skip
-"""TensorMap of hopper.cuh on the host."""
+"""TensorMap of hopper.cuh on the host: all of its 128 bytes, which a kernel copies."""
 
 
 class HostFault(AssertionError):
@@ -122,15 +123,19 @@ class HostKernel:
         failed = self.run(
             *grid, *block, self.cluster, shared_mem, FEWEST_REGISTERS, self.seed, pointers, fault
         )
-        if failed:
-            raise HostFault(fault.value.decode())
+        stray = strays()
+        if failed or stray:
+            raise HostFault(stray or fault.value.decode())
 
 
 def _value(x):
     """The bytes of an argument as the kernel takes it: an array by its address, all else itself."""
-    if isinstance(x, np.ndarray) and x.dtype != MAP:
+    if isinstance(x, np.ndarray) and x.dtype == MAP:
+        return lent(x)  # on the boundary that its type has there
+    if isinstance(x, np.ndarray):
+        assert is_lent(x), f"lend the array of {x.shape} first: a wrong kernel stores beside it"
         return np.array([x.ctypes.data], np.uint64)
-    assert isinstance(x, np.ndarray | np.generic), f"say the C type of {x!r}"
+    assert isinstance(x, np.generic), f"say the C type of {x!r}"
     return np.atleast_1d(x)
 
 
@@ -153,7 +158,7 @@ def host_tensor_map(dtype, address, sizes, strides, box):
 
 @contextmanager
 def host_gpu(folder, faults=(), seed=1, multiprocessors=2, plain=True):
-    """Lets `launch` run its kernels on the host, on NumPy arrays; yields those it has built.
+    """Lets `launch` run its kernels on the host, on lent arrays; yields those it has built.
 
     ``plain`` builds one kernel for every epilogue, which is quicker than one for each.
     """
@@ -170,6 +175,7 @@ def host_gpu(folder, faults=(), seed=1, multiprocessors=2, plain=True):
         return built[key]
 
     with ExitStack() as patches:
+        patches.enter_context(lent_copies())
         for module, name, value in (
             (launch, "_kernel", kernel),
             (launch, "_multiprocessors", lambda: multiprocessors),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import tiledask as td
+from cuda_host.memory import lent, lent_empty
 from tiledask.tile.epilogue import Epilogue
 
 __all__ = ["Case", "embedded", "is_right"]
@@ -56,19 +57,11 @@ def embedded(values, layout, margin, xp=np):
         return turned, view.swapaxes(-1, -2)
     step = 2 if layout == "S" else 1
     shape = (*batch, rows + 3, room(columns * step))
-    around = _boundary(shape, values.dtype) if xp is np else xp.empty(shape, values.dtype)
+    around = lent_empty(shape, values.dtype) if xp is np else xp.empty(shape, values.dtype)
     around[...] = np.nan
     view = around[..., 1 : 1 + rows, margin : margin + columns * step : step]
     view[...] = xp.asarray(values)
     return around, view
-
-
-def _boundary(shape, dtype):
-    """An empty array that starts on a boundary of 16 bytes, as a GPU's do."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + 16, np.uint8)
-    start = -raw.ctypes.data % 16
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def is_right(run, case, xp=np):
@@ -94,8 +87,9 @@ def is_right(run, case, xp=np):
         empty = np.full_like(held, np.nan)
         before_around, before = embedded(empty, case.layouts[2], case.margin, xp)
     activation = "gelu" if case.gelu else None
+    lend = lent if xp is np else xp.asarray
     run(a_view, b_view, out, Epilogue(
-        case.alpha, case.beta, None if bias is None else xp.asarray(bias), activation,
+        case.alpha, case.beta, None if bias is None else lend(bias), activation,
         before if case.before else None,
     ))  # fmt: skip
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from cuda_host import HostFault, HostKernel
+from cuda_host.memory import lent_copies
 from cuda_host.products import Case, is_right
 from tiledask.tile.cuda import launch
 
@@ -94,7 +95,7 @@ class TileKernels:
                 found.library.may_read(starts.ctypes.data_as(ctypes.c_void_p), len(starts), size)
             return found
 
-        with patch.object(launch, "_kernel", kernel):
+        with patch.object(launch, "_kernel", kernel), lent_copies():
             tf32 = self.name == "mma_multistage" and a.dtype == np.float32
             run = launch.mma_tf32 if tf32 else getattr(launch, self.name)
             run(a, b, out, self.tile, epilogue)
