@@ -117,9 +117,11 @@ def test_idle_diagnoses_a_trace(capsys, trace):
         "1f1b", 8, pytest.approx(0.25),
     )  # fmt: skip
     assert sum(answer["causes"].values()) == pytest.approx(answer["idle"])
-    assert "layers cut [1-6][7-12][13-18][19-24]" in {r["change"] for r in answer["remedies"]}
-    limited = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--memory-limit", "4")[1]
-    assert [r["fits"] for r in limited["remedies"]].count(False) > 0
+    assert 0 < len(answer["remedies"]) <= 5
+    twice = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--layers", "1,1,1,1,8")[1]
+    assert twice["remedies"] == answer["remedies"]  # a cut that saves nothing is no remedy
+    limited = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--memory-limit", "0.1")[1]
+    assert not any(r["fits"] for r in limited["remedies"])
     assert main(["idle", "--diagnose", trace, "--unit", "ms"]) == 0
     assert "250 ms" in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError, ScheduleError
 from tiledask.plan.diagnosis.diagnose import diagnose
+from tiledask.plan.diagnosis.remedies import MOST, every_remedy
 from tiledask.plan.diagnosis.timed import Form, Plan
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -167,7 +168,7 @@ def test_overhead_between_actions_is_not_taken_for_latency():
         assert d["overhead"].value == pytest.approx(0.1, abs=1e-9)
         causes = {c.name: c.seconds for c in d.causes}
         assert causes["overhead"] > 0 < causes["communication"]
-        (cure,) = [r for r in d.remedies if "overhead" in r.change]
+        cure = by_change(d)["no overhead between actions"]
         assert cure.makespan < t.makespan
 
 
@@ -196,8 +197,9 @@ def test_an_order_that_is_in_no_table():
     d = diagnose(td.simulate(order, latency=0.1))
     assert d["schedule"].value == "own order"
     assert d.plan.schedule == order
-    assert any(r.change == "schedule zb-h1" for r in d.remedies)
-    assert not any("micro-batches of" in r.change for r in d.remedies)
+    levers = dict(every_remedy(d.plan))
+    assert {"schedule", "micro-batches and schedule"} <= levers.keys()
+    assert "micro-batches" not in levers  # of an order that nothing makes finer
 
 
 def test_the_automatic_scheduler_is_recognised_by_its_times():
@@ -240,7 +242,7 @@ RUN = td.simulate(td.schedule("1f1b", 4, 8), forward=F, backward=B, latency=0.25
 
 
 def by_change(d):
-    return {r.change: r for r in d.remedies}
+    return {r.change: r for _, r in every_remedy(d.plan, d.layers, d.memory_limit)}
 
 
 def test_gains_are_those_of_the_changed_plan_simulated():
@@ -254,8 +256,9 @@ def test_gains_are_those_of_the_changed_plan_simulated():
         assert r.idle_share == pytest.approx(t.bubble_fraction, abs=1e-12)
         assert r.memory == pytest.approx(max(t.peak_in_flight) * 4 / stages * 8 / m)
 
-    halves = ([x / 2 for x in v] for v in (F, B))
+    halves = [[x / 2 for x in v] for v in (F, B)]
     same("16 micro-batches of 1/2 the size", "1f1b", 4, 16, *halves, 0.25)
+    same("16 micro-batches of 1/2 the size, schedule gpipe", "gpipe", 4, 16, *halves, 0.25)
     sizes = (6, 6, 5, 5)
     cut = ([sum(v) * n / 22 for n in sizes] for v in (F, B))
     same("layers cut [1-6][7-12][13-17][18-22]", "1f1b", 4, 8, *cut, 0.25)
@@ -268,17 +271,47 @@ def test_gains_are_those_of_the_changed_plan_simulated():
     assert even.makespan == pytest.approx(t.makespan)
 
 
-def test_the_best_that_fits_in_memory_comes_first():
+@pytest.mark.parametrize("latency", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_layer_wise_is_cured_by_micro_batches_under_a_pipelined_schedule(devices, latency):
+    t = td.simulate(td.schedule("naive", devices, 1), forward=1, backward=2, latency=latency)
+    d = diagnose(t)
+    first = d.remedies[0]
+    assert first.plan.schedule.microbatches == max(8, 2 * devices)
+    assert first.plan.form.name in ("gpipe", "1f1b")
+    assert "micro-batches of 1/" in first.change
+    assert first.change.endswith(f"schedule {first.plan.form.name}")
+    assert first.gain == max(r.gain for r in d.remedies) > 0.37
+    if (devices, latency) == (4, 0.0):
+        assert (t.makespan, t.bubble_fraction, first.makespan) == (12.0, 0.75, 4.125)
+
+
+def test_few_remedies_each_of_another_lever_and_each_saves_something():
+    for before in HUNDRED[::7]:
+        d = diagnose(before.timeline)
+        assert len(d.remedies) <= MOST == 5
+        assert all(r.gain > 0 for r in d.remedies)
+        every = list(every_remedy(d.plan))
+        levers = {lever for lever, r in every if r.gain > 0.002}
+        assert len(d.remedies) == min(MOST, len(levers))
+        best = max(r.gain for _, r in every)
+        assert not d.remedies or d.remedies[0].gain >= 0.85 * best
+
+
+def test_what_fits_in_memory_comes_first():
     free, limited = diagnose(RUN), diagnose(RUN, memory_limit=4)
     assert all(r.fits for r in free.remedies)
-    gains = [r.gain for r in free.remedies]
-    assert gains == sorted(gains, reverse=True)
-    assert free.remedies[0].memory > 4
-    order = [r.fits for r in limited.remedies]
-    assert order == sorted(order, reverse=True)
-    assert set(order) == {True, False}
-    assert all(r.fits == (r.memory <= 4) for r in limited.remedies)
-    assert " !" in str(limited)
+    for d in (free, limited):
+        gains = [r.gain for r in d.remedies if r.fits]
+        assert gains == sorted(gains, reverse=True)
+        order = [r.fits for r in d.remedies]
+        assert order == sorted(order, reverse=True)
+    assert free.remedies[0].memory > 4 >= limited.remedies[0].memory
+    for r in limited.remedies:
+        assert r.fits == (r.memory <= 4)
+    tight = diagnose(RUN, memory_limit=0.1)
+    assert not any(r.fits for r in tight.remedies)
+    assert " !" in str(tight)
 
 
 def test_more_layers_than_stages_are_needed():
@@ -292,7 +325,7 @@ def test_what_is_shown_and_written():
     d = diagnose(RUN, memory_limit=4)
     assert repr(d).startswith("Diagnosis(4 devices, 1f1b, 38.3% idle, most of it ramp, best remedy")
     text, page = str(d), d._repr_html_()
-    for words in ("250 ms", "imbalance", "21.7%", "16 micro-batches of 1/2 the size"):
+    for words in ("250 ms", "imbalance", "21.7%", d.remedies[0].change):
         assert words in text
         assert words in page
     written = json.loads(json.dumps(d.to_dict()))

@@ -128,11 +128,14 @@ class Diagnosis:
         lines += ["", "idle time"]
         lines += [f"  {a:14} {b:>10} {c:>6}  {d}" for a, b, c, d in self._cause_rows()]
         if self.remedies:
-            lines += ["", f"{'remedies, simulated':52} makespan   idle   saved  memory"]
             rows = self._remedy_rows()
-            lines += [f"  {a:50} {b:>8} {c:>6} {d:>7} {e:>7}" for a, b, c, d, e in rows]
-            lines += ["  memory: activations of the fullest device, in micro-batches of the trace"]
-            lines += ["  on its share of the layers; ! is over the limit"] * self._is_limited
+            wide = max(len(row[0]) for row in rows)
+            lines += ["", f"{'remedies, simulated':{wide + 2}} makespan   idle   saved  memory"]
+            lines += [f"  {a:{wide}} {b:>8} {c:>6} {d:>7} {e:>7}" for a, b, c, d, e in rows]
+            lines += [
+                "  memory: activations that the fullest device keeps, in today's micro-batches"
+            ]
+            lines += ["  ! is over the limit"] * self._is_limited
         return "\n".join(lines)
 
     def _finding_rows(self) -> list[tuple[str, str, str]]:
@@ -157,7 +160,7 @@ class Diagnosis:
                f"{plan.memory * plan.schedule.microbatches:.3g}")  # fmt: skip
         return [now] + [
             (
-                _shortened(r.change, 50),
+                r.change,
                 format_seconds(r.makespan),
                 f"{r.idle_share:.1%}",
                 f"{r.gain:+.1%}",
@@ -183,10 +186,6 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     body = "".join(cells(row, "td") for row in rows)
     return f"<table><caption>{escape(caption)}</caption>{cells(head, 'th')}{body}</table>"
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 _SECONDS = ("forward", "backward", "latency", "overhead")

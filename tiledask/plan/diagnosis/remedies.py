@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.diagnosis.timed import Form, Plan, built, forms, recut
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.splitting.partition import partition
 
 __all__ = [
     "Remedy",
     "equal_stages",
+    "every_remedy",
     "faster_links",
     "more_microbatches",
     "partitioned",
@@ -18,8 +20,14 @@ __all__ = [
     "rescheduled",
 ]
 
-FINER = (2, 4, 8)
-"""By how much micro-batches are made smaller."""
+MOST = 5
+"""Remedies that are shown."""
+LEAST = 0.002
+"""Share of the makespan that a remedy saves: less is noise."""
+NEARLY = 0.85
+"""Of the best gain of a lever; a plainer change that has this much goes before."""
+FINER = 8
+"""By how much micro-batches are made smaller, if that gives each device two or more."""
 FASTER = (2, 10)
 """By how much links are made faster."""
 MOST_ACTIONS = 50_000
@@ -68,48 +76,108 @@ class Remedy:
 def remedies(
     plan: Plan, layers: Sequence[float] | None = None, memory_limit: float | None = None
 ) -> tuple[Remedy, ...]:
-    """Every Remedy of ``plan``: those that fit in memory first, largest gain first.
+    """The best Remedy of each lever that saves something: MOST at most, those that fit in memory
+    first, largest gain first.
 
     layers         costs of the model's layers, for an exact partition instead of equal stages
     memory_limit   most micro-batches (of ``plan``) whose activations a device may keep
 
-    A change that saves nothing is listed too, so that nobody has to try it.
+    Of one lever the plainest change that saves NEARLY what the best one does is taken: 1F1B before
+    a schedule in chunks, that before a split backward.
+
+    >>> form = Form("naive", 4, 1, 1)
+    >>> best = remedies(Plan(form.build(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
+    >>> best.change, best.makespan
+    ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
+    of_lever: dict[str, list[Remedy]] = {}
+    for lever, remedy in every_remedy(plan, layers, memory_limit):
+        if remedy.gain > LEAST:
+            of_lever.setdefault(lever, []).append(remedy)
+    best = sorted(map(_plainest, of_lever.values()), key=_merit)
+    return tuple(best[:MOST])
+
+
+def _merit(r: Remedy) -> tuple:
+    return not r.fits, -round(r.gain, 9), r.memory
+
+
+def _plainest(of_one_lever: list[Remedy]) -> Remedy:
+    """The plainest of those with nearly the best gain; of equally plain ones, which keeps least."""
+    best = min(of_one_lever, key=_merit)
+    enough = [r for r in of_one_lever if r.fits == best.fits and r.gain >= NEARLY * best.gain]
+    least = min(_effort(r.plan.schedule) for r in enough)
+    plain = [r for r in enough if _effort(r.plan.schedule) == least]
+    most = max(r.gain for r in plain)
+    return min((r for r in plain if r.gain >= 0.95 * most), key=lambda r: (r.memory, *_merit(r)))
+
+
+def _effort(order: Schedule) -> tuple[bool, int]:
+    """What has to be built for it: a backward in two halves or stages kept twice, then chunks."""
+    return bool((order.kind > 1).any()) or order.replicas > 1, order.stages
+
+
+def every_remedy(
+    plan: Plan, layers: Sequence[float] | None = None, memory_limit: float | None = None
+) -> Iterator[tuple[str, Remedy]]:
+    """(lever, Remedy) for every change that is tried, also those that save nothing."""
     base, m = plan.makespan, plan.schedule.microbatches
     limit = float("inf") if memory_limit is None else memory_limit
-
-    def judged(change: str, after: Plan) -> Remedy:
+    for lever, change, after in _changes(plan, layers):
         memory = after.memory * m
         gain = 1 - after.makespan / base if base else 0.0
         fits = memory <= limit * (1 + 1e-9)
-        return Remedy(change, after, after.makespan, after.idle_share, gain, memory, fits)
-
-    found = [judged(*change) for change in _changes(plan, layers)]
-    return tuple(sorted(found, key=lambda r: (not r.fits, -round(r.gain, 12), r.memory)))
+        yield lever, Remedy(change, after, after.makespan, after.idle_share, gain, memory, fits)
 
 
-def _changes(plan: Plan, layers: Sequence[float] | None) -> Iterator[tuple[str, Plan]]:
+def _changes(plan: Plan, layers: Sequence[float] | None) -> Iterator[tuple[str, str, Plan]]:
     m, p = plan.schedule.microbatches, plan.devices
-    for times in FINER:
-        finer = more_microbatches(plan, times * m)
-        if finer is not None:
-            yield f"{times * m} micro-batches of 1/{times} the size", finer
+    finer = {times: f"{times * m} micro-batches of 1/{times} the size" for times in _finer(m, p)}
+    for times, words in finer.items():
+        after = more_microbatches(plan, times * m)
+        if after is not None:
+            yield "micro-batches", words, after
     if p > 1:
         if layers is None:
-            yield "equal stages", equal_stages(plan)
+            yield "stages", "equal stages", equal_stages(plan)
         else:
             after, cut = partitioned(plan, layers)
-            yield f"layers cut {cut}", after
+            yield "stages", f"layers cut {cut}", after
         for form in forms(p, m, plan.schedule.trains):
             other = rescheduled(plan, form)
             if other is not None and other.schedule != plan.schedule:
-                twice = ", weights twice" if other.schedule.replicas > 1 else ""
-                yield f"schedule {form}{twice}", other
+                yield "schedule", _named(form, other), other
+            if _is_plans(form, plan):
+                continue
+            for times, words in finer.items():
+                both = rescheduled(_scaled(plan, 1 / times), form._replace(microbatches=times * m))
+                if both is not None:
+                    yield "micro-batches and schedule", f"{words}, {_named(form, both)}", both
         if any(plan.latency):
             for times in FASTER:
-                yield f"links {times} times as fast", faster_links(plan, times)
+                yield "links", f"links {times} times as fast", faster_links(plan, times)
     if plan.overhead:
-        yield "no overhead between actions", replace(plan, overhead=0.0)
+        yield "overhead", "no overhead between actions", replace(plan, overhead=0.0)
+
+
+def _finer(microbatches: int, devices: int) -> list[int]:
+    """By how much micro-batches are made smaller: powers of 2 up to 8, or to two per device.
+
+    >>> _finer(1, 4), _finer(1, 16)
+    ([2, 4, 8], [2, 4, 8, 16, 32])
+    """
+    most = max(FINER, 2 * devices / microbatches)
+    return [
+        2**k for k in range(1, 31) if 2 ** (k - 1) < most and (2**k <= FINER or 2**k < 2 * most)
+    ]
+
+
+def _is_plans(form: Form, plan: Plan) -> bool:
+    return plan.form is not None and form[:3] == plan.form[:3]
+
+
+def _named(form: Form, plan: Plan) -> str:
+    return f"schedule {form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
 
 
 def more_microbatches(plan: Plan, microbatches: int) -> Plan | None:
