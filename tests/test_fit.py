@@ -9,6 +9,7 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.plan.choosing.search import Space
 from tiledask.plan.fitting.fit import minimum_devices, zero3_minimum_degree
 from tiledask.plan.fitting.fixes import SINGLE
 from tiledask.plan.fitting.neighbours import FIELDS
@@ -92,6 +93,21 @@ def test_the_verdict_changes_exactly_at_the_borders_of_the_band():
         assert fit.shortfall == max(0, -extra)
         assert fit.band == (peak, peak + 100)
         assert verdict in repr(fit)
+
+
+def test_a_device_without_room_for_the_context_is_a_no_however_it_is_asked():
+    layout = Layout(tp=2)
+    peak = td.estimate_memory(SMALL, layout, sequence=32).peak
+    space = Space(tp=(2,), pp=(1,), zero=(0,), recompute=("none",), sequence_parallel=(False,),
+                  flash_attention=(False,))  # fmt: skip
+    rest = default_overhead(2).total - CUDA_CONTEXT
+    for extra, verdict in ((-1, "no"), (0, "tight"), (rest - 1, "tight"), (rest, "fits")):
+        fleet = cluster(2, peak + CUDA_CONTEXT + extra)
+        fit = td.fits(SMALL, layout, fleet, sequence=32)
+        (plan,) = td.search(SMALL, fleet, 1, sequence=32, space=space)
+        assert fit.verdict == plan.verdict == plan.fit.verdict == verdict
+        assert fit.shortfall == max(0, -extra)
+        assert ("and a CUDA context of 987.8 MB, 1 B more" in fit.reason) == (verdict == "no")
 
 
 def test_overheads_have_names():

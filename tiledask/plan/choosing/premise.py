@@ -4,29 +4,38 @@
     plan B: pp 4 x tp 2 x dp 4                  ->       "B starts"     fails: 60 GB of 24 GB
                                                                         ZeRO-2 would do: 20.62 GB
 
-Only what training keeps for every parameter counts here. A plan that fails by that alone cannot
-run, whatever the architecture; one that holds still needs room for activations.
+A premise that names its model gets the verdict of ``fits``. One that knows only a number of
+parameters gets the same rule on what training keeps for every parameter: a plan that fails by that
+alone cannot run, whatever the architecture; one that holds still needs room for activations.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields, names, read, read_named, short
-from tiledask.plan.fitting.overhead import default_overhead
+from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
+from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import State, load_recipe, recipes, state_bytes
-from tiledask.plan.inputs.specs import load_model
+from tiledask.plan.inputs.run import check_run
+from tiledask.plan.inputs.specs import load_cluster, load_model
 from tiledask.plan.pipelines.closed_form import bubble_fraction
+from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import divisors, format_bytes, parse_bytes
 
 __all__ = ["Critique", "Finding", "check_premise", "premises"]
 
 HOLDS, BARELY, FAILS = "holds", "barely", "fails"
+WORDS = dict(zip(VERDICTS, (HOLDS, BARELY, FAILS), strict=True))
+"""What ``fits`` says of a plan -> what that makes of the claim that it fits."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,8 @@ class Finding:
 
     claim: str
     verdict: str
-    """"holds", "barely" (what is left is less than the overhead of a run) or "fails"."""
+    """"holds", "barely" (what is left is less than the overhead of a run) or "fails"; of the
+    claim that a plan fits, what ``fits`` calls "fits", "tight" and "no"."""
     why: str
     """The numbers and the formula."""
     way_out: str = ""
@@ -92,15 +102,18 @@ def premises() -> tuple[str, ...]:
 def check_premise(premise: str | os.PathLike | Mapping) -> Critique:
     """The Critique of a premise: a shipped name, a JSON file, or the same as a mapping.
 
-    Keys: ``question``; ``parameters`` or ``model``; ``memory`` of a device, such as "24GB";
-    ``devices``; ``recipe`` (default mixed-adam-16); ``plans``, from a name to any of dp, tp, pp,
-    zero and recipe; ``claims``, a list of objects with ``claim``, the words, and ``kind``:
+    Keys: ``question``; ``parameters`` or ``model`` (in a mapping also a Model); ``memory`` of a
+    device, such as "24GB"; ``devices``, and ``devices_per_node`` (default 8); ``recipe`` (default
+    mixed-adam-16); ``sequence``, tokens of one (default 2048); ``plans``, from a name to fields of
+    a Layout and a recipe; ``claims``, a list of objects with ``claim``, the words, and ``kind``:
 
-    - "fits", "too large": what the ``plan`` keeps for its parameters, against the memory;
+    - "fits", "too large": what the ``plan`` takes of the memory: of a ``model`` by ``fits``; of a
+      number of ``parameters`` their states alone, so that its plans have only dp, tp, pp, zero,
+      microbatches and recipe;
     - "sizes exist": some number of parameters is too large for one device by the recipe
       ``alone`` and yet fits the ``plan``; for premises that do not say how large the model is;
-    - "traffic grows": gradient bytes per device and step grow ``times``-fold from plan ``from``
-      to plan ``to``, by ring all-reduce;
+    - "traffic grows": the bytes that a device sends in a step for gradients, and for ZeRO's
+      weights, grow ``times``-fold from plan ``from`` to plan ``to``, in rings;
     - "used": with pp ``stages`` and ``microbatches``, devices compute a ``share`` of the time;
     - "fits all": one choice of tp, pp and ZeRO fits every cluster of ``clusters``, each with
       ``devices``, ``memory`` and ``devices_per_node``.
@@ -111,6 +124,10 @@ def check_premise(premise: str | os.PathLike | Mapping) -> Critique:
     >>> bool(critique), [finding.verdict for finding in critique.findings]
     (False, ['holds', 'fails', 'holds'])
     """
+    model = premise.get("model") if isinstance(premise, Mapping) else None
+    if isinstance(model, Model):
+        return _Premise(Fields({k: v for k, v in premise.items() if k != "model"}, "premise"),
+                        model).critique  # fmt: skip
     return _Premise(_read(premise)).critique
 
 
@@ -129,77 +146,112 @@ def _read(premise: str | os.PathLike | Mapping) -> Fields:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the parameters are dealt out, as a sentence can say it."""
+    """How the parameters are dealt out, and what is kept for each."""
 
-    name: str
-    dp: int
-    tp: int
-    pp: int
-    zero: int
+    layout: Layout
     recipe: str
 
     @property
     def slices(self) -> int:
-        return self.tp * self.pp
+        return self.layout.tp * self.layout.pp
 
-    @property
-    def devices(self) -> int:
-        return self.dp * self.slices
-
-    def bytes(self, parameters: int, zero: int | None = None, recipe: str | None = None) -> int:
-        """On one device, of all that is kept for its parameters."""
-        zero = self.zero if zero is None else zero
+    def states(self, parameters: int) -> int:
+        """Bytes on one device of all that is kept for the model's parameters."""
         mine = -(-parameters // self.slices)
-        return sum(state_bytes(mine, recipe or self.recipe, zero, self.dp).values())
+        copies = self.layout.dp * self.layout.cp
+        return sum(state_bytes(mine, self.recipe, self.layout.zero, copies).values())
 
     def per_parameter(self) -> float:
         """Bytes on one device for every parameter of the model."""
-        states = _states(self.recipe)
-        dealt = (s.bytes / (self.dp if s.sharded(self.zero) else 1) for s in states)
+        copies, zero = self.layout.dp * self.layout.cp, self.layout.zero
+        dealt = (s.bytes / (copies if s.sharded(zero) else 1) for s in _states(self.recipe))
         return sum(dealt) / self.slices
 
+    def sent(self, parameters: int) -> int:
+        """Bytes that a device sends in a step for gradients and for ZeRO's weights, in rings."""
+        each = sum(times * width for _, times, width in self.moved)
+        copies = self.layout.dp * self.layout.cp
+        return each * -(-parameters // self.slices) * (copies - 1) // copies
+
+    @property
+    def moved(self) -> list[tuple[str, int, int]]:
+        """(what, times, bytes): what rings move in a step for every parameter of a slice."""
+        recipe, zero = load_recipe(self.recipe), self.layout.zero
+        gradients, weights = map(int, zero_passes(zero, self.layout.microbatches))
+        rows = [("gradients", gradients, recipe.gradient_bytes)]
+        if recipe.gradient_bytes or zero == 3:  # frozen weights are gathered by ZeRO-3 alone
+            rows.append(("weights", weights, recipe.gathered_bytes))
+        return [row for row in rows if row[1] * row[2]]
+
+    def over(self, zero: int) -> "_Plan":
+        """The same under another stage of ZeRO."""
+        return replace(self, layout=replace(self.layout, zero=zero))
+
     def __str__(self) -> str:
-        words = [f"{n} {getattr(self, n)}" for n in ("dp", "tp", "pp") if getattr(self, n) > 1]
-        return " x ".join(words or ["one device"]) + (f", ZeRO-{self.zero}" if self.zero else "")
+        named = {name: getattr(self.layout, name) for name in ("dp", "tp", "pp")}
+        words = [f"{name} {n}" for name, n in named.items() if n > 1]
+        zero = self.layout.zero
+        return " x ".join(words or ["one device"]) + (f", ZeRO-{zero}" if zero else "")
 
 
 class _Premise:
     """The claims of a premise, worked out in turn."""
 
-    def __init__(self, given: Fields):
+    def __init__(self, given: Fields, model: Model | None = None):
         self.given = given
         self.question = given.text("question")
         self.recipe = load_recipe(given.text("recipe", "mixed-adam-16")).name
         self.memory = _memory(given)
         self.devices = given.integer("devices", 1)
-        self.plans = {"one device": _Plan("one device", 1, 1, 1, 0, self.recipe)}
+        self.per_node = given.integer("devices_per_node", 8)
+        self.sequence = given.integer("sequence", 2048)
+        self.model = load_model(given.text("model")) if "model" in given else model
+        self._size = given.integer("parameters") if "parameters" in given else None
+        if self.model is not None:
+            if self._size not in (None, self.model.parameters):
+                raise given.fail(
+                    "parameters", f"is {self._size:,}, and {self.model.name} has "
+                    f"{self.model.parameters:,}; leave it out"
+                )  # fmt: skip
+            self._size = self.model.parameters
+        self.plans = {"one device": _Plan(Layout(), self.recipe)}
         if "plans" in given:
             inner = given.object("plans")
-            self.plans |= {name: self._plan(name, inner.object(name)) for name in inner.values}
+            self.plans |= {name: self._plan(inner.object(name)) for name in inner.values}
         self.claims = given.objects("claims")
         given.text("source", "")
         given.text("name", "")
-        self._size = self._parameters()
         given.done()
 
-    def _parameters(self) -> int | None:
-        if "model" in self.given:
-            return load_model(self.given.text("model")).parameters
-        return self.given.integer("parameters") if "parameters" in self.given else None
-
-    def _plan(self, name: str, given: Fields) -> _Plan:
-        sizes = [given.integer(key, 1) for key in ("dp", "tp", "pp")]
-        zero = given.integer("zero", 0, minimum=0)
-        plan = _Plan(name, *sizes, zero, load_recipe(given.text("recipe", self.recipe)).name)
+    def _plan(self, given: Fields) -> _Plan:
+        chosen: dict[str, Any] = {}
+        for name, usual in vars(Layout()).items():
+            if name not in given:
+                continue
+            if self.model is None and name not in _FLAT:
+                raise given.fail(name, "changes what only a model tells; name a 'model' too")
+            if isinstance(usual, bool):
+                chosen[name] = given.boolean(name)
+            elif isinstance(usual, int):
+                chosen[name] = given.integer(name, minimum=0)
+            elif isinstance(given.values[name], str):
+                chosen[name] = given.text(name)
+            else:
+                chosen[name] = given.integers(name)
+        recipe = load_recipe(given.text("recipe", self.recipe)).name
         given.done()
-        if plan.devices > self.devices:
+        try:
+            layout = Layout(**chosen)
+            if self.model is not None:
+                check_run(self.model, layout, self.sequence)
+        except ValueError as error:
+            raise ConfigError(f"{given.where}: {error}") from None
+        if layout.devices > self.devices:
             raise given.fail(
-                "dp", f"x tp x pp makes {plan.devices} devices, the premise has {self.devices}; "
-                f"lower one of them or raise devices",
+                "dp", f"x cp x tp x pp makes {layout.devices} devices, the premise has "
+                f"{self.devices}; lower one of them or raise devices",
             )  # fmt: skip
-        if zero > 3:
-            raise given.fail("zero", f"is 0, 1, 2 or 3, got {zero}")
-        return plan
+        return _Plan(layout, recipe)
 
     @property
     def size(self) -> int:
@@ -212,6 +264,8 @@ class _Premise:
     @cached_property
     def critique(self) -> Critique:
         size = f"{self._size:,} parameters, " if self._size else ""
+        if self.model is not None:
+            size = f"{self.model.name}, {size}sequences of {self.sequence:,} tokens, "
         return Critique(
             self.question,
             f"{size}{_convention(self.recipe)}; {self.devices} devices of "
@@ -233,44 +287,77 @@ class _Premise:
             raise claim.fail(key, f"names {name!r}; the plans are {', '.join(self.plans)}")
         return self.plans[name]
 
+    # -- does a plan fit? ------------------------------------------------------------------------
+
+    def _fit(self, plan: _Plan, memory: int | None = None) -> Fit:
+        """What ``fits`` says of a model on devices of which only the memory is known."""
+        known = load_cluster(f"{self.devices}xA100-80GB")
+        device = replace(
+            known.device, name="each device", memory_bytes=self.memory if memory is None else memory
+        )
+        cluster = replace(known, device=device, devices_per_node=self.per_node)
+        return fits(self.model, plan.layout, cluster, plan.recipe, self.sequence, step=_no_time)
+
+    def _held(self, plan: _Plan) -> int:
+        """Bytes on the fullest device: of a model's tensors, or of the states alone."""
+        return plan.states(self.size) if self.model is None else self._fit(plan).memory.peak
+
+    def _verdict(self, plan: _Plan, memory: int | None = None) -> str:
+        """One of VERDICTS."""
+        memory = self.memory if memory is None else memory
+        if self.model is not None:
+            return self._fit(plan, memory).verdict
+        overhead = overhead_of(plan.layout)
+        return VERDICTS[judge(self._held(plan), overhead.certain, overhead.total, memory)]
+
     # -- the kinds of claims: (verdict, why, way out) ---------------------------------------------
 
     def fits(self, claim: Fields) -> tuple[str, str, str]:
         plan = self._planned(claim)
-        held = plan.bytes(self.size)
-        room = self.memory - held
-        why = f"{_sum(plan, self.size)} = {format_bytes(held)} a device, of {self._room()}"
-        if room < 0:
-            return FAILS, f"{why}: {format_bytes(-room)} too much.", self._ways_out(plan)
-        need = default_overhead(plan.devices).total
-        left = f"{format_bytes(room)} are left for activations"
-        if room < need:
-            return BARELY, f"{why}; {left}, and a run takes {format_bytes(need)} besides.", ""
-        return HOLDS, f"{why}; {left} and overhead.", ""
+        verdict = self._verdict(plan)
+        out = self._ways_out(plan) if verdict == "no" else ""
+        return WORDS[verdict], self._why(plan, verdict), out
 
     def too_large(self, claim: Fields) -> tuple[str, str, str]:
         plan = self._planned(claim)
-        held = plan.bytes(self.size)
-        why = f"{_sum(plan, self.size)} = {format_bytes(held)} a device, of {self._room()}."
-        if held > self.memory:
-            return HOLDS, why, ""
-        return FAILS, why, "It fits; only activations could make it too large."
+        verdict = self._verdict(plan)
+        why = self._why(plan, verdict)
+        if verdict != "fits":
+            return HOLDS if verdict == "no" else BARELY, why, ""
+        alone = "" if self.model is not None else "; only activations could make it too large"
+        return FAILS, why, f"It fits{alone}."
+
+    def _why(self, plan: _Plan, verdict: str) -> str:
+        if self.model is not None:
+            return f"{_capital(self._fit(plan).reason)}."
+        held, overhead = self._held(plan), overhead_of(plan.layout)
+        why = f"{_sum(plan, self.size)} = {format_bytes(held)} a device by the states alone"
+        if verdict == "no":
+            context = format_bytes(overhead.certain)
+            short = format_bytes(held + overhead.certain - self.memory)
+            return f"{why}, and a CUDA context of {context}, of {self._room()}: {short} too much."
+        left = f"{why}, of {self._room()}: {format_bytes(self.memory - held)} left"
+        need = format_bytes(overhead.total)
+        if verdict == "tight":
+            return f"{left}, less than the overhead of a run, {need}; activations come on top."
+        return f"{left}; activations and overhead, {need}, come on top."
 
     def sizes_exist(self, claim: Fields) -> tuple[str, str, str]:
         plan, alone = self._planned(claim), load_recipe(claim.text("alone"))
-        least = self.memory / alone.bytes_per_parameter
-        most = self.memory / plan.per_parameter()
+        context = default_overhead(1).certain
+        room = self.memory - context
+        least, most = room / alone.bytes_per_parameter, room / plan.per_parameter()
         why = (
             f"Too large for one device by {alone.name} ({alone.bytes_per_parameter} B a parameter) "
-            f"means more than {_billions(least)} parameters; {plan} holds at most {_billions(most)}"
+            f"means more than {_billions(least)} parameters beside a CUDA context of "
+            f"{format_bytes(context)}; {plan} holds at most {_billions(most)} by the states alone"
         )
         if most > least:
             return HOLDS, f"{why}: {_billions(least)} to {_billions(most)}.", ""
-        wider = [_Plan("", plan.dp, plan.tp, plan.pp, z, plan.recipe) for z in range(4)]
         windows = [
-            f"ZeRO-{p.zero} up to {_billions(self.memory / p.per_parameter())}"
-            for p in wider[plan.zero + 1 :]
-            if plan.dp > 1 and self.memory / p.per_parameter() > least
+            f"ZeRO-{zero} up to {_billions(room / each)}"
+            for zero in range(plan.layout.zero + 1, 4)
+            if room / (each := plan.over(zero).per_parameter()) > least
         ]
         out = f"Sizes exist with {', '.join(windows)}." if windows else "No ZeRO stage helps."
         return FAILS, f"{why}: no size is both.", out
@@ -278,17 +365,21 @@ class _Premise:
     def traffic_grows(self, claim: Fields) -> tuple[str, str, str]:
         before, after = (self._planned(claim, key) for key in ("from", "to"))
         times = claim.number("times")
-        sent = [_gradient_traffic(plan, self.size) for plan in (before, after)]
+        sent = [plan.sent(self.size) for plan in (before, after)]
         if not sent[0]:
             raise claim.fail(
-                "from", f"names a plan with dp {before.dp}, which sends no gradients; a growth "
-                f"starts from dp 2 or more",
+                "from", f"names a plan with dp {before.layout.dp} and {before.recipe}, which sends "
+                f"no gradients; a growth starts from dp 2 or more and a recipe that trains",
             )  # fmt: skip
         ratio = sent[1] / sent[0]
+        told = [
+            f"{format_bytes(size)} with d = {plan.layout.dp} ("
+            + ", ".join(f"{what} {times} x {width} B" for what, times, width in plan.moved) + ")"
+            for size, plan in zip(sent, (before, after), strict=True)
+        ]  # fmt: skip
         why = (
-            f"In rings a device sends 2 (d-1)/d of its slice's gradients (3 (d-1)/d with ZeRO-3): "
-            f"{format_bytes(sent[0])} with d = {before.dp}, {format_bytes(sent[1])} with "
-            f"d = {after.dp}, {ratio:.3g} times."
+            f"In rings a device sends (d-1)/d of its slice's bytes each time: {', '.join(told)}; "
+            f"{ratio:.3g} times."
         )
         if ratio >= 0.95 * times:
             return HOLDS, why, ""
@@ -338,38 +429,41 @@ class _Premise:
         self, devices: int, memory: int, per_node: int
     ) -> Iterator[tuple[tuple[int, int, int], int]]:
         """((tp, pp, zero), bytes on a device) of what leaves room for a run's overhead."""
-        room = memory - default_overhead(devices).total
         for tp, pp, zero in product(divisors(per_node), divisors(devices), range(4)):
             if devices % (tp * pp) == 0:
-                plan = _Plan("", devices // (tp * pp), tp, pp, zero, self.recipe)
-                held = plan.bytes(self.size)
-                if held <= room:
-                    yield (tp, pp, zero), held
+                layout = Layout(dp=devices // (tp * pp), tp=tp, pp=pp, zero=zero)
+                plan = _Plan(layout, self.recipe)
+                if self._verdict(plan, memory) == "fits":
+                    yield (tp, pp, zero), self._held(plan)
 
     def _room(self) -> str:
         return f"{format_bytes(self.memory)}"
 
     def _ways_out(self, plan: _Plan) -> str:
         """The smallest changes to ``plan`` that do, of each kind."""
+        if self.model is not None:
+            fix = self._fit(plan).smallest_fix
+            return f"{_capital(str(fix))}." if fix else "No layout fits such devices."
         ways = []
-        for zero in range(plan.zero + 1, 4) if plan.dp > 1 else ():
-            held = plan.bytes(self.size, zero=zero)
-            if held <= self.memory:
-                ways.append(f"ZeRO-{zero} would do: {format_bytes(held)}")
+        for zero in range(plan.layout.zero + 1, 4) if plan.layout.dp > 1 else ():
+            if self._verdict(plan.over(zero)) != "no":
+                held = format_bytes(self._held(plan.over(zero)))
+                ways.append(f"ZeRO-{zero} would do: {held} by the states alone")
                 break
+        others = {name: replace(plan, recipe=name) for name in recipes() if _of_all(name)}
         lighter = [
-            f"{name} {format_bytes(plan.bytes(self.size, recipe=name))}"
-            for name in recipes()
-            if _of_all(name) and plan.bytes(self.size, recipe=name) < self.memory
-        ]
+            f"{name} {format_bytes(self._held(other))}"
+            for name, other in others.items() if self._verdict(other) != "no"
+        ]  # fmt: skip
         if lighter:
             ways.append(f"with the same layout these recipes fit: {', '.join(lighter)}")
-        whole = load_recipe(plan.recipe).bytes_per_parameter * self.size
-        slices = -(-whole // self.memory)
-        if plan.zero == 0 and plan.slices == 1 and plan.dp > 1:
+        room = self.memory - overhead_of(plan.layout).certain
+        if plan.layout.zero == 0 and plan.slices == 1 and plan.layout.dp > 1:
             ways.append("more replicas never help: each keeps all of it")
-        ways.append(f"without ZeRO, {slices} slices (tp x pp) or more hold it")
-        return (". ".join(way[0].upper() + way[1:] for way in ways)) + "."
+        if room > 0:
+            slices = minimum_devices(self.size, plan.recipe, room)
+            ways.append(f"without ZeRO, {slices} slices (tp x pp) or more hold the states")
+        return (". ".join(map(_capital, ways))) + "."
 
 
 _KINDS: dict[str, Callable[[_Premise, Fields], tuple[str, str, str]]] = {
@@ -380,6 +474,18 @@ _KINDS: dict[str, Callable[[_Premise, Fields], tuple[str, str, str]]] = {
     "used": _Premise.used,
     "fits all": _Premise.fits_all,
 }
+
+
+_FLAT = ("dp", "tp", "pp", "zero", "microbatches")
+"""Fields of a layout that say how parameters are dealt out, whatever the model."""
+
+
+def _no_time(*run: Any) -> None:
+    raise ValueError("a device that is known by its memory alone has no speed")
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _memory(given: Fields) -> int:
@@ -412,18 +518,11 @@ def _states(recipe: str) -> list[State]:
 def _sum(plan: _Plan, parameters: int) -> str:
     """How the bytes of a device come about."""
     states = _states(plan.recipe)
-    whole = sum(s.bytes for s in states if not s.sharded(plan.zero))
-    dealt = sum(s.bytes for s in states if s.sharded(plan.zero))
-    parts = [f"{whole} B"] * bool(whole) + [f"{dealt} B / {plan.dp}"] * bool(dealt)
+    whole = sum(s.bytes for s in states if not s.sharded(plan.layout.zero))
+    dealt = sum(s.bytes for s in states if s.sharded(plan.layout.zero))
+    parts = [f"{whole} B"] * bool(whole) + [f"{dealt} B / {plan.layout.dp}"] * bool(dealt)
     each = f"({' + '.join(parts)})" if dealt else parts[0]
     return f"{each} x {_billions(parameters)}" + (f" / {plan.slices}" if plan.slices > 1 else "")
-
-
-def _gradient_traffic(plan: _Plan, parameters: int) -> float:
-    """Bytes that a device sends for the gradients of a step."""
-    mine = parameters / plan.slices * load_recipe(plan.recipe).gradient_bytes
-    times = 3 if plan.zero == 3 else 2  # ZeRO-3 also gathers the weights, in either direction
-    return times * (plan.dp - 1) / plan.dp * mine
 
 
 def _billions(parameters: float) -> str:

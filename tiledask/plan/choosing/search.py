@@ -18,7 +18,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan.data import short
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import default_overhead
+from tiledask.plan.fitting.overhead import VERDICTS, judge, overheads
 from tiledask.plan.fitting.peaks import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
@@ -40,7 +40,6 @@ COLUMNS = (
     "dp", "tp", "pp", "cp", "ep", "microbatch", "microbatches", "interleave", "zero", "recompute",
     "sequence_parallel", "flash_attention", "schedule",
 )  # fmt: skip
-VERDICTS = ("fits", "tight", "no")
 
 
 @dataclass(frozen=True)
@@ -140,11 +139,8 @@ class Plans(Sequence):
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
         peak = peaks(self.model, self.recipe, self.sequence, **columns)
         capacity = self.cluster.device.memory_bytes
-        several, alone = default_overhead(2).total, default_overhead(1).total
-        gathers = (columns["zero"] == 3) & (columns["dp"] * columns["cp"] > 1)
-        several = np.where(gathers, default_overhead(2, zero=3).total, several)
-        overhead = np.where(devices > 1, several, alone)
-        verdict = np.where(peak + overhead <= capacity, 0, np.where(peak <= capacity, 1, 2))
+        overhead = overheads(devices, columns["dp"] * columns["cp"], columns["zero"])
+        verdict = judge(peak, *overhead, capacity)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):

@@ -1,8 +1,8 @@
 """Does it fit? A verdict, what decides it, and the smallest change that makes it fit.
 
-0 ........ estimate ...... estimate + overhead      capacity right of both:    "fits"
-                                                    between them:              "tight"
-                                                    left of the estimate:      "no"
+0 .... estimate .... + CUDA context ........ + whole overhead     capacity right of all: "fits"
+                                                                  between the last two:  "tight"
+                                                                  left of the context:   "no"
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
 from tiledask.plan.fitting.neighbours import Search
-from tiledask.plan.fitting.overhead import Overhead, overhead_of
+from tiledask.plan.fitting.overhead import VERDICTS, Overhead, judge, overhead_of
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -59,17 +59,18 @@ class Fit:
 
     @cached_property
     def verdict(self) -> str:
-        """The answer: "fits", "tight" (it depends on the overhead) or "no"."""
-        low, high = self.band
-        if low > self.capacity or self.layout.devices > self.cluster.devices:
+        """The answer: "fits", "tight" (it depends on the overhead) or "no" (the tensors leave no
+        room for a CUDA context, or the cluster has fewer devices)."""
+        if self.layout.devices > self.cluster.devices:
             return "no"
-        return "fits" if high <= self.capacity else "tight"
+        overhead = self.overhead.certain, self.overhead.total
+        return VERDICTS[judge(self.memory.peak, *overhead, self.capacity)]
 
     @property
     def shortfall(self) -> int:
-        """Bytes by which the estimate alone, without overhead, exceeds one device; 0 if it
-        does not."""
-        return max(0, self.memory.peak - self.capacity)
+        """Bytes by which the estimate and the certain overhead, the CUDA context, exceed one
+        device; 0 if they do not."""
+        return max(0, self.memory.peak + self.overhead.certain - self.capacity)
 
     @cached_property
     def reason(self) -> str:
@@ -96,9 +97,11 @@ class Fit:
                 f"the layout needs {self.layout.devices} devices ({_degrees(self.layout)}), the "
                 f"cluster has {self.cluster.devices}"
             )
+        certain = self.overhead.certain
+        context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
         return (
-            f"the fullest device ({where}) needs {low}, {format_bytes(self.shortfall)} more than "
-            f"the {room} of {device}; {why}"
+            f"the fullest device ({where}) needs {low}{context}, {format_bytes(self.shortfall)} "
+            f"more than the {room} of {device}; {why}"
         )
 
     @cached_property

@@ -259,7 +259,7 @@ class Many:
 
         head = present[3] * part(3) + present[4] * part(4)
         size = np.maximum.reduce([*(present[k] * part(k) for k in range(3)), head])
-        width = min(recipe.weight_bytes, recipe.compute_bytes)
+        width = recipe.gathered_bytes
         gathers = (n["zero"] == 3) & (not recipe.holds("gathered weights"))
         waits = (n["zero"] >= 2) & (not recipe.holds("unreduced gradients"))
         return gathers * width * size, waits * recipe.gradient_bytes * size

@@ -1,12 +1,23 @@
-"""What a device holds beyond the arithmetic, by name: the width of the verdict "tight"."""
+"""What a device holds beyond the arithmetic, by name, and the verdict that follows from it.
+
+0 ..... tensors ..... + CUDA context ............. + whole overhead
+                                                   capacity right of all:    "fits"
+                                                   between the last two:     "tight"
+                                                   left of the context:      "no"
+"""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Overhead", "default_overhead", "overhead_of"]
+__all__ = ["VERDICTS", "Overhead", "default_overhead", "judge", "overhead_of", "overheads"]
+
+VERDICTS = ("fits", "tight", "no")
 
 CUDA_CONTEXT = round(0.92 * 2**30)
 """Bytes of a CUDA context with all kernels loaded; 0.47 GiB when they load lazily
@@ -47,6 +58,12 @@ class Overhead:
                 raise ConfigError(f"overhead {name} must be bytes, 0 or more, got {value!r}")
 
     @property
+    def certain(self) -> int:
+        """Bytes of it that no run is without: the CUDA context. Buffers and buckets can be made
+        smaller, and what the allocator holds is fitted."""
+        return self.context
+
+    @property
     def total(self) -> int:
         return self.context + self.nccl + self.buckets + self.allocator
 
@@ -72,3 +89,26 @@ def default_overhead(devices: int, zero: int = 0) -> Overhead:
 def overhead_of(layout: Layout) -> Overhead:
     """The budget of ``layout``: over one copy ZeRO deals out nothing, and changes nothing."""
     return default_overhead(layout.devices, layout.zero if layout.dp * layout.cp > 1 else 0)
+
+
+def overheads(devices: np.ndarray, copies: np.ndarray, zero: np.ndarray) -> tuple[Any, Any]:
+    """(certain, total) bytes of the budgets of many layouts, column by column as
+    ``overhead_of`` has them; ``copies``: dp x cp."""
+    budgets = default_overhead(1), default_overhead(2), default_overhead(2, zero=3)
+    which = np.where(devices == 1, 0, np.where((zero == 3) & (copies > 1), 2, 1))
+    return tuple(
+        np.array([getattr(budget, name) for budget in budgets])[which]
+        for name in ("certain", "total")
+    )
+
+
+def judge(peak: Any, certain: Any, total: Any, capacity: Any) -> Any:
+    """The place in VERDICTS of ``peak`` bytes of tensors on a device of ``capacity`` bytes, with
+    an overhead of ``total`` bytes of which ``certain`` are certain; numbers or columns.
+
+    The one rule of ``fits``, ``search`` and ``check_premise``.
+
+    >>> [VERDICTS[judge(peak, 10, 70, 1000)] for peak in (930, 931, 990, 991)]
+    ['fits', 'tight', 'tight', 'no']
+    """
+    return (peak + certain > capacity) * 1 + (peak + total > capacity)

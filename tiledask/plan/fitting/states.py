@@ -38,10 +38,6 @@ class Share:
     def __mul__(self, n: int) -> "Share":
         return Share(n * self.dense, n * self.expert)
 
-    def shard(self, copies: int, ep: int) -> int:
-        """Parameters of the fullest device when ZeRO deals the copies out."""
-        return -(-self.dense // copies) - (-self.expert // (copies // ep))
-
 
 @dataclass(frozen=True)
 class Item:
@@ -149,9 +145,10 @@ def state_rows(
     for state in recipe.states:
         held = shares[state.of]
         dealt = state.sharded(layout.zero) and copies > 1
-        n = held.shard(copies, layout.ep) if dealt else held.total
+        size = state.on_device(held.dense, layout.zero, copies)
+        size += state.on_device(held.expert, layout.zero, copies // layout.ep)
         yield Row(
-            stage, state.tensor, state.moment, state.bytes * n,
+            stage, state.tensor, state.moment, size,
             _formula(state, held, layout if dealt else None), ZERO if dealt else recipe.source,
         )  # fmt: skip
 

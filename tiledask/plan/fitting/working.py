@@ -29,7 +29,7 @@ def gathered_rows(
     size = sizes[name]
     moments = (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,)
     if layout.zero == 3 and not recipe.holds("gathered weights"):
-        width = min(recipe.weight_bytes, recipe.compute_bytes)
+        width = recipe.gathered_bytes
         formula = f"{width} B x {size:,} parameters of the largest item, {name}"
         for moment in moments:
             yield Row(stage, "gathered weights", moment, width * size, formula, ZERO)

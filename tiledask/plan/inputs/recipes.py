@@ -34,6 +34,10 @@ class State:
     def sharded(self, zero: int) -> bool:
         return zero >= self.zero
 
+    def on_device(self, parameters: int, zero: int, copies: int) -> int:
+        """Bytes that the fullest of ``copies`` data-parallel devices keeps for ``parameters``."""
+        return self.bytes * (-(-parameters // copies) if self.sharded(zero) else parameters)
+
 
 @dataclass(frozen=True)
 class Working:
@@ -113,6 +117,11 @@ class Recipe:
     @property
     def weight_bytes(self) -> int:
         return next(s.bytes for s in self.states if s.tensor == "weights")
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of a weight as ZeRO gathers it: in the width of the forward pass, if narrower."""
+        return min(self.weight_bytes, self.compute_bytes)
 
     @property
     def trains(self) -> bool:
@@ -227,7 +236,7 @@ def state_bytes(
     if zero > 3:
         raise ConfigError(f"zero must be 0, 1, 2 or 3, got {zero}")
     return {
-        state.tensor: state.bytes * (-(-parameters // dp) if state.sharded(zero) else parameters)
+        state.tensor: state.on_device(parameters, zero, dp)
         for state in load_recipe(recipe).states
         if state.of == "parameters"
     }

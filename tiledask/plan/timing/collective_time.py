@@ -7,11 +7,14 @@ Members in one node use its links only. Across nodes a ring leaves each node as 
 group has members there, each through its own adapter (NCCL builds one ring an adapter).
 """
 
+from typing import Any
+
 import numpy as np
 
 from tiledask.plan.inputs.hardware import ClusterSpec
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "bandwidth", "latency", "members", "p2p"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "bandwidth", "latency", "members", "p2p",
+           "zero_passes"]  # fmt: skip
 
 
 def members(size, stride, cluster: ClusterSpec):
@@ -76,3 +79,19 @@ def p2p(moved, size, stride, cluster: ClusterSpec):
     link = np.where(inside, cluster.within_node.reached, cluster.between_nodes.reached)
     wait = np.where(inside, cluster.within_node.latency, cluster.between_nodes.latency)
     return np.where(np.asarray(size) > 1, moved / link + wait, 0.0)
+
+
+def zero_passes(zero: Any, microbatches: Any = 1) -> tuple[Any, Any]:
+    """(of gradients, of weights): how often a step of a stage of ZeRO moves all of them through a
+    ring, numbers or columns. Each time every rank sends (n-1)/n of the bytes, in a reduce-scatter
+    or an all-gather; an all-reduce is one of each.
+
+    From ZeRO-2 on the gradients are summed, and in ZeRO-3 the weights gathered twice, for every
+    micro-batch (Rajbhandari et al. 2020, arXiv:1910.02054, section 7).
+
+    >>> [tuple(map(int, zero_passes(zero, microbatches=8))) for zero in range(4)]
+    [(2, 0), (1, 1), (8, 1), (8, 16)]
+    """
+    stages = [np.equal(zero, stage) for stage in range(4)]
+    gradients = np.select(stages, [2, 1, microbatches, microbatches])
+    return gradients, np.select(stages, [0, 1, 1, 2 * np.asarray(microbatches)])

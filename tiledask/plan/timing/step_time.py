@@ -14,7 +14,13 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, p2p
+from tiledask.plan.timing.collective_time import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    p2p,
+    zero_passes,
+)
 from tiledask.plan.timing.layer_time import (
     Seconds,
     attention_core,
@@ -188,6 +194,10 @@ class StepTime:
         zero, ranks = np.asarray(n.zero), n.dp * n.cp
         each = np.where(zero >= 2, n.microbatches, 1)
         trained = recipe.gradient_bytes > 0  # otherwise only small adapters are
+        of_gradients, of_weights = zero_passes(zero, n.microbatches)
+        # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
+        beside = np.where(zero == 3, of_weights / 2, 0)
+        before = np.where(zero == 3, of_weights / 2, trained * of_weights)
         summed, gathered = 0.0, 0.0
         dense, experts = self.held(layers)
         for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
@@ -195,14 +205,9 @@ class StepTime:
             gradients = (
                 trained * here * all_gather(held * recipe.gradient_bytes, size, apart, self.cluster)
             )
-            weights = here * all_gather(held * self.width, size, apart, self.cluster)
-            # ZeRO 0: both halves of the sum; 1, 2: the weights before the next step;
-            # 3: the weights before each forward and each backward pass
-            summed = summed + each * gradients + (zero == 0) * gradients
-            summed = summed + (zero == 3) * each * weights
-            gathered = (
-                gathered + np.select([zero == 3, zero > 0], [each, 1.0 * trained], 0.0) * weights
-            )
+            weights = here * all_gather(held * recipe.gathered_bytes, size, apart, self.cluster)
+            summed = summed + of_gradients * gradients + beside * weights
+            gathered = gathered + before * weights
         part = self.calibration.data_overlap
         hiding = each * (1 + (n.pp - 1) * (n.interleave - 1) / n.interleave)
         summed = summed - np.minimum(part * summed, hiding * work.backward)
