@@ -44,7 +44,9 @@ lint: env ## ruff: rules and format
 
 # The notebooks' clusters read the port; the setting tells the Dask panels the same one. The
 # panels' own cluster button is hidden: its clusters would listen on every network interface.
-lab: env ## open the walkthroughs in JupyterLab, with the Dask panels (DASHBOARD_PORT=8787 LAB_ARGS=)
+# JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
+lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
+	@$(BIN)/python -m tiledask.lab.learner nbs learn
 	@mkdir -p build/lab/labconfig
 	@echo '{"dask-labextension:plugin": {"defaultURL": "http://127.0.0.1:$(DASHBOARD_PORT)",' \
 		'"hideClusterManager": true},' \
@@ -52,7 +54,7 @@ lab: env ## open the walkthroughs in JupyterLab, with the Dask panels (DASHBOARD
 	JUPYTER_CONFIG_PATH="$(CURDIR)/build/lab:$$JUPYTER_CONFIG_PATH" \
 	JUPYTERLAB_WORKSPACES_DIR="$(CURDIR)/build/lab/workspaces" \
 	TILEDASK_DASHBOARD_PORT=$(DASHBOARD_PORT) \
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=nbs \
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --FileContentsManager.preferred_dir=learn \
 		$$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB_ARGS)
 
 bench: env ## compare with peers on this machine: one product, about a minute
@@ -91,7 +93,7 @@ env: $(STAMP) ## set up .venv and nothing else
 $(STAMP): pyproject.toml constraints.txt
 	@.ci/setup "$(EXTRAS)" && touch "$@"
 
-clean: ## remove build/ and caches; .venv stays (rm -rf .venv removes it)
+clean: ## remove build/ and caches; .venv and your copies in learn/ stay
 	rm -rf build .pytest_cache .ruff_cache .hypothesis
 	find tests tiledask nbs -name __pycache__ -prune -exec rm -rf {} +
 	find nbs -name .ipynb_checkpoints -prune -exec rm -rf {} +

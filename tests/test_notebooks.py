@@ -13,9 +13,12 @@ outputs are stripped. An exercise is five cells in a row, each with its tag:
 import ast
 import contextlib
 import io
+import os
+import platform
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -27,6 +30,8 @@ import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from tiledask.lab.learner import copy_walkthroughs
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
@@ -395,3 +400,119 @@ def test_nbval_passes_a_true_fact_and_fails_a_false_one(tmp_path):
         ("PASSED", "good", "1"),
     ]
     assert done.returncode == 1
+
+
+# -- the learner's copies, as `make lab` makes them ----------------------------------------------
+
+
+def shell(*words: str, cwd: Path) -> str:
+    """What ``words`` prints, run in ``cwd`` with this package; fails if it does."""
+    ours = ("MAKE", "EXTRAS", "PYTHON", "DASHBOARD_PORT", "LAB_ARGS", "GIT_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    done = subprocess.run(
+        words, cwd=cwd, capture_output=True, text=True, timeout=300,
+        env={**clean, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with what `make lab` and `make clean` need of this one."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for name in ("nbs", "tests", "tiledask"):
+        (tmp_path / name).mkdir()
+    for path in (ROOT / "Makefile", ROOT / ".gitignore", *NOTEBOOKS):
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    shell("git", "init", "--quiet", cwd=tmp_path)
+    shell("git", "add", ".", cwd=tmp_path)
+    shell(*git, "commit", "--quiet", "--message", "all", cwd=tmp_path)
+    return tmp_path
+
+
+@pytest.mark.cluster
+def test_make_lab_run_and_save_leave_the_checkout_clean(checkout):
+    """JupyterLab saves what it ran where it was opened: so does nbconvert --inplace."""
+    program = f"BIN={Path(sys.executable).parent}"
+    lab = ("make", "-o", "env", program, "lab", "LAB_ARGS=--version")
+    shell(*lab, cwd=checkout)
+    assert {p.name for p in (checkout / "learn").glob("*.ipynb")} == {p.name for p in NOTEBOOKS}
+    opened = re.search(
+        r"--FileContentsManager.preferred_dir=(\S+)", shell("make", "-n", *lab[1:], cwd=checkout)
+    )
+    saved = checkout / opened[1] / NOTEBOOKS[0].name
+    before = saved.read_text()
+    words = ("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(saved))
+    shell(sys.executable, *words, cwd=checkout)
+    after = saved.read_text()
+    assert after != before
+    shell(*lab, cwd=checkout)
+    shell("make", program, "clean", cwd=checkout)
+    assert saved.read_text() == after
+    assert shell("git", "status", "--porcelain", cwd=checkout) == ""
+
+
+def walkthrough(folder: Path, *sources: str) -> Path:
+    """A notebook 00_x of ``folder`` with these cells."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "00_x.ipynb"
+    nbformat.write(notebook(*map(new_code_cell, sources)), path)
+    return path
+
+
+def test_a_kept_copy_stays_and_a_correction_arrives_beside_it_once(tmp_path):
+    nbs, learn = tmp_path / "nbs", tmp_path / "learn"
+    walkthrough(nbs, "1 + 1")
+    assert copy_walkthroughs(nbs, learn) == []
+    mine = learn / "00_x.ipynb"
+    mine.write_text("as I left it")
+    assert copy_walkthroughs(nbs, learn) == []
+    walkthrough(nbs, "1 + 2")
+    (said,) = copy_walkthroughs(nbs, learn)
+    beside = learn / "00_x-2.ipynb"
+    assert "00_x.ipynb was corrected" in said
+    assert str(beside) in said
+    assert "1 + 2" in beside.read_text()
+    assert mine.read_text() == "as I left it"
+    beside.unlink()
+    assert copy_walkthroughs(nbs, learn) == []  # said once
+    assert not beside.exists()
+    shutil.copy(walkthrough(nbs, "1 + 3"), nbs / "01_y.ipynb")
+    assert len(copy_walkthroughs(nbs, learn)) == 2
+    assert (learn / "01_y.ipynb").exists()
+    mine.unlink()
+    assert copy_walkthroughs(nbs, learn) == [f"{mine} is new."]
+    assert "1 + 3" in mine.read_text()
+
+
+def test_other_outputs_are_no_correction(tmp_path):
+    nbs, learn = tmp_path / "nbs", tmp_path / "learn"
+    path = walkthrough(nbs, "1 + 1")
+    copy_walkthroughs(nbs, learn)
+    ran = nbformat.read(path, as_version=4)
+    ran.cells[1].outputs = [new_output("stream", text="2")]
+    ran.cells[1].execution_count = 7
+    nbformat.write(ran, path)
+    assert copy_walkthroughs(nbs, learn) == []
+    assert len(list(learn.glob("*.ipynb"))) == 1
+
+
+def test_a_copy_has_the_kernels_version_and_paths_that_lead_somewhere(tmp_path):
+    """Without the version JupyterLab adds it, and a notebook is changed as soon as it's opened."""
+    learn = tmp_path / "learn"
+    copy_walkthroughs(ROOT / "nbs", learn)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    links, paths = [], []
+    for path in NOTEBOOKS:
+        copy = nbformat.read(learn / path.name, as_version=4)
+        assert copy.metadata.language_info.version == platform.python_version()
+        for cell in copy.cells:
+            if cell.cell_type == "markdown":
+                links += re.findall(r"\]\((?!\w+:|#)([^)#]+)", cell.source)
+            else:
+                parts = re.findall(r"Path\(([\"']\.\.[^)]*)\)", cell.source)
+                paths += ["/".join(ast.literal_eval(f"[{each}]")) for each in parts]
+    assert links
+    assert paths
+    assert [each for each in links + paths if not (learn / each).exists()] == []
