@@ -287,7 +287,7 @@ def test_shown():
     fit = td.fits(load_model("gpt-200b"), Layout(tp=8, pp=10, dp=2), load_cluster("160xA100-40GB"))
     html = fit._repr_html_()
     assert "<b>no</b>" in html
-    assert "Smallest fix: zero 0 -> 2" in html
+    assert "Smallest fix: zero 0 -&gt; 2" in html
 
 
 # one thing changed ------------------------------------------------------------------------

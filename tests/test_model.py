@@ -239,7 +239,7 @@ def test_html_has_a_row_per_kind_of_layer_and_adds_up():
 
 def table(model):
     """The numbers of each row of the HTML table."""
-    rows = re.findall("<tr><td>(.*?)</tr>", model._repr_html_())
+    rows = re.findall("<tr[^>]*><td>(.*?)</tr>", model._repr_html_())
     cells = [re.sub("<[^>]*>", "|", row).strip("|").split("|") for row in rows]
     return {row[0]: [int(cell.replace(",", "")) for cell in row[1:] if cell] for row in cells}
 

@@ -19,6 +19,7 @@ from distributed import Future
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.recovery import anchor
 from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype, namespace
@@ -116,16 +117,13 @@ class ShardedArray:
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{rank}</td><td>{at}</td><td>"
-            + " x ".join(f"{start}:{stop}" for start, stop in self.tiling.region(at))
-            + f"</td><td>{format_bytes(nbytes)}</td></tr>"
-            for rank, (at, nbytes) in enumerate(
-                zip(self.tiling.coordinates(), self.block_bytes, strict=True)
-            )
-        )
-        head = "<tr><th>rank</th><th>mesh</th><th>holds</th><th>bytes</th></tr>"
-        return f"<table><caption>{self!r}</caption>{head}{rows}</table>"
+        blocks = zip(self.tiling.coordinates(), self.block_bytes, strict=True)
+        rows = [
+            (rank, at, " x ".join(f"{start}:{stop}" for start, stop in self.tiling.region(at)),
+             format_bytes(nbytes))
+            for rank, (at, nbytes) in enumerate(blocks)
+        ]  # fmt: skip
+        return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
 
 
 def distribute(

@@ -9,11 +9,11 @@ Devices that hold the same are run once; with fewer workers than devices, in tur
 
 import time
 from dataclasses import dataclass, replace
-from html import escape
 
 from tiledask.dist.claim_tasks import Case, DeviceRun, run_pipeline, run_states
 from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan import html
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -103,20 +103,17 @@ class ClaimRun:
 
     def _repr_html_(self) -> str:
         said, every = self.predicted.per_place, self.case.layout.devices
-        body = "".join(
-            f"<tr><td>{d.role.stage}</td><td>{d.role.slice}</td><td>{d.role.copy}</td>"
-            f"<td>{d.slot}</td><td>{format_bytes(said[d.role.stage])}</td>"
-            f"<td>{format_bytes(d.peak)}</td><td style='text-align:left'>{escape(d.outcome)}</td>"
-            f"</tr>"
+        rows = [
+            (d.role.stage, d.role.slice, d.role.copy, d.slot, format_bytes(said[d.role.stage]),
+             format_bytes(d.peak), d.outcome)
             for d in self.devices
-        )
-        heads = ("stage", "slice", "copy", "worker", "predicted", "held at most", "end")
-        head = "".join(f"<th>{h}</th>" for h in heads)
+        ]  # fmt: skip
+        head = ("stage", "slice", "copy", "worker", "predicted", "held at most", "end")
         others = "" if len(self.devices) == every else (
-            f"<br>{len(self.devices)} of {every} devices were run, one of each stage; the others "
+            f"; {len(self.devices)} of {every} devices were run, one of each stage; the others "
             f"hold the same, or a rounding less"
         )  # fmt: skip
-        return f"<table><caption>{escape(str(self))}{others}</caption><tr>{head}</tr>{body}</table>"
+        return html.table(head, rows, f"{self}{others}", style={6: "text-align:left"})
 
 
 def _verdict(fits: bool) -> str:

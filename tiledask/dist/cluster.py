@@ -28,6 +28,7 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.plan import html
 
 __all__ = ["DEADLINE", "Cluster", "seconds_of"]
 
@@ -407,8 +408,9 @@ class Cluster:
         )
 
     def _repr_html_(self) -> str:
+        link = html.words(self.dashboard_link)
         return (
-            f"<b>{self.slots} {self.kind} workers</b> "
-            f"({self.client.status}); {self.why}; "
-            f"<a href='{self.dashboard_link}' target='_blank'>{self.dashboard_link}</a>"
+            f"<b>{self.slots} {html.words(self.kind)} workers</b> "
+            f"({html.words(self.client.status)}); {html.words(self.why)}; "
+            f"<a href='{link}' target='_blank'>{link}</a>"
         )

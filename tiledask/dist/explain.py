@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import Cost, Rates, break_even, cost, least_moved
 from tiledask.plan.products.placement import Tiling
@@ -119,17 +120,10 @@ class Explanation:
         return "\n".join([*lines, "", self.why, self.advice]).rstrip()
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        def row(cells: tuple[str, ...], tag: str, bold: bool) -> str:
-            style = " style='font-weight:bold'" if bold else ""
-            return f"<tr{style}>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "".join(row(cells, "td", bool(cells[0])) for cells in self._rows())
-        return (
-            f"<table>{row(_HEAD, 'th', False)}{body}</table>"
-            f"<p>{escape(self.why)}<br>{escape(self.advice)}</p>"
-        )
+        rows = list(self._rows())
+        chosen = [number for number, cells in enumerate(rows) if cells[0]]
+        found = html.table(_HEAD, rows, bold=chosen)
+        return f"{found}<p>{html.words(self.why)}<br>{html.words(self.advice)}</p>"
 
 
 _HEAD = (

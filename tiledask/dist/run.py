@@ -1,13 +1,14 @@
 """What came out of running a schedule: results, when each action ran, and what that took."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from tiledask.dist.array import Both
 from tiledask.dist.clocks import Clock
+from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -63,12 +64,11 @@ class Run:
         columns = {"measured": self.timeline, "replayed without delays": self.replayed}
         if self.simulated:
             columns["simulated"] = self.simulated
-        rows = "".join(_row(name, columns) for name in _SHARES)
-        heads = "".join(f"<th>{name}</th>" for name in columns)
+        rows = [(name, *_shares(name, columns.values())) for name in _SHARES]
+        shares = html.table(("share of device-time", *columns), rows, repr(self), first="th")
         return (
-            f"<table><caption>{escape(repr(self))}</caption>"
-            f"<tr><th>share of device-time</th>{heads}</tr>{rows}</table>"
-            f"<p>Overhead per action: median {format_seconds(self.timeline.overhead_per_action)}; "
+            f"{shares}<p>Overhead per action: median "
+            f"{format_seconds(self.timeline.overhead_per_action)}; "
             f"clocks of the workers known to {format_seconds(self.clock_error)}.</p>"
         )
 
@@ -105,9 +105,6 @@ _SHARES = {
 }
 
 
-def _row(name: str, columns: dict[str, Timeline]) -> str:
-    cells = "".join(
-        f"<td>{getattr(t, _SHARES[name]) / (t.devices * t.makespan or 1.0):.1%}</td>"
-        for t in columns.values()
-    )
-    return f"<tr><th>{name}</th>{cells}</tr>"
+def _shares(name: str, timelines: Iterable[Timeline]) -> Iterator[str]:
+    for t in timelines:
+        yield f"{getattr(t, _SHARES[name]) / (t.devices * t.makespan or 1.0):.1%}"

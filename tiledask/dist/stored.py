@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from tiledask.dist import stored_npy as npy
 from tiledask.dist import stored_zarr as zarr
 from tiledask.errors import ConfigError, KernelError
+from tiledask.plan import html
 from tiledask.plan.products.placement import Region
 from tiledask.plan.products.streaming import Form
 from tiledask.plan.units import format_bytes
@@ -163,7 +163,9 @@ class StoredArray:
         return f"{type(self).__name__}({self._words()}, {self.path!r})"
 
     def _repr_html_(self) -> str:
-        return f"<b>{type(self).__name__}</b> {self._words()}<br><code>{escape(self.path)}</code>"
+        return (
+            f"<b>{type(self).__name__}</b> {self._words()}<br><code>{html.words(self.path)}</code>"
+        )
 
 
 def open_array(path: str | os.PathLike) -> StoredArray:

@@ -17,12 +17,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -416,19 +416,10 @@ def _closing(findings: Sequence[Finding]) -> Iterator[str]:
 
 def to_html(findings: Sequence[Finding]) -> str:
     """The findings as an HTML table, everything in them escaped."""
-    head = "".join(
-        f"<th style='text-align:left'>{h}</th>" for h in ("", "", "found", "used for", "what helps")
-    )
-    rows = "".join(map(_row, findings))
-    closing = escape(list(_closing(findings))[-1]) if findings else ""
-    return f"<table class='doctor'><caption>{closing}</caption><tr>{head}</tr>{rows}</table>"
-
-
-def _row(finding: Finding) -> str:
-    cells = (finding.name, finding.found, finding.used_for, finding.fix)
-    mark = f"<td title='{finding.state}'>{_MARKS[finding.state][0]}</td>"
-    words = "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in cells)
-    return f"<tr>{mark}{words}</tr>"
+    rows = [(_MARKS[f.state][0], f.name, f.found, f.used_for, f.fix) for f in findings]
+    closing = list(_closing(findings))[-1] if findings else ""
+    style = dict.fromkeys(range(1, 5), "text-align:left")
+    return html.table(("", "", "found", "used for", "what helps"), rows, closing, style=style)
 
 
 def to_json(findings: Sequence[Finding]) -> str:

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import COLUMNS, Claim, Value, Verdict, exact
+from tiledask.plan import html
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -112,7 +112,7 @@ class Comparison:
         head = "".join(f"<th scope='col'>{name}</th>" for name in ("", *COLUMNS, "verdict"))
         body = "".join(map(_row_html, self.rows, self.verdicts))
         return (
-            f"<table class='comparison'><caption>{escape(self.title)} "
+            f"<table class='comparison'><caption>{html.words(self.title)} "
             f"<small>({self.summary})</small></caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
@@ -214,9 +214,9 @@ def _row_html(row: Claim, verdict: Verdict) -> str:
 
 
 def _cell_html(shown: str, below: str, title: str) -> str:
-    title = f" title='{title}'" if title else ""
+    title = f" title='{html.words(title)}'" if title else ""
     return f"<td style='text-align:right'{title}>{_lines(shown, below)}</td>"
 
 
 def _lines(first: str, second: str) -> str:
-    return escape(first) + (f"<br><small>{escape(second)}</small>" if second else "")
+    return html.words(first) + (f"<br><small>{html.words(second)}</small>" if second else "")

@@ -8,5 +8,5 @@ diagnosis   from a trace to the plan behind it                       -> pipeline
 pipelines   schedules, checked and simulated
 splitting   layers into stages
 products    one matrix product over many ranks
-data, units, ledger: what all of them use
+data, units, html, ledger: what all of them use
 """

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tiledask.plan import html
 from tiledask.plan.units import format_bytes
 
 __all__ = ["ALWAYS", "Ledger", "Row"]
@@ -101,13 +102,9 @@ class Ledger:
         )
 
     def _repr_html_(self) -> str:
-        body = "".join(
-            f"<tr><td>{r.place}</td><td>{r.tensor}</td><td>{r.moment}</td>"
-            f"<td style='text-align:right'>{format_bytes(r.bytes)}</td><td>{r.formula}</td>"
-            f"<td>{r.source}</td></tr>"
+        head = ("place", "tensor", "moment", "bytes", "formula", "source")
+        rows = [
+            (r.place, r.tensor, r.moment, format_bytes(r.bytes), r.formula, r.source)
             for r in self.rows
-        )
-        head = "".join(
-            f"<th>{h}</th>" for h in ("place", "tensor", "moment", "bytes", "formula", "source")
-        )
-        return f"<table><caption>{self!r}</caption><tr>{head}</tr>{body}</table>"
+        ]
+        return html.table(head, rows, repr(self), style={3: "text-align:right"})

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from html import escape
 
 from tiledask.errors import KernelError
+from tiledask.plan import html
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import probe
 from tiledask.tile.cuda import launch
@@ -200,15 +200,8 @@ class KernelTable(Mapping):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(
-            f"<th>{h}</th>"
-            for h in ("kernel", "arrays", "types", "tiles", "needs", "here", "what it is")
-        )
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(info)) + "</tr>"
-            for info in self.values()
-        )
-        return f"<table><tr>{head}</tr>{body}</table>"
+        head = ("kernel", "arrays", "types", "tiles", "needs", "here", "what it is")
+        return html.table(head, map(_cells, self.values()))
 
 
 kernels = KernelTable()

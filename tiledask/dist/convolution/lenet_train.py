@@ -13,7 +13,6 @@ Each rank draws its own weights and its copy's images from the seed, so nothing 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from html import escape
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +32,7 @@ from tiledask.dist.ranks.run import run_ranks
 from tiledask.dist.ranks.threads import run_threads
 from tiledask.dist.training.asked import whole
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan import html
 from tiledask.tile import layers as L
 from tiledask.tile.backend import to_numpy
 from tiledask.tile.datasets import Images
@@ -102,7 +102,7 @@ class TrainedLeNet:
         return f"TrainedLeNet({len(self.losses)} steps on {self.split}, {ends})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.to_frame().to_html()}"
+        return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
 
 
 def train_lenet(

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.collectives.halo import halo_strips
 from tiledask.plan.collectives.moves import KINDS
@@ -205,16 +205,12 @@ class Records:
 
     def _repr_html_(self) -> str:
         head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")
-        rows = []
-        for (kind, algorithm, label), t in self.totals("kind", "algorithm", "label").items():
-            cells = (
-                kind, algorithm, label, t.calls, format_bytes(t.sent), format_bytes(t.received),
-                t.messages, format_seconds(t.seconds),
-            )  # fmt: skip
-            rows.append("".join(f"<td>{escape(str(c))}</td>" for c in cells))
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        titles = "".join(f"<th>{h}</th>" for h in head)
-        return f"<table><caption>{escape(repr(self))}</caption><tr>{titles}</tr>{body}</table>"
+        rows = [
+            (*names, t.calls, format_bytes(t.sent), format_bytes(t.received), t.messages,
+             format_seconds(t.seconds))
+            for names, t in self.totals("kind", "algorithm", "label").items()
+        ]  # fmt: skip
+        return html.table(head, rows, repr(self))
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -12,7 +12,6 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from tiledask.dist.training.program import Job, train_rank
 from tiledask.dist.training.reports import Progress
 from tiledask.dist.training.watched import watched
 from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.tile.optimizers import Adam, LossScale, Rule
@@ -117,7 +117,7 @@ class Trained:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.to_frame().to_html()}"
+        return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
 
 
 def train(

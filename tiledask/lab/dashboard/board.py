@@ -6,7 +6,6 @@ device 1 |    [0][1] [0] |  ###|#      25.1 %
 The same board is live in the dashboard and still in a report.
 """
 
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from bokeh.plotting import figure
 
 from tiledask.lab.dashboard.activity import Activity, Box
 from tiledask.lab.plots.style import GREY, INK, PALE
+from tiledask.plan import html
 
 __all__ = ["Board", "columns", "headline", "legend", "letter", "patches", "source"]
 
@@ -209,14 +209,15 @@ _CELL = "display:inline-block;margin:0 1.6em .35em 0"
 def headline(activity: Any) -> str:
     """HTML: what an Activity or Overview is, and its numbers."""
     facts = "".join(
-        f"<div style='{_CELL}'><div style='color:#5a6068;font-size:12px'>{escape(name)}</div>"
-        f"<div style='font-size:17px;font-weight:600'>{escape(value)}</div></div>"
+        f"<div style='{_CELL}'><div style='color:#5a6068;font-size:12px'>{html.words(name)}</div>"
+        f"<div style='font-size:17px;font-weight:600'>{html.words(value)}</div></div>"
         for name, value in activity.facts
     )
-    note = f"<div style='margin:.1em 0 .4em'>{escape(activity.note)}</div>" * bool(activity.note)
+    note = html.words(activity.note)
+    note = f"<div style='margin:.1em 0 .4em'>{note}</div>" if note else ""
     return (
         f"<div style='color:{INK};font:13px/1.35 system-ui,sans-serif'>"
-        f"<div style='font-size:15px;margin-bottom:.3em'>{escape(activity.title)}</div>"
+        f"<div style='font-size:15px;margin-bottom:.3em'>{html.words(activity.title)}</div>"
         f"{note}{facts}</div>"
     )
 
@@ -242,7 +243,7 @@ def patches(items: list[tuple[str, str]], more: str = "") -> str:
     """HTML: patches of (style, words) in a line, and ``more`` HTML behind them."""
     cells = [
         f"<span style='{_CELL};white-space:nowrap'><span style='{style}'></span>"
-        f"{escape(words)}</span>"
+        f"{html.words(words)}</span>"
         for style, words in items
     ]
     style = f"color:{INK};font:12.5px/1.3 system-ui,sans-serif"

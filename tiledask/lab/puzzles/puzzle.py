@@ -3,7 +3,6 @@
 import difflib
 import os
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from tiledask.lab.puzzles.kind import Kind
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
 from tiledask.lab.puzzles.result import WRONG, Best, Result, Target, within
+from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Puzzle:
         return [f"no answer meets the targets ({which}); allow more"]
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{escape(self.title)}.</b> {escape(self.task)}</p>"
+        return f"<p><b>{html.words(self.title)}.</b> {html.words(self.task)}</p>"
 
 
 def _target(name: str, wanted: float, got: float, best: Best | None) -> Target:

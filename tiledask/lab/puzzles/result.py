@@ -1,7 +1,8 @@
 """What an answer is worth: its targets, each beside the best there is, and up to three stars."""
 
 from dataclasses import dataclass
-from html import escape
+
+from tiledask.plan import html
 
 __all__ = [
     "BOUND", "OPTIMUM", "TABLE", "WRONG", "Best", "Result", "Target", "UnsolvedError", "within",
@@ -156,13 +157,11 @@ class Result:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        head = "<tr><th></th><th>yours</th><th>target</th><th>best possible</th><th></th></tr>"
-        rows = "".join(
-            f"<tr><td>{escape(t.name)}</td><td>{t.got:g}</td><td>at most {t.wanted:g}</td>"
-            f"<td>{t.beside}</td>"
-            f"<td>{'met' if t.met else 'missed'}</td></tr>"
+        rows = [
+            (t.name, f"{t.got:g}", f"at most {t.wanted:g}", t.beside, "met" if t.met else "missed")
             for t in self.targets
-        )
+        ]
         # not a caption: those wrap at the table's width, which is nothing without rows
-        says = "<br>".join(escape(part) for part in (self.reason, self.score) if part)
-        return f"<p>{says}</p>" + (f"<table>{head}{rows}</table>" if rows else "")
+        says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
+        head = ("", "yours", "target", "best possible", "")
+        return f"<p>{says}</p>" + (html.table(head, rows) if rows else "")

@@ -7,8 +7,8 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each a Fin
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 
+from tiledask.plan import html
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
@@ -121,16 +121,9 @@ class PlanCritique:
         return "\n".join([*map(str, self.lines), *(f"→ {each}" for each in self.advice)])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{'✓' if line.good else '✗'}</td><td>{escape(line.about)}</td>"
-            f"<td style='text-align:left'>{escape(line.why)}</td></tr>"
-            for line in self.lines
-        )
-        advice = "".join(f"<li>{escape(str(each))}</li>" for each in self.advice)
-        return (
-            f"<table><caption>{escape(str(self.fit.layout))}</caption>{rows}</table>"
-            f"<ol>{advice}</ol>"
-        )
+        rows = [("✓" if line.good else "✗", line.about, line.why) for line in self.lines]
+        found = html.table((), rows, self.fit.layout, style={2: "text-align:left"})
+        return f"{found}<ol>{''.join(f'<li>{html.words(each)}</li>' for each in self.advice)}</ol>"
 
     def to_dict(self) -> dict:
         """The same as plain values, for JSON."""

@@ -13,12 +13,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named, short
 from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
 from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
@@ -76,15 +76,10 @@ class Critique:
         return "\n".join([f"{self.question} ({self.convention})", *map(str, self.findings)])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(f.claim)}</td><td><b>{f.verdict}</b></td>"
-            f"<td style='text-align:left'>{escape(f.why)} {escape(f.way_out)}</td></tr>"
-            for f in self.findings
-        )
-        return (
-            f"<table><caption>{escape(self.question)}<br>{escape(self.convention)}</caption>"
-            f"<tr><th>claim</th><th></th><th>worked out</th></tr>{rows}</table>"
-        )
+        rows = [(f.claim, f.verdict, f"{f.why} {f.way_out}") for f in self.findings]
+        style = {1: "font-weight:bold", 2: "text-align:left"}
+        found = html.table(("claim", "", "worked out"), rows, self.question, style=style)
+        return f"{found}<p>{html.words(self.convention)}</p>"
 
     def to_dict(self) -> dict:
         """The same as plain values, for JSON."""

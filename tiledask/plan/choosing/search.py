@@ -8,13 +8,13 @@ dp x tp x pp x cp = devices          peaks              times
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from html import escape
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.data import short
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
@@ -237,20 +237,14 @@ class Plans(Sequence):
 
     def _repr_html_(self) -> str:
         head = ("", "layout", "verdict", "a device", "a step", "tokens/s")
-        rows = ""
-        for n, plan in enumerate(self[:10]):
-            cells = (
-                n, plan.layout, plan.verdict, format_bytes(plan.peak),
-                format_seconds(plan.seconds),
-                f"{self.global_batch * self.sequence / plan.seconds:,.0f}",
-            )  # fmt: skip
-            rows += "<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in cells) + "</tr>"
+        rows = [
+            (n, plan.layout, plan.verdict, format_bytes(plan.peak), format_seconds(plan.seconds),
+             f"{self.global_batch * self.sequence / plan.seconds:,.0f}")
+            for n, plan in enumerate(self[:10])
+        ]  # fmt: skip
         counts = ", ".join(f"{n:,} {word}" for word, n in self.counts.items())
-        return (
-            f"<table><caption>{escape(self.model.name)} on {escape(str(self.cluster))}, "
-            f"{self.considered:,} layouts: {counts}</caption>"
-            f"<tr>{''.join(f'<th>{h}</th>' for h in head)}</tr>{rows}</table>"
-        )
+        title = f"{self.model.name} on {self.cluster}, {self.considered:,} layouts: {counts}"
+        return html.table(head, rows, title)
 
 
 def search(

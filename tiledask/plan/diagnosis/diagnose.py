@@ -8,13 +8,13 @@ trace --> devices, micro-batches, schedule, stage times, latency      (infer.py,
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.diagnosis.blocks import fit_blocks
 from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
@@ -176,16 +176,8 @@ class Diagnosis:
             ("remedies, simulated", ("", "makespan", "idle", "saved", "memory"),
              self._remedy_rows() if self.remedies else []),
         )  # fmt: skip
-        head = f"<p>{escape(str(self).splitlines()[0])}</p>"
-        return head + "".join(_table(*table) for table in tables if table[2])
-
-
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def cells(words: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(w)}</{tag}>" for w in words) + "</tr>"
-
-    body = "".join(cells(row, "td") for row in rows)
-    return f"<table><caption>{escape(caption)}</caption>{cells(head, 'th')}{body}</table>"
+        first = f"<p>{html.words(str(self).splitlines()[0])}</p>"
+        return first + "".join(html.table(head, rows, name) for name, head, rows in tables if rows)
 
 
 _SECONDS = ("forward", "backward", "latency", "overhead")

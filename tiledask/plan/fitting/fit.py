@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
@@ -215,8 +216,8 @@ class Fit:
     def _repr_html_(self) -> str:
         fix = self.smallest_fix
         return (
-            f"<p><b>{self.verdict}</b>: {self.reason}.</p>"
-            + (f"<p>Smallest fix: {fix}.</p>" if fix else "")
+            f"<p><b>{html.words(self.verdict)}</b>: {html.words(self.reason)}.</p>"
+            + (f"<p>Smallest fix: {html.words(fix)}.</p>" if fix else "")
             + self.memory._repr_html_()
         )
 

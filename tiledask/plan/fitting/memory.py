@@ -10,6 +10,7 @@ peak = always + the fullest moment
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tiledask.plan import html
 from tiledask.plan.fitting.states import stage_items, stage_parameters, state_rows
 from tiledask.plan.fitting.working import gathered_rows, serving_rows, training_rows
 from tiledask.plan.inputs.layout import Layout
@@ -64,17 +65,17 @@ class MemoryEstimate:
     def _repr_html_(self) -> str:
         place, moment, _ = self.ledger.binding
         tensors = list(dict.fromkeys(row.tensor for row in self.ledger.rows))
-        head = "".join(f"<th>{name}</th>" for name in ("stage", *tensors, "peak"))
-        body = ""
+        rows = []
         for stage, peak in self.ledger.per_place.items():
             held = self.ledger.by_tensor(stage)
-            cells = "".join(f"<td>{format_bytes(held.get(name, 0))}</td>" for name in tensors)
-            body += f"<tr><th>{stage}</th>{cells}<td><b>{format_bytes(peak)}</b></td></tr>"
-        return (
-            f"<table><caption>{self!r}; the fullest is stage {place} at {moment}. Each stage is "
-            f"shown at its own fullest moment; GB = 1e9 bytes.</caption><tr>{head}</tr>{body}"
-            f"</table>"
+            rows.append((stage, *(format_bytes(held.get(t, 0)) for t in tensors),
+                         format_bytes(peak)))  # fmt: skip
+        title = (
+            f"{self!r}; the fullest is stage {place} at {moment}. Each stage is shown at its own "
+            f"fullest moment; GB = 1e9 bytes."
         )
+        style = {len(tensors) + 1: "font-weight:bold"}
+        return html.table(("stage", *tensors, "peak"), rows, title, first="th", style=style)
 
 
 def estimate_memory(

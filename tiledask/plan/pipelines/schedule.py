@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan import html
 
 __all__ = ["KINDS", "Action", "Columns", "Schedule"]
 
@@ -322,7 +322,7 @@ class Schedule:
             f"<tr><th>device {d}</th>{''.join(map(_cell, order))}</tr>"
             for d, order in enumerate(self.orders)
         )
-        return f"<table><caption>{escape(repr(self))}</caption>{rows}</table>"
+        return f"<table><caption>{html.words(repr(self))}</caption>{rows}</table>"
 
 
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}

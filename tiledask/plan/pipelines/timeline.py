@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan import html
 from tiledask.plan.pipelines.idle import Waits, waits
 from tiledask.plan.units import format_seconds
 
@@ -304,16 +305,13 @@ class Timeline:
             self.overhead_per_device,
             self.true_idle_per_device,
         )
-        rows = "".join(
-            f"<tr><td>{d}</td>{''.join(map(_seconds_and_share, each, [self.makespan] * 4))}</tr>"
+        rows = [
+            (d, *map(_seconds_and_share, each, [self.makespan] * 4))
             for d, each in enumerate(zip(*parts, strict=True))
-        )
-        return (
-            f"<table><caption>{self!r}</caption>"
-            f"<tr><th>device</th>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>"
-        )
+        ]
+        return html.table(("device", *names), rows, repr(self))
 
 
 def _seconds_and_share(seconds: float, of: float) -> str:
     share = f" ({seconds / of:.1%})" if of else ""
-    return f"<td>{format_seconds(seconds)}{share}</td>"
+    return f"{format_seconds(seconds)}{share}"

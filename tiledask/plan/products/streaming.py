@@ -11,11 +11,11 @@ w | w | w    |C[I,J]|       p x q tiles read  s k (q m + p n)  bytes: the larger
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
-from html import escape
 from itertools import pairwise, product
 from typing import NamedTuple
 
 from tiledask.errors import ConfigError, DoesNotFitError
+from tiledask.plan import html
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.placement import Region
 from tiledask.plan.units import format_bytes
@@ -226,15 +226,13 @@ class StreamPlan:
         slot_of = {tile.region: str(tile.slot) for tile in self.tiles}
         spans = list(pairwise(self.cuts.columns))
         drawn = p * q <= 400
-        head = "".join(f"<th>{left}..{right}</th>" for left, right in spans)
-        rows = "".join(
-            f"<tr><th>{top}..{bottom}</th>"
-            + "".join(f"<td>{slot_of.get(((top, bottom), span), '✓')}</td>" for span in spans)
-            + "</tr>"
+        head = ("slot of tile", *(f"{left}..{right}" for left, right in spans))
+        rows = [
+            (f"{top}..{bottom}", *(slot_of.get(((top, bottom), span), "✓") for span in spans))
             for top, bottom in pairwise(self.cuts.rows)
-        )
-        grid = f"<table><tr><th>slot of tile</th>{head}</tr>{rows}</table>" if drawn else ""
-        return f"<p>{escape(repr(self))}</p>{grid}{self.ledger._repr_html_()}"
+        ]
+        grid = html.table(head, rows, first="th") if drawn else ""
+        return f"<p>{html.words(repr(self))}</p>{grid}{self.ledger._repr_html_()}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tiledask.plan import html
 from tiledask.plan.units import format_bytes
 
 __all__ = ["Traffic"]
@@ -79,14 +80,9 @@ class Traffic:
         return f"Traffic({self.total:,} bytes in {self.count} messages among {self.ranks} ranks)"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>to {j}</th>" for j in range(self.ranks))
-        rows = "".join(
-            f"<tr><th>from {i}</th>"
-            + "".join(f"<td>{format_bytes(n) if n else '·'}</td>" for n in row)
-            + "</tr>"
+        head = ("", *(f"to {j}" for j in range(self.ranks)))
+        rows = [
+            (f"from {i}", *(format_bytes(n) if n else "·" for n in row))
             for i, row in enumerate(self.bytes.tolist())
-        )
-        return (
-            f"<table><caption>{self.total:,} bytes in {self.count} messages</caption>"
-            f"<tr><th></th>{head}</tr>{rows}</table>"
-        )
+        ]
+        return html.table(head, rows, f"{self.total:,} bytes in {self.count} messages", first="th")

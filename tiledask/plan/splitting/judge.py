@@ -10,10 +10,10 @@ With chunks, the stages are dealt round the devices: 0 1 2 3 0 1 2 3.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
 from tiledask.errors import PartitionError
+from tiledask.plan import html
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities, count
 from tiledask.plan.splitting.partition import Partition, partition
@@ -54,11 +54,9 @@ class Verdict:
             ("bottleneck", self.bottleneck),
             ("best possible", self.optimum),
         )
-        rows = "".join(
-            f"<tr><th>{name}</th><td>{'-' if value is None else format(value, 'g')}</td></tr>"
-            for name, value in numbers
-        )
-        return f"<p><b>{mark}</b>. {escape(self.reason)}</p><table>{rows}</table>"
+        rows = [(name, "-" if value is None else f"{value:g}") for name, value in numbers]
+        found = html.table((), rows, first="th")
+        return f"<p><b>{html.words(mark)}</b>. {html.words(self.reason)}</p>{found}"
 
 
 def judge(

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from html import escape
 from itertools import combinations, pairwise
 
 from tiledask.errors import PartitionError
+from tiledask.plan import html
 from tiledask.plan.splitting.exact import capacities, count, exact, whole
 from tiledask.plan.splitting.minmax import Row, min_max_bounds
 from tiledask.plan.units import format_bytes
@@ -93,13 +93,11 @@ class Partition:
         return f"Partition({self}, bottleneck {self.bottleneck:g})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{s}</td><td>{_range_text(layers)}</td><td>{len(layers)}</td>"
-            f"<td>{time:g}</td></tr>"
+        rows = [
+            (s, _range_text(layers), len(layers), f"{time:g}")
             for s, (layers, time) in enumerate(zip(self.layers, self.times, strict=True))
-        )
-        head = "<tr><th>stage</th><th>layers</th><th>count</th><th>time</th></tr>"
-        return f"<table><caption>{escape(repr(self))}</caption>{head}{rows}</table>"
+        ]
+        return html.table(("stage", "layers", "count", "time"), rows, repr(self))
 
 
 def _range_text(layers: range) -> str:

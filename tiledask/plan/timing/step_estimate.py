@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
@@ -179,16 +179,14 @@ class StepEstimate:
         )
         if self._flops.hardware > self.flops:
             title += f", HFU {self.hfu:.1%}"
-        right = "<td style='text-align:right'>"
-        body = "".join(
-            f"<tr><td>{row.part}</td>{right}{format_seconds(row.seconds)}</td>"
-            f"{right}{row.seconds / self.total:.1%}</td>"
-            f"<td>{escape(row.formula)}</td><td>{escape(row.source)}</td></tr>"
+        rows = [
+            (row.part, format_seconds(row.seconds), f"{row.seconds / self.total:.1%}",
+             row.formula, row.source)
             for row in self.rows
             if row.seconds
-        )
-        head = "".join(f"<th>{h}</th>" for h in ("part", "time", "share", "formula", "source"))
-        return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{body}</table>"
+        ]  # fmt: skip
+        head = ("part", "time", "share", "formula", "source")
+        return html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
 
 
 _ACCOUNT = (

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil
 
 from tiledask.errors import KernelError
+from tiledask.plan import html
 from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.choice.bound import Prediction, order, predict
 from tiledask.tile.choice.config import Config
@@ -130,12 +130,8 @@ class Carried:
         return "\n".join(lines + [f"{name}: {why}" for name, why in self.refused])
 
     def _repr_html_(self) -> str:
-        def row(cells: tuple[str, ...], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        body = "".join(row(cells, "td") for cells in self._rows())
-        below = "".join(f"<p>{escape(name)}: {escape(why)}</p>" for name, why in self.refused)
-        return f"<table>{row(_HEAD, 'th')}{body}</table>{below}"
+        below = "".join(f"<p>{html.words(f'{name}: {why}')}</p>" for name, why in self.refused)
+        return html.table(_HEAD, self._rows()) + below
 
 
 _HEAD = ("tuned for", "tile", "runs on", "TFLOP/s at most", "best there", "loss")

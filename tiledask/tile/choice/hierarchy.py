@@ -11,9 +11,9 @@ A tile of tm x tn loads A n/tn times and B m/tm times, at each of them: `traffic
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 from tiledask.errors import KernelError
+from tiledask.plan import html
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.choice.config import Config
@@ -145,14 +145,8 @@ class Levels:
         return "\n".join([self.title, *lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        def row(cells: tuple[str, ...], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        body = "".join(row(cells, "td") for cells in self._rows())
-        return (
-            f"<table><caption>{escape(self.title)}</caption>{row(_HEAD, 'th')}{body}</table>"
-            f"<p>{'<br>'.join(map(escape, self.notes))}</p>"
-        )
+        found = html.table(_HEAD, self._rows(), self.title)
+        return f"{found}<p>{'<br>'.join(map(html.words, self.notes))}</p>"
 
 
 _HEAD = ("level", "tile of C", "A and B", "moved", "FLOP/byte", "bandwidth", "time")

@@ -5,10 +5,10 @@ What they say of a kernel is what its source in cuda/ says, for operands that li
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import product
 
 from tiledask.errors import KernelError
+from tiledask.plan import html
 from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.choice.config import Config
@@ -168,10 +168,7 @@ class Candidates:
     def _repr_html_(self) -> str:
         rows = [(config, "yes") for config in self.accepted]
         rows += [(config, f"no: {why}") for config, why in self.refused]
-        body = "".join(
-            f"<tr><td>{escape(str(c))}</td><td>{escape(words)}</td></tr>" for c, words in rows
-        )
-        return f"<table><tr><th>candidate</th><th>on {escape(self.device)}</th></tr>{body}</table>"
+        return html.table(("candidate", f"on {self.device}"), rows)
 
 
 def candidates(kernel: str, device: Device | str, dtype: str = "") -> Candidates:

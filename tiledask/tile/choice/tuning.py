@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import KernelError
+from tiledask.plan import html
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import as_dtype, namespace, probe
@@ -119,14 +119,8 @@ class Tuning:
         return "\n".join(line.rstrip() for line in [self.title, *lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        def row(cells: tuple[str, ...], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        body = "".join(row(cells, "td") for cells in self._rows())
-        return (
-            f"<table><caption>{escape(self.title)}</caption>{row(self._head, 'th')}{body}</table>"
-            f"<p>{'<br>'.join(map(escape, self.notes))}</p>"
-        )
+        found = html.table(self._head, self._rows(), self.title)
+        return f"{found}<p>{'<br>'.join(map(html.words, self.notes))}</p>"
 
 
 def tune(
