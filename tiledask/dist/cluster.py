@@ -11,15 +11,11 @@ import asyncio
 import contextlib
 import operator
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +23,7 @@ from distributed import Client, Future, KilledWorker, SpecCluster, as_completed
 from distributed.comm import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
+from tiledask.dist.spool import open_spool
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 
@@ -101,14 +98,14 @@ class Cluster:
             # Dask's client gathers messages for 10 ms before it sends them, which is most of the
             # time of a small product
             self.client.scheduler_comm.interval = 0.001
-            self.spool = Path(tempfile.mkdtemp(prefix="tiledask-"))
+            self.spool, self._remove_spool = open_spool(self)
             """Folder of the arrays that were distributed; workers make lost blocks again from
-            it, so it only grows until the cluster is closed."""
+            it, so it only grows until the cluster is closed. The folder of a client that was
+            killed goes when the next cluster starts."""
         except BaseException:
             dask_cluster.close(timeout=20)
             raise
-        # also if nobody closes the cluster: finalizers run when the interpreter ends
-        self._remove_spool = weakref.finalize(self, shutil.rmtree, self.spool, True)
+        self._process = os.getpid()
         self.counting = threading.Lock()
         """Held while transfers and memory are counted: one operation at a time."""
         self.transport = ""
@@ -146,7 +143,12 @@ class Cluster:
         return self.wait_for_slots([slot], 30.0)[slot]["address"]
 
     def check_alive(self) -> None:
-        """Raise ClusterLostError if this cluster is closed."""
+        """Raise ClusterLostError if this cluster is closed, or another process's."""
+        if os.getpid() != self._process:  # the threads that speak to the workers are not here
+            raise ClusterLostError(
+                f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked from "
+                f"it; use it there, or start one here with td.start_cluster()"
+            )
         if self.client.status != "running":
             raise ClusterLostError(
                 f"the cluster is closed (client status {self.client.status!r}, needed 'running'); "
@@ -386,7 +388,12 @@ class Cluster:
     # -- end --------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the workers and remove what was spooled; safe to call twice."""
+        """Stop the workers and remove what was spooled; safe to call twice.
+
+        Does nothing in a forked child: the cluster is its parent's.
+        """
+        if os.getpid() != self._process:
+            return
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:
