@@ -14,6 +14,12 @@ STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
 # nbval takes seconds to load, in every process
 PYTEST := $(BIN)/python -m pytest -p no:nbval
+# A test that hangs ends its process after 300 s (pyproject.toml), and a process that dies ends the
+# run: another one would come to the same test. Whatever else hangs, in collection, at exit, prints
+# nothing for this many seconds.
+SILENCE ?= 480
+ENDING := $(BIN)/python .ci/limit $(SILENCE)
+WORKERS := --max-worker-restart=0 -n
 # the files that have such tests: the others need not be read
 marked = $(shell grep -l 'pytest.mark.$(1)' tests/test_*.py)
 # Or each of hundreds of processes would compile everything for itself.
@@ -32,10 +38,10 @@ tour: env ## run the whole story on this machine; the report is left in build/to
 # What needs no workers runs on all cores at once; two files of tests with workers, and two notebooks
 # at a time; what is timed has the machine alone.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
-	OPENBLAS_NUM_THREADS=1 $(PYTEST) -m "not cluster and not slow" -n auto --maxprocesses 8 --dist loadfile tests tiledask
-	$(PYTEST) -m "cluster and not timed" -n 2 --dist loadfile $(call marked,cluster)
-	$(PYTEST) -m timed $(call marked,timed)
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 -n 2 --dist loadscope $(NOTEBOOKS)
+	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
+	$(ENDING) $(PYTEST) -m "cluster and not timed" $(WORKERS) 2 --dist loadfile $(call marked,cluster)
+	$(ENDING) $(PYTEST) -m timed $(call marked,timed)
+	$(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 2 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
 lint: env ## ruff: rules and format

@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -287,6 +289,97 @@ def test_make_test_compares_the_notebooks_facts():
     done = make("--dry-run", "test")
     assert "--nbval-lax --nbval-current-env" in done.stdout
     assert all(str(f.relative_to(ROOT)) in done.stdout for f in (ROOT / "nbs").glob("*.ipynb"))
+
+
+def test_no_step_of_make_test_waits_for_ever():
+    """Each is ended when silent, later than any test is; and no dead process is replaced."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    steps = [x for x in make("--dry-run", "test").stdout.splitlines() if "-m pytest" in x]
+    assert len(steps) == 4
+    for step in steps:
+        silence = int(re.search(r"\.ci/limit (\d+) \.venv/bin/python -m pytest", step)[1])
+        assert options["faulthandler_timeout"] < silence <= 600
+        assert (" -n " in step) == ("--max-worker-restart=0" in step)
+
+
+WAYS_TO_END = {"dies": "os._exit(3)", "hangs": "time.sleep(900)"}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_END)
+def test_make_test_fails_and_names_the_test_that(way, tmp_path):
+    for folder in (".ci", ".venv/bin", "tests", "tiledask", "nbs"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("Makefile", ".ci/limit", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    ours = (ROOT / "pyproject.toml").read_text()
+    quick = re.sub("^faulthandler_timeout = .*", "faulthandler_timeout = 2", ours, flags=re.M)
+    (tmp_path / "pyproject.toml").write_text(quick)
+    for name, command in (("python", f'exec {sys.executable} "$@"'), ("ruff", "exit 0")):
+        program = tmp_path / ".venv/bin" / name
+        program.write_text(f"#!/bin/sh\n{command}\n")
+        program.chmod(0o755)
+    (tmp_path / ".venv/ready-lab,test").touch()
+    (tmp_path / "tests/test_toy.py").write_text(f"""
+import os, time
+
+def test_before():
+    pass
+
+def test_that_{way}():
+    open("met", "a").write("once ")
+    {WAYS_TO_END[way]}
+
+def test_after():
+    pass
+""")
+    done = make("test", "EXTRAS=lab,test", cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"crashed while running 'tests/test_toy.py::test_that_{way}'" in done.stdout
+    assert (tmp_path / "met").read_text() == "once "
+    assert "all passed" not in done.stdout
+    if way == "hangs":
+        assert f"in test_that_{way}" in done.stderr
+
+
+def limited(seconds, program: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, ROOT / ".ci/limit", str(seconds), sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_what_hangs_where_no_test_runs_is_ended_and_says_where():
+    """Here at the interpreter's exit, with a thread that is still waited for."""
+    done = limited(2, """
+import threading, time
+def for_ever():
+    time.sleep(900)
+threading.Thread(target=for_ever).start()
+print("the last test passed")
+""")  # fmt: skip
+    assert done.returncode == 124
+    assert done.stdout == "the last test passed\n"
+    assert "printed nothing for 2 s" in done.stderr
+    assert "in for_ever" in done.stderr
+
+
+def test_a_command_that_goes_on_printing_ends_as_it_does_itself_and_leaves_nothing():
+    done = limited(60, """
+import subprocess, sys
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"])
+print(left.pid)
+sys.exit(7)
+""")  # fmt: skip
+    assert done.returncode == 7
+    left = int(done.stdout)
+    assert any(is_gone(left) or time.sleep(0.1) for _ in range(100))
+
+
+def is_gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_lab_stays_on_this_machine_and_keeps_its_token():
