@@ -17,6 +17,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.diagnosis.blocks import fit_blocks
 from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
+from tiledask.plan.diagnosis.nearest import fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
 from tiledask.plan.diagnosis.timed import Plan, built
 from tiledask.plan.diagnosis.trace import Trace
@@ -28,6 +29,19 @@ from tiledask.plan.units import format_seconds
 __all__ = ["Cause", "Diagnosis", "Finding", "diagnose"]
 
 SURE = ("exact", "likely", "cannot be told")
+LITTLE = 0.05
+"""Share of device-time: less idle time than this is nothing to mend."""
+_HEADLINES = {
+    "one at a time": "{devices} devices, one busy at a time{average}: layer-wise execution, {one}"
+    "which leaves each idle for {rest} of the time; here {idle} is idle.",
+    "ramp": "{of}too few for the order they run in: filling and draining is {share} of "
+    "the idle time.",
+    "imbalance": "Uneven stages: {worst} has {more} more work than the mean, and waiting for it "
+    "is {share} of the idle time.",
+    "communication": "Slow links: results on their way are {share} of the idle time.",
+    "overhead": "Slow starts: actions that are ready and not started are {share} of the idle time.",
+    "unexplained": "No known cause has most of the idle time: {share} of it is unexplained.",
+}
 
 
 @dataclass(frozen=True)
@@ -64,13 +78,51 @@ class Diagnosis:
     """Device-seconds, of the trace."""
     findings: tuple[Finding, ...]
     causes: tuple[Cause, ...]
-    """They sum to ``idle``."""
+    """They sum to ``idle``, largest first."""
     plan: Plan | None
     """The plan behind the trace; None if it cannot be told."""
     layers: tuple[float, ...] | None = None
     """Costs of the model's layers, for the remedies."""
     memory_limit: float | None = None
     """Most micro-batches whose activations a device may keep, for the remedies."""
+    measure: str = ""
+    """The one measurement that would tell what cannot be told; "" if all can."""
+
+    @property
+    def cause(self) -> str:
+        """The name of the cause that most of the idle time has."""
+        return self.causes[0].name
+
+    @cached_property
+    def summary(self) -> tuple[str, ...]:
+        """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
+        said = [_HEADLINES[self.cause].format(**self._words)]
+        if self.idle_share < LITTLE:
+            said = [f"Devices work {1 - self.idle_share:.1%} of the time: there is little to gain."]
+        if self.remedies and self.plan:
+            best = self.remedies[0]
+            said.append(
+                f"Best remedy: {best.change}. Predicted: {format_seconds(self.plan.makespan)} "
+                f"becomes {format_seconds(best.makespan)} ({best.gain:.0%} saved)."
+            )
+        return (*said, f"To tell more: {self.measure}.") if self.measure else tuple(said)
+
+    @property
+    def _average(self) -> str:
+        return " on average" if self["forward"].value is None else ""
+
+    @property
+    def _words(self) -> dict[str, Any]:
+        share = self.causes[0].seconds / self.idle if self.idle else 0.0
+        worst = self["imbalance"]
+        m = self["microbatches"].value
+        return {
+            "devices": self.devices, "share": f"{share:.0%}", "idle": f"{self.idle_share:.0%}",
+            "rest": f"{self.devices - 1}/{self.devices}", "average": self._average,
+            "one": "one micro-batch after the other, " if (m or 1) > 1 else "no micro-batches, ",
+            "worst": worst.why.split(" has ")[0], "more": f"{worst.value:.0%}",
+            "of": f"{m} micro-batches on {self.devices} devices: " if m else "",
+        }  # fmt: skip
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -105,22 +157,23 @@ class Diagnosis:
                 f.name: {"value": f.value, "sure": f.sure, "why": f.why} for f in self.findings
             },
             "causes": {c.name: c.seconds for c in self.causes},
+            "summary": list(self.summary),
             "remedies": [r.to_dict() for r in self.remedies],
         }
 
     def __repr__(self) -> str:
         best = self.remedies[0] if self.remedies else None
-        cause = max(self.causes, key=lambda c: c.seconds)
         helps = f", best remedy: {best.change}, {best.gain:.1%}" if best and best.gain > 0 else ""
         return (
             f"Diagnosis({self.devices} devices, {self['schedule'].value or 'schedule unknown'}, "
-            f"{self.idle_share:.1%} idle, most of it {cause.name}{helps})"
+            f"{self.idle_share:.1%} idle, most of it {self.cause}{helps})"
         )
 
     def __str__(self) -> str:
         lines = [
             f"{self.source}: {self.devices} devices, makespan {format_seconds(self.makespan)}, "
             f"{self.idle_share:.1%} of device-time idle",
+            *self.summary,
             "",
             "inferred",
         ]
@@ -148,6 +201,7 @@ class Diagnosis:
         return [
             (c.name, format_seconds(c.seconds), f"{c.seconds / whole:.1%}", c.words)
             for c in self.causes
+            if c.seconds
         ]
 
     @property
@@ -176,8 +230,9 @@ class Diagnosis:
             ("remedies, simulated", ("", "makespan", "idle", "saved", "memory"),
              self._remedy_rows() if self.remedies else []),
         )  # fmt: skip
-        first = f"<p>{html.words(str(self).splitlines()[0])}</p>"
-        return first + "".join(html.table(head, rows, name) for name, head, rows in tables if rows)
+        head = f"<p>{html.words(str(self).splitlines()[0])}</p>"
+        head += f"<p>{'<br>'.join(map(html.words, self.summary))}</p>"
+        return head + "".join(html.table(top, rows, name) for name, top, rows in tables if rows)
 
 
 _SECONDS = ("forward", "backward", "latency", "overhead")
@@ -231,20 +286,45 @@ def diagnose(
     fit = _fit(read)
     about = (read.source, read.devices, read.makespan, read.idle)
     if fit is None:
-        return Diagnosis(*about, _few_findings(read), _few_causes(read), None)
+        few = _few_findings(read), _few_causes(read)
+        return Diagnosis(*about, *few, None, measure=_measure(read))
     if layers is not None:
         partitioned(fit.plan, layers)  # refuses layers that cannot be cut, before anybody waits
     found = _findings(read, fit), _causes(read, fit.plan)
+    measure = _measure(read) if fit.guess else ""
     costs = None if layers is None else tuple(map(float, layers))
-    return Diagnosis(*about, *found, fit.plan, costs, memory_limit)
+    return Diagnosis(*about, *found, fit.plan, costs, memory_limit, measure)
 
 
 def _fit(trace: Trace) -> Fit | None:
     if trace.is_labelled:
         return fit_labelled(trace)
-    if not trace.blocks:
-        return fit_rows(trace)
-    return fit_blocks(trace)
+    found = fit_blocks(trace) if trace.blocks else fit_rows(trace)
+    if trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace)):
+        return fit_turns(trace)
+    return found
+
+
+def _is_far_fetched(found: Fit, trace: Trace) -> bool:
+    """Whether a schedule in chunks is to explain turns, and that not exactly: two batches of one
+    after the other look like a wave."""
+    chunks = found.plan.schedule.stages > trace.devices
+    return chunks and found.error > EXACT * trace.makespan
+
+
+def _measure(trace: Trace) -> str:
+    """The measurement that would tell what this trace does not."""
+    if trace.is_coarse:
+        return (
+            "poll at least 10 times within an action, or record one training step with "
+            "torch.profiler on every rank and give the folder"
+        )
+    if trace.is_labelled:
+        return ""
+    return (
+        "record one training step with a label around each action, such as "
+        'torch.profiler.record_function("0F3"): forward of micro-batch 3 on stage 0'
+    )
 
 
 # --- what is inferred -----------------------------------------------------------------------
@@ -252,10 +332,13 @@ def _fit(trace: Trace) -> Fit | None:
 
 def _findings(trace: Trace, fit: Fit) -> tuple[Finding, ...]:
     plan, order = fit.plan, fit.plan.schedule
-    reproduced = not trace.blocks and fit.error <= EXACT * trace.makespan
-    off = f"simulated edges are within {format_seconds(fit.error)} of the trace's"
+    reproduced = not trace.blocks and not fit.guess and fit.error <= EXACT * trace.makespan
+    off = fit.guess or f"simulated edges are within {format_seconds(fit.error)} of the trace's"
     counted, named = _schedule_sure(trace, fit, reproduced, off)
-    timed = ("exact", "") if reproduced else ("likely", off if trace.blocks else f"median; {off}")
+    is_median = not (trace.blocks or fit.guess)
+    timed = ("exact", "") if reproduced else ("likely", f"median; {off}" if is_median else off)
+    if fit.guess:
+        timed = ("likely", "")
     per_device = plan.device_times
     mean = sum(per_device) / len(per_device)
     findings = [
@@ -266,6 +349,10 @@ def _findings(trace: Trace, fit: Fit) -> tuple[Finding, ...]:
     ]
     if order.trains:
         findings.append(_stage_times("backward", "BIW", plan.backward, timed, fit))
+    if trace.is_coarse:
+        why = "samples hide how many steps there are, and how long an action takes"
+        findings[3:] = [Finding(f.name, None, "cannot be told", why) for f in findings[3:]]
+        fit = replace(fit, has_hops=False, has_turns=False)
     findings += [
         Finding("imbalance", max(per_device) / mean - 1 if mean else 0.0, timed[0],
                 f"device {per_device.index(max(per_device))} has the most work, over the mean"),
@@ -280,6 +367,8 @@ def _schedule_sure(
 ) -> tuple[tuple[str, str], tuple[str, str]]:
     """How sure the number of micro-batches is, and the schedule."""
     plan = fit.plan
+    if fit.guess:
+        return ("likely", ""), ("likely", fit.guess)
     if trace.is_labelled:
         why = "the order of its actions" if plan.form else "no schedule of the table has this order"
         return ("exact", "labels"), ("exact", why)
@@ -323,9 +412,8 @@ def _latency(plan: Plan, fit: Fit, timed: tuple[str, str], devices: int) -> Find
     if devices == 1:
         return Finding("latency", 0.0, "exact", "one device sends nothing")
     if not fit.has_hops:
-        return Finding(
-            "latency", None, "cannot be told", "no action waited for another device's result"
-        )
+        why = "" if fit.guess else "no action waited for another device's result"
+        return Finding("latency", None, "cannot be told", why)
     if "latency" in fit.free:
         return Finding("latency", None, "cannot be told", "a stage may as well have taken longer")
     value = plan.latency[0] if len(set(plan.latency)) <= 1 else plan.latency
@@ -334,7 +422,11 @@ def _latency(plan: Plan, fit: Fit, timed: tuple[str, str], devices: int) -> Find
 
 def _overhead(plan: Plan, fit: Fit, timed: tuple[str, str]) -> Finding:
     if not fit.has_turns:
-        why = "every action waited for a result: overhead and latency look the same"
+        why = (
+            ""
+            if fit.guess
+            else ("every action waited for a result: overhead and latency look the same")
+        )
         return Finding("overhead", None, "cannot be told", why)
     return Finding("overhead", plan.overhead, *timed)
 
@@ -377,7 +469,7 @@ def _causes(trace: Trace, plan: Plan) -> tuple[Cause, ...]:
     even = equal_stages(no_latency)
     ramp = min(no_latency.idle, even.idle)  # uneven stages can also help: that is no cause
     known = {
-        "ramp": (ramp, "filling, draining and waiting that equal stages and free links would have"),
+        **_ramp(trace, ramp),
         "imbalance": (no_latency.idle - ramp, "waiting for slower stages"),
         "communication": (no_overhead.idle - no_latency.idle, "waiting for results on their way"),
         "overhead": (plan.idle - no_overhead.idle, "ready, but not started"),
@@ -385,12 +477,24 @@ def _causes(trace: Trace, plan: Plan) -> tuple[Cause, ...]:
     return _summing(trace, known, "what the inferred plan, simulated, does not have")
 
 
+def _ramp(trace: Trace, seconds: float) -> dict[str, tuple[float, str]]:
+    if trace.is_one_at_a_time:
+        return {"one at a time": (seconds, "waiting for the turn of others: no two work at once")}
+    return {
+        "ramp": (seconds, "filling, draining and waiting that equal stages and free links have")
+    }
+
+
 def _few_causes(trace: Trace) -> tuple[Cause, ...]:
     """The same without a plan: only when devices begin and end, and how much they work."""
     first = trace.start[trace.turns[:-1]]
     last = trace.end[trace.turns[1:] - 1]
-    ramp = float((first + trace.makespan - last).sum())
     busy = trace.busy_per_device
+    if trace.is_coarse:
+        uneven = trace.devices * float(busy.max()) - float(busy.sum())
+        known = {"imbalance": (uneven, "pauses of devices with less work than the busiest")}
+        return _summing(trace, known, "pauses of the busiest device too: samples hide when")
+    ramp = float((first + trace.makespan - last).sum())
     inside = last - first - busy
     uneven = sum(min(float(i), float(busy.max() - b)) for i, b in zip(inside, busy, strict=True))
     known = {
@@ -406,6 +510,8 @@ def _summing(trace: Trace, known: dict[str, tuple[float, str]], rest: str) -> tu
     seconds = {name: s if abs(s) > tiny else 0.0 for name, (s, _) in known.items()}
     left = trace.idle - sum(seconds.values())
     if abs(left) <= tiny:
-        seconds["ramp"], left = seconds["ramp"] + left, 0.0
-    causes = (Cause(name, seconds[name], words) for name, (_, words) in known.items())
-    return (*causes, Cause("unexplained", left, rest))
+        first = next(iter(seconds))
+        seconds[first], left = seconds[first] + left, 0.0
+    causes = [Cause(name, seconds[name], words) for name, (_, words) in known.items()]
+    causes.append(Cause("unexplained", left, rest))
+    return tuple(sorted(causes, key=lambda c: -c.seconds))

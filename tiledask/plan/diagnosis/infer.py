@@ -51,6 +51,8 @@ class Fit:
     """Times that the trace does not fix."""
     others: tuple[Form, ...] = ()
     """Other schedules of the table that fit as well; some may be the same order."""
+    guess: str = ""
+    """What the plan rests on where edges do not settle it."""
 
     def merit(self, floor: float, rows: int) -> float:
         """Bayesian information criterion: the smaller the better, times read off are a price."""

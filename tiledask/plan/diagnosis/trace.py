@@ -24,6 +24,9 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 IDLE_BELOW = 0.005
 """A polled share below this is 0, and above 1 minus this is 1: tools round to whole percents."""
 
+TURNS = 0.1
+"""Share of the busy time with two devices or more at once, below which they take turns."""
+
 Row = tuple[str, float, float, str, int, int]
 """(device, start, end, kind, stage, microbatch); "" and -1 for what is not told."""
 
@@ -49,6 +52,10 @@ class Trace:
     """Seconds by which an edge may be wrong: the time between two samples."""
     blocks: bool = False
     """Whether one interval may be several actions without a pause."""
+    levels: np.ndarray | None = None
+    """Of polls: [samples, 2], the seconds of each and how many devices were busy, on average."""
+    window: float = 0.0
+    """Of polls too coarse for turns to be seen: the seconds watched."""
     source: str = ""
     """What was read, and what had to be assumed."""
 
@@ -116,8 +123,8 @@ class Trace:
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds from the first start to the last end."""
-        return float(self.end.max())
+        """Seconds from the first start to the last end; of coarse polls, those watched."""
+        return max(float(self.end.max()), self.window)
 
     @cached_property
     def busy_per_device(self) -> np.ndarray:
@@ -144,6 +151,46 @@ class Trace:
         """Whether most blocks are too few samples long to say where they begin and end."""
         lengths = self.end - self.start
         return self.grain > 0 and bool((lengths < 4 * self.grain).mean() > 0.5)
+
+    @cached_property
+    def busy_together(self) -> np.ndarray:
+        """Seconds in which 0, 1, ... devices are busy: [devices + 1].
+
+        Polls say how many on average; a sample with 1.25 counts as a quarter with 2.
+
+        >>> Trace.of([("a", 0, 2, "", -1, -1), ("b", 1, 4, "", -1, -1)]).busy_together.tolist()
+        [0.0, 3.0, 1.0]
+        """
+        if self.levels is not None:
+            width, level = self.levels.T
+        else:
+            at = np.concatenate([self.start, self.end])
+            order = np.argsort(at, kind="stable")
+            change = np.repeat([1, -1], len(self.start))[order]
+            width, level = np.diff(at[order]), np.cumsum(change)[:-1].astype(float)
+        low = np.minimum(level.astype(int), self.devices - 1)
+        seconds = np.bincount(low, width * (1 - (level - low)), minlength=self.devices + 1)
+        return seconds + np.bincount(low + 1, width * (level - low), minlength=self.devices + 1)
+
+    @property
+    def overlap(self) -> float:
+        """Of the time in which any device is busy, the share in which two or more are."""
+        busy = float(self.busy_together[1:].sum())
+        return float(self.busy_together[2:].sum()) / busy if busy else 0.0
+
+    @property
+    def is_one_at_a_time(self) -> bool:
+        """Whether devices take turns: hardly ever two at once, whatever the noise.
+
+        Where one device has most of the work, the others' is little beside it: there the rule is
+        stricter.
+        """
+        if self.devices == 1:
+            return False
+        most = float(self.busy_per_device.max())
+        waiting = self.devices * (self.makespan - most)
+        uneven = self.devices * most - float(self.busy_per_device.sum())
+        return self.overlap < (TURNS if waiting > uneven else TURNS / 5)
 
     def merged(self, gap: float) -> "Trace":
         """The same with intervals of a device that are no more than ``gap`` apart made one."""
@@ -220,16 +267,29 @@ def of_samples(samples: dict[str, tuple[np.ndarray, np.ndarray]], source: str) -
     Raises ConfigError for fewer than 2 samples, two at one time, and holes between them.
     """
     rows: list[Row] = []
-    grain = 0.0
+    polls: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     for name, (time, share) in samples.items():
         order = np.argsort(time, kind="stable")
         time, share = time[order], share[order]
         step = _step(name, time, source)
-        grain = max(grain, step)
         widths = np.append(np.diff(time), step)
+        polls[name] = time, widths, share
         rows += [(name, a, b, "", -1, -1) for a, b in _blocks(time - time[0], widths, share)]
+    grain = max(float(widths[-1]) for _, widths, _ in polls.values())
     trace = Trace.of(rows, list(samples), grain=grain, blocks=True, source=source)
-    return replace(trace.merged(1e-6 * grain), grain=grain)
+    trace = replace(trace.merged(1e-6 * grain), grain=grain, levels=_levels(polls))
+    return replace(trace, window=float(trace.levels[:, 0].sum())) if trace.is_coarse else trace
+
+
+def _levels(polls: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
+    """[samples, 2]: seconds, devices busy; from the first sample with work to the last."""
+    time, widths, _ = max(polls.values(), key=lambda poll: len(poll[0]))
+    total = np.zeros(len(time))
+    for mine, _, share in polls.values():
+        total += share[np.clip(np.searchsorted(mine, time, "right") - 1, 0, len(mine) - 1)]
+    works = np.flatnonzero(total > IDLE_BELOW)
+    inside = slice(works[0], works[-1] + 1)
+    return np.stack([widths[inside], total[inside]], axis=1)
 
 
 def _step(name: str, time: np.ndarray, source: str) -> float:
