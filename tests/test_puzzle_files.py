@@ -89,6 +89,7 @@ BAD = [
     ("partition", {"targets": {}}, "'targets' needs one or more of crossings, bottleneck"),
     ("partition", {"targets__beauty": 1}, "'beauty' is not known here"),
     ("partition", {"targets__bottleneck": "7"}, "'bottleneck' must be a number"),
+    ("partition", {"targets__bottleneck": "least"}, "only where bottleneck is what is chosen"),
     ("partition", {"targets__bottleneck": -1}, "finite number of 0 or more, got -1"),
     ("partition", {"inputs__devices": None}, "'devices' is missing"),
     ("partition", {"inputs__device": 4}, "'device' is not known here; did you mean 'devices'"),
@@ -167,6 +168,9 @@ UNFIT = [
     ("everything-at-once", {"targets__makespan": 100}, "where 137 is the best of the table"),
     ("five-percent-idle", {"targets__idle": 0.001}, "no answer meets the targets"),
     ("24-uneven", {"targets__bottleneck": 20}, "the task does not say the number 20"),
+    ("fewest-microbatches", {"targets__microbatches": 21}, "so its target is half of the answer"),
+    ("fewest-microbatches", {"task": "At most 0.25 idle"}, "does not ask for the fewest"),
+    ("fewest-microbatches", {"hint": "Try 21."}, "says 21, the microbatches to be found"),
 ]
 
 

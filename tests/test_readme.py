@@ -84,7 +84,9 @@ def conda(words: list[str]) -> str:
 
 def tiledask(words: list[str]) -> str:
     words = [words[0], "--help"] if words and words[0] in SLOW else words
-    return run([str(Path(sys.executable).parent / "tiledask"), *words])
+    # an answer is there to be judged, and not to be read off: 1 says that it doesn't solve it
+    status = 1 if words[:1] == ["puzzle"] and "--answer" in words else 0
+    return run([str(Path(sys.executable).parent / "tiledask"), *words], status)
 
 
 def python(words: list[str]) -> str:
@@ -95,7 +97,7 @@ def python(words: list[str]) -> str:
     )
 
 
-def run(command: list[str]) -> str:
+def run(command: list[str], status: int = 0) -> str:
     if shutil.which(command[0]) is None:
         return f"{command[0]} is not there"
     try:
@@ -105,7 +107,8 @@ def run(command: list[str]) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"not done after {DEADLINE} s"
-    return f"exit status {done.returncode}: {done.stderr[-2000:]}" if done.returncode else ""
+    failed = done.returncode != status or (status and done.stderr)
+    return f"exit status {done.returncode}: {done.stderr[-2000:]}" if failed else ""
 
 
 def nothing(words: list[str]) -> str:

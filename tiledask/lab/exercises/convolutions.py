@@ -201,7 +201,7 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         return [
             Target("data parallelism's bytes in % of the layerwise split's", 100,
                    round(percent, 2), None),
-            Target("devices", best, devices, best),
+            Target("devices", best, devices, best, least=True),
         ]  # fmt: skip
 
     def figure(answer: Any) -> "Figure":

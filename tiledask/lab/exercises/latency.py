@@ -53,7 +53,8 @@ def gpipe_ahead(
                 )
             least = next(n for n in count(1) if ahead(name, n)) * STEP
             words = f"seconds of latency against {name}"
-            targets.append(Target(words, round(least, 2), round(steps * STEP, 2), round(least, 2)))
+            least, mine = round(least, 2), round(steps * STEP, 2)
+            targets.append(Target(words, least, mine, least, least=True))
         return targets
 
     def figure(answer: Any) -> "Figure":

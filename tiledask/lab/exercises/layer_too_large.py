@@ -48,7 +48,7 @@ def layer_too_large(ranks: int = 4) -> Exercise:
         return [
             Target(name, 0, len(wrong), 0),
             Target("runs with Adam that were refused", 0, refused, 0),
-            Target("ranks for adam", fewest, given["ranks for adam"], fewest),
+            Target("ranks for adam", fewest, given["ranks for adam"], fewest, least=True),
         ]
 
     def figure(answer: Any) -> "Figure":

@@ -133,7 +133,7 @@ def fewest_devices(
         layout = task.fitting(answer).layout
         counts = range(1, cluster.devices + 1)
         best = next(n for n in counts if _search(task, n).counts["fits"])
-        return [Target("devices", best, layout.devices, best, SEARCHED)]
+        return [Target("devices", best, layout.devices, best, SEARCHED, least=True)]
 
     def figure(answer: Any) -> "Figure":
         layout = Layout(tp=cluster.devices_per_node, microbatches=batch)

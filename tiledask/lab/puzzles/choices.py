@@ -242,7 +242,7 @@ CHOICE = Kind(
         "latency": "seconds of a transfer",
         "share": "time as a share of the rival's",
     },
-    how="a value for each open name, in order, for example 'zb-v, 16'",
+    how="a value for each open name, in order, for example '1f1b, 16'",
     read=_read,
     measure=lambda inputs, value: Measured(_measures(inputs, value)),
     best=_best,

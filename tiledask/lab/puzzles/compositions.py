@@ -269,7 +269,7 @@ COMPOSITION = Kind(
     optional={"speeds": numbers(number(above=True)), "latency": number()},
     measures={"makespan": "seconds until the end"},
     how=(
-        "the layers of each stage, a semicolon, and a schedule: '1-6 | 7-12 | ... ; 1f1b', or in "
+        "the layers of each stage, a semicolon, and a schedule: '1-9 | 10-14 | ... ; 1f1b', or in "
         "place of the name an order with a line per device"
     ),
     read=_read,

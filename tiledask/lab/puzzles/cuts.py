@@ -81,7 +81,7 @@ CUT = Kind(
         "shown": text,
     },
     measures={"crossings": "changes of device", "bottleneck": "time of the slowest device"},
-    how="the layers of each device (or of each stage), for example '1-6 | 7-12 | ...'",
+    how="the layers of each device (or of each stage), for example '1-9 | 10-14 | ...'",
     read=_read,
     measure=_measure,
     best=_best,

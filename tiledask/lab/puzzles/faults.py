@@ -128,12 +128,12 @@ def _all(inputs: Inputs) -> tuple[Fault, ...]:
 
 def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
     if not isinstance(answer, str):
-        raise ScheduleError(f"name the rule and the action, as in 'repeated: 0F3'; got {answer!r}")
+        raise ScheduleError(f"name the rule and the action, as in 'missing: 0F3'; got {answer!r}")
     rule, _, where = (part.strip() for part in answer.partition(":"))
     if rule.lower() not in RULES:
         raise ScheduleError(
             f"{rule!r} is no rule here; the rules are {', '.join(RULES)}, each with its action, "
-            f"as in 'repeated: 0F3'"
+            f"as in 'missing: 0F3'"
         )
     if rule.lower() == "no fault":
         return "no fault", None
@@ -142,7 +142,7 @@ def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
     match = re.fullmatch(r"(\d{1,4})([FBIW])(\d{1,4})", where)
     if not match:
         raise ScheduleError(
-            f"{where!r} is no action; write stage, kind and micro-batch, as in 'repeated: 0F3'"
+            f"{where!r} is no action; write stage, kind and micro-batch, as in 'missing: 0F3'"
         )
     return rule.lower(), Action(match[2], int(match[1]), int(match[3]))
 
@@ -185,7 +185,7 @@ FAULT = Kind(
     needed={"shown": text, "stages": whole(1, 64), "microbatches": whole(1, 256)},
     optional={"memory_limit": either(whole(1, 10_000), counts)},
     measures={"wrong": WRONG},
-    how=f"the rule and the action, for example 'repeated: 0F3'; rules: {', '.join(RULES)}",
+    how=f"the rule and the action, for example 'missing: 0F3'; rules: {', '.join(RULES)}",
     read=_read,
     measure=_measure,
     best=lambda inputs, targets: {"wrong": Best(0)},

@@ -1,7 +1,10 @@
 """A puzzle, read from a file, and the check that works out what an answer to it is worth."""
 
 import difflib
+import math
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +19,7 @@ from tiledask.lab.puzzles.fields import text, whole
 from tiledask.lab.puzzles.kind import Kind
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
-from tiledask.lab.puzzles.result import WRONG, Best, Result, Target, within
+from tiledask.lab.puzzles.result import LEAST, WRONG, Best, Result, Target, within
 from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named
 
@@ -51,7 +54,7 @@ class Puzzle:
     task: str
     inputs: MappingProxyType
     targets: MappingProxyType
-    """The most that each measure may be."""
+    """The most that each measure may be, or LEAST: as little as the other targets let it be."""
     hint: str = ""
     source: str = ""
     """Where the task comes from, if it comes from somewhere."""
@@ -65,11 +68,13 @@ class Puzzle:
             measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
         except _RULES as error:
             return Result(self.name, True, False, f"{kind.illegal} {error}")
-        best = kind.best(self.inputs, self.targets)
+        limits = self._limits()
+        best = kind.best(self.inputs, limits)
         targets = tuple(
-            _target(kind.measures[name], wanted, measured.values[name], best.get(name))
+            _target(kind.measures[name], limits[name], measured.values[name], best.get(name),
+                    wanted == LEAST)
             for name, wanted in self.targets.items()
-        )
+        )  # fmt: skip
         missed = measured.remarks or [str(t) for t in targets if not t.met]
         reason = f"{kind.legal} {'; '.join(missed)}." if missed else "Solved: every target is met."
         return Result(self.name, True, True, reason, targets)
@@ -87,7 +92,14 @@ class Puzzle:
         >>> puzzle.check(puzzle.solve()).stars
         3
         """
-        return KINDS[self.kind].solve(self.inputs, self.targets)
+        return KINDS[self.kind].solve(self.inputs, self._limits())
+
+    def _limits(self) -> dict[str, float]:
+        """The targets as numbers; what is to be the least is worked out, inf if nothing will do."""
+        limits = {n: math.inf if w == LEAST else w for n, w in self.targets.items()}
+        least = [name for name, wanted in self.targets.items() if wanted == LEAST]
+        best = KINDS[self.kind].best(self.inputs, limits) if least else {}
+        return limits | {name: best[name].value for name in least if name in best}
 
     def guesses(self) -> list[Any]:
         """What a beginner might try first; at least one of them should not be enough."""
@@ -96,8 +108,8 @@ class Puzzle:
     def verify(self) -> tuple[str, ...]:
         """What is wrong with the puzzle itself, a sentence each; empty if it can be set.
 
-        Looks whether its targets can be met, whether a first guess is not enough already, and
-        whether the task says every target.
+        Looks whether its targets can be met, whether a first guess is not enough already, whether
+        the task says every target, and whether it says the answer with it.
         """
         found = list(self._unreachable())
         if all(self.check(guess) for guess in self.guesses()):
@@ -105,20 +117,33 @@ class Puzzle:
                 "every first guess meets all targets, so there is nothing to find; ask for less"
             )
         for name, wanted in self.targets.items():
-            if name != "wrong" and not _says(self.task, wanted):
+            if wanted == LEAST:
+                if not re.search(r"fewest|smallest|least", self.task):
+                    found.append(f"the task does not ask for the fewest or the smallest {name}")
+            elif name != "wrong" and not _says(self.task, wanted):
                 found.append(f"the task does not say the number {wanted:g}, the target of {name}")
-        return tuple(found)
+        return (*found, *self._given_away())
+
+    def _given_away(self) -> Iterator[str]:
+        """Where the number that is to be chosen can be read."""
+        for name, limit in self._limits().items():
+            if name not in self.inputs.get("open", {}):
+                continue
+            if self.targets[name] != LEAST:
+                yield f'{name} is what is chosen, so its target is half of the answer: "{LEAST}"'
+            elif any(_says(text, limit) for text in (self.title, self.task, self.hint)):
+                yield f"the task, its title or its hint says {limit:g}, the {name} to be found"
 
     def _unreachable(self) -> list[str]:
         answer = self.solve()
         if answer is not None and self.check(answer):
             return []
-        kind = KINDS[self.kind]
-        best = kind.best(self.inputs, self.targets)
+        kind, limits = KINDS[self.kind], self._limits()
+        best = kind.best(self.inputs, limits)
         below = [
             f"{kind.measures[name]} {wanted:g}, where {best[name].value:g} is the "
             f"{best[name].yardstick}"
-            for name, wanted in self.targets.items()
+            for name, wanted in limits.items()
             if name in best and not within(best[name].value, wanted)
         ]
         which = "; ".join(below) or "they can not be met together"
@@ -128,15 +153,16 @@ class Puzzle:
         return f"<p><b>{html.words(self.title)}.</b> {html.words(self.task)}</p>"
 
 
-def _target(name: str, wanted: float, got: float, best: Best | None) -> Target:
+def _target(name: str, wanted: float, got: float, best: Best | None, least: bool) -> Target:
     if best is None:
-        return Target(name, wanted, got, None)
-    return Target(name, wanted, got, best.value, best.yardstick)
+        return Target(name, wanted, got, None, least=least)
+    return Target(name, wanted, got, best.value, best.yardstick, least)
 
 
 def _says(task: str, wanted: float) -> bool:
     """Whether the number stands in the task, as it is or in percent."""
-    return f" {wanted:g}" in task or f" {100 * wanted:g} %" in task
+    number, percent = (re.escape(f"{n:g}") for n in (wanted, 100 * wanted))
+    return bool(re.search(rf"(?<![\w.])(?:{number}(?![\w.]*\d)|{percent} %)", task))
 
 
 def puzzle_names() -> tuple[str, ...]:
@@ -238,6 +264,10 @@ def _read_targets(fields: Fields, kind: Kind) -> dict[str, float]:
         if key not in kind.measures:
             raise targets.fail(key, f"is not known here; {_near(key, kind.measures)}")
     for key, value in targets.values.items():
+        if value == LEAST:
+            if key not in fields.values["inputs"].get("open", {}):
+                raise targets.fail(key, f"may be {LEAST!r} only where {key} is what is chosen")
+            continue
         targets.number(key)
         if kind.measures[key] == WRONG and value != 0:
             raise targets.fail(key, f"must be 0, got {value:g}")

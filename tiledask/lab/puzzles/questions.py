@@ -1,6 +1,6 @@
 """Puzzles that ask for numbers: what is the utilisation, who does what when? The simulator knows.
 
-The answer lists what was asked for, in order: "0.5, 25 %, 3/4, idle, F0".
+The answer lists what was asked for, in order: "0.9, 15 %, 2/7, idle, F0".
 """
 
 import math
@@ -90,7 +90,7 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
         value = _number(word)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         raise ScheduleError(
-            f"answer {i} is a number, such as 0.75, 75 % or 3/4; got {word!r}"
+            f"answer {i} is a number, such as 0.9, 90 % or 9/10; got {word!r}"
         ) from None
     if not math.isfinite(value):
         raise ScheduleError(f"answer {i} is a finite number; got {word!r}")
@@ -158,7 +158,7 @@ QUESTION = Kind(
     needed={"asks": _asks},
     optional={},
     measures={"wrong": WRONG},
-    how="what is asked for, between commas, for example '0.5, 25 %, 3/4'",
+    how="what is asked for, between commas, for example '0.9, 15 %, 2/7'",
     read=_read,
     measure=_measure,
     best=lambda inputs, targets: {"wrong": Best(0)},

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from tiledask.plan import html
 
 __all__ = [
-    "BOUND", "OPTIMUM", "TABLE", "WRONG", "Best", "Result", "Target", "UnsolvedError", "within",
+    "BOUND", "LEAST", "OPTIMUM", "TABLE", "WRONG", "Best", "Result", "Target", "UnsolvedError",
+    "within",
 ]  # fmt: skip
 
 _SLACK = 1e-9
 """Relative slack of a target, for sums of seconds."""
 
+LEAST = "least"
+"""Stands in a file for a target that is worked out, where the number would be the answer."""
 OPTIMUM = "best possible"
 BOUND = "no answer goes below"
 TABLE = "best of the table"
@@ -44,6 +47,18 @@ class Target:
     best: float | None
     """What any legal answer that meets the other targets may reach; None if not a question."""
     yardstick: str = OPTIMUM
+    least: bool = False
+    """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
+
+    @property
+    def goal(self) -> str:
+        """What is asked for, in words."""
+        return "the least that will do" if self.least else f"at most {self.wanted:g}"
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the number asked for stays unsaid."""
+        return self.least and self.got != self.wanted
 
     @property
     def met(self) -> bool:
@@ -51,7 +66,10 @@ class Target:
 
     @property
     def gap(self) -> float | None:
-        """How far above the best, as a share of it: 0.25 is 25 % more; None without a best."""
+        """How far above the best, as a share of it: 0.25 is 25 % more; None without a best,
+        and for a number that stays unsaid."""
+        if self.hidden:
+            return None
         if self.best is None or within(self.got, self.best):
             return None if self.best is None else 0.0
         return (self.got - self.best) / abs(self.best) if self.best else None
@@ -62,15 +80,14 @@ class Target:
 
         Whoever misses another target may go below the best, which keeps all of them.
         """
-        if self.best is None or not within(self.best, self.got):
+        if self.hidden or self.best is None or not within(self.best, self.got):
             return ""
         return f"{self.best:g}" + ("" if self.yardstick == OPTIMUM else f" ({self.yardstick})")
 
     def __str__(self) -> str:
-        if self.met:
-            return f"{self.name} {self.got:g}, target at most {self.wanted:g}: met"
         over = self.got - self.wanted
-        return f"{self.name} {self.got:g}, target at most {self.wanted:g}: {over:.3g} too much"
+        missed = "less will do" if self.least else f"{over:.3g} too much"
+        return f"{self.name} {self.got:g}, target {self.goal}: {'met' if self.met else missed}"
 
 
 def within(got: float, wanted: float) -> bool:
@@ -132,11 +149,11 @@ class Result:
         share = f"{100 * gap:.1f}".removesuffix(".0") if gap < 0.1 else f"{100 * gap:.0f}"
         return f"{shown}; {target.name} {share} % above {above}"
 
-    def require(self) -> "Result":
-        """This result, if every target is met; UnsolvedError otherwise."""
+    def require(self) -> None:
+        """UnsolvedError unless every target is met. Nothing comes back: a solution that a notebook
+        runs by itself shows no stars under an answer that was not attempted."""
         if not self:
             raise UnsolvedError(f"{self.puzzle}: {self.reason}")
-        return self
 
     def to_dict(self) -> dict:
         """Everything in it, as JSON can hold it."""
@@ -149,8 +166,9 @@ class Result:
             "reason": self.reason,
             "targets": [
                 {
-                    "name": t.name, "wanted": t.wanted, "got": t.got, "met": t.met,
-                    "best": t.best, "yardstick": t.yardstick, "gap": t.gap,
+                    "name": t.name, "wanted": None if t.hidden else t.wanted, "got": t.got,
+                    "met": t.met, "best": None if t.hidden else t.best,
+                    "yardstick": t.yardstick, "gap": t.gap,
                 }
                 for t in self.targets
             ],
@@ -158,7 +176,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = [
-            (t.name, f"{t.got:g}", f"at most {t.wanted:g}", t.beside, "met" if t.met else "missed")
+            (t.name, f"{t.got:g}", t.goal, t.beside, "met" if t.met else "missed")
             for t in self.targets
         ]
         # not a caption: those wrap at the table's width, which is nothing without rows

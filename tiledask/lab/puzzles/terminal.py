@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
-from tiledask.lab.puzzles.result import WRONG, Result
+from tiledask.lab.puzzles.result import LEAST, WRONG, Result
 from tiledask.lab.puzzles.sketch import sketch
 from tiledask.plan.units import format_bytes
 
@@ -121,7 +121,7 @@ def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console
         if t.name == WRONG:
             continue
         best = f", best {t.beside}" if t.beside else ""
-        console.print(f"  {t.name}: {t.got:g} (target at most {t.wanted:g}{best})", highlight=False)
+        console.print(f"  {t.name}: {t.got:g} (target {t.goal}{best})", highlight=False)
     if result.score:
         console.print(result.score, highlight=False)
 
@@ -141,7 +141,10 @@ def _facts(puzzle: Puzzle) -> list[tuple[str, str]]:
 
 def _wanted(puzzle: Puzzle) -> list[tuple[str, str]]:
     measures = KINDS[puzzle.kind].measures
-    return [(measures[name], f"at most {wanted:g}") for name, wanted in puzzle.targets.items()]
+    return [
+        (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
+        for name, wanted in puzzle.targets.items()
+    ]
 
 
 def _value(name: str, value: Any) -> str:
