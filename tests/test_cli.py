@@ -1,10 +1,17 @@
 """The command line: answers, exit codes, JSON, and errors a person can act on."""
 
 import json
+import re
+import shlex
+from collections import Counter
+from dataclasses import fields
 
 import pytest
 
+import tiledask as td
 from tiledask.cli import main
+from tiledask.lab.doctor import Finding, _unusable
+from tiledask.plan.data import data_file
 
 
 def run(capsys, *arguments):
@@ -92,16 +99,12 @@ def test_mistakes_are_explained_in_one_line(capsys, arguments, message):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    import re
-
     assert re.search(message, error)
 
 
 @pytest.fixture
 def trace(tmp_path):
     """Spans of a run of 1F1B, in milliseconds."""
-    import tiledask as td
-
     t = td.simulate(td.schedule("1f1b", 4, 8), forward=1.0, backward=2.0, latency=0.25)
     frame = t.to_frame()
     frame[["start", "end"]] *= 1e3
@@ -208,3 +211,118 @@ def test_fit_runs_what_it_says(capsys):
     assert peak["predicted"] == peak["measured"] > 10**6
     assert (verdict["predicted"], verdict["measured"]) == ("fits", "fits")
     assert code in (0, 1)
+
+
+# -- what is printed -----------------------------------------------------------------------------
+
+
+def printed(capsys, monkeypatch, width, *arguments):
+    """What a terminal of that width shows; None: a pipe, with no width known."""
+    if width is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", f"{width}")
+    main(list(arguments))
+    return capsys.readouterr().out
+
+
+def numbers(text):
+    return Counter(re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", text))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "llama-2-7b", "8xA100-80GB", "64", "--sequence", "4096"),
+        ("plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity"),
+        ("fit", "gpt2-xl", "8xA100-80GB", "--pp", "8", "--microbatches", "8", "--critique"),
+        ("fit", "gpt2-xl", "1xT4"),
+        ("partition", "1000", "40", "--chunks", "2", "--judge", "1-500 | 501-1000"),
+        ("idle", "interleaved", "64", "64", "--devices", "32"),
+        ("ask", "hardware-refresh"),
+        ("ask",),
+        ("puzzle", "4", "--hint", "--answer", "1 | 2"),
+        ("puzzle",),
+        ("doctor",),
+    ],
+)
+def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, arguments):
+    monkeypatch.setattr("tiledask.lab.doctor._ask_gpu", lambda: _unusable("no driver"))
+    monkeypatch.setattr("tiledask.lab.doctor._memory", lambda: Finding("memory", "ok", "8 GB", ""))
+    whole = printed(capsys, monkeypatch, 1000, *arguments)
+    for width in (40, 60, 80, None):
+        shown = printed(capsys, monkeypatch, width, *arguments)
+        assert "…" not in shown
+        assert numbers(shown) == numbers(whole), f"at {width} columns"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("{config}", "{cluster}", "16", "--sequence", "1024", "--recipe", "fp32-adam"),
+        ("gpt2", "4xA100-80GB", "16", "--devices", "2"),
+    ],
+)
+def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
+    folder = tmp_path / "a folder; with [brackets]"
+    folder.mkdir()
+    config, cluster = folder / "config.json", folder / "mine.json"
+    config.write_text(data_file("models", "gpt2.json").read_text("utf-8"), "utf-8")
+    cluster.write_text(json.dumps({"devices": 4, "device": "A100-80GB"}), "utf-8")
+    given = [word.format(config=config, cluster=cluster) for word in given]
+    main(["plan", *given, "--no-sensitivity"])
+    line = next(
+        line.removeprefix("the first one: ")
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("the first one: ")
+    )
+    program, *words = shlex.split(line)
+    assert program == "tiledask"
+    best = run(capsys, "plan", *given, "--no-sensitivity")[1]["plans"][0]
+    code, answer = run(capsys, *words)
+    assert (code, answer["verdict"]) == (0, best["verdict"])
+    assert max(answer["per_stage"]) == best["peak"]
+
+
+def test_every_field_of_a_layout_can_be_typed():
+    """So that no plan has a field that the printed command must leave out."""
+    from tiledask.cli import _parser
+
+    known = vars(_parser().parse_args(["fit", "gpt2", "1xT4"]))
+    assert {field.name for field in fields(td.Layout)} <= set(known)
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+DRAWS = {
+    "idle": ("idle", "1f1b", "2", "4", "--figure"),
+    "puzzle": ("puzzle", "1", "--figure"),
+    "fit": ("fit", "gpt2", "1xA100-40GB", "--figure"),
+    "plan": ("plan", "gpt2", "2xA100-40GB", "8", "--no-sensitivity", "--figure"),
+    "map": ("plan", "gpt2", "2xA100-40GB", "8", "--no-sensitivity", "--map"),
+}
+
+
+@pytest.mark.parametrize("command", DRAWS)
+def test_a_figure_is_what_its_name_says(capsys, tmp_path, command):
+    for kind, begins in BEGINS.items():
+        file = tmp_path / f"x.{kind.upper() if kind == 'pdf' else kind}"
+        assert main([*DRAWS[command], str(file)]) == 0
+        assert file.read_bytes().startswith(begins)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", DRAWS)
+@pytest.mark.parametrize("name", ["x.jpg", "x", "x.png.txt", "no/such/folder/x.png"])
+def test_other_figures_are_refused_before_the_work_begins(
+    capsys, tmp_path, monkeypatch, command, name
+):
+    def works(*args):
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(f"tiledask.cli._{DRAWS[command][0]}", works)
+    assert main([*DRAWS[command], str(tmp_path / name)]) == 2
+    words = "there is no folder" if "folder" in name else "written as .png, .svg or .pdf"
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -91,7 +91,7 @@ HOSTILE = {
     ),
     "dist.convolution.lenet_train.TrainedLeNet": lambda: Words(to_frame=a_frame),
     "dist.explain.Explanation": lambda: Words(
-        why=EVIL, advice=EVIL, _rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)]
+        why=EVIL, advice=EVIL, rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)]
     ),
     "dist.ranks.program.Ranks": some_records,
     "dist.ranks.records.Records": lambda: some_records().records,

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import COLUMNS, exact, format_value
-from tiledask.lab.table import Claim, Comparison
+from tiledask.lab.table import Claim, Comparison, Grid
 
 NAN = math.nan
 
@@ -247,3 +248,26 @@ def test_html_escapes_and_has_every_digit():
     assert html.count("<tr class='fails'>") == 1
     assert html.count("<tr class='informs'>") == 2
     assert "<th scope='col'>predicted</th><th scope='col'>simulated</th>" in html
+
+
+# -- grids ---------------------------------------------------------------------------------------
+
+WORDS = st.lists(
+    st.sampled_from(["65.59 GB", "tokens/s", "123,456,789", "a", "0.5", ""]), max_size=3
+)
+
+
+@given(
+    st.lists(st.lists(WORDS.map(" ".join), min_size=4, max_size=4), min_size=1, max_size=4),
+    st.integers(12, 100),
+)
+def test_a_grid_cuts_no_word_and_keeps_to_its_width(rows, width):
+    head = ("", "a device", "share", "[how]")
+    out = io.StringIO()
+    grid = Grid(head, rows, "What fits where", left=(0, 3), bold=(0,))
+    Console(file=out, width=width).print(grid)
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert sorted(re.findall(r"[0-9][0-9.,]*[0-9]", shown)) == sorted(
+        found for row in rows for cell in row for found in re.findall(r"[0-9][0-9.,]*[0-9]", cell)
+    )

@@ -11,6 +11,8 @@ from rich.console import Console
 
 import tiledask as td
 from tiledask.errors import ConfigError
+from tiledask.lab.figure_file import check_figure, save_figure
+from tiledask.lab.table import Grid, say
 from tiledask.plan.units import parse_bytes
 
 __all__ = ["main"]
@@ -23,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     console = Console(stderr=args.json)
     try:
+        for path in filter(None, (vars(args).get("figure"), vars(args).get("map"))):
+            check_figure(path)  # before the work begins
         code, result = args.run(args, console)
     except _ERRORS as error:
         print(f"tiledask {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
@@ -67,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--sequence-parallel", action="store_true", help="with --tp")
     sub.add_argument("--flash-attention", action="store_true", help="keeps no scores")
     sub.add_argument("--critique", action="store_true", help="what is wrong, what is better")
-    sub.add_argument("--figure", metavar="FILE.png", help="memory of each stage, as a picture")
+    sub.add_argument("--figure", metavar="FILE", help="memory of each stage, as a picture")
     sub.add_argument(
         "--run",
         dest="execute",
@@ -81,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
     sub.add_argument("--first", type=_positive, default=8, help="plans to show (%(default)s)")
     sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
-    sub.add_argument("--figure", metavar="FILE.png", help="time against memory, as a picture")
-    sub.add_argument("--map", metavar="FILE.png", help="what fits by tp and pp, as a picture")
+    sub.add_argument("--figure", metavar="FILE", help="time against memory, as a picture")
+    sub.add_argument("--map", metavar="FILE", help="what fits by tp and pp, as a picture")
 
     sub = add("ask", _ask, "does what a question takes for granted hold? worked out claim by claim")
     sub.add_argument("premise", nargs="?", help="a name, or a JSON file; none lists all")
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help="one or more answers, or files with one each; - reads standard input",
     )  # fmt: skip
     sub.add_argument("--hint", action="store_true", help="show the hint")
-    sub.add_argument("--figure", metavar="FILE.png", help="draw the task, or the last answer")
+    sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
     sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
 
     sub = add("idle", _idle, "how idle a pipeline schedule leaves its devices")
@@ -121,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--transfers", default="overlapped", help="overlapped or blocking (%(default)s)"
     )
-    sub.add_argument("--figure", metavar="FILE.png", help="write the Gantt chart")
+    sub.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
     sub.add_argument(
         "--diagnose", metavar="TRACE", help="instead of a schedule: why a measured run idles; "
         "CSV of spans or of polled utilisation, or a Chrome trace JSON",
@@ -215,7 +219,8 @@ def _fit(args: argparse.Namespace, console: Console) -> Result:
         from tiledask.lab.plots import memory_bars
 
         ledger, over = fit.memory.ledger, fit.overhead.total
-        _save(memory_bars(ledger, fit.capacity, place="stage", overhead=over), args.figure)
+        picture = memory_bars(ledger, fit.capacity, place="stage", overhead=over)
+        save_figure(picture, args.figure)
     return (1 if fit.verdict == "no" else 0), result
 
 
@@ -227,29 +232,23 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
     if args.devices:
         options["devices"] = _whole_numbers(args.devices, "devices")
     plans = td.search(model, cluster, args.batch, **options)
-    planner.show_plans(plans, args.first, console)
+    asked = [args.model, args.cluster, "--sequence", str(args.sequence), "--recipe", args.recipe]
+    planner.show_plans(plans, args.first, console, asked)
     relaxed = [] if args.no_sensitivity else td.sensitivity(model, cluster, args.batch, **options)
     if plans.best.verdict != "no":
         planner.show_step(plans.best.step, console)
     for each in relaxed:
-        console.print(f"  {each}", soft_wrap=True, highlight=False)
+        say(console, f"  {each}")
     if args.figure or args.map:
         from tiledask.lab.plots import feasibility, pareto
 
         for draw, path in ((pareto, args.figure), (feasibility, args.map)):
             if path:
-                _save(draw(plans), path)
+                save_figure(draw(plans), path)
     result = planner.plan_facts(plans, args.first, relaxed)
     if plans.best.verdict != "no":
         result["step"] = planner.step_facts(plans.best.step)
     return (1 if plans.best.verdict == "no" else 0), result
-
-
-def _save(figure: Any, path: str) -> None:
-    if not path.lower().endswith(".png"):
-        raise ConfigError(f"figures are PNG files; give a name that ends in .png, got {path!r}")
-    with open(path, "wb") as file:
-        file.write(figure.to_png())
 
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:
@@ -260,15 +259,15 @@ def _ask(args: argparse.Namespace, console: Console) -> Result:
     if args.premise is None:
         for name, critique in critiques.items():
             failed = sum(finding.verdict == "fails" for finding in critique.findings)
-            console.print(f"[bold]{name}[/bold]: {critique.question}", soft_wrap=True)
-            console.print(f"    {failed} of {len(critique.findings)} claims fail", highlight=False)
+            say(console, f": {critique.question}", bold=name)
+            say(console, f"    {failed} of {len(critique.findings)} claims fail")
         return 0, {name: critique.to_dict() for name, critique in critiques.items()}
     (critique,) = critiques.values()
-    console.print(f"[bold]{critique.question}[/bold]\n{critique.convention}", soft_wrap=True)
+    say(console, f"\n{critique.convention}", bold=critique.question)
     for finding in critique.findings:
-        console.print(f"[bold]{finding.verdict}[/bold]: {finding.claim}.", soft_wrap=True)
+        say(console, f": {finding.claim}.", bold=finding.verdict)
         for line in filter(None, (finding.why, finding.way_out)):
-            console.print(f"    {line}", soft_wrap=True, highlight=False)
+            say(console, f"    {line}")
     return (0 if critique else 1), critique.to_dict()
 
 
@@ -314,17 +313,17 @@ def _partition(args: argparse.Namespace, console: Console) -> Result:
         "chunks": args.chunks,
     }
     cut = td.partition(costs, args.stages, **given)
-    console.print(f"{cut}: sizes {cut.sizes}, bottleneck {cut.bottleneck:g}", highlight=False)
+    say(console, f"{cut}: sizes {cut.sizes}, bottleneck {cut.bottleneck:g}")
     result = {"bounds": cut.bounds, "sizes": cut.sizes, "bottleneck": cut.bottleneck}
     result |= {"times": cut.times, "place": cut.place, "device_times": cut.device_times}
     if args.chunks > 1:
         shown = ", ".join(f"{time:g}" for time in cut.device_times)
         words = f"stage s is on device s mod {cut.devices}; all of a device's stages take {shown}"
-        console.print(words, highlight=False)
+        say(console, words)
     if not args.judge:
         return 0, result
     verdict = td.judge(args.judge, devices=cut.devices, costs=costs, **given)
-    console.print(f"{'legal' if verdict else verdict.rule}: {verdict.reason}", highlight=False)
+    say(console, f"{'legal' if verdict else verdict.rule}: {verdict.reason}")
     result |= {"ok": verdict.ok, "rule": verdict.rule, "reason": verdict.reason}
     return (0 if verdict else 1), result
 
@@ -373,7 +372,7 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
         "span_bubble": t.span_bubble,
         "peak_in_flight": t.peak_in_flight,
     }
-    console.print(f"{schedule!r}", highlight=False)
+    say(console, f"{schedule!r}")
     words = {
         "bubble_fraction": "idle / (devices x makespan)",
         "bubble_overhead": "idle / busy",
@@ -384,15 +383,14 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     }
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else f"{value}"
-        console.print(f"  {name:16} {shown:>12}  {words.get(name, 'seconds')}", highlight=False)
+        say(console, f"  {name:16} {shown:>12}  {words.get(name, 'seconds')}")
     path = t.critical_path
     result |= {"lower_bound_why": t.bound.why, "binds": path.binds}
-    console.print(f"  {path!r}", highlight=False)
+    say(console, f"  {path!r}")
     if args.figure:
         from tiledask.lab.plots import gantt
 
-        with open(args.figure, "wb") as file:
-            file.write(gantt(t, title=f"{schedule!r}").to_png())
+        save_figure(gantt(t, title=f"{schedule!r}"), args.figure)
     return 0, result
 
 
@@ -424,11 +422,12 @@ def _diagnose(args: argparse.Namespace, console: Console) -> Result:
         layers=_costs(args.layers) if args.layers else None,
         memory_limit=args.memory_limit,
     )
-    console.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    say(console, str(found))
     return 0, found.to_dict()
 
 
 def _matmul(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.dist.explain import HEAD
     from tiledask.lab.product import compare_product
 
     try:
@@ -441,7 +440,11 @@ def _matmul(args: argparse.Namespace, console: Console) -> Result:
         raise ConfigError(f"a size is 1 or more, got {args.size}")
     table, explanation = compare_product(args.size, mesh, args.kernel, args.tile, args.device)
     console.print(table)
-    console.print(explanation)
+    rows = list(explanation.rows())
+    chosen = [number for number, row in enumerate(rows) if row[0]]
+    title = "What every algorithm would take for it"
+    console.print(Grid(HEAD, rows, title, left=(0, 1, 8), bold=chosen))
+    say(console, f"{explanation.why}\n{explanation.advice}")
     return (0 if table.ok else 1), table.to_dict() | {"explain": explanation.to_dict()}
 
 

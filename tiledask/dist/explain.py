@@ -67,7 +67,8 @@ class Explanation:
                 return choice
         raise KeyError(f"{algorithm!r}; there are {', '.join(c.algorithm for c in self.choices)}")
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """For reading: a row of words under HEAD per algorithm."""
         for c in self.choices:
             mark = "→" if c.algorithm == self.chosen else ""
             if c.plan is None:
@@ -96,20 +97,9 @@ class Explanation:
         ]  # fmt: skip
         return {"chosen": self.chosen, "why": self.why, "advice": self.advice, "choices": rows}
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-
-        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-        for i, name in enumerate(_HEAD):
-            table.add_column(name, justify="left" if i in (0, 1, 8) else "right", no_wrap=i < 8)
-        for row in self._rows():
-            table.add_row(*row, style="bold" if row[0] else "")
-        return Group("What every algorithm would take for it", table, "", self.why, self.advice)
-
     def __repr__(self) -> str:
-        rows = [_HEAD, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD) - 1)]
+        rows = [HEAD, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD) - 1)]
         lines = []
         for row in rows:
             cells = [
@@ -120,13 +110,13 @@ class Explanation:
         return "\n".join([*lines, "", self.why, self.advice]).rstrip()
 
     def _repr_html_(self) -> str:
-        rows = list(self._rows())
+        rows = list(self.rows())
         chosen = [number for number, cells in enumerate(rows) if cells[0]]
-        found = html.table(_HEAD, rows, bold=chosen)
+        found = html.table(HEAD, rows, bold=chosen)
         return f"{found}<p>{html.words(self.why)}<br>{html.words(self.advice)}</p>"
 
 
-_HEAD = (
+HEAD = (
     "", "algorithm", "to one", "in all", "messages", "peak", "time", "at least", "",
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.table import Grid
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes
 
@@ -381,19 +382,15 @@ def _workers(gpu: dict[str, Any]) -> Finding:
 def show(findings: Sequence[Finding], console: "Console | None" = None) -> None:
     """Prints the findings as a table, then the commands that bring what is missing."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = console or Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "", "found", "used for"):
-        table.add_column(title)
+    rows = []
     for finding in findings:
         mark, style = _MARKS[finding.state]
         mark = Text(mark if _can_print(mark, console) else finding.state, style=style)
-        table.add_row(mark, finding.name, Text(finding.found), Text(finding.used_for, style="dim"))
-    console.print(table)
-    console.print()
+        rows.append((mark, finding.name, finding.found, Text(finding.used_for, style="dim")))
+    console.print(Grid(("", "", "found", "used for"), rows, left=range(4)))
     for line in _closing(findings):
         console.print(Text(line), soft_wrap=True)
 

@@ -1,12 +1,13 @@
 """What `tiledask fit` and `tiledask plan` show: verdicts, ledgers, ranked layouts, time."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from tiledask.lab.table import Grid, say
 from tiledask.plan.choosing.critique import PlanCritique
 from tiledask.plan.choosing.search import Plan, Plans
 from tiledask.plan.choosing.sensitivity import Relaxed
@@ -26,17 +27,17 @@ MANY_STAGES = 12
 
 def show_fit(fit: Fit, console: Console) -> None:
     """The verdict, the ledger by stage, and what would fit."""
-    _line(console, f"[bold]{fit.verdict}[/bold]: {fit.reason}")
+    say(console, f": {fit.reason}", bold=fit.verdict)
     console.print(_ledger(fit.memory))
     if fit.verdict == "fits":
         return
     if fit.smallest_fix is not None:
-        _line(console, f"[bold]smallest fix[/bold]: {fit.smallest_fix}")
+        say(console, f": {fit.smallest_fix}", bold="smallest fix")
     alone = {name: fix for name, fix in fit.fixes.items() if fix is not None}
     for name, fix in alone.items():
-        _line(console, f"  {name} alone: {fix}")
+        say(console, f"  {name} alone: {fix}")
     rest = ", ".join(name for name in fit.fixes if name not in alone)
-    _line(console, f"  no value is enough of one of these alone: {rest}")
+    say(console, f"  no value is enough of one of these alone: {rest}")
 
 
 def fit_facts(fit: Fit) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def fit_facts(fit: Fit) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ledger(memory: MemoryEstimate) -> Table:
+def _ledger(memory: MemoryEstimate) -> Grid:
     """A row per stage, a column per group of tensor classes; alike stages once."""
     ledger = memory.ledger
     states = {state.tensor: state for state in memory.recipe.states}
@@ -69,19 +70,17 @@ def _ledger(memory: MemoryEstimate) -> Table:
             held[stage][group(tensor)] = held[stage].get(group(tensor), 0) + size
     names = [n for n in dict.fromkeys(n for each in held.values() for n in each)
              if any(each.get(n) for each in held.values())]  # fmt: skip
-    table = Table(title="a device of each stage at its fullest moment (GB = 1e9 bytes)")
-    for name in ("stage", "moment", *names, "in all"):
-        table.add_column(name, justify="left" if name in ("stage", "moment") else "right")
-    peaks = ledger.per_place
+    peaks, rows = ledger.per_place, []
     for first, last in _alike(held):
         moments = ledger.moments(first)
-        table.add_row(
+        rows.append((
             f"{first}" if first == last else f"{first} to {last}",
             max(moments, key=moments.__getitem__),
             *(format_bytes(held[first].get(name, 0)) for name in names),
             format_bytes(peaks[first]),
-        )
-    return table
+        ))  # fmt: skip
+    title = "a device of each stage at its fullest moment (GB = 1e9 bytes)"
+    return Grid(("stage", "moment", *names, "in all"), rows, title, left=(0, 1))
 
 
 def _alike(held: dict[int, dict[str, int]]) -> list[tuple[int, int]]:
@@ -99,11 +98,15 @@ def _alike(held: dict[int, dict[str, int]]) -> list[tuple[int, int]]:
     return sorted({*runs[:3], fullest, *runs[-3:]})
 
 
-def show_plans(plans: Plans, first: int, console: Console) -> None:
-    """How many fit, the fastest, and the choice between time, memory and devices."""
+def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] = ()) -> None:
+    """How many fit, the fastest, and the choice between time, memory and devices.
+
+    asked
+        Words after `tiledask fit` that name the model, the cluster and how it is trained.
+    """
     counts = ", ".join(f"{n:,} {word}" for word, n in plans.counts.items())
-    _line(console, f"[bold]{plans.considered:,} layouts[/bold] of {plans.model.name} on "
-          f"{plans.cluster}: {counts}")  # fmt: skip
+    words = f" of {plans.model.name} on {plans.cluster}: {counts}"
+    say(console, words, bold=f"{plans.considered:,} layouts")
     if not plans.considered:
         plans.best  # noqa: B018 -- says why there is none
     if plans.best.verdict == "no":
@@ -112,9 +115,9 @@ def show_plans(plans: Plans, first: int, console: Console) -> None:
     # by formula all, by simulation those that are shown
     shown = sorted(plans[:first], key=lambda p: (p.verdict == "no", p.step.total))
     console.print(_table(shown, "fastest first", plans))
-    where = f"{plans.cluster.devices}x{plans.cluster.device.name}"
-    words = f"{plans.model.name} {where} {_options(shown[0].layout)}"
-    _line(console, f"the first one: tiledask fit {words}")
+    if asked:
+        words = shlex.join(["tiledask", "fit", *asked, *_options(shown[0].layout)])
+        say(console, f"the first one: {words}")
     front = plans.front
     if len(front) > 1:
         chosen = front[:: max(1, len(front) // 6)][:6]
@@ -129,7 +132,7 @@ SHORT = {
 """Field of a layout -> its column."""
 
 
-def _table(plans: Sequence[Plan], title: str, found: Plans) -> Table:
+def _table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
     """A row per plan; fields that are the same in all stand in the title."""
     fields = {name: {getattr(plan.layout, name) for plan in plans} for name in SHORT}
     default = Layout()
@@ -139,7 +142,6 @@ def _table(plans: Sequence[Plan], title: str, found: Plans) -> Table:
         if len(values) == 1 and values != {getattr(default, name)}
     )
     differ = [name for name, values in fields.items() if len(values) > 1]
-    table = Table(title=f"{title}; all: {same}" if same else title)
     tokens = found.global_batch * found.sequence
     columns: dict[str, list[str]] = {"": [f"{n + 1}" for n in range(len(plans))]}
     columns |= {SHORT[f]: [_word(getattr(plan.layout, f)) for plan in plans] for f in differ}
@@ -153,21 +155,19 @@ def _table(plans: Sequence[Plan], title: str, found: Plans) -> Table:
     if plans[0].seconds < float("inf"):
         columns["a step"] = [format_seconds(plan.step.total) for plan in plans]
         columns["tokens/s"] = [f"{tokens / plan.step.total:,.0f}" for plan in plans]
-    for name in columns:
-        table.add_column(name, justify="left" if name == "verdict" else "right")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
+    left = [i for i, name in enumerate(columns) if name == "verdict"]
+    rows = list(zip(*columns.values(), strict=True))
+    return Grid(tuple(columns), rows, f"{title}; all: {same}" if same else title, left)
 
 
-def _options(layout: Layout) -> str:
+def _options(layout: Layout) -> list[str]:
     """The layout as `tiledask fit` takes it."""
     words = []
     for field in fields(layout):
         value, name = getattr(layout, field.name), field.name.replace("_", "-")
         if value != field.default:
-            words.append(f"--{name}" if value is True else f"--{name} {value}")
-    return " ".join(words)
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
 
 
 def _word(value: Any) -> str:
@@ -179,24 +179,23 @@ def show_step(step: StepEstimate, console: Console) -> None:
     used = f"MFU {step.mfu:.1%}"
     if step.mfu_causal < 0.95 * step.mfu:
         used += f", {step.mfu_causal:.1%} if only the scores under a causal mask count"
-    table = Table(title=f"where the {format_seconds(step.total)} of a step go, {used}")
-    for name in ("part", "time", "share", "formula"):
-        table.add_column(name, justify="left" if name in ("part", "formula") else "right")
-    for row in step.rows:
-        if row.seconds:
-            share = f"{row.seconds / step.total:.1%}"
-            table.add_row(row.part, format_seconds(row.seconds), share, row.formula)
-    console.print(table)
+    rows = [
+        (row.part, format_seconds(row.seconds), f"{row.seconds / step.total:.1%}", row.formula)
+        for row in step.rows
+        if row.seconds
+    ]
+    title = f"where the {format_seconds(step.total)} of a step go, {used}"
+    console.print(Grid(("part", "time", "share", "formula"), rows, title, left=(0, 3)))
 
 
 def show_critique(found: PlanCritique, console: Console) -> None:
     """What is wrong with a layout, and which single changes are better."""
     for line in found.lines:
-        _line(console, f"  {line}")
+        say(console, f"  {line}")
     for advice in found.advice[:8]:
-        _line(console, f"  → {advice}")
+        say(console, f"  → {advice}")
     if not found.advice and found.step is not None:
-        _line(console, "  no single change makes it 1 % faster")
+        say(console, "  no single change makes it 1 % faster")
 
 
 def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dict[str, Any]:
@@ -226,9 +225,5 @@ def _facts(plan: Plan) -> dict[str, Any]:
     return {
         "layout": vars(plan.layout), "devices": plan.layout.devices, "verdict": plan.verdict,
         "peak": plan.peak, "seconds": plan.seconds if runs else None,
-        "options": _options(plan.layout),
+        "options": shlex.join(_options(plan.layout)),
     }  # fmt: skip
-
-
-def _line(console: Console, words: str) -> None:
-    console.print(words, soft_wrap=True, highlight=False)

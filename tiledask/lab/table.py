@@ -1,11 +1,13 @@
-"""Comparison: predicted, simulated and measured side by side, with a verdict for every row.
+"""Tables of which nothing is ever cut off, whatever the width of the terminal.
 
-One value serves the terminal (rich), the notebook and the report (HTML), files (JSON) and text.
+Comparison  predicted, simulated and measured side by side, with a verdict for every row: one value
+            for the terminal (rich), the notebook and the report (HTML), files (JSON) and text
+Grid        any other rows under titles, in a terminal
 """
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,11 @@ from tiledask.lab.claim import COLUMNS, Claim, Value, Verdict, exact
 from tiledask.plan import html
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Claim", "Comparison", "Verdict"]
+__all__ = ["Claim", "Comparison", "Grid", "Verdict", "say"]
 
 _ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
 _STYLE = {True: "green", False: "bold red", None: ""}
@@ -116,6 +119,93 @@ class Comparison:
             f"<small>({self.summary})</small></caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of words under titles: a table where there is room for every word, else a list.
+
+    >>> from rich.console import Console
+    >>> grid = Grid(("", "time", "how"), [("compute", "6.81 s", "4 micro-batches")])
+    >>> Console(width=40).print(grid)  # doctest: +NORMALIZE_WHITESPACE
+               time  how
+    compute  6.81 s  4 micro-batches
+    <BLANKLINE>
+    >>> Console(width=20).print(grid)  # doctest: +NORMALIZE_WHITESPACE
+    compute: time 6.81
+    s, how 4
+    micro-batches
+    <BLANKLINE>
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    """Of words, or of rich's Text."""
+    title: str = ""
+    left: Collection[int] = (0,)
+    """Columns that begin at the left; numbers end at the right."""
+    bold: Collection[int] = ()
+    """Rows that stand out."""
+
+    def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
+        from rich.text import Text
+
+        if self.title:
+            yield Text(self.title, style="bold", overflow="fold")
+        widths = self._widths(options.max_width)
+        yield from [self._table(widths)] if widths else self._list()
+        yield Text()
+
+    def _widths(self, most: int) -> list[int]:
+        """Of each column, from the width that it likes down to its longest word; [] where even
+        those are too wide."""
+        columns = [list(map(str, cells)) for cells in zip(self.head, *self.rows, strict=True)]
+        least = [max(len(p) for cell in cells for p in ("", *_unbroken(cell))) for cells in columns]
+        widths = [max(map(len, cells)) for cells in columns]
+        for _ in range(sum(widths) + _GAP * (len(widths) - 1) - most):
+            widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            if widths[widest] <= least[widest]:
+                return []
+            widths[widest] -= 1
+        return widths
+
+    def _table(self, widths: list[int]) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+        for column, (name, width) in enumerate(zip(self.head, widths, strict=True)):
+            justify = "left" if column in self.left else "right"
+            table.add_column(Text(name), justify=justify, width=width, overflow="fold")
+        for number, row in enumerate(self.rows):
+            cells = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row]
+            table.add_row(*cells, style="bold" if number in self.bold else "")
+        return table
+
+    def _list(self) -> Iterator["Text"]:
+        from rich.text import Text
+
+        for row in self.rows:
+            pairs = zip(self.head, row, strict=True)
+            words = [f"{name} {cell}".strip() for name, cell in pairs if str(cell)]
+            yield Text(": ".join(filter(None, (*words[:1], ", ".join(words[1:])))), overflow="fold")
+
+
+def say(
+    console: "Console", words: str, bold: str = "", *, colour: str = "bold", wrap: bool = False
+) -> None:
+    """Print ``words`` behind ``bold`` ones, as they are: brackets in a name are no markup.
+
+    Lines stay whole, to be copied; those of prose wrap between words.
+    """
+    from rich.text import Text
+
+    text = Text.assemble((bold, colour), words, overflow="fold")
+    console.print(text, soft_wrap=not wrap)
+
+
+_GAP = 2
+"""Spaces between columns."""
 
 
 def _digits(claim: Claim, verdict: Verdict) -> tuple[str, str, str, str]:

@@ -7,9 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
 from tiledask.lab.puzzles.result import LEAST, WRONG, Result
 from tiledask.lab.puzzles.sketch import sketch
+from tiledask.lab.table import Grid, say
 from tiledask.plan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,26 +42,26 @@ def play(
     An answer may be a file's name, or "-" for standard input. ``verify`` looks at the puzzle
     itself, and 1 then says that it can not be set.
     """
+    if figure:
+        check_figure(figure)
     puzzle = load_puzzle(name)
     results = [puzzle.check(_answer(word)) for word in answers]
     if not results:
         _print_puzzle(puzzle, console)
         drawing = sketch(puzzle)
         if drawing:
-            console.print(f"\n{drawing}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"\n{drawing}")
     for word, result in zip(answers, results, strict=True):
         if len(answers) > 1:
-            console.print(f"[bold]{_escape(word)}[/bold]", highlight=False)
+            say(console, "", bold=word)
         _print_result(puzzle, _answer(word), result, console)
     if hint:
-        console.print(f"Hint: {puzzle.hint or 'there is none'}", highlight=False, markup=False)
+        say(console, f"Hint: {puzzle.hint or 'there is none'}", wrap=True)
     wrong = puzzle.verify() if verify else ()
     for sentence in wrong or (("it can be set: solvable, and not at once",) if verify else ()):
-        console.print(f"{puzzle.name}: {sentence}", highlight=False, markup=False)
+        say(console, f"{puzzle.name}: {sentence}")
     if figure:
-        last = _answer(answers[-1]) if answers else None
-        with open(figure, "wb") as file:
-            file.write(puzzle.draw(last).to_png())
+        save_figure(puzzle.draw(_answer(answers[-1]) if answers else None), figure)
     said = {
         "level": puzzle.level, "name": puzzle.name, "title": puzzle.title, "kind": puzzle.kind,
         "task": puzzle.task, "inputs": dict(puzzle.inputs), "targets": dict(puzzle.targets),
@@ -84,52 +86,37 @@ def _answer(word: str) -> str:
 
 def _print_levels(levels: Sequence[Puzzle], console: "Console") -> None:
     """A table of the levels."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("level", "right"), ("name", "left"), ("title", "left"),
-                          ("kind", "left")):  # fmt: skip
-        table.add_column(name, justify=justify)
-    for puzzle in levels:
-        table.add_row(f"{puzzle.level}", puzzle.name, puzzle.title, puzzle.kind)
-    console.print(table)
+    rows = [(puzzle.level, puzzle.name, puzzle.title, puzzle.kind) for puzzle in levels]
+    console.print(Grid(("level", "name", "title", "kind"), rows, left=(1, 2, 3)))
 
 
 def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
     """The task, its numbers, its targets and how to answer."""
-    console.print(f"[bold]Level {puzzle.level}: {puzzle.title}[/bold]", highlight=False)
-    console.print(f"\n{puzzle.task}\n", highlight=False, markup=False)
+    title = f"Level {puzzle.level}: {puzzle.title}"
+    say(console, f"\n\n{puzzle.task}\n", bold=title, wrap=True)
     rows = [*_facts(puzzle), *_wanted(puzzle)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         first, *more = value.splitlines() or [""]
-        console.print(f"  {name:{width}}  {first}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {name:{width}}  {first}")
         for line in more:
-            console.print(f"  {'':{width}}  {line}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"\nAnswer with {KINDS[puzzle.kind].how}.", highlight=False, markup=False)
+            say(console, f"  {'':{width}}  {line}")
+    say(console, f"\nAnswer with {KINDS[puzzle.kind].how}.", wrap=True)
 
 
 def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console") -> None:
     """The answer drawn in letters, and what it is worth."""
     drawing = sketch(puzzle, answer)
     if drawing:
-        console.print(drawing, highlight=False, markup=False, soft_wrap=True)
-    colour = "green" if result else "red"
-    console.print(f"[{colour}]{_escape(result.reason)}[/{colour}]", highlight=False)
+        say(console, drawing)
+    say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
     for t in result.targets:
         if t.name == WRONG:
             continue
         best = f", best {t.beside}" if t.beside else ""
-        console.print(f"  {t.name}: {t.got:g} (target {t.goal}{best})", highlight=False)
+        say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best})")
     if result.score:
-        console.print(result.score, highlight=False)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        say(console, result.score)
 
 
 def _facts(puzzle: Puzzle) -> list[tuple[str, str]]:

@@ -1,0 +1,47 @@
+"""A figure as a file, in the format that the file's name says."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiledask.errors import ConfigError
+from tiledask.plan.data import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["FORMATS", "check_figure", "save_figure"]
+
+_UNDATED = {
+    "png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None},
+}  # fmt: skip
+FORMATS = tuple(_UNDATED)
+"""What figures are written as: the ends of their files' names."""
+
+
+def check_figure(path: str | os.PathLike) -> str:
+    """The format that the name of ``path`` says; a ConfigError if it is none of FORMATS, or if
+    there is no such folder. It loads nothing and is quick: ask before the work begins."""
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        *others, last = (f".{name}" for name in FORMATS)
+        raise ConfigError(
+            f"figures are written as {', '.join(others)} or {last}, by the end of the name; got "
+            f"{short(str(path))}"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {short(str(path.parent))} for a figure; make it")
+    return kind
+
+
+def save_figure(figure: "Figure", path: str | os.PathLike) -> None:
+    """Write ``figure`` to ``path``, as what its name says; ConfigError as in `check_figure`."""
+    kind = check_figure(path)
+    if kind == "png" and hasattr(figure, "to_png"):
+        Path(path).write_bytes(figure.to_png())
+        return
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "tiledask", "svg.fonttype": "none"}):
+        figure.savefig(path, format=kind, facecolor="white", metadata=_UNDATED[kind])
