@@ -1,7 +1,11 @@
 """Matrices in files: every region as NumPy would read it, and nothing believed unchecked."""
 
+import errno
 import os
 import pickle
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,7 +174,8 @@ def test_indexing(tmp_path):
     ("vector", "has 2 dimensions"), ("cube", "has 2 dimensions"), ("empty", "2 dimensions of 1"),
     ("text", "cannot be read as .npy"), ("nothing", "there is no file"),
     ("folder", "no zarr array"), ("group", "no zarr array"), ("zarr-int", "is int32"),
-    ("short", "has 1135; it was cut short"), ("8 TB", "8000000000128 bytes with its header"),
+    ("short", "has 1135; it was cut short"), ("long", r"1152 bytes .* has 1153; it has more than"),
+    ("unclosed", "cannot be read as .npy"), ("8 TB", "8000000000128 bytes with its header"),
     ("future", "format"),
 ])  # fmt: skip
 def test_what_is_no_such_matrix_is_refused(tmp_path, name, words):
@@ -193,6 +198,14 @@ def test_what_is_no_such_matrix_is_refused(tmp_path, name, words):
     elif name == "short":
         np.save(path, np.ones((16, 16), "f4"))
         os.truncate(path, 1135)
+    elif name == "long":
+        np.save(path, np.ones((16, 16), "f4"))
+        with open(path, "ab") as file:
+            file.write(b"x")
+    elif name == "unclosed":
+        np.save(path, np.ones((16, 16), "f4"))
+        data = (tmp_path / "unclosed.npy").read_bytes()
+        (tmp_path / "unclosed.npy").write_bytes(data.replace(b"16), }", b"16,   "))
     elif name == "8 TB":
         (tmp_path / "8 TB.npy").write_bytes(stored_npy.header((10**6, 10**6), np.dtype("f8")))
     elif name == "future":
@@ -239,6 +252,150 @@ def test_files_of_chunks(tmp_path):
     names = list(stored_zarr.chunk_files(array, ((4, 6), (0, 4))))
     assert [os.path.basename(name) for name in names] == ["0.0", "1.0"]
     assert all(map(os.path.exists, names))
+
+
+# -- damaged -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["zarr-2", "zarr-3", "zarr-sharded"])
+def test_a_missing_chunk_is_no_zeros(tmp_path, kind):
+    x = values()
+    path = store(tmp_path, x, kind)
+    before = open_array(path)
+    (file,) = stored_zarr.chunk_files(before, ((11, 12), (5, 6)))
+    os.remove(file)
+    words = rf"{path} is \(23, 17\) in chunks of .*{os.path.relpath(file, path)}.* missing; write"
+    with pytest.raises(ConfigError, match=words):
+        open_array(path)
+    with pytest.raises(ConfigError, match=words):
+        before[11, 5]
+    with pytest.raises(ConfigError, match=words):  # the rest of the chunk would be made up
+        before.write(((11, 12), (5, 6)), np.ones((1, 1)))
+    np.testing.assert_array_equal(before[:5], x[:5])
+    sparse = open_array(path, missing="fill")
+    assert sparse[11, 5] == 0
+    assert sparse[0, 0] == x[0, 0]
+    with pytest.raises(ConfigError, match="got 'zeros'"):
+        open_array(path, missing="zeros")
+
+
+def test_a_chunk_that_a_shard_lacks_is_no_zeros(tmp_path):
+    x = values()
+    x[10:15, 8:12] = 0  # zarr leaves out what is all fill value
+    array = open_array(store(tmp_path, x, "zarr-sharded"))
+    np.testing.assert_array_equal(array[:10], x[:10])
+    with pytest.raises(ConfigError, match=r"1 of the chunks of \(5, 4\) in the shard c/1/1 is mis"):
+        array[14, 11]
+    np.testing.assert_array_equal(open_array(array.path, missing="fill")[:, :], x)
+    array.write(((10, 20), (8, 16)), x[10:20, 8:16])  # and here it is written
+    np.testing.assert_array_equal(array[:, :], x)
+
+
+@pytest.mark.parametrize("kind", ["zarr-2", "zarr-3"])
+def test_zeros_that_are_written_are_there(tmp_path, kind):
+    array = open_array(store(tmp_path, values(), kind))
+    array.write(((0, 23), (0, 17)), np.zeros(SHAPE, "f4"))
+    assert not open_array(array.path)[:, :].any()
+
+
+def test_chunks_beyond_the_array_are_refused(tmp_path):
+    path = store(tmp_path, values(), "zarr-3")
+    header = tmp_path / "x.zarr" / "zarr.json"
+    header.write_text(re.sub(r"23,(\s*)17", r"13,\g<1>17", header.read_text()))
+    with pytest.raises(ConfigError, match=r"\(13, 17\) in .* which are 15, and has 10 more, c/3/0"):
+        open_array(path)
+    header.write_text(re.sub(r"13,(\s*)17", r"4000000000,\g<1>4000000000", header.read_text()))
+    with pytest.raises(
+        ConfigError, match=r"of 800000000000000000 chunks .*, such as c/0/5, is miss"
+    ):
+        open_array(path)
+
+
+def test_the_header_of_our_own_arrays_has_a_checksum(tmp_path):
+    array = create_array(tmp_path / "c.zarr", SHAPE, "f4", (5, 4))
+    header = tmp_path / "c.zarr" / "zarr.json"
+    header.write_text(re.sub(r"23,(\s*)17", r"24,\g<1>17", header.read_text()))  # as many chunks
+    with pytest.raises(ConfigError, match=r"its zarr\.json has the checksum"):
+        open_array(array.path)
+
+
+KINDS_OF_DAMAGE = ("flipped", "zeroed", "cut", "longer", "empty", "removed", "inserted", "missing")
+
+
+def damage(file, kind, rng):
+    """Whether a drawn damage of this kind has changed the bytes of ``file``."""
+    data = before = file.read_bytes()
+    at, size = int(rng.integers(len(data))), int(rng.integers(1, 17))
+    noise = rng.bytes(size)
+    if kind == "flipped":
+        data = data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :]
+    elif kind == "zeroed":
+        data = data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
+    else:
+        data = {
+            "cut": data[:-size], "longer": data + noise, "empty": b"", "missing": b"",
+            "removed": data[:at] + data[at + size :], "inserted": data[:at] + noise + data[at:],
+        }[kind]  # fmt: skip
+    file.write_bytes(data)
+    if kind == "missing":
+        file.unlink()
+    return data != before
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "own"])
+def test_no_damage_is_accepted_that_could_be_seen(tmp_path, kind):
+    """Sizes, headers and chunks always; values where there are checksums, else it was said."""
+    rng, x = np.random.default_rng(KINDS.index(kind) if kind in KINDS else 9), values()
+    refused, whole = [], tmp_path / "whole"
+    whole.mkdir()
+    if kind == "own":
+        create_array(whole / "x.zarr", SHAPE, "f4", (5, 4)).write(((0, 23), (0, 17)), x)
+    else:
+        store(whole, x, kind)
+    for i in range(60 if kind in ("own", "npy-C") else 24):
+        folder = Path(shutil.copytree(whole, tmp_path / str(i)))
+        path = str(next(folder.iterdir()))
+        checked, how = open_array(path).checked, KINDS_OF_DAMAGE[i % 8]
+        files = sorted(f for f in folder.rglob("*") if f.is_file() and f.name != ".zattrs")
+        file = files[int(rng.integers(len(files)))]
+        size = file.stat().st_size
+        if not damage(file, how, rng):
+            continue
+        try:
+            found = open_array(path)[:, :]
+        except ConfigError as error:
+            refused.append((path, str(error)))
+            continue
+        if not (found.shape == x.shape and found.tobytes() == x.tobytes()):
+            assert "no checksum" in checked, (file, how)
+            assert file.name not in ("zarr.json", ".zarray"), how
+            assert file.stat().st_size == size, (file, how)
+    assert len(refused) > 10
+    assert all(path in words for path, words in refused)
+    if kind == "own":
+        assert "crc32c" in checked
+
+
+def test_what_is_checked_is_said(tmp_path):
+    said = {kind: open_array(store(tmp_path / kind, values(), kind)).checked for kind in KINDS
+            if (tmp_path / kind).mkdir() is None}  # fmt: skip
+    assert said["npy-C"] == said["npy-F"] == "size and header only: .npy has no checksum"
+    assert said["zarr-2"].endswith("its codecs have no checksum")
+    array = create_array(tmp_path / "own.zarr", SHAPE, "f4")
+    assert array.checked == "header, every chunk there and its crc32c"
+    assert array.checked in array._repr_html_()
+
+
+def test_a_disk_that_is_full_says_so(tmp_path, monkeypatch):
+    array = create_array(tmp_path / "c.npy", SHAPE, "f4")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    words = rf"{array.path} cannot be written: its disk is full: .* more are needed, .* are free"
+    with pytest.raises(ConfigError, match=words):
+        array.write(((0, 1), (0, 1)), np.ones((1, 1)))
 
 
 def test_how_it_is_shown(tmp_path):

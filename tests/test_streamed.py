@@ -352,6 +352,14 @@ def test_changed_input_is_refused_and_starting_over_is_possible(cluster, begun):
     check(d, a, b)
 
 
+def test_an_unfinished_result_is_no_operand(cluster, begun, tmp_path):
+    a, _, c, _ = begun
+    with pytest.raises(
+        ConfigError, match=r"B, .*c\.npy, is the result of a product that is not fin"
+    ):
+        multiply_stored(a, c, tmp_path / "d.npy", cluster)
+
+
 def test_a_result_that_something_else_wrote_to_is_refused(cluster, begun):
     a, b, c, options = begun
     name = next(name for name, (summed, _) in records(c).items() if summed == K)
@@ -451,6 +459,29 @@ def test_an_operand_that_changed_since_it_was_opened(cluster, tmp_path):
     a, b = operands(tmp_path, 20, 30, 10)
     np.save(a.path, integers((20, 40)))
     with pytest.raises(ConfigError, match=r"A was opened as \(20, 30\) float32"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster)
+
+
+def test_a_missing_chunk_is_not_multiplied_as_zeros(cluster, tmp_path):
+    a, b = operands(tmp_path, 60, 60, 60, lies=(20, 30))
+    os.remove(Path(a.path, "c", "1", "2"))
+    with pytest.raises(
+        ConfigError, match=r"a\.zarr is .* such as c/1/2, is missing; write it again"
+    ):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster)
+    assert not os.path.exists(tmp_path / "c.npy")
+    c = multiply_stored(open_array(a.path, missing="fill"), b, tmp_path / "c.npy", cluster)
+    zeros = open_array(a.path, missing="fill")[:, :]
+    assert not zeros[20:40, 40:].any()
+    np.testing.assert_array_equal(c[:, :], zeros @ b[:, :])
+
+
+def test_a_damaged_chunk_is_named_by_the_worker_that_reads_it(cluster, tmp_path):
+    a, b = operands(tmp_path, 60, 60, 60, lies=("C", 30))
+    chunk = Path(b.path, "c", "0", "1")
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:50] + bytes([data[50] ^ 4]) + data[51:])
+    with pytest.raises(ConfigError, match=r"b\.zarr: chunk c/0/1 is damaged: its \d+ bytes do not"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tiledask.dist import stored_npy as npy
 from tiledask.dist import stored_zarr as zarr
+from tiledask.dist.disk import reading, writing
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
 from tiledask.plan.products.placement import Region
@@ -33,6 +34,7 @@ __all__ = [
     "open_array",
     "records_of",
     "remove",
+    "unfinished",
 ]
 
 DTYPES = ("float16", "float32", "float64")
@@ -59,6 +61,10 @@ class StoredArray:
     """Of a .npy file: "C" has contiguous rows, "F" contiguous columns."""
     offset: int = 0
     """Bytes before the first element of a .npy file."""
+    checksum: str = ""
+    """Of each chunk of a zarr array, such as "crc32c"; "" if it has none."""
+    missing: str = "refuse"
+    """What chunks of a zarr array are that are not there: damage, or ("fill") its fill value."""
 
     @property
     def ndim(self) -> int:
@@ -74,39 +80,50 @@ class StoredArray:
         """What reading and writing it costs."""
         return Form(self.shape, self.dtype.itemsize, self.order, self.chunks)
 
+    @property
+    def checked(self) -> str:
+        """What is compared when it is read: what is not, nothing here can vouch for."""
+        if self.kind == "npy":
+            return "size and header only: .npy has no checksum"
+        if self.checksum:
+            return f"header, every chunk there and its {self.checksum}"
+        return "header, every chunk there and decoded: its codecs have no checksum"
+
     def read(self, region: Region, out: np.ndarray) -> int:
         """Bytes read, once ``out`` holds the elements of ``region`` ((top, bottom), (left, right)).
 
         ``out`` is of the region's shape and of this dtype. The bytes are counted read by read; of
         zarr arrays they are those of the decoded chunks. A .npy file fills contiguous rows (of an
         "F" file: columns) of ``out`` without a copy.
+
+        Raises ConfigError where the file is damaged as far as that is `checked`.
         """
         self._check(region, out)
         if out.dtype != self.dtype:
             raise ConfigError(f"{self.path} holds {self.dtype}, the buffer is {out.dtype}")
-        return (npy if self.kind == "npy" else zarr).read(self, region, out)
+        with reading(self.path):
+            return (npy if self.kind == "npy" else zarr).read(self, region, out)
 
     def write(self, region: Region, block: np.ndarray) -> None:
         """None, once ``region`` holds ``block``, converted to this dtype if it has another.
 
         Regions of a zarr array that are written at a time must end where chunks do: chunks that
-        two write at once keep the elements of one of them.
+        two write at once keep the elements of one of them. ConfigError says how much is free where
+        the disk is full.
         """
         self._check(region, block)
-        (npy if self.kind == "npy" else zarr).write(self, region, block)
+        with writing(self.path, self._unwritten):
+            (npy if self.kind == "npy" else zarr).write(self, region, block)
 
     def sync(self, region: Region) -> None:
         """None, once what was written to ``region`` would survive a loss of power."""
-        if self.kind == "npy":
-            npy.sync(self.path)
-            return
-        folders = set()
-        for name in zarr.chunk_files(self, region):
-            if os.path.exists(name):
+        with writing(self.path, self._unwritten):
+            if self.kind == "npy":
+                npy.sync(self.path)
+                return
+            names = list(zarr.chunk_files(self, region))
+            for name in [*names, *{os.path.dirname(name) for name in names}, self.path]:
                 npy.sync(name)
-                folders.add(os.path.dirname(name))
-        for folder in folders | {self.path}:
-            npy.sync(folder)
 
     def identity(self) -> dict[str, Any]:
         """What tells this file from another, or from itself after a change; for JSON."""
@@ -122,6 +139,10 @@ class StoredArray:
     def allocated(self) -> int:
         """Bytes that the file takes on its disk now; 0 if it is not there."""
         return sum(stat.st_blocks * 512 for stat in _stats(self.path))
+
+    def _unwritten(self) -> int:
+        """Bytes that the elements take and the disk has not given yet."""
+        return max(0, self.nbytes - self.allocated())
 
     def __getitem__(self, index: Any) -> np.ndarray:
         index = index if isinstance(index, tuple) else (index,)
@@ -165,21 +186,31 @@ class StoredArray:
     def _repr_html_(self) -> str:
         return (
             f"<b>{type(self).__name__}</b> {self._words()}<br><code>{html.words(self.path)}</code>"
+            f"<br>checked: {html.words(self.checked)}"
         )
 
 
-def open_array(path: str | os.PathLike) -> StoredArray:
+def open_array(path: str | os.PathLike, *, missing: str = "refuse") -> StoredArray:
     """The matrix in a .npy file or a zarr directory (format 2 or 3), of float16, 32 or 64.
 
-    Only the header is read, and it is compared with the file: a header that promises more than
-    the file holds raises ConfigError, as does everything that is no such matrix.
+    Only the header is read, and it is compared with what is there: a file of another size, a chunk
+    that is missing or one too many raises ConfigError, as does everything that is no such matrix.
+    Chunks are decoded, and compared with their checksum if they have one, when they are read;
+    ``.checked`` says what is.
+
+    missing
+        "refuse": a chunk of a zarr array that is not there is damage. "fill": it is full of the
+        array's fill value, as zarr reads it; for arrays that were stored sparse.
     """
+    if missing not in ("refuse", "fill"):
+        raise ConfigError(f'missing is "refuse" or "fill", got {missing!r}')
     name = os.path.abspath(os.fspath(path))
-    if os.path.isdir(name):
-        return _open_zarr(name)
-    if not os.path.exists(name):
-        raise ConfigError(f"there is no file {name}; td.create_array makes one")
-    return _open_npy(name)
+    with reading(name):
+        if os.path.isdir(name):
+            return _open_zarr(name, missing)
+        if not os.path.exists(name):
+            raise ConfigError(f"there is no file {name}; td.create_array makes one")
+        return _open_npy(name)
 
 
 def create_array(
@@ -194,7 +225,8 @@ def create_array(
 
     The name decides: ``.npy``, or ``.zarr`` with chunks of 1024 x 1024 unless told otherwise; any
     other name is zarr if it has chunks. The .npy file is sparse and takes no space until it is
-    written. An existing file raises ConfigError unless ``overwrite``, which also forgets what an
+    written; it has no checksum. A zarr directory has a file for every chunk, each with a crc32c. An
+    existing file raises ConfigError unless ``overwrite``, which also forgets what an
     unfinished product had recorded about it.
     """
     array = describe(path, shape, dtype, chunks)
@@ -203,7 +235,7 @@ def create_array(
             f"{array.path} exists; td.open_array opens it, overwrite=True replaces it"
         )
     shutil.rmtree(records_of(array), ignore_errors=True)
-    return materialize(array)
+    return materialize(array, zeros=True)
 
 
 def describe(
@@ -231,14 +263,21 @@ def describe(
         raise ConfigError(f"chunks are two whole numbers of 1 or more, got {chunks}")
     # a chunk is stored in full, so that one larger than the array is only larger
     chunks = tuple(min(int(c), n) for c, n in zip(chunks, shape, strict=True))
-    return StoredArray(name, kind, shape, dtype, chunks)
+    return StoredArray(name, kind, shape, dtype, chunks, checksum="crc32c")
 
 
-def materialize(array: StoredArray) -> StoredArray:
-    """``array``, once its file is there and all zeros, in place of whatever was there."""
-    Path(array.path).parent.mkdir(parents=True, exist_ok=True)
-    remove(array)
-    (npy if array.kind == "npy" else zarr).create(array)
+def materialize(array: StoredArray, zeros: bool) -> StoredArray:
+    """``array``, once its file is there, in place of whatever was there.
+
+    It is all zeros; a zarr array has no chunks yet unless ``zeros``, and reading them is refused.
+    """
+    with writing(array.path, lambda: array.nbytes if array.kind == "zarr" else array.offset):
+        Path(array.path).parent.mkdir(parents=True, exist_ok=True)
+        remove(array)
+        if array.kind == "npy":
+            npy.create(array)
+        else:
+            zarr.create(array, zeros)
     return array
 
 
@@ -255,37 +294,46 @@ def records_of(array: StoredArray) -> str:
     return f"{array.path}.tiledask"
 
 
+def unfinished(array: StoredArray) -> bool:
+    """Whether a product that is to fill ``array`` was begun and not finished."""
+    return os.path.exists(os.path.join(records_of(array), "plan.json"))
+
+
 def _open_npy(name: str) -> StoredArray:
     try:
         shape, fortran, dtype, offset, size = npy.look(name)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # of a damaged header, NumPy raises what its tokenizer does
         raise ConfigError(
-            f"{name} cannot be read as .npy: {error}; numpy.save writes one, and a zarr array is "
-            f"a folder"
+            f"{name} cannot be read as .npy: {str(error)[:300]}; numpy.save writes one, and a zarr "
+            f"array is a folder"
         ) from None
     shape, dtype = _checked(name, shape, dtype)
     # a matrix of one row or column lies the same in both orders
     order = "F" if fortran and 1 not in shape else "C"
     array = StoredArray(name, "npy", shape, dtype, order=order, offset=offset)
-    if size < offset + array.nbytes:
+    if size != offset + array.nbytes:
+        what = "was cut short" if size < offset + array.nbytes else "has more than the matrix"
         raise ConfigError(
             f"{name} says it is {shape[0]}x{shape[1]} {dtype}, {offset + array.nbytes} bytes with "
-            f"its header, and has {size}; it was cut short, or its header is damaged: write it "
-            f"again"
+            f"its header, and has {size}; it {what}, or its header is damaged: write it again"
         )
     return array
 
 
-def _open_zarr(name: str) -> StoredArray:
+def _open_zarr(name: str, missing: str) -> StoredArray:
     try:
-        shape, dtype, chunks = zarr.look(name)
+        shape, dtype, chunks, checksum = zarr.look(name)
     except Exception as error:  # zarr raises all sorts of things for what it cannot read
         words = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
             f"{name} is a folder and no zarr array ({type(error).__name__}: {words}); give the "
             f"path of the array itself, which has a zarr.json or a .zarray"
         ) from None
-    return StoredArray(name, "zarr", *_checked(name, shape, dtype), chunks)
+    array = StoredArray(
+        name, "zarr", *_checked(name, shape, dtype), chunks, checksum=checksum, missing=missing
+    )
+    zarr.survey(array, unfinished(array))
+    return array
 
 
 def _checked(name: str, shape: Any, dtype: Any) -> tuple[tuple[int, int], np.dtype]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,10 +36,14 @@ def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
 def create(array: "StoredArray") -> None:
     """Makes the file, of zeros that take no space; all at once, so that no half of it is seen."""
     partial = f"{array.path}.partial"
-    with open(partial, "wb") as file:
-        file.write(header(array.shape, array.dtype))
-        file.truncate(array.offset + array.nbytes)
-    os.replace(partial, array.path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(header(array.shape, array.dtype))
+            file.truncate(array.offset + array.nbytes)
+        os.replace(partial, array.path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
 
 
 def look(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:

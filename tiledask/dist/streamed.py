@@ -30,6 +30,7 @@ from tiledask.dist.stored import (
     open_array,
     records_of,
     remove,
+    unfinished,
 )
 from tiledask.dist.stream_tiles import (
     CHECKPOINT,
@@ -184,6 +185,13 @@ def plan_stored(
 def _product(a: Any, b: Any, out: Any, kernel: str, tile: Any, resume: bool) -> Product:
     """What is multiplied, all of it as its files are now, or an error that says what is wrong."""
     a, b = _reopened("A", a), _reopened("B", b)
+    for name, operand in (("A", a), ("B", b)):
+        if unfinished(operand):
+            raise ConfigError(
+                f"{name}, {operand.path}, is the result of a product that is not finished: make "
+                f"the same call again to finish it, or, if it was written otherwise since, remove "
+                f"{records_of(operand)}"
+            )
     if a.shape[1] != b.shape[0]:
         raise PlacementError(
             f"A {a.shape} has {a.shape[1]} columns and B {b.shape} has {b.shape[0]} rows, they "
@@ -201,7 +209,7 @@ def _reopened(name: str, array: Any) -> StoredArray:
             f"{name} is a {type(array).__name__}; stored matrices are multiplied with stored "
             f"matrices: numpy.save it and td.open_array the file"
         )
-    now = open_array(array.path)
+    now = open_array(array.path, missing=array.missing)
     if (now.shape, now.dtype) != (array.shape, array.dtype):
         raise ConfigError(
             f"{name} was opened as {array.shape} {array.dtype}, and {array.path} is now "
@@ -271,7 +279,7 @@ def _begin(product: Product, record: dict[str, Any], records: Records, create: b
         # in this order: what is recorded of a result that is not there is known to be of no use
         remove(product.c)
         records.begin(record)
-        materialize(product.c)
+        materialize(product.c, zeros=False)
     else:
         records.begin(record)
 
