@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tiledask.dist import streamed
+from tiledask.dist import stream_tiles, streamed
 from tiledask.dist import worker as on_worker
 from tiledask.dist.records import Records, TileRecord
 from tiledask.dist.stored import StoredArray, create_array, open_array, records_of
@@ -319,7 +319,7 @@ def test_a_partial_sum_is_gone_on_with(cluster, tmp_path):
         streamed._begin(product, about, earlier, create=False)
         # a thousand that no product would give: it stays if the sum is taken up, and only then
         c.write(region, a[top:bottom, :half] @ b[:half, left:right] + 1000)
-        check_of = checksum(c.dtype, region, streamed._rows(c, region))
+        check_of = checksum(c, region, lambda rows, columns: c[rows, columns])
         earlier.keep(region, TileRecord(half, check_of))
     d = multiply_stored(a, b, c, cluster, memory_limit="8.42MB")
     expected = product_of(a, b)
@@ -360,13 +360,36 @@ def test_an_unfinished_result_is_no_operand(cluster, begun, tmp_path):
         multiply_stored(a, c, tmp_path / "d.npy", cluster)
 
 
-def test_a_result_that_something_else_wrote_to_is_refused(cluster, begun):
+def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
     a, b, c, options = begun
     name = next(name for name, (summed, _) in records(c).items() if summed == K)
-    (top, _), (left, _) = json.loads(Path(records_of(c), name).read_text())["region"]
-    c.write(((top, top + 1), (left, left + 1)), np.array([[0.5]]))
-    with pytest.raises(ConfigError, match="is not what was recorded"):
-        multiply_stored(a, b, c, cluster, **options)
+    (top, bottom), (left, right) = json.loads(Path(records_of(c), name).read_text())["region"]
+    before = records(c)
+    with open(c.path, "r+b") as file:  # a bit of an element in the midst of the tile
+        file.seek(c.offset + ((top + bottom) // 2 * K + (left + right) // 2) * 8 + 3)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 16]))
+    words = rf"1 of {len(before)} tiles .* \(\({top}, .* do not have their checksum"
+    with pytest.warns(UserWarning, match=words):
+        d = multiply_stored(a, b, c, cluster, **options)
+    assert d.resumed_tiles == [summed for summed, _ in before.values()].count(K) - 1
+    check(d, a, b)
+
+
+@pytest.mark.parametrize("lies", ["C", "F", (4, 3)])
+def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch, lies):
+    x = integers((21, 14), 5, "f2")
+    array, region = stored(tmp_path / "c", x, lies), ((4, 21), (3, 14))
+    of_file = checksum(array, region, lambda rows, columns: array[rows, columns])
+    y = x.astype("f4")  # as a worker holds it
+    monkeypatch.setattr(stream_tiles, "_SLAB", 1)
+    assert checksum(array, region, lambda rows, columns: y[rows, columns]) == of_file
+    for i, j in np.ndindex(21, 14):
+        z = x.copy()
+        z.view("u2")[i, j] ^= 1
+        inside = i >= 4 and j >= 3
+        assert (checksum(array, region, lambda *at: z[at]) != of_file) == inside  # noqa: B023
 
 
 @pytest.mark.parametrize(("name", "text"), [

@@ -6,7 +6,8 @@
     client.lock, slot-*.lock    held, as long as they live, by the processes that do
 
 A record says less than the result holds and never more: a tile is on the disk before its record
-is, and a partial sum that is about to be overwritten is struck out first.
+is, and a partial sum that is about to be overwritten is struck out first. It has the checksum of
+all of the tile, so that one that changed since is computed again.
 """
 
 import fcntl
@@ -42,7 +43,7 @@ class TileRecord:
     summed: int
     """The tile in the file is the sum over 0..summed; 0 if it holds nothing of use."""
     check: int = 0
-    """Checksum of some of its rows."""
+    """Its checksum."""
 
 
 @dataclass(frozen=True)

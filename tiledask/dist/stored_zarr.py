@@ -66,7 +66,7 @@ def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...], str]:
 def survey(array: "StoredArray", unfinished: bool) -> None:
     """None; ConfigError if files of chunks are missing, are too many, or have an impossible size.
 
-    ``unfinished``: chunks may be missing yet.
+    ``unfinished``: chunks may be missing yet, and torn ones are going to be written again.
     """
     metadata, grid = _metadata(array), _grid(array)
     # not the other way round: a damaged header may promise more chunks than can be listed
@@ -87,7 +87,7 @@ def survey(array: "StoredArray", unfinished: bool) -> None:
             f"those are another array's: write it again, or remove them"
         )
     codecs = [name for name, _ in _codecs(metadata)]
-    if all(name in _PLAIN for name in codecs):
+    if not unfinished and all(name in _PLAIN for name in codecs):
         size = prod(array.chunks) * array.dtype.itemsize + 4 * codecs.count("crc32c")
         for name, there in sorted(found.items()):
             if there != size:

@@ -19,6 +19,7 @@ import numpy as np
 from tiledask.dist.progress import Reporter
 from tiledask.dist.records import Records, TileRecord
 from tiledask.dist.stored import StoredArray
+from tiledask.dist.stored_npy import rounded
 from tiledask.plan.products.placement import Region
 from tiledask.plan.products.streaming import DEPTH, Cuts, StreamPlan
 from tiledask.tile import accumulator
@@ -31,7 +32,8 @@ CHECKPOINT = 30.0
 """Seconds between two records of a tile that is being summed."""
 _SHARE = 20
 """Partial sums keep a worker from multiplying for at most one part in so many of its time."""
-_SAMPLED = 8  # rows of a tile in its checksum
+_SLAB = 2**20
+"""Bytes of a tile, about, that are read or rounded at a time for its checksum."""
 _ALIGN = 64
 
 
@@ -220,7 +222,10 @@ class _Keeper:
         self.wait()
         self.job.records.strike(region)
         array.write(region, to_numpy(c))
-        check = checksum(array.dtype, region, lambda i: to_numpy(c[i]))
+        (top, _), (left, _) = region
+        check = checksum(array, region, lambda rows, columns: to_numpy(
+            c[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+        ))  # fmt: skip
         self.pending = self.pool.submit(self._settle, region, TileRecord(summed, check))
         self.last = time.monotonic()
         self.pause = max(self.job.checkpoint, _SHARE * (self.last - begun))
@@ -243,12 +248,22 @@ class _Keeper:
             self.wait()
 
 
-def checksum(dtype: np.dtype, region: Region, row: Callable[[int], np.ndarray]) -> int:
-    """A checksum of some rows of a tile, the first and the last among them."""
-    last, check = region[0][1] - region[0][0] - 1, 0
-    for i in sorted({last * j // (_SAMPLED - 1) for j in range(_SAMPLED)}):
-        with np.errstate(over="ignore"):
-            check = zlib.crc32(np.ascontiguousarray(row(i), dtype), check)
+def checksum(array: StoredArray, region: Region, part: Callable[[slice, slice], np.ndarray]) -> int:
+    """CRC-32 of the tile of ``array`` at ``region``, line by line as the file has them.
+
+    ``part(rows, columns)`` is that part of the array. It is asked for one slab after the other, of
+    whole chunks where there are chunks; the checksum does not depend on how the tile is cut.
+    """
+    along = int(array.order == "F")  # the axis across lines
+    (start, stop), (low, high) = region[along], region[1 - along]
+    step = max(1, _SLAB // ((high - low) * array.dtype.itemsize))
+    if array.chunks:
+        step = -(-step // array.chunks[0]) * array.chunks[0]
+    check = 0
+    for i in range(start, stop, step):
+        across = slice(i, min(stop, i + step)), slice(low, high)
+        lines = part(*across) if along == 0 else part(*across[::-1]).T
+        check = zlib.crc32(rounded(lines, array.dtype), check)
     return check
 
 

@@ -10,12 +10,12 @@ other workers.
 import os
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
-
-import numpy as np
 
 from tiledask.dist.array import Both
 from tiledask.dist.cluster import DEADLINE, Cluster, seconds_of
@@ -49,6 +49,9 @@ from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, as_tile, workspace
 
 __all__ = ["StoredProduct", "multiply_stored", "plan_stored"]
+
+_READERS = 4
+"""Threads that compare what an unfinished result holds with what was recorded of it."""
 
 Progress = bool | Callable[[int, int], None] | None
 
@@ -113,7 +116,8 @@ def multiply_stored(
         are kept.
     resume
         What an unfinished product recorded in ``<out>.tiledask`` is taken up where it ended, with
-        its tiles, if operands and kernel are the same (otherwise ConfigError). False starts over.
+        its tiles, if operands and kernel are the same (otherwise ConfigError). Tiles that do not
+        have their checksum any more are computed again, with a UserWarning. False starts over.
 
     The same plan gives the same bits, interrupted or not. Raises DoesNotFitError before anything
     runs if no tiles fit, ConfigError if ``out`` is an operand, its disk is too full, or an operand
@@ -327,26 +331,38 @@ def _refuse_if_too_full(target: StoredArray) -> None:
 
 
 def _summed(plan: StreamPlan, target: StoredArray, records: Records) -> dict[Region, int]:
-    """Up to which k every tile is summed, by the records; the file is sampled to agree."""
-    k, found = plan.extents[2], {}
-    for region in plan.cuts.regions:
-        record = records.tile(region)
-        if record is None or record.summed == 0:
-            continue
-        at_panel = record.summed == k or (record.summed < k and record.summed % plan.panel == 0)
-        if not at_panel or checksum(target.dtype, region, _rows(target, region)) != record.check:
-            raise ConfigError(
-                f"tile {region} of {target.path} is not what was recorded (summed up to "
-                f"{record.summed} of {k}); something else wrote there. resume=False starts over"
-            )
-        found[region] = record.summed
-    return found
+    """Up to which k every tile is summed, by the records, where the file has what they say.
 
+    Of others the record is struck out, and a UserWarning says so.
+    """
+    k = plan.extents[2]
+    kept = {region: records.tile(region) for region in plan.cuts.regions}
+    kept = {region: record for region, record in kept.items() if record and record.summed}
 
-def _rows(array: StoredArray, region: Region) -> Callable[[int], np.ndarray]:
-    """i -> row i of ``region``, from the file."""
-    (top, _), (left, right) = region
-    return lambda i: array[top + i, left:right]
+    def agrees(region: Region) -> bool:
+        record = kept[region]
+        if record.summed != k and (record.summed > k or record.summed % plan.panel):
+            return False
+        try:
+            read = lambda rows, columns: target[rows, columns]  # noqa: E731
+            return checksum(target, region, read) == record.check
+        except ConfigError:  # a chunk that is missing or does not decode
+            return False
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
+        right = dict(zip(kept, pool.map(agrees, kept), strict=True))
+    wrong = [region for region in kept if not right[region]]
+    for region in wrong:
+        records.strike(region)
+    if wrong:
+        warnings.warn(
+            f"{target.path}: {len(wrong)} of {len(kept)} tiles that were recorded, such as "
+            f"{wrong[0]}, do not have their checksum; something else wrote there, or the disk is "
+            f"damaged. They are computed again",
+            UserWarning,
+            stacklevel=3,
+        )
+    return {region: record.summed for region, record in kept.items() if right[region]}
 
 
 # -- running it ----------------------------------------------------------------------------------
