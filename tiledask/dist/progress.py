@@ -2,24 +2,25 @@
 
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
+from html import escape
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import get_worker
 
 from tiledask.dist.cluster import Cluster
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
-
-__all__ = ["AFTER", "TOPIC", "Reporter", "bar", "following", "is_watched", "watching"]
+__all__ = ["AFTER", "TOPIC", "Reporter", "following", "is_watched", "showing", "watching"]
 
 TOPIC = "tiledask-panels"
 """Dask's topic for the events that say how far each rank is."""
 _REPORT = 0.25  # seconds between two events of a rank
+_LOOK = 0.2  # seconds between two looks at what is done
 AFTER = 2.0
 """Seconds until a bar appears: short products show none."""
 
@@ -76,16 +77,36 @@ def watching(
     if wanted is False or (wanted is None and not is_watched()):
         yield
         return
-    done, over = [0] * len(turns), threading.Event()
+    done = [0] * len(turns)
 
     def heard(now: list[int]) -> None:
         done[:] = now
 
-    drawing = threading.Thread(target=_draw, args=(done, sum(turns), what, over), daemon=True)
+    with (
+        showing(what, lambda: (sum(done), sum(turns), "")),
+        following(cluster, run, len(turns), heard),
+    ):
+        yield
+        done[:] = turns  # ranks do not report their last panels
+
+
+@contextmanager
+def showing(
+    what: str, look: Callable[[], tuple[int, int | None, str]], after: float = AFTER
+) -> Iterator[None]:
+    """While the block runs, and once ``after`` seconds are over, a bar that says how far it is.
+
+    ``look()``: what is done, of how many (None: nobody knows yet), and more to say. Drawn on
+    standard error; in a notebook it is a display of its own. When the block ends, it is gone: a
+    cell's output is what it would have been without. Only a log keeps the last line.
+    """
+    over = threading.Event()
+    # of this context: a notebook knows by it to which cell the bar belongs
+    draw = partial(copy_context().run, _draw, what, look, over, after)
+    drawing = threading.Thread(target=draw, name="progress", daemon=True)
     drawing.start()
     try:
-        with following(cluster, run, len(turns), heard):
-            yield
+        yield
     finally:
         over.set()
         drawing.join(5)
@@ -102,36 +123,51 @@ def _in_notebook() -> bool:
     return hasattr(shell and shell.get_ipython(), "kernel")
 
 
-def _console() -> "Console":
-    """Where bars are drawn: on standard error, in a notebook in the cell's output."""
+def _draw(what: str, look: Callable, over: threading.Event, after: float) -> None:
+    if over.wait(after):
+        return
+    with (_in_cell if _in_notebook() else _on_stderr)(what) as say:
+        while not over.wait(_LOOK):
+            say(*look())
+        say(*look())  # the last word: a log keeps it
+
+
+@contextmanager
+def _on_stderr(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
+    from rich import progress
     from rich.console import Console
 
-    if not _in_notebook():
-        return Console(stderr=True)
-    # as on a terminal: without ipywidgets rich draws nothing in a notebook while something runs.
-    # A line is written over the one before, code by code: so no colours, and all equally long
-    return Console(
-        file=sys.stdout, force_jupyter=False, force_terminal=True, color_system=None, width=90
-    )
-
-
-def bar(*columns: "ProgressColumn") -> "Progress":
-    """A bar between the first column and the others."""
-    from rich.progress import BarColumn, Progress
-
-    drawn, wide = _console(), _in_notebook()
-    line = BarColumn(None if wide else 40)
-    first, *others = columns
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(),
+        progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[said]}", markup=False),
+        progress.TimeRemainingColumn(),
+    )  # fmt: skip
     # a log keeps the last line; a terminal has seen those before
-    return Progress(first, line, *others, console=drawn, transient=drawn.is_terminal, expand=wide)
+    with progress.Progress(*columns, console=console, transient=console.is_terminal) as drawn:
+        task = drawn.add_task(what, total=None, said="")
+        yield lambda done, of, said: drawn.update(task, completed=done, total=of, said=said)
 
 
-def _draw(done: list[int], total: int, what: str, over: threading.Event) -> None:
-    if over.wait(AFTER):
-        return
-    from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
+@contextmanager
+def _in_cell(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
+    """A display that is empty before and after: what is kept of the cell does not depend on it."""
+    from IPython.display import display, update_display
 
-    with bar(TextColumn(what), MofNCompleteColumn(), TimeRemainingColumn()) as drawn:
-        task = drawn.add_task(what, total=total)
-        while not over.wait(0.2):
-            drawn.update(task, completed=sum(done))
+    name, begun = f"tiledask-{uuid.uuid4().hex}", monotonic()
+    display({}, raw=True, display_id=name)
+
+    def say(done: int, of: int | None, said: str) -> None:
+        seconds = monotonic() - begun
+        known = f' value="{done}" max="{of}"' if of else ""
+        words = f"{what} {done}/{of}" if of else what
+        words += f", {said}" if said else ""
+        if of and 0 < done < of:
+            words += f", about {seconds * (of - done) / done:.0f} s left"
+        html = f"<progress{known}></progress> {escape(words)}"
+        update_display({"text/html": html, "text/plain": words}, raw=True, display_id=name)
+
+    try:
+        yield say
+    finally:
+        update_display({}, raw=True, display_id=name)

@@ -15,19 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import product
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.dist.cluster import Cluster
 from tiledask.dist.mesh import Mesh
-from tiledask.dist.progress import AFTER, bar, is_watched
+from tiledask.dist.progress import is_watched, showing
 from tiledask.dist.training.by_layer import predicted_sums
 from tiledask.dist.training.planned import calls_of
 from tiledask.dist.training.program import Job
 from tiledask.dist.training.reports import Assembly, Post, Progress, Say
 from tiledask.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
 
 __all__ = ["RUNS", "TOPIC", "Bar", "watched"]
 
@@ -227,49 +224,24 @@ class Bar:
     """A bar with the loss and tokens a second; it appears if the training takes longer."""
 
     def __init__(self) -> None:
-        self._lock, self._bar, self._task = threading.Lock(), None, None
-        self._timer = threading.Timer(AFTER, self._appear)
-        self._timer.daemon = True
         self._latest: Progress | None = None
         self._seconds: deque[float] = deque(maxlen=10)
+        self._shown = showing("training", self._look)
 
     def __enter__(self) -> "Bar":
-        self._timer.start()
+        self._shown.__enter__()
         return self
 
     def __call__(self, progress: Progress) -> None:
-        self._latest = progress
         self._seconds.append(progress.seconds)
-        with self._lock:
-            self._update()
+        self._latest = progress
 
-    def __exit__(self, *_: Any) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._timer = None
-            if self._bar is not None:
-                self._bar.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._shown.__exit__(None, None, None)
 
-    def _appear(self) -> None:
-        with self._lock:
-            if self._timer is None:  # it was over in the last moment
-                return
-            self._bar = _rich_bar()
-            self._task = self._bar.add_task("training", total=None, said="first step")
-            self._bar.start()
-            self._update()
-
-    def _update(self) -> None:
-        if self._bar is None or self._latest is None:
-            return
-        last, seconds = self._latest, sum(self._seconds)
-        rate = len(self._seconds) * last.tokens / seconds if seconds else 0.0
-        said = f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
-        self._bar.update(self._task, completed=last.step + 1, total=last.steps, said=said)
-
-
-def _rich_bar() -> "RichProgress":
-    from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
-    said = TextColumn("{task.fields[said]}")
-    return bar(TextColumn("training"), MofNCompleteColumn(), said, TimeRemainingColumn())
+    def _look(self) -> tuple[int, int | None, str]:
+        last, took = self._latest, list(self._seconds)
+        if last is None:
+            return 0, None, "first step"
+        rate = len(took) * last.tokens / sum(took) if sum(took) else 0.0
+        return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"
