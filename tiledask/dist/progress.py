@@ -152,10 +152,10 @@ def _on_stderr(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
 @contextmanager
 def _in_cell(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
     """A display that is empty before and after: what is kept of the cell does not depend on it."""
-    from IPython.display import display, update_display
-
-    name, begun = f"tiledask-{uuid.uuid4().hex}", monotonic()
-    display({}, raw=True, display_id=name)
+    publisher = sys.modules["IPython"].get_ipython().display_pub
+    publish = partial(publisher.publish, transient={"display_id": f"tiledask-{uuid.uuid4().hex}"})
+    begun = monotonic()
+    publish({})
 
     def say(done: int, of: int | None, said: str) -> None:
         seconds = monotonic() - begun
@@ -165,9 +165,9 @@ def _in_cell(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
         if of and 0 < done < of:
             words += f", about {seconds * (of - done) / done:.0f} s left"
         html = f"<progress{known}></progress> {escape(words)}"
-        update_display({"text/html": html, "text/plain": words}, raw=True, display_id=name)
+        publish({"text/html": html, "text/plain": words}, update=True)
 
     try:
         yield say
     finally:
-        update_display({}, raw=True, display_id=name)
+        publish({}, update=True)

@@ -100,7 +100,9 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    # in a notebook rich would ask for ipywidgets, and say so in the cell's output
+    console = Console(stderr=True, force_jupyter=False)
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task("measuring tiles", total=total)
         yield lambda what: bar.update(task, advance=1, description=f"measured {what}")
 
