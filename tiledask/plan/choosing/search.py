@@ -16,6 +16,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.data import short
+from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, overheads
@@ -32,10 +33,6 @@ from tiledask.plan.units import divisors, format_bytes, format_seconds
 __all__ = ["Plan", "Plans", "Space", "search"]
 
 LARGEST_MICROBATCH = 64
-LARGEST_CP = 64
-SHORTEST_PIECE = 4096
-"""Tokens below which a sequence is not cut over devices."""
-CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 COLUMNS = (
     "dp", "tp", "pp", "cp", "ep", "microbatch", "microbatches", "interleave", "zero", "recompute",
     "sequence_parallel", "flash_attention", "schedule",
@@ -298,8 +295,7 @@ def _shapes(
     node = cluster.devices_per_node
     tps = space.tp or [t for t in divisors(model.heads, min(node, devices)) if node % t == 0]
     pps = space.pp or range(1, min(model.layers, devices) + 1)
-    most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
-    cps = space.cp or [2**k for k in range(most.bit_length())]
+    cps = space.cp or context_degrees(sequence)
     eps = space.ep or (divisors(model.experts, model.experts) if model.experts else [1])
     for tp, pp, cp in product(tps, pps, cps):
         if devices % (tp * pp * cp) or not model.allows_tp(tp):

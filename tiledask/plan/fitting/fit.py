@@ -13,6 +13,7 @@ from typing import Any
 from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.fitting.fewest import changes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
@@ -109,10 +110,12 @@ class Fit:
     def smallest_fix(self) -> Fix | None:
         """The layout that fits with the fewest changed fields, then on the fewest devices.
 
-        Searched over tp (within a node), pp, dp, zero, recompute and microbatch; smaller
-        micro-batches become more of them, so that a copy's work in a step stays. If no
-        layout on the cluster's devices fits: the one that fits on the fewest devices, with
-        ``missing`` saying how many are lacking. None if it fits already or if nothing does.
+        Searched over tp (that divides a node), pp, dp, zero, recompute and microbatch; smaller
+        micro-batches become more of them, so that a copy's work in a step stays. If none of
+        these does on the cluster's devices: the layout that fits on the fewest devices at all
+        (see ``fewest_devices``: also by flash attention, sequence parallelism, cp, ep and
+        chunks), with ``missing`` saying how many are lacking. None if it fits already or if
+        nothing does.
         """
         if self.verdict == "fits":
             return None
@@ -120,11 +123,7 @@ class Fit:
         found = search.nearest()
         if found is not None:
             return self._fix(found)
-        fix = self._fix(search.fewest_devices())
-        if fix is None or not fix.missing:
-            return fix
-        lacks = f"no layout on {self.cluster.devices} devices fits; the smallest that does takes"
-        return replace(fix, sentence=fix.sentence.replace("(it takes", f"({lacks}"))
+        return self._fix(search.fewest_devices(), fewest=True)
 
     @cached_property
     def fixes(self) -> "dict[str, Fix | None]":
@@ -134,8 +133,8 @@ class Fit:
         however many devices it takes;
         "zero": the smallest higher stage; "microbatch": the largest smaller one, in more
         micro-batches; "recompute": the next that fits; "recipe": of those shipped that keep
-        less for each parameter, the one that keeps most; "devices": the fewest of all, with
-        any dp, tp and pp. Empty if the layout fits already.
+        less for each parameter, the one that keeps most; "devices": the fewest with any dp, tp
+        and pp, and all else as it is. Empty if the layout fits already.
 
         >>> from tiledask.plan.inputs.specs import load_cluster, load_model
         >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
@@ -166,7 +165,9 @@ class Fit:
                     return fix
         return None
 
-    def _fix(self, layout: Layout | None, recipe: Recipe | None = None) -> Fix | None:
+    def _fix(
+        self, layout: Layout | None, recipe: Recipe | None = None, fewest: bool = False
+    ) -> Fix | None:
         """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
         if layout is None:
             return None
@@ -179,11 +180,10 @@ class Fit:
                 return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
         seconds, slower = self._price(again)
-        changed = tuple(n for n in SINGLE if getattr(layout, n) != getattr(self.layout, n))
-        changed += () if recipe is None else ("recipe",)
+        changed = changes(self.layout, layout) + (() if recipe is None else ("recipe",))
         return Fix(
             layout, changed, layout.devices, max(0, layout.devices - self.cluster.devices),
-            sentence(self.memory, again.memory, self.cluster, again.band, changed, slower),
+            sentence(self.memory, again.memory, self.cluster, again.band, changed, slower, fewest),
             again.memory.recipe.name, seconds, slower,
         )  # fmt: skip
 

@@ -44,10 +44,10 @@ class Fix:
 
 def sentence(
     before: MemoryEstimate, after: MemoryEstimate, cluster: ClusterSpec, band: tuple[int, int],
-    changed: tuple[str, ...], slower: float | None,
+    changed: tuple[str, ...], slower: float | None, fewest: bool = False,
 ) -> str:  # fmt: skip
     """What changes, what it takes and what is then held: ``band``, bytes on the fullest device
-    without and with overhead."""
+    without and with overhead. ``fewest``: nothing takes fewer devices, but what is held fixed."""
     old, new = before.layout, after.layout
     steps = ", ".join(
         f"recipe {before.recipe.name} -> {after.recipe.name}"
@@ -56,11 +56,14 @@ def sentence(
         for name in changed
     )
     missing = max(0, new.devices - cluster.devices)
-    need = (
-        f"it takes {new.devices}, {missing} more than the cluster has"
-        if missing
-        else f"{new.devices} of {cluster.devices} devices"
-    )
+    need = f"{new.devices} of {cluster.devices} devices"
+    if missing:
+        none = f"no layout on {cluster.devices} devices fits; the smallest that does takes"
+        need = (
+            f"{none if fewest else 'it takes'} {new.devices}, {missing} more than the cluster has"
+        )
+    if missing and fewest:
+        need += f", of all with {_held(before, after)}"
     if old.sequences != new.sequences:
         need += f", the global batch goes from {old.sequences} to {new.sequences}"
     if slower is not None:
@@ -70,3 +73,12 @@ def sentence(
         f"with overhead {format_bytes(band[1])}, of "
         f"{format_bytes(cluster.device.memory_bytes)} per device"
     )
+
+
+def _held(before: MemoryEstimate, after: MemoryEstimate) -> str:
+    """What the layouts have in common that the fewest devices were looked for among."""
+    layout, own = after.layout, before.layout
+    same = f"sequences of {after.sequence} tokens in pieces of 4096 or more"
+    copies = f"{own.microbatch * own.microbatches} of them a copy"
+    how = f"{layout.schedule} over even stages" if layout.partition is None else "its stages"
+    return f"recipe {after.recipe.name}, {same}, {copies}, tp within a node and {how}"

@@ -1,7 +1,10 @@
-"""How many devices at least: states alone against the memory of a device."""
+"""How many devices at least: states alone against the memory of a device, filled to the last
+byte. How many it takes with activations and overhead, ``fits`` says."""
+
+from bisect import bisect_left
 
 from tiledask.errors import ConfigError
-from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.inputs.recipes import Recipe, load_recipe, state_bytes
 from tiledask.plan.units import parse_bytes
 
 __all__ = ["minimum_devices", "zero3_minimum_degree"]
@@ -24,20 +27,26 @@ def minimum_devices(
 def zero3_minimum_degree(
     parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
 ) -> int:
-    """The smallest data-parallel degree d at which ZeRO-3 holds a recipe's states:
-    parameters x bytes / d <= capacity.
+    """The smallest data-parallel degree d at which ``state_bytes`` under ZeRO-3 are ``capacity`` or
+    fewer: for states that ZeRO deals out, parameters x bytes / d.
 
-    States alone, dealt out evenly: no activations, no gathered weights.
+    States alone, in shards of whole parameters: no activations, no gathered weights.
 
     >>> zero3_minimum_degree(200_000_000_000)
     80
     """
-    room, each = _capacity(capacity), load_recipe(recipe).bytes_per_parameter
-    if room < each:
+    room, degrees = _capacity(capacity), range(1, _parameters(parameters) + 1)
+
+    def held(degree: int) -> int:
+        return sum(state_bytes(parameters, recipe, 3, degree).values())
+
+    if held(parameters) > room:
+        each = load_recipe(recipe).bytes_per_parameter
         raise ConfigError(
-            f"a device of {room} B does not hold one parameter of {each} B; no degree helps"
+            f"a device of {room} B does not hold one parameter of {each} B, and what ZeRO-3 leaves "
+            f"whole of the others: {held(parameters)} B; no degree helps"
         )
-    return minimum_devices(parameters, recipe, capacity)
+    return degrees[bisect_left(degrees, True, key=lambda degree: held(degree) <= room)]
 
 
 def _parameters(parameters: int) -> int:

@@ -1,23 +1,23 @@
 """The nearest layout that fits: change as few fields as will do, then use few devices."""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations, product
 from math import gcd
 
 from tiledask.errors import PartitionError, ScheduleError
+from tiledask.plan.fitting.fewest import FREE, MANY, fewest_devices
+from tiledask.plan.fitting.many import ORDERS
 from tiledask.plan.fitting.memory import MemoryEstimate, stage_rows
-from tiledask.plan.fitting.minimum import minimum_devices
-from tiledask.plan.fitting.overhead import Overhead, default_overhead, overhead_of
+from tiledask.plan.fitting.overhead import Overhead, overhead_of
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.ledger import Ledger
+from tiledask.plan.units import divisors
 
 __all__ = ["FIELDS", "Search"]
 
-MANY = 2**20
-"""Devices that stand for any number."""
 FIELDS = ("zero", "microbatch", "recompute", "tp", "pp", "dp")
 """Fields that a fix may change; among equals the earlier ones cost less time."""
 
@@ -45,34 +45,15 @@ class Search:
                 return best
         return None
 
-    def fewest_devices(self, names: tuple[str, ...] = FIELDS) -> Layout | None:
-        """The fewest devices, whatever the cluster has, with only the fields ``names`` changed;
-        then the fewest changed fields."""
-        if self._room(default_overhead(2, zero=3)) < self.recipe.bytes_per_parameter:
-            return None
-        ceiling = (
-            minimum_devices(
-                self.model.parameters, self.recipe, self._room(default_overhead(2, zero=3))
-            )
-            * 64
-        )
-        best: Layout | None = None
-        for base in self._bases(names, ceiling, stay=True):
-            limit = ceiling if best is None else best.devices
-            found = self._settle(base, True, limit, stay=True)
-            if found is not None and (best is None or self._rank(found) < self._rank(best)):
-                best = found
-        return best
-
-    def _rank(self, layout: Layout) -> tuple[int, int]:
-        changed = sum(
-            getattr(layout, f.name) != getattr(self.start, f.name) for f in fields(layout)
-        )
-        return layout.devices, changed
-
-    def _room(self, usual: Overhead) -> int:
-        overhead = self.overhead if self.own else usual
-        return max(1, self.cluster.device.memory_bytes - overhead.total)
+    def fewest_devices(self, free: tuple[str, ...] = FREE) -> Layout | None:
+        """The fewest devices, whatever the cluster has, with only the fields ``free`` changed; of
+        the layout's own schedule and partition where more of one degree takes still fewer."""
+        own = self.overhead if self.own else None
+        run = self.model, self.start, self.cluster, self.recipe, self.sequence
+        found = [fewest_devices(*run, overhead=own, free=free)]
+        if self.start.partition is not None or self.start.schedule not in ORDERS:
+            found += [self.single(name) for name in ("tp", "pp", "dp")]
+        return min(filter(None, found), key=lambda layout: layout.devices, default=None)
 
     def _options(self, name: str, limit: int) -> list:
         """Other values of a field, those that save least first."""
@@ -88,18 +69,17 @@ class Search:
         if name == "microbatch":
             return [b for b in range(now - 1, 0, -1) if now % b == 0]
         if name == "tp":
-            top = min(self.cluster.devices_per_node, model.heads, limit)
-            return [t for t in range(1, top + 1) if t != now and model.allows_tp(t)]
+            top = min(model.heads, limit)
+            whole = divisors(self.cluster.devices_per_node, top)
+            return [t for t in whole if t != now and model.allows_tp(t)]
         top = min(model.layers // self.start.interleave, limit)
         return [p for p in range(1, top + 1) if p != now]
 
-    def _bases(self, names: tuple[str, ...], limit: int, stay: bool = False) -> Iterator[Layout]:
+    def _bases(self, names: tuple[str, ...], limit: int) -> Iterator[Layout]:
         """Layouts in which the fields ``names`` but dp take other values, by tp x pp."""
         inner = [name for name in names if name != "dp"]
-        choices = [
-            ([getattr(self.start, n)] if stay else []) + self._options(n, limit) for n in inner
-        ]
-        rows = [dict(zip(inner, values, strict=True)) for values in product(*choices)]
+        choices = product(*(self._options(name, limit) for name in inner))
+        rows = [dict(zip(inner, values, strict=True)) for values in choices]
         start = self.start
         rows.sort(key=lambda row: row.get("tp", start.tp) * row.get("pp", start.pp))
         for row in rows:
@@ -112,7 +92,7 @@ class Search:
             except ValueError:  # an interleaved schedule that pp does not divide
                 continue
 
-    def _settle(self, base: Layout, free: bool, limit: int, stay: bool = False) -> Layout | None:
+    def _settle(self, base: Layout, free: bool, limit: int) -> Layout | None:
         """``base`` if it fits on ``limit`` devices; with dp free, at the smallest dp that does."""
         slices = base.tp * base.pp * base.cp
         top = limit // slices
@@ -133,11 +113,12 @@ class Search:
             fits = self._ok(replace(base, dp=middle * step))
             low, high = (low, middle) if fits else (middle, high)
         dp = high * step
-        return replace(base, dp=dp) if stay or dp != self.start.dp else None
+        return replace(base, dp=dp) if dp != self.start.dp else None
 
     def _ok(self, layout: Layout) -> bool:
         """Whether every stage fits with overhead; the likeliest to fail are looked at first."""
-        room = self._room(overhead_of(layout))
+        overhead = self.overhead if self.own else overhead_of(layout)
+        room = self.cluster.device.memory_bytes - overhead.total
         share, copies = self.model.parameters // self._slices(layout), layout.dp * layout.cp
         if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
             return False  # not even the average device holds its states

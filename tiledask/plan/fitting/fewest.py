@@ -1,0 +1,168 @@
+"""The fewest devices on which a model fits, every layout counted to the byte.
+
+tp x pp x cp x ep x ZeRO x recompute x ...  ->  each with the smallest dp that fits  ->  the fewest
+                                                (bisection, all layouts at once)
+"""
+
+from collections.abc import Iterable
+from itertools import product
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from tiledask.plan.fitting.many import ORDERS
+from tiledask.plan.fitting.overhead import Overhead, overheads
+from tiledask.plan.fitting.peaks import peaks
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.units import divisors
+
+__all__ = ["CHUNKS", "changes", "context_degrees", "fewest_devices"]
+
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Chunks of layers on a stage that are tried."""
+LARGEST_CP = 64
+SHORTEST_PIECE = 4096
+"""Tokens below which a sequence is not cut over devices."""
+MANY = 2**20
+"""Copies that stand for any number: beyond them a share changes by bytes."""
+SOME = 64
+"""Layouts, those with most room for states, that are looked at first."""
+FREE = (
+    "dp", "tp", "pp", "cp", "ep", "zero", "recompute", "flash_attention", "sequence_parallel",
+    "microbatch", "interleave",
+)  # fmt: skip
+"""Fields that ``fewest_devices`` may choose."""
+
+
+def context_degrees(sequence: int) -> list[int]:
+    """Powers of two that leave pieces of 4096 tokens or more."""
+    most = min(LARGEST_CP, max(1, sequence // SHORTEST_PIECE))
+    return [2**k for k in range(most.bit_length())]
+
+
+def fewest_devices(
+    model: Model, start: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int,
+    overhead: Overhead | None = None, free: tuple[str, ...] = FREE,
+) -> Layout | None:  # fmt: skip
+    """The Layout with the verdict "fits" on the fewest devices, however many ``cluster`` has; of
+    several the one that differs from ``start`` in the fewest fields. None if there is none.
+
+    Only the fields ``free`` differ from ``start``: tp divides a node, cp leaves pieces of 4096
+    tokens or more, and smaller micro-batches become more of them, so that a copy's work in a step
+    stays. Layers are dealt out evenly, and a schedule that ``peaks`` does not know becomes 1F1B.
+    ``overhead``: the budget of every layout; None: each its own.
+
+    >>> from tiledask.plan.inputs.recipes import load_recipe
+    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> found = fewest_devices(load_model("llama-2-13b"), Layout(), load_cluster("8xA100-40GB"),
+    ...                        load_recipe("mixed-adam-16"), 2048)
+    >>> found.devices, 13.02 * 16 / 32.5 < 7
+    (7, True)
+    """
+    columns, step = _columns(model, start, cluster, recipe, sequence, free)
+    unit = columns["tp"] * columns["pp"] * columns["cp"] * step
+    """Devices of the fewest copies, of which all numbers are multiples."""
+
+    def held(copies: Any, at: np.ndarray) -> np.ndarray:
+        """Bytes beyond the device's on layouts ``at`` in ``copies`` x ``step``; 0 or less fits."""
+        chosen = {name: column[at] for name, column in columns.items()}
+        dp = copies * step[at]
+        peak = peaks(model, recipe, sequence, dp=dp, **chosen)
+        total = overhead.total if overhead is not None else overheads(
+            copies * unit[at], dp * chosen["cp"], chosen["zero"]
+        )[1]  # fmt: skip
+        return peak + total - cluster.device.memory_bytes
+
+    def fewest(at: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """The fewest copies of layouts ``at``, that fit in ``high`` of them and not in one."""
+        low = np.ones_like(high)
+        while (open_ := high - low > 1).any():
+            middle = (low + high)[open_] // 2
+            ok = held(middle, at[open_]) <= 0
+            high[open_], low[open_] = (
+                np.where(ok, middle, high[open_]),
+                np.where(ok, low[open_], middle),
+            )
+        return high
+
+    # one copy gathers nothing and has a smaller budget, so it stands apart; of more than one, more
+    # never hold more
+    every = np.arange(len(unit))
+    alone = held(1, every) <= 0
+    copies = np.where(alone, 1, 0)
+    dealt = np.isin(columns["zero"], [
+        zero for zero in range(4) if any(state.sharded(zero) for state in recipe.states)
+    ])  # fmt: skip
+    rest = every[~alone & dealt] if "dp" in free else every[:0]
+    if len(rest):
+        beyond = held(MANY, rest)
+        some = rest[np.argsort(beyond, kind="stable")[:SOME]]
+        some = some[np.sort(beyond, kind="stable")[:SOME] <= 0]
+        copies[some] = fewest(some, np.full(len(some), MANY))
+    if not copies.any():
+        return None
+    limit = (copies * unit)[copies > 0].min()
+    rest = rest[(copies[rest] == 0) & (limit // unit[rest] > 1)]
+    if len(rest):
+        most = limit // unit[rest]
+        rest, most = (column[held(most, rest) <= 0] for column in (rest, most))
+        copies[rest] = fewest(rest, most)
+    devices = np.where(copies > 0, copies * unit, np.iinfo(np.int64).max)
+    best = np.flatnonzero(devices == devices.min())
+    found = [
+        Layout(dp=int(copies[n] * step[n]), **{k: v[n].item() for k, v in columns.items()})
+        for n in best
+    ]
+    return min(found, key=lambda layout: len(changes(start, layout)))
+
+
+def changes(before: Layout, after: Layout) -> tuple[str, ...]:
+    """Names of the fields in which ``after`` differs; more micro-batches because they are smaller
+    do not count."""
+    differ = [name for name, value in vars(before).items() if getattr(after, name) != value]
+    return tuple(name for name in differ if name != "microbatches")
+
+
+def _columns(
+    model: Model, start: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int,
+    free: tuple[str, ...],
+) -> tuple[dict[str, np.ndarray], np.ndarray]:  # fmt: skip
+    """Layouts without their dp, by column, and the numbers that each dp is a multiple of."""
+
+    def choices(name: str, every: Iterable) -> list:
+        """``start``'s value, which comes first, and the others if ``name`` is free."""
+        now = getattr(start, name)
+        return [now, *(v for v in every if v != now)] if name in free else [now]
+
+    tps = choices("tp", divisors(cluster.devices_per_node))
+    kept = {
+        "recompute": choices("recompute", RECOMPUTE if recipe.trains else ()),
+        "flash_attention": choices("flash_attention", (True, False)),
+        "sequence_parallel": choices("sequence_parallel", (True, False)),
+        "zero": choices("zero", range(4)),
+    }
+    eps = choices("ep", divisors(model.experts)) if model.experts else [1]
+    schedule = start.schedule if start.schedule in ORDERS else "1f1b"
+    chunked = schedule == "1f1b"
+    # chunks even out which stages have the dense layers of a mixture, and never save otherwise
+    chunks = choices("interleave", CHUNKS if model.experts and model.dense_layers else (1,))
+    size = 1 if "microbatch" in free else start.microbatch
+    count = start.microbatch * start.microbatches // size
+    rows, steps = [], []
+    for tp, pp, cp, ep in product(
+        tps, choices("pp", range(1, model.layers + 1)),
+        choices("cp", context_degrees(sequence)), eps,
+    ):  # fmt: skip
+        for v in chunks if chunked and pp > 1 and count % pp == 0 else (1,):
+            if pp * v <= model.layers and model.allows_tp(tp):
+                rows += [(tp, pp, cp, ep, v, *rest) for rest in product(*kept.values())]
+                steps += [ep // gcd(ep, cp)] * (len(rows) - len(steps))
+    names = ("tp", "pp", "cp", "ep", "interleave", *kept)
+    columns = {name: np.array([row[n] for row in rows]) for n, name in enumerate(names)}
+    same = {"microbatch": size, "microbatches": count, "schedule": schedule}
+    columns |= {name: np.full(len(rows), value) for name, value in same.items()}
+    return columns, np.array(steps)
