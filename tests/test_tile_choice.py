@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError, KernelError
+from tiledask.lab.exercises.tiles import KERNEL, _space
 from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
 from tiledask.tile.choice import dram_traffic, rank_correlation, raster
 from tiledask.tile.choice.config import Config
@@ -90,7 +91,29 @@ def test_a_kernels_configuration_follows_type_and_tile():
     assert td.tile.config_of("tiled", "float64", 100).block == (100, 100, 100)
     assert td.tile.config_of("tiled", "float64").itemsize == 8
     other = td.tile.config_of("sgemm_warptiled", "float32", (96, 128, 8))
-    assert (other.block, other.warp) == ((96, 128, 8), (96, 64))
+    assert (other.block, other.warp, other.threads) == ((96, 128, 8), (48, 64), 128)
+
+
+@pytest.mark.parametrize("kernel", ["sgemm_warptiled", "mma_multistage"])
+@given(st.sampled_from((64, 96, 128, 192, 256, 512)), st.sampled_from((64, 128, 160, 256)))
+def test_the_warps_of_a_block_cover_its_tile(kernel, tm, tn):
+    """Whatever tile is asked for: as many threads as it takes, and what those take of a device."""
+    config = td.tile.config_of(kernel, "", (tm, tn, 32))
+    rows, columns = config.warp
+    assert config.threads // 32 * rows * columns == tm * tn
+    assert rows * columns <= 64 * 64
+
+
+@pytest.mark.parametrize("device", ["L4", "A100-80GB", "H200"])
+def test_occupancy_and_the_exercises_judge_agree_on_every_tile(device):
+    none = set()
+    for (tile, stages), judged in _space().items():
+        config = replace(td.tile.config_of(KERNEL, "bfloat16", tile), stages=stages)
+        blocks = td.tile.occupancy(config, device).blocks
+        assert config == judged
+        assert (blocks == 0) == bool(refusal(judged, device)), config
+        none |= {tile[:2]} if not blocks else set()
+    assert (256, 256) in none  # 65,536 sums are all the registers that there are
 
 
 # -- occupancy -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tiledask.lab.exercises.layouts import (
     shorten_bubble,
 )
 from tiledask.lab.exercises.lenet_hybrids import hybrid_lenet
-from tiledask.lab.exercises.levels import levels_at_fault, run_blocks
+from tiledask.lab.exercises.levels import four_products, levels_at_fault, run_blocks
 from tiledask.lab.exercises.placements import blocks_of, fewest_bytes
 from tiledask.lab.exercises.scale_rule import scale_rule
 from tiledask.lab.exercises.slots import tasks_on_slots
@@ -52,6 +52,7 @@ __all__ = [
     "fewest_devices",
     "fewest_gpus",
     "fewest_sums",
+    "four_products",
     "gpipe_ahead",
     "hybrid_lenet",
     "layer_too_large",

@@ -26,7 +26,7 @@ from tiledask.tile import TileTraffic, count_traffic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["BLOCKING", "TILE", "BlockRun", "levels_at_fault", "run_blocks"]
+__all__ = ["BLOCKING", "TILE", "BlockRun", "four_products", "levels_at_fault", "run_blocks"]
 
 BLOCKING, TILE = "blocking", "tile"
 
@@ -137,6 +137,34 @@ def _multiply(a: np.ndarray, b: np.ndarray, tile: int) -> tuple[float, TileTraff
 
 def _transfers(dask_worker: Worker) -> list[tuple[float, int]]:
     return [(e["duration"], e["total"]) for e in dask_worker.transfer_incoming_log]
+
+
+_PRODUCTS: dict[str, dict[str, Any]] = {
+    "I": {"rows": (256, 256, 256, 256), "tile": 16},
+    "II": {"rows": (928, 32, 32, 32), "tile": 256},
+    "III": {"rows": (1024, 1024, 1024, 1024), "tile": 256, "home": 0},
+    "IV": {"rows": (400, 208, 208, 208), "tile": 16},
+}
+"""How the four products are split: here, and not where they are asked about."""
+_SHAPES = {"III": ((4096, 2048), (2048, 32))}
+"""Shapes of A and B where they are not these:"""
+_USUAL = ((1024, 512), (512, 512))
+
+
+def four_products(cluster: Cluster, seed: int = 0) -> tuple[dict[str, BlockRun], float]:
+    """(four products by rows, measured; FLOP per second of a good tile), for `levels_at_fault`.
+
+    Whole numbers in float32, drawn from ``seed``. ``cluster`` has four workers.
+    """
+    rng = np.random.default_rng(seed)
+
+    def run(name: str, **split: Any) -> BlockRun:
+        shapes = _SHAPES.get(name, _USUAL)
+        a, b = (rng.integers(-4, 5, shape).astype("float32") for shape in shapes)
+        return run_blocks(cluster, a, b, **split)
+
+    good = run("", rows=(256, 256, 256, 256), tile=256)
+    return {name: run(name, **split) for name, split in _PRODUCTS.items()}, good.rate
 
 
 def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:

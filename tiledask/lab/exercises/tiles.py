@@ -50,22 +50,11 @@ def tile_of(answer: Any) -> Config:
 
 @lru_cache(maxsize=1)
 def _space() -> dict[tuple[Tile, int], Config]:
-    """Every answer there is: tiles that the kernel knows, with any step and number of stages."""
-    found = {}
-    for tm, tn, tk, stages in product(SIDES, SIDES, STEPS, STAGES):
-        known = config_of(KERNEL, "bfloat16", (tm, tn, 32))
-        # a thread has as many sums, and so registers, as the warp's tile says
-        warp = min(tm // 2, 64), min(tn // 2, 64)
-        like = config_of(KERNEL, "bfloat16", _LIKE[warp[0] * warp[1]])
-        found[(tm, tn, tk), stages] = replace(
-            known, block=(tm, tn, tk), warp=warp, threads=32 * (tm // warp[0]) * (tn // warp[1]),
-            registers=like.registers, stages=stages,
-        )  # fmt: skip
-    return found
-
-
-_LIKE: dict[int, Tile] = {1024: (64, 64, 32), 2048: (128, 64, 32), 4096: (128, 128, 32)}
-"""Elements of C that a warp has -> a shipped tile whose warps have as many."""
+    """Every answer there is: tiles of the kernel, with any step and number of stages."""
+    return {
+        (tile, stages): replace(config_of(KERNEL, "bfloat16", tile), stages=stages)
+        for tile, stages in product(product(SIDES, SIDES, STEPS), STAGES)
+    }
 
 
 def tiles_of(device: str, limit: int | None = None, stages: int = 2) -> list[Config]:

@@ -36,7 +36,11 @@ def _smem(extent: int) -> Config:
 
 def _quarters(tm: int, tn: int) -> tuple[int, int]:
     """A warp's tile of at most 64 x 64, such that each quarter of a multiprocessor has a warp."""
-    return min(tm // 2, 64), min(tn // 2, 64)
+    rows, columns = (
+        max(side for side in range(1, max(1, min(t // 2, 64)) + 1) if t % side == 0)
+        for t in (tm, tn)
+    )
+    return rows, columns
 
 
 _REGISTERS = {
@@ -48,7 +52,8 @@ operands that lie row by row, for sm_80 and for sm_90; as are those of the other
 
 
 def _registers(kernel: str, warp: tuple[int, int]) -> int:
-    return _REGISTERS[kernel][warp[0] * warp[1] // 32]
+    """Those of the next number of sums that was compiled."""
+    return next(r for sums, r in _REGISTERS[kernel].items() if 32 * sums >= warp[0] * warp[1])
 
 
 def _sgemm(block: Tile = (128, 128, 16), stages: int = 2) -> Config:
@@ -136,13 +141,15 @@ def config_of(
 
 
 def _with_tile(found: list[Config], tile: Tile) -> Config:
-    for config in found:
-        if config.block == tile:
+    usual = found[0]
+    for config in (*found, *_space(usual.kernel)):
+        if config.block == tile and config.itemsize == usual.itemsize:
             return config
-    for other in _space(found[0].kernel):
-        if other.block == tile and other.itemsize == found[0].itemsize:
-            return other
-    return found[0].with_block(tile)
+    if usual.kernel == "sgemm_warptiled":
+        return _sgemm(tile, usual.stages)
+    if usual.kernel == "mma_multistage":
+        return _mma(tile, usual.stages, usual.itemsize, usual.peak)
+    return usual.with_block(tile)
 
 
 @dataclass(frozen=True, repr=False)
