@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from itertools import combinations
 
 import pytest
 
@@ -19,6 +20,26 @@ def test_every_schedule_of_the_table_is_found(name):
             continue
         shape = case.schedule.devices, case.schedule.microbatches
         assert shape == (case.devices, case.microbatches)
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(2, 4), (4, 8)])
+def test_no_two_schedules_of_the_table_are_one(devices, microbatches):
+    """With one stage a device, the looped ones are others' orders under their own names; zb-auto
+    is a search, and what it finds in 1F1B's memory may well be ZB-H1."""
+    found = idle.cases(sorted({*td.schedules} - {"zb-auto"}), [devices], [microbatches])
+    orders = {c.name: (c.schedule.orders, c.schedule.places) for c in found if c.schedule}
+    alike = [(a, b) for a, b in combinations(orders, 2) if orders[a] == orders[b]]
+    assert alike == []
+
+
+def test_looped_schedules_idle_as_their_chunks_make_them():
+    """By (p - 1) / (v m + p - 1) for 4 devices, 8 micro-batches and 2 chunks: 3 of 19."""
+    shares = {}
+    for case in idle.cases(["interleaved", "looped-bfs", "interleaved-zb"], [4], [8]):
+        assert case.schedule.stages == 8
+        shares[case.name] = td.simulate(case.schedule, 0.02, 0.04).bubble_fraction
+    assert [shares[n] for n in ("interleaved", "looped-bfs")] == pytest.approx([3 / 19] * 2)
+    assert shares["interleaved-zb"] == pytest.approx(1 / 17)
 
 
 def test_what_a_schedule_refuses_is_listed(monkeypatch):

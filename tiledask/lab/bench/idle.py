@@ -13,6 +13,7 @@ action and the mean way of a block: what it then says should be what was measure
 """
 
 import argparse
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,10 +58,13 @@ class Case(NamedTuple):
 def cases(
     names: Sequence[str], devices: Sequence[int], microbatches: Sequence[int]
 ) -> Iterator[Case]:
-    """Every combination, with as few stages per device as the schedule takes.
+    """Every combination, with as few stages per device as make the schedule what it is.
 
-    >>> [(c.schedule.stages, c.schedule.devices) for c in cases(["1f1b", "zb-v"], [2], [4])]
-    [(2, 2), (4, 2)]
+    That are two for the looped ones, which deal as many as one likes: with one, interleaved 1F1B is
+    1F1B under another name.
+
+    >>> [(c.name, c.schedule.stages) for c in cases(["1f1b", "interleaved", "zb-v"], [2], [4])]
+    [('1f1b', 2), ('interleaved', 4), ('zb-v', 4)]
     """
     for name in names:
         for p in devices:
@@ -69,8 +73,8 @@ def cases(
 
 
 def _case(name: str, p: int, m: int) -> Case:
-    why = ""
-    for per_device in (1, 2, 4):
+    why, looped = "", "devices" in inspect.signature(td.schedules[name]).parameters
+    for per_device in (2, 4) if looped else (1, 2, 4):
         for options in ({}, {"devices": p}):
             try:
                 built = td.schedule(name, per_device * p, m, **options)
