@@ -1,11 +1,12 @@
 """The architecture: imports point down, heavy libraries stay where they belong.
 
+    __main__       the cli
     cli            anything
     lab            what people look at; heavy libraries inside functions only where asked
     dist  ->       tile, plan
     tile  ->       plan
     plan  ->       the standard library and NumPy; Numba for what is large, OR-tools for the best
-    errors
+    errors, submodules
 
 The rules are read from the source by `ast`, and then a fresh process imports the modules.
 """
@@ -24,11 +25,13 @@ STDLIB = sys.stdlib_module_names
 
 BELOW = {
     "errors": set(),
-    "plan": {"errors"},
+    "submodules": set(),
+    "plan": {"errors", "submodules"},
     "tile": {"errors", "plan"},
-    "dist": {"errors", "plan", "tile"},
-    "lab": {"errors", "plan", "tile", "dist"},
+    "dist": {"errors", "submodules", "plan", "tile"},
+    "lab": {"errors", "submodules", "plan", "tile", "dist"},
     "cli": {"errors", "plan", "tile", "dist", "lab"},
+    "__main__": {"cli"},
 }
 """What each layer may import besides itself."""
 
@@ -199,6 +202,31 @@ def test_importing_tiledask_loads_nothing_heavy():
 
 def test_listing_the_public_names_loads_nothing_heavy():
     assert loaded("import tiledask; dir(tiledask); tiledask.__all__") == []
+
+
+def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_named():
+    lists = "import tiledask as td; dir(td.lab), dir(td.dist), dir(td.plan.fitting), td.errors"
+    assert loaded(lists) == []
+    names = [name.removeprefix("tiledask.") for layer in ("plan", "dist", "lab")
+             for name in modules(layer)]  # fmt: skip
+    # one that is named in a package with values of its own may be a value, such as lab.tour.tour
+    names = ["errors", *(n for n in names if n.count(".") < 2 or n.startswith("plan."))]
+    say = f"import operator, tiledask as td; print(*map(hash, operator.attrgetter(*{names!r})(td)))"
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, cwd=ROOT)
+    assert len(done.stdout.split()) == len(names) > 60, done.stderr
+    for wrong in ("td.lab.plotz", "td.plan.fitting.fitt", "td.errorz"):
+        code = f"import tiledask as td\ntry: {wrong}\nexcept AttributeError as e: print(e)"
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert " has no " in said.stdout, wrong
+
+
+def test_the_package_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "tiledask", "partition", "24", "4"],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sizes (6, 6, 6, 6)" in done.stdout
 
 
 def test_plan_loads_nothing_heavy():

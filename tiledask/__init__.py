@@ -69,15 +69,15 @@ _HOME = {
     # lab: what people look at
     "report": "tiledask.lab.dashboard.saved",
 }
-_PACKAGES = ("plan", "tile", "dist", "lab")
+_MODULES = ("plan", "tile", "dist", "lab", "errors")
 
-__all__ = [*_HOME, *_PACKAGES]
+__all__ = [*_HOME, *_MODULES]
 
 
 def __getattr__(name: str):
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
-    elif name in _PACKAGES:
+    elif name in _MODULES:
         value = import_module(f"tiledask.{name}")
     else:
         raise AttributeError(f"tiledask has no {name!r}; it has {', '.join(sorted(__all__))}")

@@ -10,3 +10,7 @@ splitting   layers into stages
 products    one matrix product over many ranks
 data, units, html, ledger: what all of them use
 """
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)
