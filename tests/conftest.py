@@ -1,5 +1,7 @@
 """Fixtures that several test files share."""
 
+import subprocess
+
 import pytest
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
@@ -42,3 +44,17 @@ def gpus():
 
     with twin_gpus(8) as machine:
         yield machine
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 4 MiB, for tests that fill it; only root can make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no disk that could be filled: {getattr(error, 'stderr', None) or error}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)

@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -396,6 +397,19 @@ def test_a_disk_that_is_full_says_so(tmp_path, monkeypatch):
     words = rf"{array.path} cannot be written: its disk is full: .* more are needed, .* are free"
     with pytest.raises(ConfigError, match=words):
         array.write(((0, 1), (0, 1)), np.ones((1, 1)))
+
+
+@pytest.mark.parametrize("name", ["c.npy", "c.zarr"])
+def test_a_file_that_may_not_grow_is_no_half_of_one(tmp_path, name):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=rf"{name} cannot be written: no file may be that"):
+            create_array(tmp_path / name, SHAPE, "f4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not os.listdir(tmp_path)
+    assert not create_array(tmp_path / name, SHAPE, "f4")[:, :].any()
 
 
 def test_how_it_is_shown(tmp_path):

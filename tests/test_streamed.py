@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from tiledask.dist import stream_tiles, streamed
 from tiledask.dist import worker as on_worker
+from tiledask.dist.disk import free
 from tiledask.dist.records import Records, TileRecord
 from tiledask.dist.stored import StoredArray, create_array, open_array, records_of
 from tiledask.dist.stream_tiles import checksum
@@ -516,8 +518,54 @@ def test_an_operand_that_changes_meanwhile(cluster, tmp_path):
 
 def test_a_full_disk_is_refused_before_anything_runs(cluster, tmp_path, monkeypatch):
     a, b = operands(tmp_path, 200, 20, 200)
-    usage = lambda _: type("Usage", (), {"free": 100_000})  # noqa: E731
-    monkeypatch.setattr(streamed.shutil, "disk_usage", usage)
+    monkeypatch.setattr(streamed, "free", lambda _: 100_000)
     with pytest.raises(ConfigError, match=r"needs 160 kB more on its disk, 100 kB are free"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster)
     assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.npy"]
+
+
+@pytest.mark.parametrize("name", ["c.zarr", "c.npy"])
+def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
+    cluster, tmp_path, small_disk, monkeypatch, name
+):
+    a, b = operands(tmp_path, K, K, K, "f8", draw=normal)
+    monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
+    filler, c = small_disk / "filler", small_disk / name
+    c = create_array(c, (K, K), "f8", 50) if name == "c.zarr" else c
+    options = {"memory_limit": "8.6MB", **slow(32), "timeout": 60}
+    words = rf"{name} cannot be written: its disk is full: .* more are needed, .* are free; make"
+    with open(filler, "wb") as file:
+        file.write(bytes(3_300_000))  # of 4 MiB: not half of C, which is 1.6 MB
+    with pytest.raises(ConfigError, match=words):
+        multiply_stored(a, b, c, cluster, **options)
+    target = open_array(small_disk / name)
+    begun = sum(summed == K for summed, _ in records(target).values())
+    filler.write_bytes(bytes(os.path.getsize(filler) + free(small_disk) // 4096 * 4096))
+    with pytest.raises(ConfigError, match="cannot be written: its disk is full"):
+        multiply_stored(a, b, c, cluster, **options)  # not even a record
+    filler.unlink()
+    d = multiply_stored(a, b, c, cluster, **options)
+    assert d.resumed_tiles >= begun > 0
+    np.testing.assert_allclose(d[:, :], a[:, :] @ b[:, :], rtol=1e-9, atol=1e-9)
+    assert sorted(os.listdir(small_disk)) == [name]
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_nothing_in_the_way(
+    cluster, tmp_path, small_disk, monkeypatch
+):
+    a, b = operands(tmp_path, 20, 20, 20)
+    monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
+    filler, c = small_disk / "filler", small_disk / "c.zarr"
+    for left in range(0, 40_000, 4096):  # room for the lock, the plan, the header...
+        filler.write_bytes(bytes(free(small_disk) - left))
+        try:
+            multiply_stored(a, b, c, cluster)
+        except ConfigError as error:
+            refused, words = left, str(error)
+        else:
+            break
+        assert "cannot be written: its disk is full" in words
+        filler.unlink()
+        check(multiply_stored(a, b, c, cluster), a, b)
+        shutil.rmtree(c)
+    assert left == refused + 4096 > 4096

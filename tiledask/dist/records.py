@@ -16,11 +16,13 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tiledask.dist.disk import writing
+from tiledask.dist.stored_npy import sync
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.plan.products.placement import Region
 
@@ -28,6 +30,8 @@ __all__ = ["Records", "StoppedError", "TileRecord", "differences"]
 
 _TAKEOVER = 60.0
 """Seconds to wait for workers of a client that died, which stop at their next panel."""
+_BLOCK = 4096
+"""Bytes on the disk, about, of a record."""
 _LETTING_GO = 20.0
 """Seconds that an interrupted client waits for its own."""
 
@@ -108,16 +112,17 @@ class Records:
         ConfigError if another client that lives is at it. Workers that a dead one left behind are
         told to stop, and waited for.
         """
-        os.makedirs(self.folder, exist_ok=True)
         with ExitStack() as stack:
-            try:
-                stack.enter_context(_locked(self._path("client.lock"), 0.0))
-            except TimeoutError:
-                raise ConfigError(
-                    f"another process is working on {self.folder.removesuffix('.tiledask')} right "
-                    f"now; wait for it, or name another result"
-                ) from None
-            Path(self._path("run")).write_text(self.run)
+            with self._writing():
+                os.makedirs(self.folder, exist_ok=True)
+                try:
+                    stack.enter_context(_locked(self._path("client.lock"), 0.0))
+                except TimeoutError:
+                    raise ConfigError(
+                        f"another process is working on {self.folder.removesuffix('.tiledask')} "
+                        f"right now; wait for it, or name another result"
+                    ) from None
+                Path(self._path("run")).write_text(self.run)
             self._wait_for_workers(_TAKEOVER)
             try:
                 yield
@@ -178,16 +183,20 @@ class Records:
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         partial = self._path(f"{name}.{os.getpid()}.partial")
-        with open(partial, "w") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._path(name))
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with self._writing():
+            try:
+                with open(partial, "w") as file:
+                    json.dump(value, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, self._path(name))
+            except OSError:
+                Path(partial).unlink(missing_ok=True)
+                raise
+            sync(self.folder)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self.folder, lambda: _BLOCK)
 
     def _damaged(self, name: str, why: str) -> ConfigError:
         return ConfigError(

@@ -8,7 +8,6 @@ other workers.
 """
 
 import os
-import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 from tiledask.dist.array import Both
 from tiledask.dist.cluster import DEADLINE, Cluster, seconds_of
 from tiledask.dist.counters import Counted, counting
+from tiledask.dist.disk import free
 from tiledask.dist.operands import check_kernel, check_types
 from tiledask.dist.progress import following, watching
 from tiledask.dist.records import Records, differences
@@ -322,10 +322,10 @@ def _taken_up(
 
 def _refuse_if_too_full(target: StoredArray) -> None:
     folder = os.path.dirname(target.path)
-    needs, free = target.nbytes - target.allocated(), shutil.disk_usage(folder).free
-    if needs > free:
+    needs, room = target.nbytes - target.allocated(), free(folder)
+    if needs > room:
         raise ConfigError(
-            f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(free)} are "
+            f"{target.path} needs {format_bytes(needs)} more on its disk, {format_bytes(room)} are "
             f"free; make room, or name a file on another disk"
         )
 

@@ -31,6 +31,7 @@ from tiledask.dist.checkpoints.index import (
     write_index,
 )
 from tiledask.dist.checkpoints.pieces import Box, Flat, Piece, extents, whole
+from tiledask.dist.disk import writing
 from tiledask.dist.ranks.rank import Rank
 from tiledask.dist.stored_npy import sync
 from tiledask.errors import CheckpointError
@@ -39,6 +40,8 @@ from tiledask.tile.backend import to_numpy
 __all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
 
 UNFINISHED = ".unfinished"
+_BLOCK = 4096
+"""Bytes on the disk, at least, of a folder or an index."""
 Held = dict[str, tuple[tuple[int, ...], str, tuple[Box, ...]]]
 """Name -> (shape, type, boxes) of one rank."""
 
@@ -173,7 +176,8 @@ def _make_room(final: Path, partial: Path) -> None:
             f"{final} is there already; a step is saved once: remove it, or save to another folder"
         )
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-    partial.mkdir(parents=True)
+    with writing(final, lambda: _BLOCK, CheckpointError):
+        partial.mkdir(parents=True)
 
 
 def _write(
@@ -193,7 +197,7 @@ def _write(
 def _write_box(path: Path, box: Box, view: Any) -> Part:
     host = np.array(to_numpy(view), order="C")  # one box of a copy: an axis may be cut
     host = host.view(in_file(host.dtype))
-    with open(path, "wb") as file:
+    with writing(path, lambda: host.nbytes, CheckpointError), open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
         offset = file.tell()
         file.write(host.data)
@@ -218,7 +222,8 @@ def _stored(held: list[dict], every: list[list]) -> dict[str, Stored]:
 
 
 def _finish(partial: Path, final: Path, index: Index) -> None:
-    sync(str(write_index(partial, index)))
-    sync(str(partial))
-    os.rename(partial, final)
-    sync(str(final.parent))
+    with writing(final, lambda: _BLOCK, CheckpointError):
+        sync(str(write_index(partial, index)))
+        sync(str(partial))
+        os.rename(partial, final)
+        sync(str(final.parent))
