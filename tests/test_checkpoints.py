@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tracemalloc
+import zlib
 from itertools import product
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged import KINDS_OF_DAMAGE, damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -308,11 +311,18 @@ def test_a_flipped_bit_is_found(tmp_path):
 def test_a_file_that_was_cut_short_is_found(tmp_path):
     path = one(tmp_path)
     os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(CheckpointError, match=r"has 2400120 bytes and 'w' needs 2400128 of it"):
+        open_checkpoint(tmp_path)
+    os.truncate(path, path.stat().st_size + 8)
+    saved = open_checkpoint(tmp_path)
+    os.truncate(path, path.stat().st_size - 8)
     with pytest.raises(CheckpointError, match=r"slab 2 has \d+ of \d+ bytes"):
-        open_checkpoint(tmp_path).read()
+        saved.read()
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        open_checkpoint(tmp_path).read()
+        open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        saved.read()
 
 
 @pytest.mark.parametrize(
@@ -328,6 +338,118 @@ def test_a_damaged_index_is_found(tmp_path, damage, words):
     path.write_text(damage(path.read_text()))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(tmp_path)
+
+
+def rewritten(folder, change):
+    """The index in ``folder``, once ``change`` was made to it and its checksum is right again."""
+    (path,) = Path(folder).glob("*/index.json")
+    given = json.loads(path.read_text())["index"]
+    before = json.dumps(given)
+    change(given)
+    text = index_room._canonical(given)
+    path.write_text(f'{{"crc32": {zlib.crc32(text.encode())}, "index": {text}}}\n')
+    return before != json.dumps(given)
+
+
+@pytest.mark.parametrize("file", [
+    "../outside.npy", "{absolute}", "link.npy", "a/b.npy", "a\0b", "", ".", "..", "loop.npy", 3,
+])  # fmt: skip
+def test_nothing_outside_of_its_folder_is_read(tmp_path, file):
+    path = one(tmp_path)
+    outside = path.parent.parent / "outside.npy"
+    shutil.copy(path, outside)
+    path.with_name("link.npy").symlink_to("../outside.npy")
+    path.with_name("loop.npy").symlink_to("loop.npy")
+    file = str(outside) if file == "{absolute}" else file
+    rewritten(tmp_path, lambda index: index["arrays"]["w"]["parts"][0].__setitem__(0, file))
+    with pytest.raises(
+        CheckpointError, match=r"not one in this folder|leaves the folder|cannot be"
+    ):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value", "words"), [
+    ("shape", [10**6, 500_000], "shape"), ("shape", [500_000_000_000], "no rank holds"),
+    ("shape", [2**70], "shape"), ("shape", [0, 2**62, 2**62], "shape"),
+    ("dtype", "object", "dtype"), ("dtype", "M8[s]", "dtype"),
+    ("dtype", "float32", "2400128 bytes and 'w' needs 1200128"),
+    ("parts", [], "no rank holds"),
+])  # fmt: skip
+def test_shapes_are_no_larger_than_the_files(tmp_path, key, value, words):
+    one(tmp_path)
+    rewritten(tmp_path, lambda index: index["arrays"]["w"].__setitem__(key, value))
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+
+
+ODD = [None, -1, "x", [], {}, 2**70, 1.5, True, 4 * 10**12, "../../../x", "/x", "a\0b", [[0, 4]],
+       [4 * 10**6, 10**6]]  # fmt: skip
+
+
+def places(value, at=()):
+    """The way to each value in a tree of lists and dicts."""
+    yield at
+    keys = range(len(value)) if isinstance(value, list) else ()
+    for key in value if isinstance(value, dict) else keys:
+        yield from places(value[key], (*at, key))
+
+
+def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
+    rng = np.random.default_rng(4)
+    arrays = {"w": rng.standard_normal((40, 30)), "b": rng.standard_normal(7).astype("f4")}
+    save(tmp_path / "whole", 5, arrays, [{name: whole(a.shape) for name, a in arrays.items()}])
+
+    def change(index):
+        ways = list(places(index))
+        *way, last = ways[rng.integers(1, len(ways))]
+        for key in way:
+            index = index[key]
+        if rng.random() < 0.3:
+            del index[last]
+        else:
+            index[last] = ODD[rng.integers(len(ODD))]
+
+    refused = 0
+    for i in range(120):
+        folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(i)))
+        files = sorted(folder.glob("*/*"))
+        if i % 2:
+            changed = rewritten(folder, change)
+        else:
+            changed = damage(files[rng.integers(len(files))], KINDS_OF_DAMAGE[i // 2 % 8], rng)
+        try:
+            saved = open_checkpoint(folder)
+            read = saved.read()
+        except CheckpointError:
+            refused += 1
+            assert changed
+            continue
+        assert [each.stat().st_size for each in files[1:]] == [
+            each.stat().st_size for each in sorted((tmp_path / "whole").glob("*/*"))[1:]
+        ]
+        assert set(read) == set(arrays) or i % 2  # an array that is left out of the index
+        assert all(read[name].tobytes() == arrays[name].tobytes() for name in read)
+    assert refused > 90
+
+
+def test_numbers_of_the_other_byte_order_are_saved_as_what_they_are(tmp_path):
+    x = np.arange(6.0, dtype=">f8")
+    save(tmp_path, 0, {"w": x}, [{"w": whole((6,))}])
+    np.testing.assert_array_equal(open_checkpoint(tmp_path).read()["w"], x)
+
+
+def test_a_full_disk_is_said(tmp_path, small_disk):
+    w = np.random.default_rng(0).standard_normal(2**19)  # as large as the disk
+    with pytest.raises(
+        CheckpointError, match=r"npy cannot be written: its disk is full: 4\.194 MB"
+    ):
+        save(small_disk, 1, {"w": w}, [{"w": whole(w.shape)}])
+    assert steps_in(small_disk) == ()
+    save(small_disk, 1, {"w": w[:1000]}, [{"w": whole((1000,))}])
+    assert open_checkpoint(small_disk).read()["w"].tobytes() == w[:1000].tobytes()
 
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from damaged import KINDS_OF_DAMAGE, damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -318,29 +319,6 @@ def test_the_header_of_our_own_arrays_has_a_checksum(tmp_path):
     header.write_text(re.sub(r"23,(\s*)17", r"24,\g<1>17", header.read_text()))  # as many chunks
     with pytest.raises(ConfigError, match=r"its zarr\.json has the checksum"):
         open_array(array.path)
-
-
-KINDS_OF_DAMAGE = ("flipped", "zeroed", "cut", "longer", "empty", "removed", "inserted", "missing")
-
-
-def damage(file, kind, rng):
-    """Whether a drawn damage of this kind has changed the bytes of ``file``."""
-    data = before = file.read_bytes()
-    at, size = int(rng.integers(len(data))), int(rng.integers(1, 17))
-    noise = rng.bytes(size)
-    if kind == "flipped":
-        data = data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :]
-    elif kind == "zeroed":
-        data = data[:at] + bytes(len(data[at : at + size])) + data[at + size :]
-    else:
-        data = {
-            "cut": data[:-size], "longer": data + noise, "empty": b"", "missing": b"",
-            "removed": data[:at] + data[at + size :], "inserted": data[:at] + noise + data[at:],
-        }[kind]  # fmt: skip
-    file.write_bytes(data)
-    if kind == "missing":
-        file.unlink()
-    return data != before
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "own"])

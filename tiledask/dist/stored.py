@@ -301,8 +301,9 @@ def unfinished(array: StoredArray) -> bool:
 
 def _open_npy(name: str) -> StoredArray:
     try:
-        shape, fortran, dtype, offset, size = npy.look(name)
-    except Exception as error:  # of a damaged header, NumPy raises what its tokenizer does
+        with open(name, "rb") as file:
+            shape, fortran, dtype, offset, size = npy.look(file)
+    except ValueError as error:
         raise ConfigError(
             f"{name} cannot be read as .npy: {str(error)[:300]}; numpy.save writes one, and a zarr "
             f"array is a folder"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -46,22 +46,26 @@ def create(array: "StoredArray") -> None:
         raise
 
 
-def look(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
-    """(shape, Fortran order?, dtype, bytes before the data, bytes in all) of a .npy file.
+def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
+    """(shape, Fortran order?, dtype, bytes before the data, bytes in all) of an open .npy file.
 
-    ValueError or OSError if it is none. Nothing in it is executed or believed: what its header
-    promises is for the caller to compare with the bytes there are.
+    ValueError if it is none. Nothing in it is executed or believed: what its header promises is
+    for the caller to compare with the bytes there are.
     """
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
-    with open(path, "rb") as file:
-        version = np.lib.format.read_magic(file)
-        if version not in readers:  # 3.0 is for names of fields, which a matrix has none of
-            raise ValueError(f"format {version} is not 1.0 or 2.0")
+    version = np.lib.format.read_magic(file)
+    if version not in readers:  # 3.0 is for names of fields, which a matrix has none of
+        raise ValueError(f"format {version} is not 1.0 or 2.0")
+    try:
         shape, fortran, dtype = readers[version](file)
-        return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of the tokenizer that NumPy tries last
+        raise ValueError(f"its header cannot be read ({error})") from None
+    return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
 
 
 def _by_lines(array: "StoredArray", region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:

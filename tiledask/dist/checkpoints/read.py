@@ -21,6 +21,7 @@ import numpy as np
 from tiledask.dist.checkpoints.index import Index, Part, Stored, in_file, read_index
 from tiledask.dist.checkpoints.pieces import Box, Flat, Piece, extents, overlap, whole, within
 from tiledask.dist.checkpoints.write import UNFINISHED, folder_of
+from tiledask.dist.stored_npy import look
 from tiledask.errors import CheckpointError
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
@@ -124,6 +125,7 @@ class Checkpoint:
         try:
             # unbuffered: a file system's blocks, and so a buffer, may be as large as a slab
             with open(path, "rb", buffering=0) as file:
+                self._check_header(file, part, dtype)
                 for number, size in _slabs(part, box):
                     file.seek(part.offset + number * slab * dtype.itemsize)
                     lines = buffer[:size]
@@ -137,6 +139,18 @@ class Checkpoint:
                 f"{path} cannot be read: {error.strerror}; {self} is not whole: open an earlier "
                 f"step with step="
             ) from None
+
+    def _check_header(self, file: Any, part: Part, dtype: np.dtype) -> None:
+        wanted = extents(part.box), False, dtype, part.offset
+        try:
+            found = look(file)[:-1]
+        except ValueError as error:
+            found = error
+        if found != wanted:
+            raise CheckpointError(
+                f"{self.path / part.file} is damaged: its header says {found} and the index "
+                f"{wanted}; {self} cannot be read whole: open an earlier step with step="
+            )
 
     def _damaged(self, path: Path, number: int, got: int, wanted: int) -> CheckpointError:
         what = f"has {got} of {wanted} bytes" if got < wanted else "does not have its checksum"

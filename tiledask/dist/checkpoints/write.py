@@ -195,14 +195,22 @@ def _write(
 
 
 def _write_box(path: Path, box: Box, view: Any) -> Part:
-    host = np.array(to_numpy(view), order="C")  # one box of a copy: an axis may be cut
+    host = to_numpy(view)
+    # one box of a copy: an axis may be cut; the index names types without their byte order
+    host = np.array(host, host.dtype.newbyteorder("="), order="C")
     host = host.view(in_file(host.dtype))
-    with writing(path, lambda: host.nbytes, CheckpointError), open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
-        offset = file.tell()
-        file.write(host.data)
-        file.flush()
-        os.fsync(file.fileno())
+    with writing(path, lambda: host.nbytes, CheckpointError):
+        try:
+            with open(path, "wb") as file:
+                about = np.lib.format.header_data_from_array_1_0(host)
+                np.lib.format.write_array_header_1_0(file, about)
+                offset = file.tell()
+                file.write(host.data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
     lines = host.reshape(len(host) if host.ndim else 1, -1)
     rows = rows_of(box, host.itemsize)
     sums = tuple(zlib.crc32(lines[i : i + rows]) for i in range(0, len(lines), rows))
