@@ -1,6 +1,7 @@
 """Slots keep their work, waits end, caps hold, nothing listens off this machine."""
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -9,11 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
+from unittest import mock
 
 import dask
 import numpy as np
 import psutil
 import pytest
+from distributed import Client, LocalCluster, default_client
 
 import tiledask as td
 from tiledask.dist import host_memory, start
@@ -276,9 +280,8 @@ def test_a_port_that_is_taken_is_replaced(monkeypatch):
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
-        from tiledask.dist.start import _dashboard_port
-
-        assert _dashboard_port(None) not in (port, 0)
+        assert start._port(None) == port
+        assert start._free(port) not in (port, 0)
 
 
 def test_blocks_are_aligned_and_contiguous_on_entry():
@@ -538,3 +541,90 @@ def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
     assert not any(map(psutil.pid_exists, pids))
     assert not started.spool.exists()
     in_order(timeout=20)
+
+
+# -- several in one process ------------------------------------------------------------------------
+
+
+def workers_at(port):
+    """How many workers the dashboard at ``port`` knows of."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/counts.json", timeout=10) as page:
+        return json.load(page)["workers"]
+
+
+def opens_a_websocket(port):
+    lines = [
+        "GET /status/ws HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Origin: http://127.0.0.1:{port}",
+        "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    ]  # fmt: skip
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
+        stream.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(stream.recv(64).split()[1]) != 403
+
+
+def port_of(cluster):
+    return int(cluster.dashboard_link.split(":")[2].split("/")[0])
+
+
+def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(monkeypatch, capfd):
+    port = start._free(0)
+    monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
+    with td.start_cluster(1, device="cpu", quiet=True) as first:
+        assert (port_of(first), workers_at(port)) == (port, 1)
+        with td.start_cluster(2, device="cpu") as second:
+            assert (port_of(second), workers_at(port)) == (port, 2)
+            moved = port_of(first)
+            assert moved != port
+            assert workers_at(moved) == 1
+            assert opens_a_websocket(moved)
+            out = capfd.readouterr().out
+            assert out.count("2 CPU workers") == 1
+            assert "1 CPU workers of an earlier cluster still run" in out
+            assert f"{first.dashboard_link}; start_cluster(..., replace=True)" in out
+            x = td.distribute(np.ones(3), td.Mesh(first, (1,)), (td.Shard(0),))
+        assert td.to_numpy(x).tolist() == [1, 1, 1]  # the first is none the worse for it
+        monkeypatch.setattr(start, "RUNNING", [first])  # not the cluster of the other tests
+        third = td.start_cluster(1, device="cpu", replace=True)
+        with third:
+            with pytest.raises(ClusterLostError, match="closed"):
+                first.check_alive()
+            assert (port_of(third), workers_at(port)) == (port, 1)
+            assert "still run" not in capfd.readouterr().out
+
+
+def test_a_request_that_is_refused_replaces_nothing(cluster):
+    with pytest.raises(ConfigError):
+        td.start_cluster(0, replace=True)
+    with pytest.raises(ConfigError):
+        td.start_cluster(1, device="cpu", replace=True, timeout=-1)
+    assert cluster.run(abs, -1) == [1] * cluster.slots
+
+
+def test_a_client_of_ones_own_stays_the_default_unless_asked_otherwise():
+    one = {"workers": 1, "device": "cpu", "quiet": True}
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as own,
+        contextlib.closing(Client(own)) as mine,
+        td.start_cluster(**one) as started,
+    ):
+        assert default_client() is mine
+        with td.start_cluster(**one, default=True) as asked:
+            assert default_client() is asked.client
+            with td.start_cluster(**one) as newer:
+                assert default_client() is newer.client
+            with td.start_cluster(**one, default=False):
+                assert default_client() is asked.client
+        assert default_client() is mine
+        assert started.run(abs, -1) == [1]
+
+
+def test_a_start_is_seen_and_a_quiet_one_is_not(monkeypatch, capfd):
+    monkeypatch.setattr(start, "is_watched", lambda: True)
+    monkeypatch.setattr(start, "showing", watched := mock.MagicMock())
+    with td.start_cluster(1, device="cpu", quiet=True):
+        assert not watched.called
+    assert capfd.readouterr() == ("", "")
+    with td.start_cluster(1, device="cpu"):
+        (what, look, _), _ = watched.call_args
+        assert (what, look()) == ("starting 1 CPU workers", (1, 1, ""))

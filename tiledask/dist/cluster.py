@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, KilledWorker, SpecCluster, as_completed
+from distributed import Client, Future, KilledWorker, SpecCluster, as_completed, default_client
 from distributed.comm import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
@@ -27,10 +27,12 @@ from tiledask.dist.spool import open_spool
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
 
-__all__ = ["DEADLINE", "Cluster", "seconds_of"]
+__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of"]
 
 DEADLINE = 300.0
 """Seconds a call waits for the cluster unless told otherwise."""
+RUNNING: list["Cluster"] = []
+"""The clusters of this process that are not closed, the newest last."""
 
 
 def _aligned(value: Any) -> Any:
@@ -71,6 +73,15 @@ def _lost_its_worker(future: Future) -> bool:
     return isinstance(error, KilledWorker | NoValidWorkerError | NoWorkerError)
 
 
+def _users_client_is_default() -> bool:
+    """Whether a client that is none of these clusters' is Dask's default."""
+    try:
+        found = default_client()
+    except ValueError:
+        return False
+    return all(cluster.client is not found for cluster in RUNNING)
+
+
 def _kill_workers(dask_cluster: SpecCluster) -> None:
     """End every worker process at once; their nannies start no others."""
     for nanny in dask_cluster.workers.values():
@@ -85,7 +96,13 @@ class Cluster:
     """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
 
     def __init__(
-        self, dask_cluster: SpecCluster, slots: int, backend: str, why: str, memory_limit: int
+        self,
+        dask_cluster: SpecCluster,
+        slots: int,
+        backend: str,
+        why: str,
+        memory_limit: int,
+        default: bool | None = None,
     ) -> None:
         self.dask_cluster = dask_cluster
         self.slots = slots
@@ -94,7 +111,9 @@ class Cluster:
         self.why = why
         """Why these devices were chosen, one sentence."""
         try:
-            self.client = Client(dask_cluster)
+            if default is None:
+                default = not _users_client_is_default()
+            self.client = Client(dask_cluster, set_as_default=default)
             # Dask's client gathers messages for 10 ms before it sends them, which is most of the
             # time of a small product
             self.client.scheduler_comm.interval = 0.001
@@ -115,6 +134,7 @@ class Cluster:
         """Element type -> its measured `tiledask.plan.products.cost.Rates`."""
         self.memory_limit = memory_limit
         """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
+        RUNNING.append(self)
 
     # -- state ------------------------------------------------------------
 
@@ -394,6 +414,8 @@ class Cluster:
         """
         if os.getpid() != self._process:
             return
+        if self in RUNNING:
+            RUNNING.remove(self)
         with contextlib.suppress(Exception):
             self.client.close(timeout=5)
         try:

@@ -16,18 +16,22 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
+from distributed import Nanny, Scheduler, SpecCluster, Status, WorkerPlugin
+from distributed.comm import get_tcp_server_addresses
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
+from tornado.httpserver import HTTPServer
 
 from tiledask.dist import host_memory
 from tiledask.dist import worker as on_worker
-from tiledask.dist.cluster import Cluster, seconds_of
+from tiledask.dist.cluster import RUNNING, Cluster, seconds_of
+from tiledask.dist.progress import is_watched, showing
 from tiledask.dist.worker import BLAS_THREADS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes, parse_bytes
@@ -55,8 +59,13 @@ def start_cluster(
     tls: bool = False,
     timeout: float = 60.0,
     quiet: bool = False,
+    replace: bool = False,
+    default: bool | None = None,
 ) -> Cluster:
     """A Cluster of one worker per slot, ready to work; use it in a ``with`` block.
+
+    While the workers start, a terminal or a notebook shows how many there are; then one message
+    says what was started and why, and where other clusters of this process still run.
 
     workers
         Number of slots. Default: one per GPU (times ``per_gpu``), or one per CPU core, at least 2.
@@ -75,11 +84,20 @@ def start_cluster(
         for a device of that size, at least 8 MB. Enforced by the kernel on Linux, after the
         worker has set 8 MiB aside for Dask's messages, and by the memory pool on a GPU.
     dashboard_port
-        Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If it is
-        taken, any free one. Pages of other servers than JupyterLab on this machine may show the
-        dashboard if TILEDASK_DASHBOARD_ORIGINS names them ("host:port host:port").
+        Default: the environment variable TILEDASK_DASHBOARD_PORT, else any free port. If an older
+        cluster of this process has it, that one's dashboard moves to a free port, so that what
+        watches the port sees the newest; if another process has it, any free one is taken. Pages
+        of other servers than JupyterLab on this machine may show the dashboard if
+        TILEDASK_DASHBOARD_ORIGINS names them ("host:port host:port").
     tls
         Encrypt and authenticate connections with certificates made for this cluster.
+    quiet
+        Show and print nothing.
+    replace
+        Close the clusters that this process still runs, and what lies on them, first.
+    default
+        Whether ``cluster.client`` becomes Dask's default client, which computes dask.arrays that
+        name none, until it is closed. Default: unless a client of your own is that already.
 
     Raises ConfigError for impossible requests, DeadlineError if the workers are not all there
     after ``timeout`` seconds.
@@ -90,31 +108,50 @@ def start_cluster(
     slots = _slots(workers, backend, per_gpu, threads)
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
+    security, port, seconds = _security(tls), _port(dashboard_port), seconds_of(timeout)
+    others = [cluster for cluster in RUNNING if cluster.dask_cluster.status is Status.running]
+    for other in others:
+        if replace:
+            other.close()
+        else:
+            _leave(port, other)
     options: dict[str, Any] = {
-        "memory_limit": host,
-        "dashboard_port": _dashboard_port(dashboard_port),
-        "security": _security(tls),
-    }
+        "memory_limit": host, "dashboard_port": _free(port), "security": security,
+    }  # fmt: skip
+    born: list[SpecCluster] = []
     if backend == "numpy":
-        start, room = _start_cpu, host
+        start, room = partial(_start_cpu, born=born), host
     else:
         room = int(0.9 * min(d.memory for d in probe().devices) / per_gpu)
         start = partial(_start_gpu, per_gpu=per_gpu, device_memory_limit=room)
     settings = _settings(threads, options["dashboard_port"])
-    with dask.config.set(settings), _blas_threads(threads):
-        running = _launch(start, slots, seconds_of(timeout), options)
-    cluster = Cluster(running, slots, backend, why, room if cap is None else cap)
-    try:
-        cluster.wait_for_slots(range(slots), timeout)
-        if cap is not None:
-            cluster.client.register_plugin(_CapMemory(cap, backend))
-    except BaseException:
-        cluster.close()
-        raise
+    what = f"starting {slots} {'GPU' if backend == 'cupy' else 'CPU'} workers"
+    with nullcontext() if quiet or not is_watched() else showing(what, _counting(born, slots), 0.5):
+        with dask.config.set(settings), _blas_threads(threads):
+            running = _launch(start, slots, seconds, options)
+        limit = room if cap is None else cap
+        cluster = Cluster(running, slots, backend, why, limit, default)
+        try:
+            cluster.wait_for_slots(range(slots), timeout)
+            if cap is not None:
+                cluster.client.register_plugin(_CapMemory(cap, backend))
+        except BaseException:
+            cluster.close()
+            raise
     if not quiet:
         print(f"{slots} {cluster.kind} workers, {threads} BLAS thread each: {why}")
         print(f"dashboard: {cluster.dashboard_link}")
+        for other in [] if replace else others:
+            print(
+                f"{other.slots} {other.kind} workers of an earlier cluster still run, dashboard: "
+                f"{other.dashboard_link}; start_cluster(..., replace=True) closes them first"
+            )
     return cluster
+
+
+def _counting(born: list[SpecCluster], slots: int) -> Callable[[], tuple[int, int | None, str]]:
+    """How many workers there are, for a bar; nobody knows before their cluster does."""
+    return lambda: (len(born[0].scheduler.workers), slots, "") if born else (0, None, "")
 
 
 def _launch(start: Callable, slots: int, seconds: float, options: dict[str, Any]) -> SpecCluster:
@@ -203,8 +240,8 @@ def _cap(memory_cap: int | str | None, backend: str) -> int | None:
     return cap
 
 
-def _dashboard_port(port: int | None) -> int:
-    """The port asked for if it is free, otherwise one that is."""
+def _port(port: int | None) -> int:
+    """The dashboard's port that was asked for, here or in the environment; 0 for any."""
     text = os.environ.get("TILEDASK_DASHBOARD_PORT", "0") if port is None else port
     try:
         number = int(text)
@@ -212,12 +249,43 @@ def _dashboard_port(port: int | None) -> int:
         number = -1
     if not 0 <= number < 65536:
         raise ConfigError(f"a dashboard port is 0 (any free one) to 65535, got {text!r}")
-    for wanted in (number, 0):
+    return number
+
+
+def _free(port: int) -> int:
+    """``port`` if it is free, otherwise one that is."""
+    for wanted in (port, 0):
         with socket.socket() as probing, contextlib.suppress(OSError):
             probing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probing.bind((_HOST, wanted))
             return probing.getsockname()[1]
     raise ConfigError(f"no free port on {_HOST} for the dashboard; close a server and try again")
+
+
+def _leave(port: int, cluster: Cluster) -> None:
+    """None; if the dashboard of ``cluster`` was at ``port``, it is at any free one now.
+
+    Pages that were open there are cut off, and ask again: whoever has the port then answers.
+    """
+    running = cluster.dask_cluster
+    scheduler = getattr(running, "scheduler", None)
+    server = getattr(scheduler, "http_server", None)
+    if server is None or server.port != port:
+        return
+
+    async def move() -> None:
+        moved = HTTPServer(scheduler.http_application, ssl_options=server.ssl_options)
+        moved.listen(0, address=_HOST)
+        moved.address, moved.port = get_tcp_server_addresses(moved)[0][:2]
+        for pages in scheduler.http_application.applications:
+            if hasattr(pages, "websocket_origins"):
+                pages.websocket_origins.update(_origins(moved.port))
+        server.stop()
+        scheduler.http_server = scheduler.services["dashboard"] = moved
+        running.scheduler_info["services"]["dashboard"] = moved.port
+        await server.close_all_connections()
+
+    running.sync(move, callback_timeout=10)
 
 
 def _origins(port: int) -> list[str]:
@@ -322,7 +390,12 @@ class _SlotCluster(_Slots, SpecCluster):
 
 
 def _start_cpu(
-    slots: int, seconds: float, memory_limit: int, dashboard_port: int, security: Any
+    slots: int,
+    seconds: float,
+    memory_limit: int,
+    dashboard_port: int,
+    security: Any,
+    born: list[SpecCluster],
 ) -> SpecCluster:
     protocol = "tls://" if security else "tcp://"
     common = {
@@ -346,6 +419,7 @@ def _start_cpu(
     cluster.worker_spec.update(
         {s: {"cls": Nanny, "options": {**common, **_slot_options(s)}} for s in range(slots)}
     )
+    born.append(cluster)
     _start_workers(cluster, seconds)
     return cluster
 
