@@ -3,13 +3,14 @@
 import subprocess
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 from tiledask.tile import namespace, probe
 
-# A machine that is busy with other things is no fault of an example that takes long.
-settings.register_profile("patient", deadline=None)
+# A machine that is busy with other things is no fault of an example that takes long, to run or to
+# draw.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 

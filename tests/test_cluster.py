@@ -39,6 +39,12 @@ def fail():
     raise ZeroDivisionError("on purpose")
 
 
+def nap(noted, seconds):
+    """Say so in the file ``noted``, and sleep."""
+    noted.touch()
+    time.sleep(seconds)
+
+
 def fill_up():
     """Take all that there is, and keep it while the event loop sends and receives."""
     held = []
@@ -54,7 +60,7 @@ def kill_worker(cluster, slot):
     pid = cluster.run(on_worker.machine)[slot]["pid"]
     old = cluster.address(slot)
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         found = cluster._workers().get(slot)
         if found and found["address"] != old:
@@ -114,18 +120,17 @@ def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster):
     assert cluster.gather([cluster.submit(1, where)], "after the error") == [1]
 
 
-def test_an_interrupted_wait_cancels_its_tasks(cluster):
-    futures = [cluster.submit(0, time.sleep, 0.2, name="nap") for _ in range(50)]
+def test_an_interrupted_wait_cancels_its_tasks(cluster, tmp_path):
+    futures = [cluster.submit(0, nap, tmp_path / str(i), 0.2) for i in range(50)]
 
     def interrupt(done, of):
         raise KeyboardInterrupt
 
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         cluster.wait(futures, "naps", progress=interrupt, cancel=True)
     del futures
-    assert cluster.gather([cluster.submit(0, where)], "after the interrupt", timeout=10) == [0]
-    assert time.monotonic() - started < 5  # 50 naps would take 10
+    assert cluster.gather([cluster.submit(0, where)], "after the interrupt", timeout=60) == [0]
+    assert 1 <= len(list(tmp_path.iterdir())) < 50
 
 
 def test_progress_is_told_of_every_task(cluster):
@@ -319,13 +324,12 @@ def test_tasks_get_aligned_arrays(cluster):
     assert cluster.gather(futures, "entry") == [True, True]
 
 
-def test_after_a_deadline_nothing_is_left_running(cluster):
-    naps = [cluster.submit(0, time.sleep, 0.5) for _ in range(20)]
+def test_after_a_deadline_nothing_is_left_running(cluster, tmp_path):
+    naps = [cluster.submit(0, nap, tmp_path / str(i), 0.5) for i in range(20)]
     with pytest.raises(DeadlineError):
         cluster.wait(naps, "naps", timeout=0.2, cancel=True)
-    begun = time.monotonic()
-    cluster.gather([cluster.submit(0, where)], "next", timeout=20)
-    assert time.monotonic() - begun < 5  # the naps, whose futures are still held, would take 10
+    cluster.gather([cluster.submit(0, where)], "next", timeout=60)
+    assert len(list(tmp_path.iterdir())) < len(naps)  # and their futures are still held
 
 
 def test_the_default_deadline_is_used(cluster, monkeypatch):
@@ -422,7 +426,7 @@ def test_a_frozen_worker_meets_every_deadline(cluster):
             begun = time.monotonic()
             with pytest.raises(DeadlineError):
                 call()
-            assert time.monotonic() - begun < 10
+            assert time.monotonic() - begun < 30
     finally:
         os.kill(pid, signal.SIGCONT)
     assert cluster.run(abs, -1, timeout=30) == [1] * cluster.slots
@@ -453,7 +457,7 @@ def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
         time.sleep(13.5)  # Dask looks 15 s after a death whether the worker is there
         os.kill(started.run(on_worker.machine)[1]["pid"], signal.SIGKILL)
         time.sleep(4)
-        started.wait_for_slots([0, 1], 10)
+        started.wait_for_slots([0, 1], 60)
 
 
 def test_start_keeps_its_deadline():
@@ -486,7 +490,7 @@ def test_a_task_that_kills_its_worker_each_time_is_named():
     # a cluster of its own: a nanny whose worker dies while it starts is never quite well again
     with td.start_cluster(2, device="cpu", quiet=True) as started:
         with pytest.raises(ClusterLostError, match=r"poison: slot 1 .* lost its worker"):
-            started.wait([started.submit(1, os._exit, 1, name="poison")], "poison", 60)
+            started.wait([started.submit(1, os._exit, 1, name="poison")], "poison", 200)
         assert started.gather([started.submit(0, where)], "the other slot", 30) == [0]
 
 
@@ -494,7 +498,7 @@ def test_run_asks_again_when_a_worker_dies_meanwhile(cluster):
     pid = cluster.run(on_worker.machine)[2]["pid"]
     killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
     killer.start()
-    assert cluster.run(time.sleep, 0.8, timeout=30) == [None] * cluster.slots
+    assert cluster.run(time.sleep, 0.8, timeout=60) == [None] * cluster.slots
     killer.join()
     assert cluster.run(on_worker.machine)[2]["pid"] != pid
 
@@ -535,7 +539,7 @@ def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
 
     monkeypatch.setattr(started.dask_cluster, "close", stuck)
     started.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(psutil.pid_exists, pids))

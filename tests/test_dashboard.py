@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from html.parser import HTMLParser
@@ -299,7 +300,8 @@ def test_more_names_than_colours_share_the_last_one():
     assert {b.colour for b in drawn.boxes} == {colour for colour, _ in drawn.legend}
 
 
-def test_a_long_task_is_there_before_it_ends():
+def test_a_long_task_is_there_before_it_ends(monkeypatch):
+    monkeypatch.setattr(recorder, "time", lambda: 1000.0)
     made = collecting(a="0")
     task = Task("a", "multiply-12", 1, ())
     worker = made.scheduler.workers["a"]
@@ -307,7 +309,7 @@ def test_a_long_task_is_there_before_it_ends():
     worker.last_seen = recorder.time()
     drawn = shown(made.record())
     assert dict(drawn.facts)["running now"] == "1 multiply"
-    assert drawn.boxes[0].end - drawn.boxes[0].start == pytest.approx(7.0, abs=0.5)
+    assert drawn.boxes[0].end - drawn.boxes[0].start == pytest.approx(7.0)
     assert made.is_computing()
     made.log_event("tiledask-runs", ANNOUNCED)
     made.runs["tiledask-run-a"].announced -= 60
@@ -673,7 +675,7 @@ def get(client: Client, page: str) -> str:
         return answer.read().decode()
 
 
-def wait_until(true, seconds: float = 20.0) -> None:
+def wait_until(true, seconds: float = 100.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"{true} did not come true within {seconds:g} s"
@@ -781,7 +783,6 @@ def test_a_real_training_that_fails_no_longer_runs(cluster):
     wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_over)
     training = cluster.client.run_on_scheduler(_record).trainings[-1]
     assert training.failed == f"DeadlineError: {str(raised.value).splitlines()[0]}"
-    assert training.count > 0
 
 
 @pytest.mark.cluster
@@ -812,10 +813,12 @@ def test_a_report_is_whole_while_dask_draws_its_pages(cluster, tmp_path, given):
 @pytest.mark.cluster
 def test_a_report_does_not_wait_for_ever_for_dasks_pages(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(saved, "_DEADLINE", 0.2)
-    cluster.client.loop.add_callback(time.sleep, 1.5)
+    over = threading.Event()
+    cluster.client.loop.add_callback(over.wait, 60)
     timeline = td.simulate(td.schedule("gpipe", 2, 2))
     with pytest.raises(DeadlineError, match=r"waited 0\.2 s for the thread .* that draws"):
         td.report(tmp_path / "run.html", timeline)
+    over.set()
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,8 @@
 """Memory is used again only when nobody sees it any more, and is counted when it is used."""
 
+import ctypes
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -126,6 +129,43 @@ def test_memory_used_again_is_counted_and_kept_memory_is_not(monkeypatch):
     block(48)[:10] = 1  # the rest is not there, and no growth when it goes
     monkeypatch.setattr(host_memory, "KEEP_SECONDS", 0.0)
     assert grown(host_memory._forget) == pytest.approx(0, abs=1)
+
+
+_FRESH = """
+import ctypes, gc
+import numpy as np
+from tiledask.dist import host_memory
+
+host_memory._room = 64 * 2**20
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+
+def mappings_of(mib):
+    before = mallinfo().d  # hblks: mallinfo(3)
+    array = np.ones(mib * 2**20, np.uint8)
+    return mallinfo().d - before
+
+gc.disable()
+print(mappings_of(31))
+with host_memory.kept_by_malloc():
+    print(mappings_of(20), mappings_of(20))
+print(mappings_of(31))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
+def test_arrays_are_mappings_of_their_own_but_where_malloc_keeps_them():
+    """In a process that has been through nothing: elsewhere malloc may have a hole of any size."""
+    theirs = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    done = subprocess.run(
+        [sys.executable, "-c", _FRESH], capture_output=True, text=True, timeout=120, check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith(theirs)},
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "0", "0", "1"]
 
 
 def test_an_array_in_a_hole_of_the_heap_is_counted():

@@ -1,12 +1,12 @@
 """Peaks of many layouts at once: the ledger's peak, to the byte."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from python_calls import python_calls
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
@@ -123,15 +123,16 @@ def test_ep_is_checked_against_every_layouts_copies():
         peaks(MIXED, dp=[4, 3], ep=[4, 4])
 
 
-def test_tens_of_thousands_of_layouts_in_well_under_half_a_second():
+def test_tens_of_thousands_of_layouts_take_less_than_a_call_each():
+    """0.2 s on a quiet machine; one layout at a time, 80 s."""
     rng, n = np.random.default_rng(0), 50_000
-    pp = rng.choice([1, 2, 4, 8, 16], n)
-    begun = time.process_time()
-    found = peaks(
-        td.load_model("gpt-200b"), dp=rng.integers(1, 65, n), tp=rng.choice([1, 2, 4, 8], n),
-        pp=pp, microbatch=rng.choice([1, 2, 4], n), microbatches=pp * rng.integers(1, 65, n),
-        zero=rng.integers(0, 4, n), recompute=rng.choice(["none", "selective", "full"], n),
-        interleave=np.where(pp > 1, rng.choice([1, 2, 4], n), 1),
-    )  # fmt: skip
-    assert len(found) == n
-    assert time.process_time() - begun < 1.5  # 0.2 s measured; room for a loaded machine
+    pp, found = rng.choice([1, 2, 4, 8, 16], n), []
+    columns = {
+        "dp": rng.integers(1, 65, n), "tp": rng.choice([1, 2, 4, 8], n), "pp": pp,
+        "microbatch": rng.choice([1, 2, 4], n), "microbatches": pp * rng.integers(1, 65, n),
+        "zero": rng.integers(0, 4, n), "recompute": rng.choice(["none", "selective", "full"], n),
+        "interleave": np.where(pp > 1, rng.choice([1, 2, 4], n), 1),
+    }  # fmt: skip
+    calls = python_calls(lambda: found.append(peaks(td.load_model("gpt-200b"), **columns)))
+    assert len(found[0]) == n
+    assert calls < n

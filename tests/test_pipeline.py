@@ -187,7 +187,7 @@ def test_an_action_that_needs_longer_than_its_time_is_reported(cluster):
     run = td.run_schedule(
         td.schedule("gpipe", 1, 1, forward_only=True), [Sleeper(12)], BATCH, cluster, forward=0.01
     )
-    assert 0.03 < run.late < 0.5
+    assert run.late > 0.03
 
 
 class Sleeper:
@@ -388,9 +388,13 @@ def test_a_run_without_times_predicts_nothing(cluster):
 
 
 def kill_soon(cluster, slot, after):
+    """Kills the worker so many seconds after the next run has begun."""
     pid = cluster.run(os.getpid)[slot]
+    before = len(cluster.client.get_events(TOPIC))
 
     def kill():
+        while len(cluster.client.get_events(TOPIC)) == before:
+            time.sleep(0.05)
         time.sleep(after)
         os.kill(pid, signal.SIGKILL)
 

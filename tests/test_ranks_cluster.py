@@ -1,9 +1,8 @@
 """Rank programs on real workers: both transports, the same bytes, and workers that die."""
 
+import ctypes
 import os
-import resource
 import signal
-import sys
 import time
 
 import numpy as np
@@ -142,7 +141,7 @@ def test_a_rank_that_never_calls(cluster, way):
     begun = time.monotonic()
     with pytest.raises(DeadlineError, match=r"for rank 1 .*'loss'; rank 1 has been in no "):
         td.run_ranks(program, td.Mesh(cluster, (2,)), transport=way, timeout=1.0)
-    assert time.monotonic() - begun < 10.0
+    assert time.monotonic() - begun < 30.0
     _works(cluster, way)
 
 
@@ -167,7 +166,7 @@ def test_a_worker_that_is_killed(cluster, way):
     begun = time.monotonic()
     with pytest.raises(ClusterLostError, match="Run"):
         td.run_ranks(program, td.Mesh(cluster, (4,)), transport=way, timeout=60.0)
-    assert time.monotonic() - begun < 30.0
+    assert time.monotonic() - begun < 50.0
     _works(cluster, way)
 
 
@@ -191,27 +190,22 @@ def _works(cluster, way):
     assert done.results == [4.0] * 4
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="malloc's settings are those of glibc")
-def test_arrays_of_a_program_lie_where_others_have_gone(cluster):
-    """Outside of rank programs Dask has the kernel clear each of their pages anew."""
-
-    def fresh_pages():
-        arrays, pages = 50, 2**20 // resource.getpagesize()
-        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-        for _ in range(arrays):
-            np.ones(2**20, np.uint8)
-        return (resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before) / (arrays * pages)
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
+def test_no_array_of_a_program_is_a_mapping_of_its_own(cluster):
+    """Where it was one, the kernel would clear its pages anew: see `kept_by_malloc`."""
 
     def program(rank):
-        fresh_pages()
-        return fresh_pages()
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
 
-    def outside():
-        return fresh_pages()
+        def mappings():
+            info = ctypes.CDLL(None).mallinfo2
+            info.restype = Info
+            return info().d  # hblks: mallinfo(3)
 
-    # a worker that was through much may have a hole of that size in what it holds anyway
-    before = {worker for worker, share in cluster.client.run(outside).items() if share > 0.5}
-    assert before
-    assert max(td.run_ranks(program, td.Mesh(cluster, (4,))).results) < 0.1
-    after = cluster.client.run(outside)
-    assert min(after[worker] for worker in before) > 0.5
+        before = mappings()
+        arrays = [np.ones(2**20, np.uint8) for _ in range(20)]
+        return mappings() - before, len(arrays)
+
+    done = td.run_ranks(program, td.Mesh(cluster, (4,))).results
+    assert all(more <= 0 for more, _ in done)  # others may have given one back meanwhile

@@ -235,7 +235,7 @@ def test_ranks_that_disagree(gpus):
         begun = time.monotonic()
         with pytest.raises(error, match=words):
             gpus.run(program, 3, what)
-        assert time.monotonic() - begun < 8.0
+        assert time.monotonic() - begun < 18.0
 
 
 def test_a_circle_is_found(gpus):
@@ -272,7 +272,7 @@ def test_a_call_of_nccl_that_never_returns():
             pytest.raises(DeadlineError, match="waited for NCCL until the run's deadline"),
         ):
             machine.run(add_ones, 2, timeout=0.7)
-        assert time.monotonic() - begun < 8.0
+        assert time.monotonic() - begun < 25.0
 
 
 def test_an_error_of_nccl_is_everybodys(gpus):
@@ -305,7 +305,7 @@ def test_a_rank_that_dies_while_nccl_carries(gpus):
         pytest.raises(OSError, match="fallen off the bus") as caught,
     ):
         gpus.run(add_ones, 3)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 18.0
     assert "raised by rank 1 in all_reduce number 1" in "".join(caught.value.__notes__)
 
 

@@ -1,10 +1,10 @@
 """Searches of layouts: complete, pruned rightly, in order; what binds; what would be better."""
 
-import time
 from itertools import product
 
 import numpy as np
 import pytest
+from python_calls import python_calls
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -125,13 +125,14 @@ def test_other_schedules_and_partitions_of_the_best(model):
     assert "items" in {plan.layout.partition for plan in refined}
 
 
-def test_ten_thousand_devices_in_under_a_second():
+def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
+    """Under a second on a quiet machine; each layout alone is thousands of calls."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")
-    search(model, cluster, 10_000, sequence=8192)
-    begun = time.perf_counter()
-    plans = search(model, cluster, 10_000, sequence=8192)
-    assert time.perf_counter() - begun < 1
+    found = []
+    calls = python_calls(lambda: found.append(search(model, cluster, 10_000, sequence=8192)))
+    (plans,) = found
     assert plans.considered > 10_000
+    assert calls < 30 * plans.considered
     assert plans.best.layout.devices == 10_000
 
 

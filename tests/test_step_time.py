@@ -1,11 +1,10 @@
 """Products, collectives and the step's formulas on arrays, against loops and limits."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from python_calls import python_calls
 
 import tiledask as td
 from tiledask.plan.inputs.model import Model, count
@@ -151,17 +150,16 @@ def test_arrays_say_what_one_layout_at_a_time_says(seed):
 
 
 def test_ten_thousand_devices_in_a_blink():
-    """40,000 layouts of 405 billion parameters; 0.1 s on one core, and 1 s is the promise. The
-    best of three, since other programs use the cores too."""
+    """40,000 layouts of 405 billion parameters: 0.1 s on one core. Whatever the machine does, as
+    many calls of Python's as for a few of them."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")
-    numbers = Numbers(**some(np.random.default_rng(0), 40_000))
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        total = step_parts(model, cluster, numbers, sequence=8192).total
-        seconds.append(time.process_time() - start)
-    assert np.isfinite(total).all()
-    assert min(seconds) < 1
+    numbers, found = Numbers(**some(np.random.default_rng(0), 40_000)), []
+    calls = python_calls(
+        lambda: found.append(step_parts(model, cluster, numbers, sequence=8192).total)
+    )
+    assert np.isfinite(found[0]).all()
+    assert len(found[0]) == 40_000
+    assert calls < 10_000
 
 
 # FLOP -----------------------------------------------------------------------------------
