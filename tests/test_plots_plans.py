@@ -160,7 +160,9 @@ def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
                 assert texts[i, j] in WHY
                 continue
             order = ("fits", "tight", "no").index
-            best = min(by_shape[tp, pp], key=lambda p: (order(p.verdict), p.seconds, p.peak))
+            best = min(by_shape[tp, pp], key=lambda p: (order(p.verdict), p.by_formula, p.peak))
+            head = [plan for plan in plans[:10] if (plan.layout.tp, plan.layout.pp) == (tp, pp)]
+            best = head[0] if head else best  # the first ten are in the order of the simulation
             assert (i, j) in verdicts[best.verdict]
             first, second = texts[i, j].removeprefix("★ ").split("\n")
             room = plans.cluster.device.memory_bytes
@@ -251,7 +253,7 @@ def front_of(plans, devices: int) -> list[tuple[float, float]]:
     """(bytes, seconds) of the plans that fit and that no other beats in both, by comparison of
     each with each."""
     rows = (plans.devices == devices) & (plans.to_frame(None).verdict == "fits").to_numpy()
-    peak, seconds = plans.peak[rows], plans.seconds[rows]
+    peak, seconds = plans.peak[rows], plans.by_formula[rows]
     better = (peak[:, None] <= peak) & (seconds[:, None] <= seconds)
     strictly = better & ((peak[:, None] < peak) | (seconds[:, None] < seconds))
     unbeaten = ~strictly.any(axis=0)
@@ -279,7 +281,7 @@ def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found, d
     assert len(clouds["160 devices"]) == count["fits"] > 0
     assert len(clouds["tight"]) == count["tight"] > 0
     expected = sorted(zip(plans.peak[: count["fits"]].tolist(),
-                          plans.seconds[: count["fits"]].tolist(), strict=True))  # fmt: skip
+                          plans.by_formula[: count["fits"]].tolist(), strict=True))  # fmt: skip
     assert sorted(map(tuple, clouds["160 devices"].tolist())) == expected
     (capacity,) = [line for line in axes.lines if line.get_gid() == "capacity"]
     assert capacity.get_xdata()[0] == 40e9
@@ -293,11 +295,13 @@ def test_the_numbered_plans_lie_on_the_lines_and_their_layouts_are_listed(name, 
     fronts = [point for n in set(plans.devices.tolist()) for point in front_of(plans, n)]
     assert 3 <= len(knees) <= 6
     assert set(knees) <= set(fronts)
-    assert (plans.best.peak, plans.best.seconds) in knees
+    fastest = plans.by_formula[: plans.counts["fits"]].argmin()
+    assert (plans.peak[fastest], plans.by_formula[fastest]) in knees
     assert [t.get_text() for t in axes.texts] == [str(n + 1) for n in range(len(knees))]
     listed = [t.get_text() for t in table.texts]
     for peak, seconds in knees:
-        assert format_seconds(seconds) in listed
+        at = (plans.peak == peak) & (plans.by_formula == seconds)
+        assert {format_seconds(plans[int(n)].seconds) for n in at.nonzero()[0]} & {*listed}
         assert round_bytes(peak) in listed
     assert short_layout(plans.best.layout) in listed
 

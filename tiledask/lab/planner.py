@@ -109,11 +109,10 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     say(console, words, bold=f"{plans.considered:,} layouts")
     if not plans.considered:
         plans.best  # noqa: B018 -- says why there is none
+    shown = plans.settle(first)[:first]
     if plans.best.verdict == "no":
-        console.print(_table(plans[:first], "none fits; the nearest", plans))
+        console.print(_table(shown, "none fits; the nearest", plans))
         return
-    # by formula all, by simulation those that are shown
-    shown = sorted(plans[:first], key=lambda p: (p.verdict == "no", p.step.total))
     console.print(_table(shown, "fastest first", plans))
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *_options(shown[0].layout)])
@@ -153,8 +152,8 @@ def _table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
             columns[name] = values
     columns["a device"] = [format_bytes(plan.peak) for plan in plans]
     if plans[0].seconds < float("inf"):
-        columns["a step"] = [format_seconds(plan.step.total) for plan in plans]
-        columns["tokens/s"] = [f"{tokens / plan.step.total:,.0f}" for plan in plans]
+        columns["a step"] = [format_seconds(plan.seconds) for plan in plans]
+        columns["tokens/s"] = [f"{tokens / plan.seconds:,.0f}" for plan in plans]
     left = [i for i, name in enumerate(columns) if name == "verdict"]
     rows = list(zip(*columns.values(), strict=True))
     return Grid(tuple(columns), rows, f"{title}; all: {same}" if same else title, left)
@@ -202,7 +201,7 @@ def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dic
     """The search as plain values, for JSON."""
     return {
         "considered": plans.considered, "counts": plans.counts,
-        "plans": [_facts(plan) for plan in plans[:first]],
+        "plans": [_facts(plan) for plan in plans.settle(first)[:first]],
         "front": [_facts(plan) for plan in plans.front],
         "sensitivity": [
             {"limit": each.limit, "times": each.times, "speedup": each.speedup,

@@ -29,9 +29,9 @@ _ROW = 0.19
 
 @style.styled
 def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure":
-    """A figure of seconds a step against bytes on the fullest device: a point per plan that fits,
-    a line through those of each number of devices that no other beats in both, and the layouts
-    of about ``knees`` points on the lines."""
+    """A figure of seconds a step, by formula, against bytes on the fullest device: a point per plan
+    that fits, a line through those of each number of devices that no other beats in both, and of
+    about ``knees`` points on the lines the layouts with their simulated seconds."""
     if isinstance(knees, bool) or not isinstance(knees, int) or knees < 1:
         raise ConfigError(f"knees must be an integer of 1 or more, got {knees!r}")
     heading = title or f"What less memory costs in time: {plans.model.name} on {plans.cluster}"
@@ -52,7 +52,7 @@ def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure
     figure.lay_out()
     chosen = _knees(axes, frame, list(fronts.values()), rows)
     for number, at in enumerate(chosen, 1):
-        _number(axes, frame.peak[at], frame.seconds[at], number)
+        _number(axes, frame.peak[at], frame.by_formula[at], number)
         _describe(table, 1 - (number - 0.5) / rows, number, plans[at], len(fronts) > 1)
     return figure
 
@@ -60,6 +60,7 @@ def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure
 def _front(frame: "pd.DataFrame", devices: int) -> np.ndarray:
     """The plans on ``devices`` devices that fit and that none beats in both, by rising bytes."""
     mine = np.flatnonzero((frame.devices == devices) & (frame.verdict == "fits"))
+    mine = mine[np.lexsort((frame.peak.to_numpy()[mine], frame.by_formula.to_numpy()[mine]))]
     peak = frame.peak.to_numpy()[mine]  # in the order of time
     least = np.minimum.accumulate(peak)
     return mine[np.r_[True, peak[1:] < least[:-1]][: len(mine)]][::-1]
@@ -74,11 +75,11 @@ def _limits(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     )  # fmt: skip
     axes.set_xlim(0, 1.04 * capacity)
     axes.set_xlabel("bytes on the fullest device, without the overhead of a run (1 GB = 1e9 bytes)")
-    axes.set_ylabel("time of a step")
+    axes.set_ylabel("time of a step, by formula")
     axes.xaxis.set_major_formatter(lambda size, _: format_bytes(size) if size else "0")
     axes.grid(color=PALE, linewidth=0.8)
     axes.set_axisbelow(True)
-    _time_axis(axes, frame.seconds[frame.verdict != "no"])
+    _time_axis(axes, frame.by_formula[frame.verdict != "no"])
 
 
 def _nothing(axes: "Axes", frame: "pd.DataFrame") -> None:
@@ -120,7 +121,7 @@ def _points(axes: "Axes", frame: "pd.DataFrame", fronts: dict[int, np.ndarray]) 
     tight = frame[frame.verdict == "tight"]
     if len(tight):
         axes.scatter(
-            tight.peak, tight.seconds, s=9, marker="x", color=lighter(ORANGE, 0.15),
+            tight.peak, tight.by_formula, s=9, marker="x", color=lighter(ORANGE, 0.15),
             linewidth=0.6, gid="tight",
             label=f"{len(tight):,} tight: without the room for a run's overhead",
         )  # fmt: skip
@@ -129,18 +130,18 @@ def _points(axes: "Axes", frame: "pd.DataFrame", fronts: dict[int, np.ndarray]) 
         colour, marker = _COLOURS[n % len(_COLOURS)], _MARKERS[n % len(_MARKERS)]
         fits = frame[(frame.devices == devices) & (frame.verdict == "fits")]
         axes.scatter(
-            fits.peak, fits.seconds, s=7, marker=marker, color=lighter(colour, 0.6), linewidth=0,
+            fits.peak, fits.by_formula, s=7, marker=marker, color=lighter(colour, 0.6), linewidth=0,
             zorder=2, gid=f"{devices} devices",
         )  # fmt: skip
         best = frame.loc[front]
         # what a step takes with so much memory: as before, until there is enough for the next
         axes.plot(
-            best.peak, best.seconds, drawstyle="steps-post", color=colour, linewidth=1.6,
+            best.peak, best.by_formula, drawstyle="steps-post", color=colour, linewidth=1.6,
             marker=marker, markersize=3.5, zorder=3, gid=f"front of {devices}",
             label=f"{_count(devices, 'device')}: {_count(len(fits), 'plan')} that fit",
         )  # fmt: skip
         axes.plot(
-            [best.peak.iloc[-1], capacity], [best.seconds.iloc[-1]] * 2, color=colour,
+            [best.peak.iloc[-1], capacity], [best.by_formula.iloc[-1]] * 2, color=colour,
             linewidth=0.8, linestyle=":", zorder=3,
         )  # fmt: skip
 
@@ -153,7 +154,9 @@ def _knees(axes: "Axes", frame: "pd.DataFrame", fronts: list[np.ndarray], most: 
     """Up to ``most`` plans: of each front its ends, then what lies farthest from the straight
     line between those already chosen; from left to right, front after front."""
     pixels = axes.figure.dpi / 72
-    spots = [axes.transData.transform(frame.loc[f, ["peak", "seconds"]]) / pixels for f in fronts]
+    spots = [
+        axes.transData.transform(frame.loc[f, ["peak", "by_formula"]]) / pixels for f in fronts
+    ]
     chosen: list[tuple[int, int]] = []
 
     def taken(spot: np.ndarray) -> bool:

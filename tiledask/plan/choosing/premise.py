@@ -194,6 +194,7 @@ class _Premise:
 
     def __init__(self, given: Fields, model: Model | None = None):
         self.given = given
+        self._answers: dict[tuple[_Plan, int], Fit] = {}
         self.question = given.text("question")
         self.recipe = load_recipe(given.text("recipe", "mixed-adam-16")).name
         self.memory = _memory(given)
@@ -286,12 +287,14 @@ class _Premise:
 
     def _fit(self, plan: _Plan, memory: int | None = None) -> Fit:
         """What ``fits`` says of a model on devices of which only the memory is known."""
-        known = load_cluster(f"{self.devices}xA100-80GB")
-        device = replace(
-            known.device, name="each device", memory_bytes=self.memory if memory is None else memory
-        )
-        cluster = replace(known, device=device, devices_per_node=self.per_node)
-        return fits(self.model, plan.layout, cluster, plan.recipe, self.sequence, step=_no_time)
+        asked = plan, self.memory if memory is None else memory
+        if asked not in self._answers:
+            known = load_cluster(f"{self.devices}xA100-80GB")
+            device = replace(known.device, name="each device", memory_bytes=asked[1])
+            cluster = replace(known, device=device, devices_per_node=self.per_node)
+            run = self.model, plan.layout, cluster, plan.recipe, self.sequence
+            self._answers[asked] = fits(*run, step=_no_time)
+        return self._answers[asked]
 
     def _held(self, plan: _Plan) -> int:
         """Bytes on the fullest device: of a model's tensors, or of the states alone."""

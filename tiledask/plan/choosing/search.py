@@ -90,8 +90,14 @@ class Plan:
     """"fits", "tight" (it depends on the overhead of a run) or "no"."""
     peak: int
     """Bytes on the fullest device, without that overhead."""
-    seconds: float
-    """Seconds of a step, by formula; infinite for a layout that does not fit."""
+    by_formula: float = np.inf
+    """Seconds of a step by formula, which ranks thousands; infinite for a layout that does not fit
+    and where there is none."""
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of a step, those of ``step``; infinite for a layout that does not fit."""
+        return np.inf if self.verdict == "no" else self.step.total
 
     @cached_property
     def fit(self) -> Fit:
@@ -117,10 +123,16 @@ class Plan:
         )
 
 
+FIRST = 10
+"""Plans of a search that are put in order by their simulated seconds."""
+
+
 class Plans(Sequence):
     """The layouts of a search: those that fit, fastest first; then the tight ones; then those
     that do not fit, the nearest first.
 
+    The fastest are those by formula; the first 10 of them are in the order of their ``seconds``,
+    the simulated ones (``settle`` for more).
     ``considered``: how many layouts were looked at; ``counts``: how many have each verdict.
     """
 
@@ -130,6 +142,8 @@ class Plans(Sequence):
     ):  # fmt: skip
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
+        self._plans: dict[int, Plan] = {}
+        self._settled = 0
         self._rank(columns)
 
     def _rank(self, columns: dict[str, np.ndarray]) -> None:
@@ -147,31 +161,66 @@ class Plans(Sequence):
             )
             seconds[inside] = parts.total
         order = np.lexsort((peak, seconds, verdict))
-        self._columns = {name: column[order] for name, column in columns.items()}
-        self.devices, self.peak = devices[order], peak[order]
-        self.seconds, self._verdict = seconds[order], verdict[order]
+        rows = columns | {"devices": devices, "peak": peak, "by_formula": seconds,
+                          "verdict": verdict}  # fmt: skip
+        self._rows = {name: column[order] for name, column in rows.items()}
+
+    def settle(self, first: int = FIRST) -> "Plans":
+        """These plans, with the ``first`` in the order of their simulated seconds, some
+        milliseconds each. Whoever looks at a plan gets the first 10 settled."""
+        first = min(first, len(self._rows["peak"]))
+        if first > self._settled:
+            self._settled = first
+            plans = [self._plan(n) for n in range(first)]
+            order = sorted(
+                range(first), key=lambda n: (VERDICTS.index(plans[n].verdict), plans[n].seconds)
+            )
+            for column in self._rows.values():
+                column[:first] = column[order]
+            self._plans = {at: plans[n] for at, n in enumerate(order)}
+        return self
+
+    def _plan(self, at: int) -> Plan:
+        if at not in self._plans:
+            row = {name: column[at].item() for name, column in self._rows.items()}
+            del row["devices"]
+            verdict, peak, seconds = (row.pop(name) for name in ("verdict", "peak", "by_formula"))
+            self._plans[at] = Plan(self, Layout(**row), VERDICTS[verdict], peak, seconds)
+        return self._plans[at]
+
+    @property
+    def peak(self) -> np.ndarray:
+        """Bytes on the fullest device of each plan, in order."""
+        return self.settle()._rows["peak"]
+
+    @property
+    def devices(self) -> np.ndarray:
+        """Devices of each plan, in order."""
+        return self.settle()._rows["devices"]
+
+    @property
+    def by_formula(self) -> np.ndarray:
+        """Seconds of a step of each plan by formula, in order."""
+        return self.settle()._rows["by_formula"]
 
     @property
     def considered(self) -> int:
-        return len(self.peak)
+        return len(self)
 
     @property
     def counts(self) -> dict[str, int]:
-        return {word: int((self._verdict == n).sum()) for n, word in enumerate(VERDICTS)}
+        verdict = self._rows["verdict"]
+        return {word: int((verdict == n).sum()) for n, word in enumerate(VERDICTS)}
 
     def __len__(self) -> int:
-        return len(self.peak)
+        return len(self._rows["peak"])
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not -len(self) <= at < len(self):
             raise IndexError(f"there are {len(self)} plans, numbered from 0; got {at}")
-        values = {name: column[at].item() for name, column in self._columns.items()}
-        return Plan(
-            self, Layout(**values), VERDICTS[self._verdict[at]], int(self.peak[at]),
-            float(self.seconds[at]),
-        )  # fmt: skip
+        return self.settle()._plan(at % len(self))
 
     @property
     def best(self) -> Plan:
@@ -186,14 +235,13 @@ class Plans(Sequence):
 
     @property
     def front(self) -> list[Plan]:
-        """The plans that fit and that no other beats in time, memory and devices at once."""
-        inside = np.flatnonzero(self._verdict == 0)
-        cost = np.stack([self.seconds[inside], self.peak[inside], self.devices[inside]], axis=1)
-        kept: list[int] = []  # in the order of time: nothing later beats an earlier one in it
-        for n, row in enumerate(cost):
-            if not kept or not (cost[kept] <= row).all(axis=1).any():
-                kept.append(n)
-        return [self[int(inside[n])] for n in kept]
+        """The plans that fit and that no other beats in time, memory and devices at once, fastest
+        first: those that none beats by formula, and of them by their seconds."""
+        inside = np.flatnonzero(self.settle()._rows["verdict"] == 0)
+        by_formula = [self.by_formula[inside], self.peak[inside], self.devices[inside]]
+        plans = [self[int(inside[n])] for n in _unbeaten(by_formula)]
+        cost = [[plan.seconds, plan.peak, plan.layout.devices] for plan in plans]
+        return [plans[n] for n in _unbeaten(np.array(cost).reshape(-1, 3).T)]
 
     def refined(self, first: int = 8, schedules: Sequence[str] = ()) -> list[Plan]:
         """The ``first`` plans and their like with embedding and head as items of the partition
@@ -211,21 +259,15 @@ class Plans(Sequence):
 
     def _refined(self, layout: Layout) -> Plan:
         fit = fits(self.model, layout, self.cluster, self.recipe, self.sequence)
-        plan = Plan(self, layout, fit.verdict, fit.memory.peak, np.inf)
-        return plan if fit.verdict == "no" else replace(plan, seconds=plan.step.total)
+        return Plan(self, layout, fit.verdict, fit.memory.peak)
 
     def to_frame(self, first: int | None = 1000) -> Any:
-        """A pandas DataFrame: a row per plan, the fields of its layout, verdict, peak bytes,
-        seconds."""
+        """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,
+        verdict, and its seconds by formula."""
         import pandas as pd
 
-        cut = slice(first)
-        words = np.array(VERDICTS)[self._verdict[cut]]
-        return pd.DataFrame(
-            {name: column[cut] for name, column in self._columns.items()}
-            | {"devices": self.devices[cut], "verdict": words, "peak": self.peak[cut],
-               "seconds": self.seconds[cut]}
-        )  # fmt: skip
+        rows = {name: column[:first] for name, column in self.settle()._rows.items()}
+        return pd.DataFrame(rows | {"verdict": np.array(VERDICTS)[rows["verdict"]]})
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {word}" for word, n in self.counts.items())
@@ -237,11 +279,21 @@ class Plans(Sequence):
         rows = [
             (n, plan.layout, plan.verdict, format_bytes(plan.peak), format_seconds(plan.seconds),
              f"{self.global_batch * self.sequence / plan.seconds:,.0f}")
-            for n, plan in enumerate(self[:10])
+            for n, plan in enumerate(self[:FIRST])
         ]  # fmt: skip
         counts = ", ".join(f"{n:,} {word}" for word, n in self.counts.items())
         title = f"{self.model.name} on {self.cluster}, {self.considered:,} layouts: {counts}"
         return html.table(head, rows, title)
+
+
+def _unbeaten(cost: Any) -> list[int]:
+    """Which rows of the columns ``cost`` no other beats in all of them, by the first column."""
+    rows = np.stack(cost, axis=1)
+    kept: list[int] = []  # in the order of time: nothing later beats an earlier one in it
+    for n in np.lexsort(rows.T[::-1]):
+        if not kept or not (rows[kept] <= rows[n]).all(axis=1).any():
+            kept.append(int(n))
+    return kept
 
 
 def search(
@@ -257,8 +309,9 @@ def search(
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     Layers are dealt out evenly. ``devices``: numbers of devices to use (default: all of the
-    cluster's). Memory is counted to the byte (:func:`tiledask.plan.fitting.peaks.peaks`), time by
-    the formulas of :func:`tiledask.plan.timing.step_time.step_parts`.
+    cluster's). Memory is counted to the byte (:func:`tiledask.plan.fitting.peaks.peaks`). Time is
+    ranked by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's
+    ``seconds`` are those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
 
     >>> from tiledask.plan.inputs.specs import load_cluster, load_model
     >>> plans = search(load_model("llama-2-70b"), load_cluster("64xA100-80GB"), 256)

@@ -1,10 +1,8 @@
 """How many devices at least: states alone against the memory of a device, filled to the last
 byte. How many it takes with activations and overhead, ``fits`` says."""
 
-from bisect import bisect_left
-
 from tiledask.errors import ConfigError
-from tiledask.plan.inputs.recipes import Recipe, load_recipe, state_bytes
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.units import parse_bytes
 
 __all__ = ["minimum_devices", "zero3_minimum_degree"]
@@ -27,26 +25,24 @@ def minimum_devices(
 def zero3_minimum_degree(
     parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
 ) -> int:
-    """The smallest data-parallel degree d at which ``state_bytes`` under ZeRO-3 are ``capacity`` or
-    fewer: for states that ZeRO deals out, parameters x bytes / d.
+    """The smallest data-parallel degree d at which ZeRO-3 holds a recipe's states:
+    parameters x bytes that it deals out / d + parameters x bytes that it leaves whole <= capacity.
 
-    States alone, in shards of whole parameters: no activations, no gathered weights.
+    States alone, dealt out to the byte: no activations, no gathered weights.
 
     >>> zero3_minimum_degree(200_000_000_000)
     80
     """
-    room, degrees = _capacity(capacity), range(1, _parameters(parameters) + 1)
-
-    def held(degree: int) -> int:
-        return sum(state_bytes(parameters, recipe, 3, degree).values())
-
-    if held(parameters) > room:
-        each = load_recipe(recipe).bytes_per_parameter
+    whole = sum(s.bytes for s in load_recipe(recipe).states
+                if s.of == "parameters" and not s.sharded(3))  # fmt: skip
+    each, kept = load_recipe(recipe).bytes_per_parameter, whole * _parameters(parameters)
+    room = _capacity(capacity)
+    if room < kept + each - whole:
         raise ConfigError(
-            f"a device of {room} B does not hold one parameter of {each} B, and what ZeRO-3 leaves "
-            f"whole of the others: {held(parameters)} B; no degree helps"
+            f"a device of {room} B does not hold one parameter of {each} B and what ZeRO-3 leaves "
+            f"whole of the others, {kept} B; no degree helps"
         )
-    return degrees[bisect_left(degrees, True, key=lambda degree: held(degree) <= room)]
+    return -(-(each - whole) * parameters // (room - kept))
 
 
 def _parameters(parameters: int) -> int:
