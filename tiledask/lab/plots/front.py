@@ -46,7 +46,7 @@ def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure
     _limits(axes, plans, frame)
     _points(axes, frame, fronts)
     if not (frame.verdict != "no").any():
-        _nothing(axes, frame)
+        _nothing(axes, frame, plans[0].shortfall if len(plans) else 0)
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower left", ncols=3)
     figure.lay_out()
@@ -82,7 +82,7 @@ def _limits(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     _time_axis(axes, frame.by_formula[frame.verdict != "no"])
 
 
-def _nothing(axes: "Axes", frame: "pd.DataFrame") -> None:
+def _nothing(axes: "Axes", frame: "pd.DataFrame", shortfall: int) -> None:
     """How far the nearest is from the capacity."""
     capacity = axes.lines[0].get_xdata()[0]
     if not len(frame):
@@ -96,7 +96,7 @@ def _nothing(axes: "Axes", frame: "pd.DataFrame") -> None:
     axes.axvspan(capacity, nearest, facecolor="none", edgecolor=lighter(RED, 0.7), hatch="//",
                  linewidth=0, gid="over")  # fmt: skip
     axes.text(
-        capacity / 2, 0.5, f"nothing fits:\n{round_bytes(nearest - capacity)} are missing",
+        capacity / 2, 0.5, f"nothing fits:\n{round_bytes(shortfall)} are missing",
         transform=axes.get_xaxis_transform(), ha="center", va="center",
     )  # fmt: skip
 

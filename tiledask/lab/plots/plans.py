@@ -129,10 +129,10 @@ def summary(plans: Plans) -> str:
     task = f"{plans.global_batch:,} sequence{plural} of {plans.sequence:,} tokens a step"
     if not len(plans):
         return f"{task}: no layout deals them out evenly"
-    best, capacity = plans[0], plans.cluster.device.memory_bytes
+    best = plans[0]
     layout, size = short_layout(best.layout), round_bytes(best.peak)
     if best.verdict == "no":
-        over = round_bytes(best.peak - capacity)
+        over = round_bytes(best.shortfall)
         return f"{task}: nothing fits; the nearest takes {size}, {over} too much: {layout}"
     word = "best" if best.verdict == "fits" else "nothing fits for sure; the best tight one"
     return f"{task}; {word}: {format_seconds(best.seconds)}, {size}, {layout}"
@@ -175,7 +175,7 @@ def _words(plan: Plan) -> tuple[str, ...]:
     how += ["recompute"] * (layout.recompute != "none")
     first = format_seconds(plan.seconds)
     if plan.verdict == "no":
-        first = f"+{round_bytes(plan.peak - plan.found.cluster.device.memory_bytes)}"
+        first = f"+{round_bytes(plan.shortfall)}"
     elif plan.verdict == "tight":
         first = f"tight: {first}"
     first = f"★ {first}" if _is_best(plan) else first
@@ -234,7 +234,8 @@ def _legend(plans: Plans, verdicts: set[str], reasons: list[str]) -> list:
     labels = {
         "fits": "fits: time of a step (darker: faster)",
         "tight": "tight: fits or not, by the overhead of a run",
-        "no": f"too large: bytes over {round_bytes(plans.cluster.device.memory_bytes)}",
+        "no": f"too large: with a CUDA context, bytes over "
+        f"{round_bytes(plans.cluster.device.memory_bytes)}",
     }
     handles = [
         Patch(color=_COLOURS[name], label=labels[name]) for name in labels if name in verdicts

@@ -74,7 +74,7 @@ def _fullness(axes: "Axes", relaxed: Sequence[Relaxed]) -> list[tuple[float, str
         axes.barh(y, after.peak / room, 0.62, color=colours[after.verdict], gid=after.verdict)
         words = f"{after.verdict}: {format_seconds(after.seconds)} a step"
         if after.verdict == "no":
-            words = f"still nothing fits: {round_bytes(after.peak - room)} too much"
+            words = f"still nothing fits: {round_bytes(after.shortfall)} too much"
         ends.append((after.peak / room, words))
     _scale(axes, 0.0, max(1.0, *(end for end, _ in ends)), "{:.0%}")
     axes.set_xlabel("bytes on the fullest device / bytes that it has", loc="left")

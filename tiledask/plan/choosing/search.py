@@ -19,7 +19,7 @@ from tiledask.plan.data import short
 from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
-from tiledask.plan.fitting.overhead import VERDICTS, judge, overheads
+from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
 from tiledask.plan.fitting.peaks import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
@@ -98,6 +98,12 @@ class Plan:
     def seconds(self) -> float:
         """Seconds of a step, those of ``step``; infinite for a layout that does not fit."""
         return np.inf if self.verdict == "no" else self.step.total
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes that a device lacks for the tensors and a CUDA context; 0 if none."""
+        certain = overhead_of(self.layout).certain
+        return max(0, self.peak + certain - self.found.cluster.device.memory_bytes)
 
     @cached_property
     def fit(self) -> Fit:

@@ -67,7 +67,7 @@ def sentence(
     if old.sequences != new.sequences:
         need += f", the global batch goes from {old.sequences} to {new.sequences}"
     if slower is not None:
-        need += f", a sequence takes {slower:.3g} times as long"
+        need += f", a sequence takes {slower:.3g} times as long by estimate"
     return (
         f"{steps or 'no change but the number of devices'} ({need}): {format_bytes(band[0])}, "
         f"with overhead {format_bytes(band[1])}, of "
