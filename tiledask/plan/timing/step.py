@@ -5,6 +5,7 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 
 from tiledask.errors import ConfigError
@@ -13,6 +14,7 @@ from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_cluster, check_run, check_trains
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.rates import Calibration, load_calibration
@@ -75,9 +77,16 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
     27.0
     """
     name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
-    options = {"devices": layout.pp} if name in (*LOOPED[1:], "wave") else {}
-    order = schedule(name, layout.chunks, layout.microbatches, **options)
+    devices = layout.pp if name in (*LOOPED[1:], "wave") else None
+    order = _order(name, layout.chunks, layout.microbatches, devices)
     return simulate(order, forward, backward).makespan
+
+
+@lru_cache(maxsize=64)
+def _order(name: str, chunks: int, microbatches: int, devices: int | None) -> Schedule:
+    """A schedule, kept: a search simulates the same ones for many layouts."""
+    options = {} if devices is None else {"devices": devices}
+    return schedule(name, chunks, microbatches, **options)
 
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:
@@ -87,12 +96,17 @@ def _chunks(time: StepTime, layout: Layout) -> list[Work]:
         next((time.layer(weights) for name, _, weights in model.layer_kinds
               if (name == "mixture layer") == wanted), Work()) for wanted in (False, True)
     )  # fmt: skip
+    send = time.transfer() if layout.pp > 1 else Work()
+
+    @cache
+    def work(layers: int, experts: int) -> Work:
+        return experts * mixture + (layers - experts) * dense + send
+
     bounds = (0, *accumulate(layout.chunk_layers(model.layers)))
     chunks = []
     for first, behind in pairwise(bounds):
         experts = sum(model.is_mixture(layer) for layer in range(first, behind))
-        work = experts * mixture + (behind - first - experts) * dense
-        chunks.append(work + time.transfer() if layout.pp > 1 else work)
+        chunks.append(work(behind - first, experts))
     chunks[0] += time.embedding()
     chunks[-1] += time.head()
     return chunks
