@@ -13,6 +13,7 @@ outputs are stripped. An exercise is five cells in a row, each with its tag:
 import ast
 import contextlib
 import io
+import json
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -31,7 +33,13 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+import tiledask as td
+from tiledask.lab import exercises as exercises_
+from tiledask.lab.exercises.layer_too_large import STRATEGIES
 from tiledask.lab.learner import copy_walkthroughs
+from tiledask.lab.puzzles import load_puzzle
+from tiledask.plan.collectives.moves import default
+from tiledask.plan.inputs.hardware import load_device
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
@@ -40,6 +48,7 @@ FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b
 
 CHECKED, KEPT = "nbval-check-output", "keep_output"
 EXERCISE = ("task", "answer", "draw", "check", "solution")
+SOLUTION = "# A solution.\n"
 LINES = 10
 """Lines of code in a cell, blank ones not counted."""
 PRIVATE = {
@@ -170,8 +179,22 @@ def exercise_cell(i: int, cell: Cell, part: str) -> Iterator[str]:
         yield f"cell {i}: the {part} of an exercise is code"
     elif part == "answer" and not re.search(r"^\w+ = None\b.*\Z", cell.source, re.MULTILINE):
         yield f"cell {i}: an answer is not attempted yet: its last line is 'answer = None'"
-    elif part == "solution" and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+    elif part == "solution":
+        yield from solution(i, cell)
+
+
+def solution(i: int, cell: Cell) -> Iterator[str]:
+    """Collapsed, with a first line, which stays to be seen, that gives nothing away, and nothing
+    shown when it is run: it comes right below an answer that may not have been attempted."""
+    if not cell.metadata.get("jupyter", {}).get("source_hidden"):
         yield f"cell {i}: collapse the solution (metadata jupyter.source_hidden)"
+    if not cell.source.startswith(SOLUTION):
+        yield f"cell {i}: JupyterLab shows the first line of a collapsed cell: {SOLUTION.strip()!r}"
+    *before, last = ast.parse(cell.source).body
+    if not ast.unparse(last).endswith(".require()"):
+        yield f"cell {i}: a solution ends with .require(), which raises unless it is one"
+    if any(isinstance(line, ast.Expr) for line in before) or "print(" in cell.source:
+        yield f"cell {i}: a solution shows nothing"
 
 
 def closing(cells: list[Cell]) -> Iterator[str]:
@@ -219,6 +242,103 @@ def test_the_notebooks_are_stripped():
     assert done.returncode == 0, f"run pre-commit, or nbstripout as it does: {done.stdout}"
 
 
+# -- what the notebooks say ----------------------------------------------------------------------
+
+
+def cells_of(number: str) -> list[Cell]:
+    (path,) = (ROOT / "nbs").glob(f"{number}_*.ipynb")
+    return nbformat.read(path, as_version=4).cells
+
+
+def prose(number: str) -> str:
+    """The text of a notebook as it is read, without its lines' ends."""
+    text = " ".join(cell.source for cell in cells_of(number) if cell.cell_type == "markdown")
+    return " ".join(text.split())
+
+
+def says(text: str, number: float) -> bool:
+    """Whether ``number`` stands in ``text`` by itself."""
+    return re.search(rf"(?<![\w.]){re.escape(f'{number:g}')}(?![\w.]*\d)", text) is not None
+
+
+def tasks() -> Iterator[tuple[str, str, str]]:
+    """(number of the notebook, its task, the cell that sets it) of every exercise."""
+    for path in NOTEBOOKS:
+        number = path.name.partition("_")[0]
+        cells = cells_of(number)
+        for task, answer in pairwise(cells):
+            if "task" in tags(task):
+                yield number, task.source, answer.source
+
+
+def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
+    asked = 0
+    for _, task, answer in tasks():
+        for name in re.findall(r'load_puzzle\("([\w-]+)"\)', answer):
+            puzzle = load_puzzle(name)
+            for target in puzzle.check(puzzle.solve()).targets:
+                asked += target.least
+                assert not target.least or not says(task + answer, target.wanted), name
+    assert asked >= 2
+
+
+UNKNOWN = {
+    "layer_too_large": dict.fromkeys(STRATEGIES) | {"ranks for adam": 9},
+    "until_layerwise_moves_more": 9,
+    "gpipe_ahead": (1.0, 1.0, 1.0),
+}
+"""Exercises that ask for numbers as small as can be, and an answer that is legal and too large."""
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_task_does_not_say_the_number_that_its_exercise_asks_for(name):
+    ((_, task, answer),) = (each for each in tasks() if f"{name}(" in each[2])
+    there = {"exercises": exercises_, "gpipe_ahead": exercises_.gpipe_ahead}
+    exec(answer, there)
+    result = there["exercise"].check(UNKNOWN[name])
+    least = [target for target in result.targets if target.least]
+    assert least
+    for target in least:
+        assert not says(f"{task} {answer}", target.wanted)
+        assert not says(f"{result.reason} {result.score} {result._repr_html_()}", target.wanted)
+
+
+def test_notebook_04_shows_neither_the_splits_nor_the_tiles_that_it_asks_for():
+    source = "\n".join(cell.source for cell in cells_of("04"))
+    assert "run_blocks" not in source
+    (shown,) = re.findall(r'td\.tile\.carry\("(\w+)", (\[.*?\])', source)
+    (asked,) = re.findall(r"exercises\.retuned\(.*?, (\([^()]*\))\)\n", source)
+    devices, size = ast.literal_eval(asked), (4096, 4096, 4096)
+    exercise = exercises_.retuned(size, ((128, 256, 64), 4), devices)
+    for best in td.tile.carry(shown[0], ast.literal_eval(shown[1]), *size).best:
+        tile = best.config.block, best.config.stages
+        for target in exercise.check(dict.fromkeys(devices, tile)).targets:
+            assert not target.met, (tile, target.name)
+
+
+def test_numbers_in_the_prose_are_those_of_the_data():
+    """Where a sentence was once wrong about what the package knows."""
+    rows = json.loads((ROOT / "data" / "published" / "schedule.json").read_text())
+    transfers = [r["inputs"]["T_F"] / r["inputs"]["T_comm"] for r in rows if "zb_t5" in r["id"]]
+    assert f"1/{min(transfers):.0f} to 1/{max(transfers):.0f} of a forward" in prose("08b")
+    device = load_device("H200")
+    rate = f"{device.l2_bytes_per_clock:,} bytes a clock"
+    assert f"{rate} that a published table assumes" in prose("04")
+    assert f"{device.l2_bandwidth / 1e12:.1f} TB/s as a peak" in prose("04")
+    assert "resident over the most that a multiprocessor can hold" in prose("04")
+    assert default("all_reduce", 4) in prose("05").partition("## 2.")[0]
+    assert "Ours has his order and doesn't shift" in prose("03")
+
+
+def test_notebook_09_allows_the_points_that_it_says():
+    cells = cells_of("09")
+    (said,) = (i for i, cell in enumerate(cells) if "We expect both within" in cell.source)
+    points = re.search(r"both within \*\*(\d+)\*\* points", cells[said].source)
+    assert f'("within", {int(points[1]) / 100:g})' in cells[said + 1].source
+    drawn = [cell.source for cell in cells if "Each point is one schedule" in cell.source]
+    assert len(drawn) == sum("memory_against_bubble(" in cell.source for cell in cells) == 1
+
+
 # -- the checker ---------------------------------------------------------------------------------
 
 TITLE = "# Cuts\nYou'll do a cut, you will learn why; you need 2 cores."
@@ -236,7 +356,8 @@ def tagged(part: str, source: str = "x = 1") -> Cell:
 
 
 def exercise(**sources: str) -> list[Cell]:
-    usual = {"task": "Reach 12.", "answer": "# a list\nanswer = None"}
+    usual = {"task": "Reach 12.", "answer": "# a list\nanswer = None",
+             "solution": SOLUTION + "exercise.check(3).require()"}  # fmt: skip
     return [tagged(part, {**usual, **sources}.get(part, "x = 1")) for part in EXERCISE]
 
 
@@ -310,6 +431,9 @@ PLANTED = [
     ([fact(), *exercise(task="Make it fast.")], TITLE, "targets as numbers"),
     ([fact(), *exercise(answer="answer = [1, 2]")], TITLE, "not attempted yet"),
     ([fact(), *exercise(answer="answer = None\nanswer = 3")], TITLE, "not attempted yet"),
+    ([fact(), *exercise(solution="# 48 / 4\ne.check(3).require()")], TITLE, "shows the first line"),
+    ([fact(), *exercise(solution=SOLUTION + "e.check(3)")], TITLE, "ends with .require()"),
+    ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.check(3).require()")], TITLE, "nothing"),
     ([fact(), new_code_cell("c = td.start_cluster()")], TITLE, "no later cell closes"),
     ([fact(), new_code_cell("%matplotlib inline")], TITLE, "not plain Python"),
 ]  # fmt: skip

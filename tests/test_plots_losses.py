@@ -65,6 +65,10 @@ FIGURES = {
         layers=24, floor=0.5,
     ),
     "losses, a step": lambda t: plots.losses({"one": [2.5], "two": [2.5000001]}),
+    "losses, controls": lambda t: plots.losses(
+        {"one device": curve(), "split": curve(off=1e-6)}, dtype="float32", ranks=2, layers=5,
+        controls=[curve(off=n * 1e-4) for n in range(3)],
+    ),
     "losses, lost": lambda t: plots.losses({"one": [2.5, 2.4], "two": [2.5, np.inf]}),
     "losses, later": lambda t: plots.losses({"one": curve(), "later": curve(40, first=20)}),
     "live, nothing": lambda t: plots.LiveLoss().figure(),
@@ -92,6 +96,28 @@ def test_every_word_can_be_read(name, trained):
 
 def lines(axes):
     return {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
+
+
+def test_the_band_holds_all_controls_and_so_a_split_that_parts_no_farther():
+    """With one of them alone, a run that parts as another control does looks faulty."""
+    alone, near, far = curve(), curve(off=1e-7), curve(off=1e-3)
+    split = {"one device": alone, "split": curve(off=5e-4)}
+    for controls in ([near, far], [far, near]):
+        above, below = plots.losses(split, controls=controls).figure.axes
+        for axes, runs in ((above, [near.losses, far.losses]), (below, None)):
+            (band,) = (c for c in axes.collections if c.get_gid() == "controls")
+            corners = band.get_paths()[0].vertices
+            for step in range(len(alone.losses)):
+                heights = corners[corners[:, 0] == step, 1]
+                if runs:
+                    assert heights.max() == max(run[step] for run in runs)
+                    assert heights.min() == min(run[step] for run in runs)
+                else:
+                    larger = max(alone.losses[step], far.losses[step])
+                    apart = abs(alone.losses[step] - far.losses[step]) / larger
+                    assert heights.max() == pytest.approx(apart)
+        dots = dict(zip(*lines(below)["split"].get_data(), strict=True))
+        assert all(dots[n] <= corners[corners[:, 0] == n, 1].max() for n in dots)
 
 
 def test_losses_and_differences_are_drawn():

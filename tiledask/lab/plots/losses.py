@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import GREY, INK, PALE, PALETTE, canvas, styled
+from tiledask.lab.plots.style import GREY, INK, PALE, PALETTE, YELLOW, canvas, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,14 +22,19 @@ _DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
 
 @styled
 def losses(
-    runs: Mapping[str, Any], *, floor: float | None = None, dtype: str | None = None,
-    ranks: int | None = None, layers: int | None = None, title: str | None = None,
+    runs: Mapping[str, Any], *, controls: Sequence[Any] = (), floor: float | None = None,
+    dtype: str | None = None, ranks: int | None = None, layers: int | None = None,
+    title: str | None = None,
 ) -> "Figure":  # fmt: skip
     """A figure of the losses of ``runs``: name -> a `Trained`, or losses from step 0 on.
 
     Below are the differences of all others from the first, relative to the larger loss, in the
     steps that both have; where two are equal to the bit there is nothing to draw.
 
+    controls
+        The first run in other roundings (tiledask.lab.precision.controls), drawn as one band of all
+        of them: from the lowest loss to the highest, and below up to the one that is farthest away,
+        in the steps that all have. A run in the band did no more than round-off does.
     floor
         The best loss there is, such as ``text.floor``.
     dtype
@@ -52,6 +57,8 @@ def losses(
     for n, (name, (x, y)) in enumerate(curves.items()):
         loss_curve(axes[0], x, y, name, PALETTE[n % len(PALETTE)], _DASHES[n % len(_DASHES)],
                    wide=several and n == 0)  # fmt: skip
+    if len(controls):
+        _band(axes, curves, [_curve(run)[1] for run in controls])
     _floor(axes[0], floor)
     axes[0].set_ylabel("loss (nats)")
     _legend(axes[0])
@@ -96,6 +103,24 @@ def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
     """(numbers of the steps, losses)."""
     y = np.asarray(getattr(run, "losses", run), float)
     return np.arange(len(y)) + getattr(run, "first", 0), y
+
+
+def _band(
+    axes: Sequence["Axes"], curves: dict[str, tuple[np.ndarray, np.ndarray]], controls: list
+) -> None:
+    """What the controls do: their losses, and how far they are from the first run."""
+    (x, y), *_ = curves.values()
+    steps = min(len(y), *map(len, controls))
+    losses = np.array([losses[:steps] for losses in controls])
+    look = {"color": YELLOW, "alpha": 0.45, "linewidth": 0.8, "zorder": 1, "gid": "controls"}
+    label = f"{len(controls)} controls"
+    axes[0].fill_between(x[:steps], losses.min(0), losses.max(0), label=label, **look)
+    if len(axes) > 1:
+        larger = np.maximum(np.abs(losses), np.abs(y[:steps]))
+        off = np.abs(losses - y[:steps]) / np.where(larger == 0, 1.0, larger)
+        words = f"{label}, at most\n{off.max():.1e}"
+        # from 0, which a logarithmic axis puts at its lower end: a control may be equal to the bit
+        axes[1].fill_between(x[:steps], 0, off.max(0), label=words, **look)
 
 
 def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
