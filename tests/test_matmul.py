@@ -160,7 +160,7 @@ def test_measured_memory_stays_within_the_prediction(cluster):
 def test_a_plan_that_does_not_fit_is_refused_before_it_runs(cluster):
     mesh = td.Mesh(cluster, (2, 2))
     a = td.distribute(np.ones((64, 64)), mesh, GRID)
-    message = r"needs least, .* allowed are 1 kB.*mesh of about \d+ ranks .* td.open_array"
+    message = r"needs least, .* allowed are 1 kB.*'; or operands .*td.open_array.*No mesh does"
     with pytest.raises(DoesNotFitError, match=message):
         td.matmul(a, a, memory_limit="1kB")
 

@@ -10,6 +10,7 @@ dies, Dask runs the task again and the block is back.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from distributed import Future
 
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.recovery import anchor
+from tiledask.dist.room import Room, room_of
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
@@ -26,6 +28,10 @@ from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["Both", "ShardedArray", "distribute", "from_function", "read_block", "to_numpy"]
+
+
+SLAB = 2**25
+"""Bytes of a block that are read from a file at a time."""
 
 
 class Both(NamedTuple):
@@ -149,7 +155,7 @@ def distribute(
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     tiling = Tiling(array.shape, mesh.shape, _checked(placements))
     _check_dtype(array.dtype)
-    _refuse_large_blocks(tiling, array.dtype, mesh)
+    _refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True))
     path = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
@@ -187,7 +193,7 @@ def from_function(
     tiling = Tiling(tuple(shape), mesh.shape, _checked(placements))
     dtype = as_dtype(dtype)
     _check_dtype(dtype)
-    _refuse_large_blocks(tiling, dtype, mesh)
+    _refuse_large_blocks(tiling, dtype, room_of(mesh.cluster, alone=True))
     backend = mesh.cluster.backend
     blocks = [
         mesh.cluster.submit(
@@ -266,23 +272,30 @@ def _check_dtype(dtype: np.dtype) -> None:
         )
 
 
-def _refuse_large_blocks(tiling: Tiling, dtype: np.dtype, mesh: Mesh) -> None:
+def _refuse_large_blocks(tiling: Tiling, dtype: np.dtype, room: Room) -> None:
     """Raise DoesNotFitError, before anything runs, if a worker could not even hold its block."""
     largest = max(prod(tiling.block_shape(at)) for at in tiling.coordinates()) * dtype.itemsize
-    allowed = mesh.cluster.memory_limit
-    if largest > allowed:
+    if largest > room.bytes:
         raise DoesNotFitError(
             f"the largest block of {tiling.shape} {dtype} under {tiling.placements} has "
-            f"{format_bytes(largest)}, a worker may hold {format_bytes(allowed)}; shard it over "
-            f"at least {-(-largest // max(1, allowed))} times as many ranks"
+            f"{format_bytes(largest)}, a worker may hold {room}; shard it over "
+            f"at least {-(-largest // max(1, room.bytes))} times as many ranks"
         )
 
 
 def read_block(path: str, region: Region, dtype: str, backend: str) -> Any:
     """One block, read from the spool (on the worker)."""
-    whole = np.load(path, mmap_mode="r", allow_pickle=False)
-    block = whole.view(as_dtype(dtype))[slices(region)]  # bfloat16 is saved as bytes without a name
-    return namespace(backend).array(block, copy=True, order="C")
+    dtype, xp = as_dtype(dtype), namespace(backend)
+    block = xp.empty([stop - start for start, stop in region], dtype)
+    # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
+    (first, last), *others = region or [(0, 1)]
+    across = max(1, block.nbytes // max(1, last - first))
+    for start, stop in pairwise([*range(first, last, max(1, SLAB // across)), last]):
+        whole = np.load(path, mmap_mode="r", allow_pickle=False)
+        whole = whole.view(dtype)  # bfloat16 is saved as bytes without a name
+        place = (slice(start - first, stop - first),) if region else ...
+        block[place] = xp.asarray(whole[slices(((start, stop), *others)) if region else ...])
+    return block
 
 
 def _make(function: Callable, region: Region, dtype: str, backend: str) -> Any:

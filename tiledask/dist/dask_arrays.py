@@ -23,6 +23,7 @@ from tiledask.dist.collectives import within
 from tiledask.dist.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.dist.lazy_plan import Edges
 from tiledask.dist.mesh import Mesh
+from tiledask.dist.room import Room, room_of
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Region, Tiling
 from tiledask.plan.units import format_bytes
@@ -58,12 +59,13 @@ def from_dask(
     check_chunks("x", x)
     _check_dtype(x.dtype)
     cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, _checked(placements))
-    _refuse_large_blocks(tiling, x.dtype, mesh)
+    room = room_of(cluster, alone=True)
+    _refuse_large_blocks(tiling, x.dtype, room)
     _refuse_other_clients(x, cluster.client)
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     regions = tiling.regions
     touching = {region: list(touching_chunks(edges_of(x), region)) for region in regions}
-    _refuse_two_copies(touching, x.dtype, cluster.memory_limit)
+    _refuse_two_copies(touching, x.dtype, room)
     chunks = _Chunks(x, cluster.client)
     blocks = []
     for rank, region in enumerate(regions):
@@ -123,13 +125,13 @@ def _refuse_other_clients(x: da.Array, client: Client) -> None:
         )
 
 
-def _refuse_two_copies(touching: dict[Region, list], dtype: np.dtype, allowed: int) -> None:
+def _refuse_two_copies(touching: dict[Region, list], dtype: np.dtype, room: Room) -> None:
     sizes = (prod(b - a for a, b in region) for region, found in touching.items() if found[1:])
     twice = 2 * max(sizes, default=0) * dtype.itemsize
-    if twice > allowed:
+    if twice > room.bytes:
         raise DoesNotFitError(
             f"a worker would hold a block in parts and put together, {format_bytes(twice)}, and "
-            f"may hold {format_bytes(allowed)}; shard x over more ranks, or rechunk it so that "
+            f"may hold {room}; shard x over more ranks, or rechunk it so that "
             f"each block is one chunk"
         )
 

@@ -1,11 +1,12 @@
 """Every algorithm for a product, side by side, and why one of them is chosen; nothing runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.dist.needed import PANELS
+from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import Cost, Rates, break_even, cost, least_moved
@@ -13,7 +14,7 @@ from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import PANEL, Plan, algorithms, options_of, plan_product
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Choice", "Explanation", "choose", "weigh"]
+__all__ = ["Choice", "Explanation", "Needs", "fits_in", "weigh"]
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,35 @@ def _within(
     ledger, width = needs(plan), PANEL
     narrows = "panel" in options_of(name) and options.get("panel") is None
     while narrows and ledger.peak > allowed and width > 1:
-        width //= 2
+        width = width // 2 if _without_panels(ledger) <= allowed else 1
         plan = plan_product(name, a, b, **options | {"panel": width})
         ledger = needs(plan)
     return plan, ledger
+
+
+def fits_in(
+    allowed: int, name: str, a: Any, b: Any, needs: Needs, options: Mapping[str, Any],
+    elsewhere: bool = True,
+) -> bool:  # fmt: skip
+    """Whether `weigh` finds that algorithm ``name`` fits; nothing is planned that cannot help.
+
+    ``elsewhere``: C may lie on another mesh than A.
+    """
+    options = _own(name, dict(options))
+    try:
+        plan = plan_product(name, a, b, **options)
+        if plan.result.mesh != a.mesh and not elsewhere:
+            return False
+        if _without_panels(needs(plan)) > allowed:
+            return False
+        return _within(name, a, b, needs, allowed, options)[1].peak <= allowed
+    except PlacementError:
+        return False
+
+
+def _without_panels(ledger: Ledger) -> int:
+    """Bytes of the fullest rank if panels had no width."""
+    return Ledger.of(row for row in ledger.rows if row.tensor != PANELS).peak
 
 
 def _own(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -231,26 +257,4 @@ def _advice(
     return (
         f"Not worth distributing: one rank alone would take {format_seconds(alone)}, if it has "
         f"the memory. {words}"
-    )
-
-
-def choose(explanation: Explanation, allowed: int) -> Choice:
-    """The chosen algorithm; DoesNotFitError with a plan that would fit if there is none."""
-    if explanation.chosen:
-        return explanation[explanation.chosen]
-    able = [c for c in explanation.choices if c.plan is not None]
-    if not able:
-        raise PlacementError(explanation.choices[-1].why_not)
-    least = min(able, key=lambda c: c.peak)
-    ranks = least.plan.ranks
-    enough = -(-least.peak * ranks // max(1, allowed))
-    shape = least.plan.result.shape
-    raise DoesNotFitError(
-        f"no plan of A {least.plan.a.shape} @ B {least.plan.b.shape} fits: {least.algorithm}"
-        f"{', ' + least.options if least.options else ''} needs least, "
-        f"{format_bytes(least.peak)} on a rank, allowed are {format_bytes(allowed)}. What would "
-        f"fit: a mesh of about {enough} ranks (there are {ranks}), a memory_limit of "
-        f"{format_bytes(least.peak)}, or operands in files, "
-        f"td.matmul(td.open_array(...), td.open_array(...), out=...), which makes "
-        f"{' x '.join(map(str, shape))} panel by panel in any memory"
     )

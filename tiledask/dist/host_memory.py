@@ -7,7 +7,8 @@ finds it first. So the memory of a block that nobody uses any more is kept a whi
                       ^                                 |
                       '---- a block of about its size --'
 
-CuPy's memory pool does this on a GPU. What is kept is not held: the peaks leave it out.
+CuPy's memory pool does this on a GPU. What is kept is not held: the peaks leave it out. Where
+Dask would step in, new memory takes the place of what is kept.
 """
 
 import contextlib
@@ -34,8 +35,11 @@ __all__ = [
     "KEEP_SECONDS",
     "LARGE",
     "RESERVE",
+    "Cap",
     "cap_memory",
+    "capped",
     "empty",
+    "held",
     "keep",
     "kept_by_malloc",
     "peak_bytes",
@@ -65,11 +69,15 @@ _MOST_OF_MALLOC = 2**25
 
 _room = 0
 """Bytes that may be kept in this process; 0 until it is a worker."""
+_most = float("inf")
+"""Bytes of this process from which Dask moves blocks to disk or pauses it."""
 _lock = threading.Lock()
 _returned: deque[np.ndarray] = deque()
 """Memory whose block is gone; whichever thread saw it go only says so here."""
 _kept: list["_Kept"] = []
 """Memory to use again, oldest first."""
+_cap: tuple[int, int] | None = None
+"""(limit, bytes of the process when it was set) of the cap; None without one."""
 _peak: int | None = None
 """The most bytes held since ``reset_peak``, as far as it was looked at; None before the first."""
 
@@ -101,7 +109,13 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         _settle()
         sizes = [(kept.memory.nbytes, at) for at, kept in enumerate(_kept)]
         fitting = [(size, at) for size, at in sizes if nbytes <= size <= LOOSE * nbytes]
-        memory = _kept.pop(min(fitting)[1]).memory if fitting else _mapped(nbytes)
+        if fitting:
+            memory = _kept.pop(min(fitting)[1]).memory
+            _give_back_tail(memory, nbytes)
+        else:
+            if sizes and _status("VmRSS") + nbytes > _most:
+                _let_go(len(sizes))
+            memory = _mapped(nbytes)
     return np.asarray(_Lease(memory, nbytes)).view(dtype).reshape(shape)
 
 
@@ -113,12 +127,22 @@ def _mapped(nbytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
+def _give_back_tail(memory: np.ndarray, nbytes: int) -> None:
+    """Let the system have the pages of mapped ``memory`` behind its first ``nbytes``."""
+    start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start < memory.nbytes:
+        memory.base.obj.madvise(mmap.MADV_DONTNEED, start)
+
+
 def keep(worker: Any) -> None:
     """None; from now on the memory of this worker's blocks is kept for others."""
-    global _room
-    limit = worker.memory_manager.memory_limit
+    global _room, _most
+    manager = worker.memory_manager
+    limit = manager.memory_limit
     if sys.platform == "linux" and limit:
         _room = int(limit * KEEP_SHARE)
+        shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
+        _most = min(shares) * limit
         worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
 
 
@@ -207,6 +231,19 @@ def reset_peak(backend: str) -> int:
         return _peak
 
 
+def held() -> int:
+    """Bytes of this process that lie in memory now, but for what is only kept.
+
+    As Dask's nanny sees it: libraries and the pages of files that are mapped are among it.
+    """
+    if sys.platform != "linux":
+        return psutil.Process().memory_info().rss
+    with _lock:
+        _settle()
+        _trim()
+        return _status("VmRSS") - _kept_bytes()
+
+
 def _trim() -> None:
     """Have malloc give back what is free in the middle of its heaps too.
 
@@ -264,7 +301,7 @@ def cap_memory(limit: int) -> int:
     device's runtime and not the model's. To be called in the thread of the event loop.
     Linux only.
     """
-    global _room
+    global _room, _cap
     _room = 0  # under a cap every byte is wanted now
     gc.collect()
     libc = ctypes.CDLL(None)
@@ -272,7 +309,25 @@ def cap_memory(limit: int) -> int:
     _set_aside(libc, RESERVE)
     held = _status("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
+    _cap = limit, held
     return held
+
+
+class Cap(NamedTuple):
+    """A cap on this process's allocations."""
+
+    limit: int
+    """Bytes that they may have."""
+    taken: int
+    """Bytes that they have now."""
+
+
+def capped() -> Cap | None:
+    """The cap on this process; None if there is none."""
+    if _cap is None:
+        return None
+    limit, before = _cap
+    return Cap(limit, max(0, _status("VmData") - before))
 
 
 def _set_aside(libc: ctypes.CDLL, nbytes: int) -> None:

@@ -40,6 +40,10 @@ __all__ = ["multiply"]
 SHARE = 0.5
 """Of a worker's memory, the part that its product tasks may hold; the blocks of x and y that
 live there, and whatever else it keeps, have the rest."""
+MOST = 0.7
+"""Of it, the part that one task may hold if it is asked to: beyond, Dask moves blocks to disk, then
+pauses the worker and kills it."""
+_GRAIN = 2**26
 _TASK = {"distributed": 1.5e-3, "local": 1e-4}  # seconds that a task costs besides its work
 
 
@@ -58,7 +62,8 @@ def multiply(
     for the scheduler that is active now; any scheduler can run it.
 
     memory_limit
-        Bytes that one task may hold. Default: half of what a thread of the active scheduler has.
+        Bytes that one task may hold. Default: half of what a thread of the active scheduler has,
+        less what a worker's process takes by itself; no more than 70 % of it on a cluster.
     kernel, tile
         How a task multiplies: see ``td.tile.matmul``.
 
@@ -183,10 +188,22 @@ def _distributed(workers: list[dict], x: da.Array) -> Machine:
         1 if any(name.startswith("slot") for name in worker["resources"]) else worker["nthreads"]
         for worker in workers
     ]
-    memory = [worker["memory_limit"] or MEMORY_LIMIT // len(workers) for worker in workers]
+    memory = [_left(worker, MEMORY_LIMIT // len(workers)) for worker in workers]
     on_gpu = _gpu_memory(x, len(workers))
     each = min((on_gpu or m) / t for m, t in zip(memory, threads, strict=True))
-    return Machine(len(workers), sum(threads), int(each * SHARE), _TASK["distributed"])
+    return Machine(
+        len(workers), sum(threads), int(each * SHARE), _TASK["distributed"], int(each * MOST)
+    )
+
+
+def _left(worker: dict, otherwise: int) -> int:
+    """Bytes of a worker's memory limit beyond what its process holds that is no block of Dask's.
+
+    As its last heartbeat said, rounded up: the same product shall be cut alike another time.
+    """
+    metrics = worker.get("metrics", {})
+    holds = max(0, metrics.get("memory", 0) - metrics.get("managed_bytes", 0))
+    return max(1, (worker["memory_limit"] or otherwise) - -(-holds // _GRAIN) * _GRAIN)
 
 
 def _gpu_memory(x: da.Array, processes: int) -> int:

@@ -56,6 +56,8 @@ class Machine:
     """What one of these tasks may hold."""
     task_seconds: float
     """What a task costs besides its work."""
+    most_bytes: int | None = None
+    """What one of these tasks could hold before Dask steps in; None where nobody does."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,15 @@ def plan_product(
     ((0, 500, 1000), (0, 500, 1000))
     """
     search = _Search(left, right, machine, kernel, tile)
+    larger = ", or give memory_limit= a larger number"
+    if machine.most_bytes is not None and limit >= machine.most_bytes:
+        limit, larger = machine.most_bytes, ", or start workers of more memory"
     for name, side in (("x", left), ("y", right)):
         if side.largest > limit:
             raise DoesNotFitError(
                 f"the largest block of {name} has {format_bytes(side.largest)}, a task may hold "
                 f"{format_bytes(limit)}; rechunk {name} to smaller blocks (dask's automatic ones "
-                f"have 128 MiB), or give memory_limit= a larger number"
+                f"have 128 MiB){larger}"
             )
     plans, least = [plan for plan in search.by_chunks() if plan.peak <= limit], 0
     for tiles in search.grids():
@@ -139,8 +144,7 @@ def plan_product(
     if not plans:
         raise DoesNotFitError(
             f"the smallest task of this product would hold {format_bytes(least)}, a task may hold "
-            f"{format_bytes(limit)}; rechunk x and y to smaller blocks, or give memory_limit= a "
-            f"larger number"
+            f"{format_bytes(limit)}; rechunk x and y to smaller blocks{larger}"
         )
     return min(plans, key=lambda plan: plan.seconds)
 

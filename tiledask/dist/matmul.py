@@ -16,10 +16,10 @@ from typing import Any
 from distributed import Future
 
 from tiledask.dist.array import Both, ShardedArray
-from tiledask.dist.cluster import Cluster, seconds_of
+from tiledask.dist.cluster import seconds_of
 from tiledask.dist.collectives import ends_within
 from tiledask.dist.counters import counting
-from tiledask.dist.explain import Choice, Explanation, choose, weigh
+from tiledask.dist.explain import Choice, Explanation, Needs, weigh
 from tiledask.dist.lending import Block, Facts, Lender, Span, lending, transport_of
 from tiledask.dist.mesh import Mesh
 from tiledask.dist.multiply import Job, Part, Turn, multiply, sum_addends
@@ -28,11 +28,12 @@ from tiledask.dist.operands import check_kernel, check_types
 from tiledask.dist.progress import watching
 from tiledask.dist.rates import rates_of
 from tiledask.dist.recovery import anchor
+from tiledask.dist.refusal import refusal
+from tiledask.dist.room import Room, room_of
 from tiledask.errors import PlacementError
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Region, Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
-from tiledask.plan.units import parse_bytes
 from tiledask.tile import accumulator, as_dtype
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
@@ -68,8 +69,10 @@ def matmul(
     kernel, tile
         How each rank multiplies its blocks: see ``td.tile.matmul``.
     memory_limit
-        Bytes a rank may hold (default: what the workers have). A plan that needs more raises
-        DoesNotFitError before anything runs.
+        Bytes a rank may hold, A's and B's blocks included. Never more than the workers have: what
+        their processes hold beside A and B is measured first, and where Dask would move blocks to
+        disk, pause or kill a worker (``distributed.worker.memory``) no plan may come. A plan that
+        needs more raises DoesNotFitError before anything runs, with what would fit.
     progress
         Show how far the ranks are. Default: where somebody watches, after two seconds.
 
@@ -123,24 +126,21 @@ def explain(
     """
     _check(a, b, kernel)
     options = {"panel": panel, "grid": grid, "replication": replication}
-    return _weighed(a, b, algorithm, options, kernel, tile, memory_limit)
+    needs, room = _needs(a, kernel, tile), _room(a, b, memory_limit)
+    return _weighed(a, b, algorithm, options, needs, room)
 
 
 def _weighed(
     a: ShardedArray, b: ShardedArray, algorithm: str | None, options: dict[str, Any],
-    kernel: str, tile: Any, memory_limit: int | str | None, rated: bool = True,
+    needs: Needs, room: Room, rated: bool = True,
 ) -> Explanation:  # fmt: skip
-    cluster = a.mesh.cluster
     if algorithm is not None and algorithm not in algorithms:
         raise PlacementError(
             f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
         )
-    transport = transport_of(cluster)
     return weigh(
-        a.tiling, b.tiling,
-        lambda plan: ledger_of(plan, a.dtype, kernel, tile, transport),
-        _allowed(cluster, memory_limit),
-        rates_of(cluster, a.dtype) if rated else None,
+        a.tiling, b.tiling, needs, room.bytes,
+        rates_of(a.mesh.cluster, a.dtype) if rated else None,
         (a.dtype.itemsize, accumulator(a.dtype).itemsize),
         options, algorithm,
     )  # fmt: skip
@@ -154,12 +154,31 @@ def _choice(
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         algorithm = "local"
     rated = algorithm is None
-    found = _weighed(a, b, algorithm, options, kernel, tile, memory_limit, rated)
-    return choose(found, _allowed(a.mesh.cluster, memory_limit))
+    needs, room = _needs(a, kernel, tile), _room(a, b, memory_limit)
+    found = _weighed(a, b, algorithm, options, needs, room, rated)
+    if found.chosen:
+        return found[found.chosen]
+
+    def files() -> tuple[int, int]:
+        from tiledask.dist.streamed import limits_of
+
+        return limits_of(a.shape, b.shape, a.dtype, kernel, tile)
+
+    in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
+    raise refusal(
+        found, room, a.tiling, b.tiling, needs, a.dtype.itemsize, options, algorithm,
+        files if in_files else None,
+    )  # fmt: skip
 
 
-def _allowed(cluster: Cluster, memory_limit: int | str | None) -> int:
-    return cluster.memory_limit if memory_limit is None else parse_bytes(memory_limit)
+def _needs(a: ShardedArray, kernel: str, tile: Any) -> Needs:
+    transport = transport_of(a.mesh.cluster)
+    return lambda plan: ledger_of(plan, a.dtype, kernel, tile, transport)
+
+
+def _room(a: ShardedArray, b: ShardedArray, memory_limit: int | str | None) -> Room:
+    """What a rank may hold of this product, measured now."""
+    return room_of(a.mesh.cluster, [*zip(a.blocks, b.blocks, strict=False)], memory_limit)
 
 
 def _of_other_arrays(a: Any, b: Any) -> Callable | None:

@@ -8,10 +8,12 @@ from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product import Plan
 from tiledask.tile import accumulator, workspace
 
-__all__ = ["RUNTIME", "ledger_of"]
+__all__ = ["PANELS", "RUNTIME", "ledger_of"]
 
 RUNTIME = 8 * 2**20
 """Bytes that BLAS, the interpreter and the allocator take beside the blocks."""
+PANELS = "fetched panels"
+"""The tensor class that narrower panels make smaller."""
 _SEEN = "measured: 0.5 to 6 MB above the blocks on CPU workers"
 
 
@@ -40,7 +42,7 @@ def ledger_of(
         mine = [
             Row(rank, "A", ALWAYS, blocks[0][rank] * size, extent),
             Row(rank, "B", ALWAYS, blocks[1][rank] * size, extent),
-            Row(rank, "fetched panels", "product", min(AHEAD, fetching) * plan.held(rank) * size,
+            Row(rank, PANELS, "product", min(AHEAD, fetching) * plan.held(rank) * size,
                 f"{AHEAD} x the largest panel"),
             Row(rank, "C", "product", addend * wide, extent),
             Row(rank, "tile workspace", "product", work, f"td.tile.workspace, {kernel}"),

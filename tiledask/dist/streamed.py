@@ -23,6 +23,7 @@ from tiledask.dist.disk import free
 from tiledask.dist.operands import check_kernel, check_types
 from tiledask.dist.progress import following, watching
 from tiledask.dist.records import Records, differences
+from tiledask.dist.room import room_of
 from tiledask.dist.stored import (
     StoredArray,
     describe,
@@ -42,8 +43,8 @@ from tiledask.dist.stream_tiles import (
 )
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Region
-from tiledask.plan.products.stream_search import plan_stream
-from tiledask.plan.products.streaming import Cuts, Problem, StreamPlan, plan_cuts
+from tiledask.plan.products.stream_search import least_memory, plan_stream
+from tiledask.plan.products.streaming import Cuts, Form, Problem, StreamPlan, plan_cuts
 from tiledask.plan.products.traffic import Traffic
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, as_tile, workspace
@@ -52,6 +53,8 @@ __all__ = ["StoredProduct", "multiply_stored", "plan_stored"]
 
 _READERS = 4
 """Threads that compare what an unfinished result holds with what was recorded of it."""
+WORTH = 128
+"""Rows and columns of a tile that multiplies faster than it is read."""
 
 Progress = bool | Callable[[int, int], None] | None
 
@@ -103,7 +106,8 @@ def multiply_stored(
         How each worker multiplies its panels: see ``td.tile.matmul``.
     memory_limit
         Bytes a worker may take beyond what it holds already. Default: half of what it has, so
-        that the system can keep in its page cache what is read more than once.
+        that the system can keep in its page cache what is read more than once; a quarter, an
+        eighth ... where it holds too much already for Dask to leave it that.
     timeout
         Seconds for the whole. Default: 300, and 20 times what the plan would take at 50 GFLOP/s
         a worker in float64, 100 in the other types.
@@ -264,16 +268,47 @@ def _planned(
     product: Product, cluster: Cluster, memory_limit: int | str | None, cuts: Cuts | None = None
 ) -> StreamPlan:
     """The plan with the best cuts, or with these."""
+    room = room_of(cluster)
     limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
-    size, wide = product.a.dtype.itemsize, accumulator(product.a.dtype).itemsize
+    while memory_limit is None and limit > room.bytes > 0:
+        limit //= 2  # and not the room itself: the same product shall be cut alike another time
+    problem = _problem(
+        product.a.form, product.b.form, product.c.form, product.a.dtype, product.kernel,
+        product.tile,
+    )  # fmt: skip
+    if cuts is None:
+        plan = plan_stream(problem, cluster.slots, limit)
+    else:
+        plan = plan_cuts(problem, cuts, cluster.slots, limit)
+    if plan.ledger.peak > room.bytes:
+        less = room.elsewhere()
+        ways = [f"memory_limit={format_bytes(less)!r}"] * (least_memory(problem) <= less)
+        ways += filter(None, [room.raised(plan.ledger.peak)])
+        raise DoesNotFitError(
+            f"tiles of {'x'.join(map(str, plan.cuts.tile))} with panels of {plan.panel} take "
+            f"{format_bytes(plan.ledger.peak)} a slot, the workers leave {room}. What would fit: "
+            f"{'; or '.join(ways) or 'nothing on this machine'}"
+        )
+    return plan
+
+
+def _problem(a: Form, b: Form, c: Form, dtype: Any, kernel: str, tile: Any) -> Problem:
+    size, wide = dtype.itemsize, accumulator(dtype).itemsize
 
     def work(m: int, n: int, k: int) -> int:
-        return workspace(m, n, k, size, product.kernel, product.tile, True, wide)
+        return workspace(m, n, k, size, kernel, tile, True, wide)
 
-    problem = Problem(product.a.form, product.b.form, product.c.form, wide, work)
-    if cuts is None:
-        return plan_stream(problem, cluster.slots, limit)
-    return plan_cuts(problem, cuts, cluster.slots, limit)
+    return Problem(a, b, c, wide, work)
+
+
+def limits_of(
+    a: tuple[int, int], b: tuple[int, int], dtype: Any, kernel: str, tile: Any
+) -> tuple[int, int]:
+    """The least ``memory_limit`` of a product of matrices of these shapes in .npy files, in bytes,
+    and one with tiles that are worth a call to BLAS."""
+    forms = (Form(shape, dtype.itemsize) for shape in (a, b, (a[0], b[1])))
+    problem = _problem(*forms, dtype, kernel, tile)
+    return least_memory(problem), least_memory(problem, WORTH)
 
 
 def _begin(product: Product, record: dict[str, Any], records: Records, create: bool) -> None:

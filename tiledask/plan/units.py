@@ -8,7 +8,7 @@ from math import isqrt
 
 from tiledask.errors import ConfigError
 
-__all__ = ["divisors", "format_bytes", "format_seconds", "parse_bytes"]
+__all__ = ["divisors", "format_bytes", "format_seconds", "format_up", "parse_bytes"]
 
 _SIZES = {
     "": 1, "b": 1,
@@ -28,6 +28,21 @@ def format_bytes(n: float) -> str:
         if n >= size:
             return f"{sign}{n / size:.4g} {unit}"
     return f"{sign}{n:.4g} B"
+
+
+def format_up(n: int) -> str:
+    """``n`` bytes as `format_bytes` has them, rounded up: what is read from it is no less.
+
+    >>> format_bytes(8_388_649), format_up(8_388_649)
+    ('8.389 MB', '8.389 MB')
+    >>> format_bytes(8_389_001), format_up(8_389_001)
+    ('8.389 MB', '8.39 MB')
+    """
+    text, more = format_bytes(n), n
+    while parse_bytes(text) < n:
+        more *= 1.0001
+        text = format_bytes(more)
+    return text
 
 
 def format_seconds(s: float) -> str:

@@ -20,9 +20,9 @@ from tiledask.plan.products.streaming import (
     flops,
     plan_cuts,
 )
-from tiledask.plan.units import format_bytes
+from tiledask.plan.units import format_bytes, format_up
 
-__all__ = ["plan_stream"]
+__all__ = ["least_memory", "plan_stream"]
 
 CALL = 5e-6
 """Seconds for a read that is not contiguous with the last."""
@@ -47,13 +47,26 @@ reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
     candidates = _units(problem)
     found = [best for units in candidates if (best := _best(problem, units, slots, memory_limit))]
     if not found:
-        least = min(problem.memory(*units) for units in candidates)
+        least = least_memory(problem)
         smaller = ", or store the matrices in smaller chunks" if problem.chunked else ""
         raise DoesNotFitError(
-            f"a tile of C and {DEPTH} pairs of panels take at least {format_bytes(least)} a slot, "
+            f"a tile of C and {DEPTH} pairs of panels take at least {format_up(least)} a slot, "
             f"allowed are {format_bytes(memory_limit)}; raise memory_limit{smaller}"
         )
     return plan_cuts(problem, min(found, key=lambda best: best[0])[1], slots, memory_limit)
+
+
+def least_memory(problem: Problem, extent: int = 1) -> int:
+    """The least ``memory_limit`` with which `plan_stream` finds a plan, in bytes.
+
+    ``extent``: of tiles and panels that have at least so many rows and columns, if there are.
+    """
+    return min(
+        problem.memory(
+            *(min(-(-extent // u) * u, x) for u, x in zip(units, problem.extents, strict=True))
+        )
+        for units in _units(problem)
+    )
 
 
 def _units(problem: Problem) -> list[tuple[int, int, int]]:
