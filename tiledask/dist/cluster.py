@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from distributed import Client, Future, KilledWorker, SpecCluster, as_completed, default_client
+from distributed import (
+    Client,
+    Future,
+    KilledWorker,
+    SpecCluster,
+    Status,
+    as_completed,
+    default_client,
+)
 from distributed.comm import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
@@ -142,6 +150,11 @@ class Cluster:
     def kind(self) -> str:
         """ "GPU" or "CPU": what computes."""
         return "GPU" if self.backend == "cupy" else "CPU"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its workers run, and are this process's."""
+        return os.getpid() == self._process and self.dask_cluster.status is Status.running
 
     @property
     def dashboard_link(self) -> str:

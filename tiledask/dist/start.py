@@ -22,7 +22,7 @@ from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Nanny, Scheduler, SpecCluster, Status, WorkerPlugin
+from distributed import Nanny, Scheduler, SpecCluster, WorkerPlugin
 from distributed.comm import get_tcp_server_addresses
 from distributed.deploy.cluster import Cluster as BaseCluster
 from distributed.system import MEMORY_LIMIT
@@ -109,7 +109,7 @@ def start_cluster(
     cap = _cap(memory_cap, backend)
     host = MEMORY_LIMIT // slots if memory_limit is None else parse_bytes(memory_limit)
     security, port, seconds = _security(tls), _port(dashboard_port), seconds_of(timeout)
-    others = [cluster for cluster in RUNNING if cluster.dask_cluster.status is Status.running]
+    others = [cluster for cluster in RUNNING if cluster.is_running]
     for other in others:
         if replace:
             other.close()
@@ -285,7 +285,8 @@ def _leave(port: int, cluster: Cluster) -> None:
         running.scheduler_info["services"]["dashboard"] = moved.port
         await server.close_all_connections()
 
-    running.sync(move, callback_timeout=10)
+    with contextlib.suppress(TimeoutError):  # it is busy and stays where it is
+        running.sync(move, callback_timeout=10)
 
 
 def _origins(port: int) -> list[str]:
