@@ -395,7 +395,7 @@ def test_a_sum_in_order_of_arrival_is_noticed(monkeypatch):
 # -- ranks that disagree -------------------------------------------------------------------------
 
 
-def errors_of(program, shape, timeout=8.0):
+def errors_of(program, shape, timeout=30.0):
     """(what every rank raised, what the caller got)."""
     raised = {}
 
