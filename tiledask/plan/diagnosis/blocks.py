@@ -31,17 +31,20 @@ WAYS = (0.0, 0.1, 0.25, 0.4, 0.6)
 STEPS = 20
 TRIES = 24
 """Guesses of one kind that are followed up: those nearest to the trace to begin with."""
+FEW = 6
+"""The same, where the plan is nearly known."""
 MOST_ACTIONS = 1500
 """Of a schedule that is tried."""
 
 
-def fit_blocks(trace: Trace) -> Fit | None:
+def fit_blocks(trace: Trace, near: Form | None = None) -> Fit | None:
     """A Fit whose edges are those of ``trace`` within half a sample on average; None if none is
     found.
 
     Schedules with fewer times go first, and of one kind the guesses that are nearest to begin
     with. Where a device has several chunks, and where few pauses are seen, the search often ends
-    without: it starts from equal chunks, and anything would fit.
+    without: it starts from equal chunks, and anything would fit. With ``near`` only schedules are
+    tried that have as many micro-batches and chunks as that, and one more or less.
     """
     if trace.devices == 1 or trace.is_coarse:
         return None
@@ -49,14 +52,25 @@ def fit_blocks(trace: Trace) -> Fit | None:
     for _, group in groupby(_candidates(trace), key=lambda c: c[0]):
         guesses: list[tuple[float, int, _Search, np.ndarray]] = []
         for _, form in group:
+            if near is not None and not _is_near(form, near):
+                continue
             search = _search(form, trace, limit)
             if search is not None:
                 guesses += ((search.miss(g), len(guesses), search, g) for g in search.guesses())
-        for *_, search, guess in sorted(guesses, key=lambda g: g[:2])[:TRIES]:
+        for *_, search, guess in sorted(guesses, key=lambda g: g[:2])[
+            : TRIES if near is None else FEW
+        ]:
             found = search.newton(guess)
             if found is not None:
                 return found
     return None
+
+
+def _is_near(form: Form, near: Form) -> bool:
+    """Whether it has nearly as many micro-batches, or makes the same of one in two chunks."""
+    return abs(
+        form.microbatches * form.chunks - near.microbatches * near.chunks
+    ) <= form.chunks or (abs(form.microbatches - near.microbatches) <= 1)
 
 
 def _search(form: Form, trace: Trace, limit: float) -> "_Search | None":

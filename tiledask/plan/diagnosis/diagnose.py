@@ -17,7 +17,7 @@ from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.diagnosis.blocks import fit_blocks
 from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
-from tiledask.plan.diagnosis.nearest import fit_turns
+from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
 from tiledask.plan.diagnosis.timed import Plan, built
 from tiledask.plan.diagnosis.trace import Trace
@@ -299,10 +299,15 @@ def diagnose(
 def _fit(trace: Trace) -> Fit | None:
     if trace.is_labelled:
         return fit_labelled(trace)
-    found = fit_blocks(trace) if trace.blocks else fit_rows(trace)
+    if not trace.blocks:
+        found = fit_rows(trace)
+        turns = trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace))
+        return fit_turns(trace) if turns else found or fit_nearest(trace)
+    near = fit_nearest(trace) if trace.levels is None else None
+    found = fit_blocks(trace, near and near.plan.form)
     if trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace)):
         return fit_turns(trace)
-    return found
+    return found or near or fit_nearest(trace)
 
 
 def _is_far_fetched(found: Fit, trace: Trace) -> bool:

@@ -24,7 +24,7 @@ MOST = 5
 """Remedies that are shown."""
 LEAST = 0.002
 """Share of the makespan that a remedy saves: less is noise."""
-NEARLY = 0.85
+NEARLY = 0.75
 """Of the best gain of a lever; a plainer change that has this much goes before."""
 FINER = 8
 """By how much micro-batches are made smaller, if that gives each device two or more."""
@@ -83,7 +83,7 @@ def remedies(
     memory_limit   most micro-batches (of ``plan``) whose activations a device may keep
 
     Of one lever the plainest change that saves NEARLY what the best one does is taken: 1F1B before
-    a schedule in chunks, that before a split backward.
+    a schedule in chunks, that before a split backward, and weights kept twice last.
 
     >>> form = Form("naive", 4, 1, 1)
     >>> best = remedies(Plan(form.build(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
@@ -105,16 +105,18 @@ def _merit(r: Remedy) -> tuple:
 def _plainest(of_one_lever: list[Remedy]) -> Remedy:
     """The plainest of those with nearly the best gain; of equally plain ones, which keeps least."""
     best = min(of_one_lever, key=_merit)
-    enough = [r for r in of_one_lever if r.fits == best.fits and r.gain >= NEARLY * best.gain]
+    near = [r for r in of_one_lever if r.fits == best.fits and r.gain >= NEARLY**2 * best.gain]
+    once = [r for r in near if r.plan.schedule.replicas == 1] or near
+    enough = [r for r in once if r.gain >= NEARLY * max(o.gain for o in once)]
     least = min(_effort(r.plan.schedule) for r in enough)
     plain = [r for r in enough if _effort(r.plan.schedule) == least]
     most = max(r.gain for r in plain)
-    return min((r for r in plain if r.gain >= 0.95 * most), key=lambda r: (r.memory, *_merit(r)))
+    return min((r for r in plain if r.gain >= 0.9 * most), key=lambda r: (r.memory, *_merit(r)))
 
 
 def _effort(order: Schedule) -> tuple[bool, int]:
-    """What has to be built for it: a backward in two halves or stages kept twice, then chunks."""
-    return bool((order.kind > 1).any()) or order.replicas > 1, order.stages
+    """What has to be built for it: a backward in two halves, then chunks."""
+    return bool((order.kind > 1).any()), order.stages
 
 
 def every_remedy(

@@ -24,6 +24,7 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 IDLE_BELOW = 0.005
 """A polled share below this is 0, and above 1 minus this is 1: tools round to whole percents."""
 
+MOST_DEVICES = 4096
 TURNS = 0.1
 """Share of the busy time with two devices or more at once, below which they take turns."""
 
@@ -76,6 +77,11 @@ class Trace:
             raise ConfigError(
                 f"device {lazy[0]} does no work in {about.get('source', 'the trace')}, and every "
                 f"device of a pipeline holds a stage; leave it out if it is not part of the run"
+            )
+        if len(first) > MOST_DEVICES:
+            raise ConfigError(
+                f"{about.get('source', 'the trace')} has {len(first)} devices, and up to "
+                f"{MOST_DEVICES} are read; give one pipeline, and check what names a device"
             )
         order = sorted(first, key=lambda name: (first[name], _natural(name)))
         number = {name: d for d, name in enumerate(order)}
@@ -148,9 +154,9 @@ class Trace:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether most blocks are too few samples long to say where they begin and end."""
+        """Of polls: whether most blocks are too few samples long to say where they begin."""
         lengths = self.end - self.start
-        return self.grain > 0 and bool((lengths < 4 * self.grain).mean() > 0.5)
+        return self.levels is not None and bool((lengths < 4 * self.grain).mean() > 0.5)
 
     @cached_property
     def busy_together(self) -> np.ndarray:
@@ -192,8 +198,9 @@ class Trace:
         uneven = self.devices * most - float(self.busy_per_device.sum())
         return self.overlap < (TURNS if waiting > uneven else TURNS / 5)
 
-    def merged(self, gap: float) -> "Trace":
-        """The same with intervals of a device that are no more than ``gap`` apart made one."""
+    def merged(self, gap: float, sliver: float = 0.0) -> "Trace":
+        """The same with intervals of a device that are no more than ``gap`` apart made one; those
+        that are then shorter than ``sliver`` of the median are left out."""
         rows: list[Row] = []
         for d, name in enumerate(self.names):
             mine = slice(*self.turns[d : d + 2])
@@ -202,7 +209,9 @@ class Trace:
             closes = np.append(opens[1:], len(start)) - 1
             pairs = zip(start[opens].tolist(), end[closes].tolist(), strict=True)
             rows += [(name, a, b, "", -1, -1) for a, b in pairs]
-        merged = Trace.of(rows, source=self.source)
+        least = sliver * float(np.median([b - a for _, a, b, *_ in rows]))
+        rows = [row for row in rows if row[2] - row[1] >= least]
+        merged = Trace.of(rows, self.names, source=self.source)
         grain = max(self.grain, gap)
         return replace(merged, transfer=self.transfer, grain=grain, blocks=True)
 
@@ -226,13 +235,22 @@ def _check_rows(rows: Sequence[Row], source: str) -> None:
                 f"device {name} of {source} does {kind!r}; kinds are {', '.join(KINDS)}, "
                 f"{TRANSFER} for a transfer, or nothing if it is not known"
             )
+    for label, at in (("stage", 4), ("microbatch", 5)):
+        far = max(row[at] for row in rows)
+        if far >= max(1000, len(rows)):
+            raise ConfigError(
+                f"{label} {far} in {source}, of {len(rows)} row{'s' * (len(rows) > 1)}; they count "
+                f"from 0, and each has a row"
+            )
     if not any(row[2] > row[1] for row in rows):
         raise ConfigError(f"every interval of {source} takes 0 s: there is no work in it")
 
 
 def _natural(name: str) -> tuple:
     """So that device 10 comes after device 9."""
-    return tuple((int(w), "") if w.isdigit() else (-1, w) for w in re.split(r"(\d+)", name))
+    return tuple(
+        (int(w), "") if w.isdecimal() and len(w) < 19 else (-1, w) for w in re.split(r"(\d+)", name)
+    )
 
 
 def of_timeline(timeline: Timeline) -> Trace:

@@ -5,10 +5,10 @@ device,start,end            time,device0,device1      timestamp, index, utilizat
 """
 
 import csv
-import json
-import math
+import gzip
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.trace import UNITS, Row, Trace, of_samples, of_timeline
+from tiledask.plan.diagnosis.chrome import of_chrome
+from tiledask.plan.diagnosis.trace import UNITS, Trace, of_samples, of_timeline
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_bytes
 
@@ -26,13 +27,16 @@ __all__ = ["MAX_BYTES", "read_trace"]
 MAX_BYTES = 256_000_000
 """Bytes above which a file is refused: as JSON it would take ten times as much memory."""
 
+MOST_FILES = 1024
+
 TIME = ("time", "timestamp", "t")
 DEVICE = ("device", "index", "gpu", "rank", "uuid", "pci.bus_id")
 SHARE = ("utilisation", "utilization", "utilization.gpu", "util", "share", "busy")
 
 
 def read_trace(trace: Any, unit: str | None = None) -> Trace:
-    """The Trace in a Timeline, a pandas DataFrame with the columns of one, or a file.
+    """The Trace in a Timeline, a pandas DataFrame with the columns of one, a file, or the files of
+    all ranks: a list of paths, or their folder.
 
     ``unit``: of the times, "s", "ms", "us" or "ns". A CSV file is in seconds unless told, Chrome's
     JSON in microseconds. Raises ConfigError for what cannot be read, naming the line.
@@ -44,39 +48,93 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
     if isinstance(trace, Timeline):
         return of_timeline(trace)
     if isinstance(trace, str | PathLike):
-        return _read_file(Path(trace), unit)
+        path = Path(trace)
+        return (
+            _read_ranks(_in_folder(path), path.name, unit)
+            if path.is_dir()
+            else _read_file(path, unit)
+        )
+    if (
+        isinstance(trace, list | tuple)
+        and trace
+        and all(isinstance(t, str | PathLike) for t in trace)
+    ):
+        return _read_ranks([Path(t) for t in trace], f"{len(trace)} files", unit)
     if hasattr(trace, "columns") and hasattr(trace, "itertuples"):
         header = [str(name) for name in trace.columns]
         rows = [[str(v) for v in row] for row in trace.itertuples(index=False)]
         return _of_table(header, rows, "the table", unit)
     raise ConfigError(
-        f"a trace is a Timeline, a table with the columns device, start, end, or the path of a "
-        f"file; got {type(trace).__name__}"
+        f"a trace is a Timeline, a table with the columns device, start, end, the path of a file, "
+        f"or those of all ranks; got {type(trace).__name__}"
     )
 
 
-def _read_file(path: Path, unit: str | None) -> Trace:
+def _in_folder(folder: Path) -> list[Path]:
+    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
+    if not files:
+        raise ConfigError(
+            f"folder {folder.name!r} has no .json or .json.gz; give a folder with a trace of each "
+            f"rank, as torch.profiler writes them, or a file"
+        )
+    return files
+
+
+def _read_ranks(paths: list[Path], source: str, unit: str | None) -> Trace:
+    """The Trace in a Chrome trace per rank."""
+    if len(paths) > MOST_FILES:
+        raise ConfigError(
+            f"{source} has {len(paths)} traces, and up to {MOST_FILES} are read at once; give the "
+            f"ranks of one pipeline"
+        )
+    texts: list[tuple[str, str]] = []
+    for path in paths:
+        texts.append((path.name, _text(path, MAX_BYTES - sum(len(text) for _, text in texts))))
+        if texts[-1][1].lstrip()[:1] not in ("[", "{"):
+            raise ConfigError(f"{path.name} is no Chrome trace JSON; of several files each is one")
+    return of_chrome(texts, source, UNITS[unit or "us"])
+
+
+def _text(path: Path, most: int = MAX_BYTES) -> str:
+    """What is in a file, unpacked if it is gzip. Raises ConfigError above ``most`` bytes."""
     if not path.is_file():
         raise ConfigError(f"no trace at {str(path)!r}; give a CSV or a Chrome trace JSON file")
     size = path.stat().st_size
-    if size > MAX_BYTES:
+    if size <= most:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            try:
+                with gzip.open(path) as file:
+                    data = file.read(most + 1)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ConfigError(f"{path.name} is gzip but cannot be unpacked: {error}") from None
+        size = len(data)
+    if size > most:
         raise ConfigError(
             f"{path.name} has {format_bytes(size)}, and a trace is read up to "
             f"{format_bytes(MAX_BYTES)}; cut it to one training step, or keep only the kernels"
         )
     try:
-        text = path.read_text("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(
-            f"{path.name} is not text; unpack it, and give CSV or a Chrome trace JSON"
+            f"{path.name} is not text; give CSV, or a Chrome trace as JSON or .json.gz"
         ) from None
     if not text.strip():
         raise ConfigError(f"{path.name} is empty; a trace needs one action or more")
+    return text
+
+
+def _read_file(path: Path, unit: str | None) -> Trace:
+    text = _text(path)
     if text.lstrip()[0] in "[{":
-        return _of_chrome(text, path.name, unit)
+        return of_chrome([(path.name, text)], path.name, UNITS[unit or "us"])
     lines = [line for line in text.splitlines() if line.strip()]
     separator = max(",;\t", key=lines[0].count)
-    table = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
+    try:
+        table = list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
+    except csv.Error as error:
+        raise ConfigError(f"{path.name} cannot be read as CSV: {error}") from None
     return _of_table(table[0], table[1:], path.name, unit)
 
 
@@ -143,7 +201,7 @@ UNKNOWN = ("", "nan", "none", "?", "-", "busy")
 def _all_devices(names: Iterable[str]) -> list[str]:
     """The devices named; if they are numbers, those that are left out between 0 and the last."""
     there = list(dict.fromkeys(names))
-    if not all(name.isdigit() for name in there):
+    if not all(name.isdecimal() and len(name) < 10 for name in there):
         return there
     last = max(map(int, there), default=-1)
     return [str(d) for d in range(last + 1)] if last < 2 * len(there) else there
@@ -154,11 +212,15 @@ def _labels(column: list[str] | None, name: str, count: int, source: str) -> lis
         return [-1] * count
     if all(v.lower() in UNKNOWN for v in column):
         return [-1] * count
-    try:
-        return [-1 if v.lower() in UNKNOWN else int(float(v)) for v in column]
-    except ValueError:
-        wrong = next(v for v in column if not re.fullmatch(r"-?\d+(\.0*)?", v))
-        raise ConfigError(f"{name} in {source} is a whole number or empty, got {wrong!r}") from None
+    numbers = []
+    for line, v in enumerate(column):
+        is_whole = re.fullmatch(r"-?\d{1,9}(\.0*)?", v, re.ASCII)
+        if not is_whole and v.lower() not in UNKNOWN:
+            raise ConfigError(
+                f"line {line + 2}: {name} in {source} is a whole number or empty, got {v[:40]!r}"
+            )
+        numbers.append(int(float(v)) if is_whole else -1)
+    return numbers
 
 
 def _numbers(column: Iterable[str], name: str, source: str) -> np.ndarray:
@@ -168,7 +230,7 @@ def _numbers(column: Iterable[str], name: str, source: str) -> np.ndarray:
             values.append(float(word.strip().rstrip("%")))
         except ValueError:
             raise ConfigError(
-                f"line {line + 2} of {source}: {name} is a number, got {word.strip()!r}"
+                f"line {line + 2} of {source}: {name} is a number, got {word.strip()[:40]!r}"
             ) from None
     return np.array(values)
 
@@ -180,9 +242,14 @@ def _times(column: list[str], source: str, scale: float) -> np.ndarray:
     else:
         try:
             dates = [datetime.fromisoformat(word.replace("/", "-")) for word in column]
+            seconds = np.array([(date - dates[0]).total_seconds() for date in dates])
         except ValueError as error:
-            raise ConfigError(f"{source}: a time cannot be read as a date: {error}") from None
-        seconds = np.array([(date - dates[0]).total_seconds() for date in dates])
+            said = str(error)[:100]
+            raise ConfigError(f"{source}: a time cannot be read as a date: {said}") from None
+        except TypeError:
+            raise ConfigError(
+                f"{source}: some times have a time zone and some have none; write all in one way"
+            ) from None
         return seconds - seconds.min()
     if not np.isfinite(seconds).all() or (seconds < 0).any():
         line = int(np.flatnonzero(~(seconds >= 0) | ~np.isfinite(seconds))[0])
@@ -215,77 +282,3 @@ def _shares(values: dict[str, np.ndarray], words: dict[str, Any], source: str):
     percent = any(v.max() > 1 + 1e-9 for v in values.values())
     percent = percent or any("%" in word for column in words.values() for word in column)
     return {name: column / (100 if percent else 1) for name, column in values.items()}
-
-
-# --- Chrome's JSON, as torch.profiler writes it --------------------------------------------
-
-ACTION = re.compile(r"(?<![A-Za-z0-9])(\d+)([FBIW])(\d+)(?![A-Za-z0-9])")
-"""An action in the name of an event, such as record_function("0F3")."""
-LAUNCH_GAP = 1e-3
-"""Share of the makespan below which a pause between two kernels is no idle time."""
-
-
-def _of_chrome(text: str, source: str, unit: str | None) -> Trace:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{source} begins like JSON but cannot be read: {error}") from None
-    events = data.get("traceEvents", []) if isinstance(data, dict) else data
-    spans = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e]
-    if not spans:
-        raise ConfigError(
-            f"{source} has no complete event (ph 'X' with ts and dur); export the trace with "
-            f"torch.profiler's export_chrome_trace"
-        )
-    scale = UNITS[unit or "us"]
-    actions = [e for e in spans if ACTION.search(str(e.get("name", "")))]
-    kernels = [e for e in spans if str(e.get("cat", "")).lower() == "kernel"]
-    on_gpu = [e for e in actions if str(e.get("cat", "")).startswith("gpu")]
-    chosen = on_gpu or actions or kernels or spans
-    travels = [e for e in chosen if not actions and _is_transfer(e)]
-    work = [e for e in chosen if actions or not _is_transfer(e)]
-    zero = min((_number(e, "ts", source) for e in work), default=0.0)
-    rows = list(_outermost(_chrome_rows(work, source, scale, zero, bool(actions))))
-    transfer = sum(_number(e, "dur", source) for e in travels) * scale
-    trace = Trace.of(rows, transfer=transfer, source=source)
-    return trace.merged(LAUNCH_GAP * trace.makespan) if chosen is kernels else trace
-
-
-def _is_transfer(event: dict) -> bool:
-    """NCCL's kernels send and receive; they are no work of a stage."""
-    return "nccl" in str(event.get("name", "")).lower()
-
-
-def _number(event: dict, name: str, source: str) -> float:
-    value = event.get(name, math.nan)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"event {event.get('name')!r} of {source} has {name} {value!r}")
-    return float(value)
-
-
-def _chrome_rows(
-    events: list[dict], source: str, scale: float, zero: float, labelled: bool
-) -> Iterator[Row]:
-    several = len({e.get("pid") for e in events}) > 1
-    for event in events:
-        args = event.get("args") or {}
-        device = args.get("device", event.get("pid" if several else "tid", 0))
-        start, length = _number(event, "ts", source), _number(event, "dur", source)
-        if start < 0 or length < 0:
-            raise ConfigError(
-                f"event {event.get('name')!r} of {source} starts at {start:g} and lasts "
-                f"{length:g}; both are 0 or more"
-            )
-        found = ACTION.search(str(event.get("name", ""))) if labelled else None
-        label = (found[2], int(found[1]), int(found[3])) if found else ("", -1, -1)
-        yield (str(device), (start - zero) * scale, (start - zero + length) * scale, *label)
-
-
-def _outermost(rows: Iterable[Row]) -> Iterator[Row]:
-    """Without the calls inside calls: events of a thread are nested."""
-    reach: dict[str, float] = {}
-    for row in sorted(rows, key=lambda r: (r[0], r[1], -r[2])):
-        before = reach.get(row[0], -math.inf)
-        if row[1] >= before or row[2] > before:
-            reach[row[0]] = max(row[2], before)
-            yield row

@@ -1,0 +1,436 @@
+"""Chrome's JSON, as torch.profiler writes it: one file, or one per rank.
+
+work     kernels of a GPU, or operators of a CPU; what NCCL, gloo and the optimizer do is put aside
+labels   "0F3", "PP:0F3", "Forward 3": an action is the work inside, without the wait before it
+steps    between ProfilerStep marks; of several, the one that takes the median time is read
+"""
+
+import json
+import math
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tiledask.errors import ConfigError
+from tiledask.plan.diagnosis.trace import Row, Trace
+
+__all__ = ["of_chrome"]
+
+ACTION = re.compile(r"(?<![A-Za-z0-9])(\d{1,9})([FBIW])(\d{1,9})(?![A-Za-z0-9])")
+"""An action in the name of an event, such as record_function("0F3")."""
+PHASE = re.compile(r"^(Forward|Backward) (\d{1,9})$")
+"""The same of torch's GPipe; the stage is the device's place."""
+STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
+TRAVELS = re.compile(r"nccl|gloo:|c10d", re.IGNORECASE)
+TUNES = re.compile(r"^optimizer\.|multi_tensor_apply|adam", re.IGNORECASE)
+"""The optimizer's annotations, and kernels of its step."""
+LAUNCH_GAP = 1e-3
+"""Share of the makespan below which a pause between two kernels is no idle time."""
+SLIVER = 0.05
+"""Of the median block: shorter ones are copies and checks, not actions."""
+CLOCKS = 2e-3
+"""Share of the makespan by which the clocks of two ranks may differ."""
+
+
+class _Event(NamedTuple):
+    name: str
+    cat: str
+    pid: str
+    tid: str
+    device: str
+    """args.device, or ""."""
+    start: float
+    """Seconds from the first event of all files."""
+    end: float
+    launched: float
+    """When its kernel was launched; the start if that is not told."""
+
+
+@dataclass(frozen=True)
+class _File:
+    name: str
+    rank: int | None
+    events: list[_Event]
+
+    @cached_property
+    def marks(self) -> dict[tuple[str, bool], tuple[list[float], list[int]]]:
+        """{(pid, on the GPU): (starts, numbers of steps)}, rising; pid "" for those of all."""
+        found = sorted((e.start, int(n[1]), e) for e in self.events if (n := STEP.match(e.name)))
+        lines: dict[tuple[str, bool], tuple[list[float], list[int]]] = {}
+        for start, number, e in found:
+            for pid in ("", e.pid):
+                starts, numbers = lines.setdefault((pid, e.cat.startswith("gpu")), ([], []))
+                if pid or number not in numbers:
+                    starts.append(start)
+                    numbers.append(number)
+        return lines
+
+
+def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Trace:
+    """The Trace of (file name, JSON) pairs; ``scale``: seconds of a unit of ts.
+
+    A file per rank is told by its distributedInfo. Raises ConfigError for what cannot be read.
+    """
+    files = _on_one_clock([_parsed(name, text) for name, text in texts], scale)
+    is_many = len(files) > 1
+    twice = [rank for rank, n in Counter(f.rank for f in files).items() if n > 1]
+    if is_many and twice and twice[0] is not None:
+        names = [f.name for f in files if f.rank == twice[0]]
+        raise ConfigError(f"{' and '.join(names[:2])} are both of rank {twice[0]}; give one each")
+    every = [e for f in files for e in f.events]
+    if not every:
+        raise ConfigError(
+            f"{source} has no complete event (ph 'X' with ts and dur); export the trace with "
+            f"torch.profiler's export_chrome_trace"
+        )
+    has = Counter(e.cat for e in every)
+    worker = next((cat for cat in ("kernel", "cpu_op") if has[cat]), "")
+    labels = [e for e in every if ACTION.search(e.name) or PHASE.match(e.name)]
+    on_gpu = any(e.cat.startswith("gpu") for e in labels)
+    rows: list[_Timed] = []
+    aside = travel = 0.0
+    for f, names in zip(files, _device_names(files, worker, bool(labels), on_gpu), strict=True):
+        work, tuned, sent = _work(f, worker)
+        aside, travel = aside + tuned, travel + sent
+        found = _labelled(f, work, worker, on_gpu) if labels else _plain(work, worker)
+        rows += [_Timed(names[_key(e)], _step_of(e, f), e, label) for e, label in found]
+    if not rows:
+        raise ConfigError(f"{source} has transfers only, and no work of a stage")
+    chosen, said = _one_step(rows, bool(labels))
+    if aside > 0:
+        said.append("the optimizer's kernels left out")
+    about = {"transfer": travel, "source": ": ".join([source, *filter(None, [", ".join(said)])])}
+    trace = Trace.of(_outermost(chosen) if labels or not worker else _union(chosen), **about)
+    if labels:
+        stage = [d if s < 0 else s for d, s in zip(trace.device, trace.stage, strict=True)]
+        trace = replace(trace, stage=trace.stage * 0 + stage)
+        return replace(trace, grain=CLOCKS * trace.makespan) if is_many else trace
+    return trace.merged(LAUNCH_GAP * trace.makespan, SLIVER) if worker else trace
+
+
+# --- files to events ------------------------------------------------------------------------
+
+
+class _Read(NamedTuple):
+    name: str
+    rank: int | None
+    base: float
+    """Seconds of the clock at ts 0."""
+    events: list[dict]
+
+
+def _parsed(name: str, text: str) -> _Read:
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ConfigError(
+            f"{name} begins like JSON but its brackets are too deep; a trace has a list of events"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{name} begins like JSON but cannot be read: {error}") from None
+    about = data if isinstance(data, dict) else {}
+    events = about.get("traceEvents", []) if isinstance(data, dict) else data
+    if not isinstance(events, list):
+        raise ConfigError(
+            f"{name} has traceEvents {_short(events)}; they are a list of events, as "
+            f"torch.profiler writes them"
+        )
+    told = about.get("distributedInfo")
+    rank = told.get("rank") if isinstance(told, dict) else None
+    base = about.get("baseTimeNanoseconds", 0)
+    return _Read(
+        name,
+        rank if isinstance(rank, int) and not isinstance(rank, bool) else None,
+        1e-9 * base if isinstance(base, int | float) and abs(base) < 1e20 else 0.0,
+        [e for e in events if isinstance(e, dict)],
+    )
+
+
+def _on_one_clock(read: list[_Read], scale: float) -> list[_File]:
+    """Their events, in seconds from the first."""
+    spans = [[e for e in r.events if _is_span(e)] for r in read]
+    first = min((r.base for r in read), default=0.0)
+    later = [r.base - first for r in read]
+    starts = [
+        min((_number(e, "ts", r.name) for e in mine), default=math.inf)
+        for r, mine in zip(read, spans, strict=True)
+    ]
+    zero = min((s * scale + late for s, late in zip(starts, later, strict=True)), default=0.0)
+    if any(s < 0 for s in starts):
+        r = read[next(i for i, s in enumerate(starts) if s < 0)]
+        raise ConfigError(f"an event of {r.name} starts at {min(starts):g}; times are 0 or more")
+    files = []
+    for r, mine, start, late in zip(read, spans, starts, later, strict=True):
+        shift = start * scale + late - zero if mine else 0.0
+        launches = {
+            _args(e).get("correlation"): _number(e, "ts", r.name)
+            for e in mine
+            if str(e.get("cat", "")).lower() == "cuda_runtime" and _is_id(e)
+        }
+        made = [_event(e, r.name, start, shift, scale, launches) for e in mine]
+        files.append(_File(r.name, r.rank, made))
+    return files
+
+
+def _is_span(event: dict) -> bool:
+    """Whether it is a complete event of a program, and none of the profiler's own."""
+    own = str(event.get("cat")) == "Trace" or str(event.get("pid")) in ("Spans", "Traces")
+    return event.get("ph") == "X" and "ts" in event and not own
+
+
+def _is_id(event: dict) -> bool:
+    return isinstance(_args(event).get("correlation"), int | str)
+
+
+def _args(event: dict) -> dict:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def _event(e: dict, source: str, first: float, shift: float, scale: float, launches) -> _Event:
+    start, length = _number(e, "ts", source), _number(e, "dur", source)
+    if length < 0:
+        raise ConfigError(
+            f"event {_short(e.get('name'))} of {source} lasts {length:g}; that is 0 or more"
+        )
+    args = _args(e)
+    at = (start - first) * scale + shift
+    launch = launches.get(args["correlation"], start) if launches and _is_id(e) else start
+    return _Event(
+        str(e.get("name", ""))[:200], str(e.get("cat", "")).lower(), _short(e.get("pid", "")),
+        _short(e.get("tid", 0)), _short(args["device"]) if "device" in args else "",
+        at, at + length * scale, (launch - first) * scale + shift,
+    )  # fmt: skip
+
+
+def _number(event: dict, name: str, source: str) -> float:
+    value = event.get(name, math.nan)
+    try:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and math.isfinite(float(value)):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ConfigError(
+        f"event {_short(event.get('name'))} of {source} has {name} {_quoted(value)}; it is a "
+        f"finite number: drop the event"
+    )
+
+
+def _quoted(value: Any) -> str:
+    return repr(_short(value)) if isinstance(value, str) else _short(value)
+
+
+def _short(value: Any) -> str:
+    """``value`` in 40 letters at most; a word as it is."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return "of more than 18 digits"
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+# --- events to rows -------------------------------------------------------------------------
+
+_Key = tuple[str, str, str]
+"""(pid, tid, args.device) of an event."""
+_Label = tuple[str, int, int]
+"""(kind, stage, micro-batch); "" and -1 for what is not told."""
+BARE: _Label = ("", -1, -1)
+
+
+class _Timed(NamedTuple):
+    device: str
+    step: int
+    event: _Event
+    label: _Label
+
+
+def _key(event: _Event) -> _Key:
+    return event.pid, event.tid, event.device
+
+
+def _device_names(files: list[_File], worker: str, labelled: bool, on_gpu: bool):
+    """Of each file {key: device}: which events are of one device.
+
+    A rank's file is one device, or one per args.device. In a file of several ranks they are told
+    apart by pid where args.device does not, and by tid where there is one process.
+    """
+    is_gpu = on_gpu or (worker == "kernel" and not labelled)
+    of_files = []
+    for f in files:
+        if len(files) == 1 and f.rank is None:
+            of_files.append(_in_one_file(f, worker, labelled and (on_gpu or worker != "kernel")))
+            continue
+        own = f"rank {f.rank}" if f.rank is not None else f.name.split(".")[0]
+        gpus = {e.device for e in f.events if e.cat == "kernel" and e.device}
+        several = is_gpu and len(gpus) > 1
+        of_files.append({_key(e): f"{own} gpu {e.device}" if several else own for e in f.events})
+    return of_files
+
+
+def _in_one_file(f: _File, worker: str, by_label: bool) -> dict[_Key, str]:
+    counted = [e for e in f.events if (_label(e) if by_label else e.cat == worker or not worker)]
+    pids = {e.pid for e in counted}
+    devices = {e.device for e in counted}
+    both = {(e.pid, e.device) for e in counted}
+
+    def name(e: _Event) -> str:
+        if devices == {""}:
+            return e.pid if len(pids) > 1 else e.tid
+        if len(both) == len(devices) or len(pids) == 1:
+            return e.device or e.pid
+        return e.pid if len(both) == len(pids) else f"{e.pid}/{e.device}"
+
+    return {_key(e): name(e) for e in f.events}
+
+
+def _work(f: _File, worker: str) -> tuple[list[_Event], float, float]:
+    """(events that are work, seconds of the optimizer, seconds of transfers)."""
+    tuning = [e for e in f.events if TUNES.match(e.name) and e.cat.endswith("annotation")]
+    tuning.sort(key=lambda e: e.start)
+    work, aside, travel = [], 0.0, 0.0
+    for e in f.events:
+        if STEP.match(e.name) or (e.cat != worker if worker else _is_frame(e)):
+            continue
+        if TRAVELS.search(e.name):
+            travel += e.end - e.start
+        elif (worker == "kernel" and TUNES.search(e.name)) or _is_inside(e, tuning):
+            aside += e.end - e.start
+        else:
+            work.append(e)
+    return sorted(work, key=lambda e: e.start), aside, travel
+
+
+def _is_frame(e: _Event) -> bool:
+    return e.cat in ("python_function", "overhead", "cuda_runtime", "cuda_driver")
+
+
+def _is_inside(e: _Event, spans: list[_Event]) -> bool:
+    """Whether a span of its own time line, its GPU's or its process's, has it."""
+    is_kernel = e.cat == "kernel"
+    for s in spans:
+        if s.cat.startswith("gpu"):
+            mine, at = is_kernel and s.pid == e.pid, e.start
+        else:
+            mine, at = is_kernel or s.pid == e.pid, e.launched
+        if mine and s.start <= at < s.end:
+            return True
+    return False
+
+
+def _label(e: _Event) -> _Label | None:
+    """What the name says: "" for a name that says nothing."""
+    found = ACTION.search(e.name)
+    if found:
+        if "OVERLAP" in e.name:
+            raise ConfigError(
+                f"{_short(e.name)} is a forward and a backward at once; which part of its time is "
+                f"whose cannot be told: give a run without pairs"
+            )
+        return found[2], int(found[1]), int(found[3])
+    found = PHASE.match(e.name)
+    return (found[1][0], -1, int(found[2])) if found else None
+
+
+def _plain(work: list[_Event], worker: str) -> Iterator[tuple[_Event, _Label]]:
+    return ((e, BARE) for e in work)
+
+
+def _labelled(
+    f: _File, work: list[_Event], worker: str, on_gpu: bool
+) -> Iterator[tuple[_Event, _Label]]:
+    """The labelled actions, each from its first work to its last; without any it is as told."""
+    told = any(e.launched != e.start for e in work)
+    by_launch = worker == "kernel" and not on_gpu and told
+    places: dict[str, list[_Event]] = defaultdict(list)
+    for e in sorted(work, key=lambda e: e.launched if by_launch else e.start):
+        places["" if by_launch else e.pid].append(e)
+    for span in f.events:
+        label = _label(span)
+        if label is None or (on_gpu and not span.cat.startswith("gpu")):
+            continue
+        mine = places["" if by_launch else span.pid]
+        at = (lambda e: e.launched) if by_launch else (lambda e: e.start)
+        inside = mine[bisect_left(mine, span.start, key=at) : bisect_left(mine, span.end, key=at)]
+        if inside and (on_gpu or by_launch or worker == "cpu_op"):
+            first, last = inside[0], max(e.end for e in inside)
+            holder = first if by_launch else span
+            yield holder._replace(start=first.start, end=last, launched=span.launched), label
+        elif not (on_gpu and work):
+            yield span, label
+
+
+def _step_of(e: _Event, f: _File) -> int:
+    """The number of its step; -1 before the first mark, 0 if there is none."""
+    if e.cat != "cpu_op" and (e.pid, True) in f.marks:
+        at, (starts, numbers) = e.start, f.marks[e.pid, True]
+    else:
+        at = e.launched
+        starts, numbers = f.marks.get((e.pid, False)) or f.marks.get(("", False), ([], []))
+    passed = bisect_right(starts, at + 1e-9)
+    return (numbers[passed - 1] if passed else -1) if starts else 0
+
+
+def _one_step(rows: list[_Timed], labelled: bool) -> tuple[list[Row], list[str]]:
+    """(rows of the step that takes the median time, what to say of it)."""
+    if labelled and len({r.step for r in rows}) == 1:
+        rows = _counted(rows)
+    steps: dict[int, list[_Timed]] = defaultdict(list)
+    for r in rows:
+        steps[r.step].append(r)
+    most = max(len({r.device for r in mine}) for mine in steps.values())
+    fewest = 0.5 * max(map(len, steps.values()))
+    whole = [
+        mine for step, mine in steps.items()
+        if len({r.device for r in mine}) == most and len(mine) >= fewest
+        and (step >= 0 or len(steps) == 1)
+    ]  # fmt: skip
+    whole = whole or list(steps.values())
+
+    def length(mine: list[_Timed]) -> float:
+        return max(r.event.end for r in mine) - min(r.event.start for r in mine)
+
+    chosen = sorted(whole, key=length)[(len(whole) - 1) // 2]
+    zero = min(r.event.start for r in chosen)
+    out = [(r.device, r.event.start - zero, r.event.end - zero, *r.label) for r in chosen]
+    said = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
+    return out, said
+
+
+def _counted(rows: list[_Timed]) -> list[_Timed]:
+    """With steps counted by how often an action has been before."""
+    seen: Counter = Counter()
+    counted, reach = [], {}
+    for r in sorted(rows, key=lambda r: (r.event.start, -r.event.end)):
+        key = r.device, r.label
+        if r.event.start < reach.get(key, -math.inf):
+            continue  # the same once more, inside
+        reach[key] = r.event.end
+        counted.append(r._replace(step=seen[key]))
+        seen[key] += 1
+    return counted
+
+
+def _outermost(rows: Iterable[Row]) -> Iterator[Row]:
+    """Without the calls inside calls: events of a thread are nested."""
+    reach: dict[str, float] = {}
+    for row in sorted(rows, key=lambda r: (r[0], r[1], -r[2])):
+        before = reach.get(row[0], -math.inf)
+        if row[1] >= before or row[2] > before:
+            reach[row[0]] = max(row[2], before)
+            yield row
+
+
+def _union(rows: Iterable[Row]) -> list[Row]:
+    """Streams of a device made one: busy where any of them is."""
+    joined: list[Row] = []
+    for row in sorted(rows, key=lambda r: r[:3]):
+        if joined and joined[-1][0] == row[0] and row[1] <= joined[-1][2]:
+            joined[-1] = (*joined[-1][:2], max(row[2], joined[-1][2]), *BARE)
+        else:
+            joined.append(row)
+    return joined
