@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -156,3 +157,38 @@ def test_states_alone_are_judged_by_the_same_rule(number):
         assert finding.verdict == WORDS[verdict]
         assert f"= {format_bytes(held)} a device by the states alone" in finding.why
         assert ("come on top" in finding.why) == (verdict != "no")
+
+
+# -- the walkthroughs ask, too ---------------------------------------------------------------------
+
+
+def cells(name):
+    """(source, stored text without line breaks) of each cell of a notebook."""
+    path = next((Path(__file__).parent.parent / "nbs").glob(f"{name}_*.ipynb"))
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        texts = [text for output in cell.get("outputs", ()) for text in output.get("text", ())]
+        yield "".join(cell["source"]), " ".join("".join(texts).split())
+
+
+def test_notebook_10_says_how_many_devices_it_takes():
+    every = list(cells("10"))
+    at = next(n for n, (source, _) in enumerate(every) if source.endswith("fill(str(fewest), 96))"))
+    fix = td.fits(
+        td.load_model("gpt-200b"), Layout(dp=80), td.load_cluster("80xA100-40GB")
+    ).smallest_fix
+    assert every[at][1].endswith(str(fix))
+    assert every[at + 1][0].startswith(f"**{fix.devices}**")
+    premise = next(text for source, text in every if 'check_premise("200b-on-40-gb")' in source)
+    findings = td.check_premise("200b-on-40-gb").findings
+    assert premise == " ".join(f"{f.verdict} {f.claim}" for f in findings)
+
+
+def test_notebook_01_says_no_and_tight_as_fits_does():
+    text = next(text for source, text in cells("01") if source.startswith("for stages in (11, 13)"))
+    said = []
+    for stages in (11, 13):
+        layout = Layout(tp=8, pp=stages, recompute="full")
+        fleet = td.load_cluster(f"{8 * stages}xA100-40GB")
+        said.append(td.fits(td.load_model("gpt-200b"), layout, fleet))
+    assert [fit.verdict for fit in said] == ["no", "tight"]
+    assert text == " ".join(f"{fit.verdict}: {fit.reason}" for fit in said)

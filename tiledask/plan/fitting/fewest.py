@@ -51,9 +51,9 @@ def fewest_devices(
     """The Layout with the verdict "fits" on the fewest devices, however many ``cluster`` has; of
     several the one that differs from ``start`` in the fewest fields. None if there is none.
 
-    Only the fields ``free`` differ from ``start``: tp divides a node, cp leaves pieces of 4096
-    tokens or more, and smaller micro-batches become more of them, so that a copy's work in a step
-    stays. Layers are dealt out evenly, and a schedule that ``peaks`` does not know becomes 1F1B.
+    Only the fields ``free`` differ from ``start``: tp divides a node, cp stays or leaves pieces of
+    4096 tokens or more, and smaller micro-batches become more of them, so that a copy's work in a
+    step stays. Layers are dealt out evenly; a schedule that ``peaks`` does not know becomes 1F1B.
     ``overhead``: the budget of every layout; None: each its own.
 
     >>> from tiledask.plan.inputs.recipes import load_recipe
@@ -83,10 +83,8 @@ def fewest_devices(
         while (open_ := high - low > 1).any():
             middle = (low + high)[open_] // 2
             ok = held(middle, at[open_]) <= 0
-            high[open_], low[open_] = (
-                np.where(ok, middle, high[open_]),
-                np.where(ok, low[open_], middle),
-            )
+            high[open_] = np.where(ok, middle, high[open_])
+            low[np.flatnonzero(open_)[~ok]] = middle[~ok]
         return high
 
     # one copy gathers nothing and has a smaller budget, so it stands apart; of more than one, more
@@ -138,7 +136,8 @@ def _columns(
         now = getattr(start, name)
         return [now, *(v for v in every if v != now)] if name in free else [now]
 
-    tps = choices("tp", divisors(cluster.devices_per_node))
+    node = divisors(cluster.devices_per_node) if "tp" in free else [start.tp]
+    tps = [tp for tp in node if model.allows_tp(tp)]
     kept = {
         "recompute": choices("recompute", RECOMPUTE if recipe.trains else ()),
         "flash_attention": choices("flash_attention", (True, False)),
@@ -147,7 +146,7 @@ def _columns(
     }
     eps = choices("ep", divisors(model.experts)) if model.experts else [1]
     schedule = start.schedule if start.schedule in ORDERS else "1f1b"
-    chunked = schedule == "1f1b"
+    own = start.interleave if start.schedule == "1f1b" and "interleave" not in free else None
     # chunks even out which stages have the dense layers of a mixture, and never save otherwise
     chunks = choices("interleave", CHUNKS if model.experts and model.dense_layers else (1,))
     size = 1 if "microbatch" in free else start.microbatch
@@ -157,8 +156,9 @@ def _columns(
         tps, choices("pp", range(1, model.layers + 1)),
         choices("cp", context_degrees(sequence)), eps,
     ):  # fmt: skip
-        for v in chunks if chunked and pp > 1 and count % pp == 0 else (1,):
-            if pp * v <= model.layers and model.allows_tp(tp):
+        whole = schedule == "1f1b" and pp > 1 and count % pp == 0
+        for v in chunks if whole else (1,):
+            if pp * v <= model.layers and own in (None, v):
                 rows += [(tp, pp, cp, ep, v, *rest) for rest in product(*kept.values())]
                 steps += [ep // gcd(ep, cp)] * (len(rows) - len(steps))
     names = ("tp", "pp", "cp", "ep", "interleave", *kept)

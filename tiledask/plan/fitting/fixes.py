@@ -78,7 +78,9 @@ def sentence(
 def _held(before: MemoryEstimate, after: MemoryEstimate) -> str:
     """What the layouts have in common that the fewest devices were looked for among."""
     layout, own = after.layout, before.layout
-    same = f"sequences of {after.sequence} tokens in pieces of 4096 or more"
-    copies = f"{own.microbatch * own.microbatches} of them a copy"
-    how = f"{layout.schedule} over even stages" if layout.partition is None else "its stages"
-    return f"recipe {after.recipe.name}, {same}, {copies}, tp within a node and {how}"
+    how = f"{layout.schedule} over even stages" if layout.partition is None else "its own stages"
+    return (
+        f"recipe {after.recipe.name}, {own.microbatch * own.microbatches} sequences of "
+        f"{after.sequence} tokens a copy (cp {own.cp}, or pieces of 4096 or more), tp that divides "
+        f"a node, {how}"
+    )
