@@ -79,8 +79,9 @@ def _held(before: MemoryEstimate, after: MemoryEstimate) -> str:
     """What the layouts have in common that the fewest devices were looked for among."""
     layout, own = after.layout, before.layout
     how = f"{layout.schedule} over even stages" if layout.partition is None else "its own stages"
+    count = own.microbatch * own.microbatches
     return (
-        f"recipe {after.recipe.name}, {own.microbatch * own.microbatches} sequences of "
+        f"recipe {after.recipe.name}, {count} sequence{'s' * (count > 1)} of "
         f"{after.sequence} tokens a copy (cp {own.cp}, or pieces of 4096 or more), tp that divides "
         f"a node, {how}"
     )
