@@ -11,13 +11,13 @@ from rich.console import Console
 
 import tiledask as td
 from tiledask.lab.planner import fit_facts, plan_facts, show_fit, show_plans
-from tiledask.plan.choosing.premise import WORDS
-from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, overhead_of
+from tiledask.plan.fitting.overhead import CUDA_CONTEXT, default_overhead, overhead_of
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.units import format_bytes, format_seconds
 
+WORDS = {"fits": "holds", "tight": "barely", "no": "fails"}
 SHIPPED = ("gpt2-xl", "llama-3.1-8b", "llama-2-13b", "bloom-176b", "gpt-200b", "mixtral-8x7b",
            "deepseek-v3")  # fmt: skip
 RECIPES = ("mixed-adam-16", "mixed-adam-18", "mixed-adam-8bit", "fp32-adam", "lora")
@@ -63,7 +63,7 @@ def drawn_case(number):
     peak = td.estimate_memory(model, layout, recipe, sequence).peak
     cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'H100', 'A10'))}")
     over = overhead_of(layout)
-    borders = (-1, 0, over.certain - 1, over.certain, over.total - 1, over.total)
+    borders = (-1, 0, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total - 1, over.total)
     room = peak + borders[number % len(borders)]
     device = replace(cluster.device, memory_bytes=max(10**6, room))
     return model, layout, replace(cluster, device=device, devices_per_node=8), recipe, sequence
@@ -117,7 +117,7 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
         assert needs in finding.why
         assert needs in fit.reason
         seen.add(fit.verdict)
-    assert seen == set(VERDICTS)
+    assert seen == {*WORDS}
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -144,7 +144,7 @@ def test_states_alone_are_judged_by_the_same_rule(number):
     parameters, recipe = draw.randint(10**9, 10**11), draw.choice(RECIPES[:4])
     held = sum(state_bytes(-(-parameters // (tp * pp)), recipe, zero, dp).values())
     over = default_overhead(tp * pp * dp, zero if dp > 1 else 0)
-    borders = {-1: "no", over.certain - 1: "no", over.certain: "tight", over.total - 1: "tight",
+    borders = {-1: "no", CUDA_CONTEXT - 1: "no", CUDA_CONTEXT: "tight", over.total - 1: "tight",
                over.total: "fits"}  # fmt: skip
     for extra, verdict in borders.items():
         premise = {
