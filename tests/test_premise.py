@@ -160,6 +160,28 @@ def test_traffic_is_that_of_the_collectives_of_every_micro_batch(recipe, zero):
             assert sent == 52.5e9
 
 
+def test_one_layout_for_several_clusters_is_looked_for_by_fits_where_the_model_is_known():
+    clusters = {
+        "8": {"devices": 8, "memory": "40GB"},
+        "16": {"devices": 16, "memory": "80GB", "devices_per_node": 8},
+    }
+    claim = {"claim": "c", "kind": "fits all", "clusters": clusters}
+    premise = one(**claim) | {"model": "llama-3.1-8b", "plans": {}}
+    del premise["parameters"]
+    why = check_premise(premise).findings[0].why
+    model, counts = td.load_model("llama-3.1-8b"), []
+    for devices, memory in ((8, 40), (16, 80)):
+        fleet = td.load_cluster(f"{devices}xA100-{memory}GB")
+        counts.append(sum(
+            td.fits(model, td.Layout(dp=devices // tp // pp, tp=tp, pp=pp, zero=zero), fleet)
+            .verdict == "fits"
+            for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8, 16) if devices % (tp * pp) == 0
+            for zero in range(4)
+        ))  # fmt: skip
+    assert 0 < counts[0] < counts[1]
+    assert f"{counts[0]} on 8, {counts[1]} on 16 fit" in why
+
+
 def test_a_share_out_of_reach():
     finding = check_premise(one(kind="used", stages=4, microbatches=8, share=1)).findings[0]
     assert (finding.verdict, finding.way_out) == (FAILS, "All of it is out of reach.")

@@ -289,7 +289,7 @@ class _Premise:
         """What ``fits`` says of a model on devices of which only the memory is known."""
         asked = plan, self.memory if memory is None else memory
         if asked not in self._answers:
-            known = load_cluster(f"{self.devices}xA100-80GB")
+            known = load_cluster(f"{max(self.devices, plan.layout.devices)}xA100-80GB")
             device = replace(known.device, name="each device", memory_bytes=asked[1])
             cluster = replace(known, device=device, devices_per_node=self.per_node)
             run = self.model, plan.layout, cluster, plan.recipe, self.sequence
@@ -428,7 +428,10 @@ class _Premise:
     ) -> Iterator[tuple[tuple[int, int, int], int]]:
         """((tp, pp, zero), bytes on a device) of what leaves room for a run's overhead."""
         for tp, pp, zero in product(divisors(per_node), divisors(devices), range(4)):
-            if devices % (tp * pp) == 0:
+            whole = devices % (tp * pp) == 0
+            if self.model is not None:
+                whole = whole and self.model.allows_tp(tp) and pp <= self.model.layers
+            if whole:
                 layout = Layout(dp=devices // (tp * pp), tp=tp, pp=pp, zero=zero)
                 plan = _Plan(layout, self.recipe)
                 if self._verdict(plan, memory) == "fits":

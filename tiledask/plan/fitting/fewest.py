@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tiledask.plan.fitting.fixes import changes
 from tiledask.plan.fitting.many import ORDERS
 from tiledask.plan.fitting.overhead import Overhead, overheads
 from tiledask.plan.fitting.peaks import peaks
@@ -20,7 +21,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.units import divisors
 
-__all__ = ["CHUNKS", "changes", "context_degrees", "fewest_devices"]
+__all__ = ["CHUNKS", "context_degrees", "fewest_devices"]
 
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Chunks of layers on a stage that are tried."""
@@ -116,13 +117,6 @@ def fewest_devices(
         for n in best
     ]
     return min(found, key=lambda layout: len(changes(start, layout)))
-
-
-def changes(before: Layout, after: Layout) -> tuple[str, ...]:
-    """Names of the fields in which ``after`` differs; more micro-batches because they are smaller
-    do not count."""
-    differ = [name for name, value in vars(before).items() if getattr(after, name) != value]
-    return tuple(name for name in differ if name != "microbatches")
 
 
 def _columns(

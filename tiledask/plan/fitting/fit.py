@@ -13,8 +13,7 @@ from typing import Any
 from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.fitting.activations import layer_bytes
-from tiledask.plan.fitting.fewest import changes
-from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, sentence
+from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
 from tiledask.plan.fitting.neighbours import Search

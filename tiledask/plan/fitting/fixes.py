@@ -7,12 +7,14 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes
 
-__all__ = ["SINGLE", "SMALLER", "Fix", "sentence"]
+__all__ = ["SINGLE", "SMALLER", "Fix", "changes", "sentence"]
 
 SINGLE = (
     "zero", "microbatch", "recompute", "flash_attention", "sequence_parallel", "tp", "pp", "dp",
 )  # fmt: skip
 """Fields that are changed one at a time."""
+OTHERS = ("cp", "ep", "interleave", "schedule", "partition")
+"""Fields that change only together with them."""
 SMALLER = ("mixed-adam-18", "mixed-adam-16", "mixed-momentum", "mixed-adam-8bit", "bf16-adam",
            "bf16-adam-8bit", "lora")  # fmt: skip
 """Recipes that a fix may turn to, those that keep most first."""
@@ -40,6 +42,11 @@ class Fix:
 
     def __str__(self) -> str:
         return self.sentence
+
+
+def changes(before: Layout, after: Layout) -> tuple[str, ...]:
+    """Names of the fields in which ``after`` differs; the number of micro-batches follows."""
+    return tuple(n for n in (*SINGLE, *OTHERS) if getattr(before, n) != getattr(after, n))
 
 
 def sentence(
