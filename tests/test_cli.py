@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import fields
 
@@ -326,3 +328,33 @@ def test_other_figures_are_refused_before_the_work_begins(
     words = "there is no folder" if "folder" in name else "written as .png, .svg or .pdf"
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# -- what is not installed -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("distributed", "matmul 64"), ("matplotlib", "idle 1f1b 2 4 --figure {}/x.svg")],
+)
+def test_a_package_that_is_not_there_is_named_with_its_pip_line(
+    capsys, monkeypatch, tmp_path, package, words
+):
+    for name in [m for m in sys.modules if m.partition(".")[0] in (package, "tiledask")]:
+        if name.startswith(("tiledask.dist", "tiledask.lab.p", package)):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(words.format(tmp_path).split()) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"needs {package}, which is not installed: pip install {package}\n")
+
+
+def test_a_name_that_needs_a_package_says_so():
+    code = (
+        "import sys; sys.modules['distributed'] = None; import tiledask as td\n"
+        "try: td.start_cluster\nexcept ModuleNotFoundError as e: print(e)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert said == (
+        "td.start_cluster needs distributed, which is not installed: pip install distributed\n"
+    )

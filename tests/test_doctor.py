@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import time
 
 import pytest
@@ -208,3 +209,22 @@ def test_the_workers_it_promises_are_the_ones_that_start(here):
     with start_cluster(quiet=True) as cluster:
         kind = "GPU" if cluster.backend == "cupy" else "CPU"
         assert here[-1].found.startswith(f"{cluster.slots} {kind} workers")
+
+
+# -- how it was installed ------------------------------------------------------------------------
+
+
+def test_advice_fits_the_way_it_was_installed(monkeypatch):
+    assert doctor._install("lab") == "pip install --constraint constraints.txt -e .[lab]"
+    monkeypatch.setattr(doctor, "__file__", "/opt/site-packages/tiledask/lab/doctor.py")
+    assert doctor._install("lab") == "pip install 'tiledask[lab]'"
+    monkeypatch.setattr(doctor, "_version", lambda distribution: "")
+    fixes = " ".join(f.fix for f in with_gpu(monkeypatch, NO_CUPY).values())
+    assert "constraints.txt" not in fixes
+    assert "tiledask[gpu]" in fixes
+
+
+def test_a_package_that_is_not_there_is_missing_and_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    found = with_gpu(monkeypatch, NO_GPU)["memory"]
+    assert (found.state, found.fix) == ("missing", "pip install psutil")

@@ -295,7 +295,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         (lambda: partition([math.inf, 1], 1), "cost number 1"),
         (lambda: partition(["a", 1], 1), "cost number 1 .* got 'a'"),
         (lambda: partition("11", 1), "list of numbers"),
-        (lambda: partition(5, 1), "list of numbers"),
+        (lambda: partition(5.0, 1), "list of numbers"),
         (lambda: partition([1, 1], 0), "stages must be a whole number of at least 1, got 0"),
         (lambda: partition([1, 1], 1.5), "stages must be a whole number"),
         (lambda: partition([1, 1], True), "stages must be a whole number"),

@@ -144,6 +144,15 @@ def test_the_python_runs_from_top_to_bottom():
     assert run([sys.executable, "-c", source]) == ""
 
 
+def test_what_it_names_is_there_once_tiledask_is_imported():
+    names = sorted({n for n in re.findall(r"`[^`\n]*?\b(?:td|tiledask)\.([a-z][\w.]*\w)", README)
+                    if not n.endswith((".csv", ".json"))})  # fmt: skip
+    assert {"report", "diagnose", "lab.dashboard.Recorder"} <= set(names)
+    for name in names:  # each by itself: none may be there because another was named before
+        code = f"import operator, tiledask; operator.attrgetter({name!r})(tiledask)"
+        assert run([sys.executable, "-c", code]) == ""
+
+
 def test_every_block_says_its_language():
     assert unmarked(README) == 0, "write ```sh, ```python or ```text"
 

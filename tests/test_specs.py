@@ -224,3 +224,81 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
 def test_clusters_that_cannot_be_read(text, message):
     with pytest.raises(ConfigError, match=message):
         load_cluster(text)
+
+
+# names in place of objects ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hub", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("bigscience/bloom", "bloom-176b"),
+        ("openai-community/gpt2", "gpt2"),
+    ],
+)
+def test_shipped_models_are_found_by_their_name_on_the_hub(hub, name):
+    assert load_model(hub) == load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("gemma-2-9b", None), ("google/gemma-2-9b", None), ("phi-3-mini", None),
+     ("lama-2-7b", "llama-2-7b"), ("llama-3.1-9b", "llama-3.1-8b"), ("qwen3-33b", "qwen3-32b")],
+)  # fmt: skip
+def test_only_what_is_near_is_suggested(typed, near):
+    with pytest.raises(ConfigError, match=r"td\.Model\(\.\.\.\), or the path of") as refused:
+        load_model(typed)
+    said = str(refused.value)
+    assert ("did you mean" in said) == bool(near)
+    assert near is None or f"did you mean {near!r}" in said
+
+
+def test_planning_takes_names_and_objects_alike():
+    model, cluster = load_model("gpt2"), load_cluster("8xH100")
+    for given in ((model, cluster), ("gpt2", "8xH100"), (model, "8xH100"), ("gpt2", cluster)):
+        plans = td.search(*given, 64)
+        assert (plans.model, plans.cluster) == (model, cluster)
+        assert td.sensitivity(*given, 64)[0].speedup > 1
+        model_, cluster_ = given
+        for ask in (td.fits, td.critique, td.estimate_step):
+            assert repr(ask(model_, td.Layout(dp=8), cluster_)) == repr(
+                ask(model, td.Layout(dp=8), cluster)
+            )
+        assert td.estimate_memory(model_, td.Layout()).peak > 0
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: td.search(5, "8xH100", 64), "a model is named by text or by a path, got 5"),
+        (lambda: td.search("gpt2", 7, 64), "a cluster is named by text .* got 7"),
+        (lambda: td.fits("gpt2", "tp=8", "8xH100"), "a layout is a td.Layout.* got 'tp=8'"),
+        (lambda: td.estimate_memory("gpt-9", td.Layout()), "no model .* called 'gpt-9'"),
+        (lambda: td.simulate(5), "a schedule is td.schedule.* got 5"),
+        (lambda: td.simulate("1f2b", 4, 8), "no schedule '1f2b'"),
+        (lambda: td.partition(0, 4), "layers must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_errors_name_what_was_passed(ask, words):
+    with pytest.raises(ValueError, match=words):
+        ask()
+
+
+def test_counts_and_schedules_may_be_written_as_the_command_line_does():
+    assert td.partition(24, 4) == td.partition([1.0] * 24, 4)
+    s = td.schedule("1f1b", 4, 8)
+    given = td.simulate("1f1b", 4, 8, forward=1.0, backward=3.0, latency=0.25)
+    assert given.makespan == td.simulate(s, 1.0, 3.0, latency=0.25).makespan
+    looped = td.schedule("interleaved", 8, 8, devices=4)
+    assert td.simulate("interleaved", 8, 8, devices=4).makespan == td.simulate(looped).makespan
+
+
+def test_a_model_that_is_not_understood_names_the_way_out(tmp_path):
+    file = write(tmp_path, {"model_type": "phi3", "hidden_size": 8})
+    with pytest.raises(ConfigError, match=r"described by hand: td\.Model\("):
+        load_model(file)
+    for config in ({"model_type": "llama4", "text_config": {}}, {"text_config": {}}):
+        with pytest.raises(ConfigError, match="the object under 'text_config'"):
+            load_model(write(tmp_path, config))

@@ -76,7 +76,16 @@ __all__ = [*_HOME, *_MODULES]
 
 def __getattr__(name: str):
     if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+        try:
+            value = getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            package = (error.name or "tiledask").partition(".")[0]
+            if package == "tiledask":  # a fault of ours
+                raise
+            raise ModuleNotFoundError(
+                f"td.{name} needs {package}, which is not installed: pip install {package}",
+                name=error.name,
+            ) from None
     elif name in _MODULES:
         value = import_module(f"tiledask.{name}")
     else:

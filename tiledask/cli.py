@@ -2,17 +2,20 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 import tiledask as td
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, lacking
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
+from tiledask.plan.data import short
+from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import parse_bytes
 
 __all__ = ["main"]
@@ -29,7 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_figure(path)  # before the work begins
         code, result = args.run(args, console)
     except _ERRORS as error:
-        print(f"tiledask {args.command}: {str(error) or type(error).__name__}", file=sys.stderr)
+        print(f"tiledask {args.command}: {_shown(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        package = lacking(error)
+        print(
+            f"tiledask {args.command}: needs {package}, which is not installed: pip install "
+            f"{package}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print(f"tiledask {args.command}: stopped", file=sys.stderr)
@@ -43,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tiledask", description=td.__doc__.splitlines()[0])
+    parser = _Parser(prog="tiledask", description=td.__doc__.splitlines()[0])
     parser.add_argument("--version", action="version", version=td.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     add = _adder(commands)
@@ -63,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         ("microbatch", "sequences in a micro-batch"), ("microbatches", "of one copy in a step"),
         ("interleave", "chunks of layers a stage"),
     ):  # fmt: skip
-        sub.add_argument(f"--{name}", type=int, default=1, help=f"{words} (%(default)s)")
-    sub.add_argument("--zero", type=int, default=0, choices=range(4), help="(%(default)s)")
+        sub.add_argument(f"--{name}", type=_whole, default=1, help=f"{words} (%(default)s)")
+    sub.add_argument("--zero", type=_whole, default=0, choices=range(4), help="(%(default)s)")
     sub.add_argument("--recompute", default="none", help="none, selective or full (%(default)s)")
     sub.add_argument("--schedule", default="1f1b", help="1f1b, gpipe, zb-h1, ... (%(default)s)")
     sub.add_argument("--partition", help="layers of each stage, such as 'E+5, 6x10, 5+E'")
@@ -81,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("plan", _plan, "every layout of a cluster: which fit, which is fastest, what binds")
     _of_models(sub)
-    sub.add_argument("batch", type=int, help="sequences of a step, over all devices")
+    sub.add_argument("batch", type=_whole, help="sequences of a step, over all devices")
     sub.add_argument("--devices", help="numbers of devices to try, such as 64,128 (all)")
     sub.add_argument("--first", type=_positive, default=8, help="plans to show (%(default)s)")
     sub.add_argument("--no-sensitivity", action="store_true", help="leave out what binds")
@@ -93,9 +104,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("partition", _partition, "the best contiguous split of layers over devices")
     sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
-    sub.add_argument("stages", type=int)
+    sub.add_argument("stages", type=_whole)
     sub.add_argument("--speeds", help="one per device, such as 1,1,2,2")
-    sub.add_argument("--chunks", type=int, default=1, help="stages per device (%(default)s)")
+    sub.add_argument("--chunks", type=_whole, default=1, help="stages per device (%(default)s)")
     sub.add_argument("--memory", help="bytes of each layer, such as 1GB or 4GB,1GB,1GB,4GB")
     sub.add_argument("--capacity", help="bytes of each device, such as 8GB or 16GB,8GB")
     sub.add_argument("--communication", help="time to send across a cut; one, or one per place")
@@ -113,9 +124,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("idle", _idle, "how idle a pipeline schedule leaves its devices")
     sub.add_argument("schedule", nargs="?", help=f"one of {', '.join(td.schedules)}")
-    sub.add_argument("stages", type=int, nargs="?")
-    sub.add_argument("microbatches", type=int, nargs="?")
-    sub.add_argument("--devices", type=int, help="for looped schedules: stages share devices")
+    sub.add_argument("stages", type=_whole, nargs="?")
+    sub.add_argument("microbatches", type=_whole, nargs="?")
+    sub.add_argument("--devices", type=_whole, help="for looped schedules: stages share devices")
     sub.add_argument("--forward", default="1", help="seconds; one, or one per stage (%(default)s)")
     sub.add_argument(
         "--backward", default="2", help="seconds; half for I, half for W (%(default)s)"
@@ -137,17 +148,40 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     sub = add("matmul", _matmul, "run a distributed product and compare it with its prediction")
-    sub.add_argument("size", type=int, nargs="?", default=4096, help="n of n x n (%(default)s)")
+    sub.add_argument("size", type=_whole, nargs="?", default=4096, help="n of n x n (%(default)s)")
     sub.add_argument("--mesh", default="2x2", help="workers as rows x columns (%(default)s)")
     sub.add_argument("--kernel", default="blas", help="(%(default)s)")
-    sub.add_argument("--tile", type=int)
+    sub.add_argument("--tile", type=_whole)
     _device(sub)
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose complaints stay short, whatever was typed."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message if len(message) < 600 else f"{message[:300]} ... {message[-200:]}")
+
+
+def _shown(error: Exception) -> str:
+    """The message; of one that echoes a long input, both ends."""
+    words = str(error) or type(error).__name__
+    return words if len(words) < MOST_WORDS else f"{words[:300]} ... {words[-300:]}"
+
+
+MOST_WORDS = 2_000
+"""Characters of the longest message that is printed whole."""
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {short(text)}")
+    return int(text)
+
+
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {text!r}")
+    if _whole(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got {short(text)}")
     return int(text)
 
 
@@ -155,7 +189,7 @@ def _of_models(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model", help="a shipped name such as gpt-200b, or a config.json")
     sub.add_argument("cluster", help="COUNTxNAME such as 80xA100-40GB, or a JSON file")
     sub.add_argument("--recipe", default="mixed-adam-16", help="(%(default)s)")
-    sub.add_argument("--sequence", type=int, default=2048, help="tokens (%(default)s)")
+    sub.add_argument("--sequence", type=_whole, default=2048, help="tokens (%(default)s)")
 
 
 def _adder(commands: Any) -> Callable[..., argparse.ArgumentParser]:
@@ -276,20 +310,22 @@ def _numbers(text: str, what: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise ConfigError(
-            f"{what} are numbers between commas, such as 1,1,2; got {text!r}"
+            f"{what} are numbers between commas, such as 1,1,2; got {short(text)}"
         ) from None
 
 
 def _whole_numbers(text: str, what: str) -> list[int]:
     numbers = _numbers(text, what)
-    if any(n != int(n) for n in numbers):
-        raise ConfigError(f"{what} are whole numbers between commas, such as 64,128; got {text!r}")
+    if not all(n.is_integer() for n in numbers):  # infinity is none
+        raise ConfigError(
+            f"{what} are whole numbers between commas, such as 64,128; got {short(text)}"
+        )
     return [int(n) for n in numbers]
 
 
-def _costs(layers: str) -> list[float]:
+def _costs(layers: str) -> Sequence[float]:
     """Costs from a number of equal layers, or from numbers between commas."""
-    return [1.0] * int(layers) if layers.isdigit() else _numbers(layers, "costs")
+    return layer_costs(int(layers[:30]) if layers.isdecimal() else _numbers(layers, "costs"))
 
 
 def _sizes(text: str | None) -> list[int] | None:
@@ -429,13 +465,15 @@ def _diagnose(args: argparse.Namespace, console: Console) -> Result:
 def _matmul(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.dist.explain import HEAD
     from tiledask.lab.product import compare_product
+    from tiledask.tile.table import lookup
 
     try:
         mesh = tuple(int(n) for n in args.mesh.split("x"))
     except ValueError:
         mesh = ()
     if len(mesh) != 2:
-        raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {args.mesh!r}")
+        raise ConfigError(f"a mesh is rows x columns, such as 2x2; got {short(args.mesh)}")
+    lookup(args.kernel)  # a wrong name is no reason to start workers
     if args.size < 1:
         raise ConfigError(f"a size is 1 or more, got {args.size}")
     table, explanation = compare_product(args.size, mesh, args.kernel, args.tile, args.device)

@@ -12,6 +12,7 @@ __all__ = [
     "PartitionError",
     "PlacementError",
     "ScheduleError",
+    "lacking",
 ]
 
 
@@ -57,3 +58,11 @@ class DeadlineError(TimeoutError):
 
 class ClusterLostError(RuntimeError):
     """The scheduler or the last worker is gone; the message says how to start again."""
+
+
+def lacking(error: ModuleNotFoundError) -> str:
+    """The package that is not installed; raises ``error`` again if it is a module of our own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "tiledask"):
+        raise error
+    return package

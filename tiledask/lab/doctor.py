@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, lacking
 from tiledask.lab.table import Grid
 from tiledask.plan import html
 from tiledask.plan.units import format_bytes
@@ -100,6 +100,9 @@ def examine() -> list[Finding]:
 def _careful(name: str, question: Callable[[], Finding]) -> Finding:
     try:
         return question()
+    except ModuleNotFoundError as error:
+        package = lacking(error)
+        return Finding(name, "missing", f"{package} is not installed", "", f"pip install {package}")
     except Exception as error:  # a broken installation raises all sorts of things
         found = f"could not be found out: {type(error).__name__}: {_line(error)}"
         return Finding(name, "note", found, "see the other lines")
@@ -202,7 +205,7 @@ def _dask() -> Finding:
 
 
 def _jupyterlab() -> Finding:
-    return _package("JupyterLab", "jupyterlab", "the walkthroughs: make lab", "lab")
+    return _package("JupyterLab", "jupyterlab", "the walkthroughs", "lab")
 
 
 def _labextension() -> Finding:
@@ -231,7 +234,16 @@ def _version(distribution: str) -> str:
 
 
 def _install(extra: str) -> str:
-    return f"pip install --constraint constraints.txt -e .[{extra}]"
+    """The command that brings an extra, for a checkout or for an installed package."""
+    if _checkout():
+        return f"pip install --constraint constraints.txt -e .[{extra}]"
+    return f"pip install 'tiledask[{extra}]'"
+
+
+def _checkout() -> bool:
+    """Whether the package lies in a checkout, with its lists of versions beside it."""
+    root = Path(__file__).resolve().parents[2]
+    return all((root / name).is_file() for name in ("pyproject.toml", "constraints.txt"))
 
 
 def _first_line(command: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import stat
 import sys
 from functools import cache
@@ -43,15 +44,39 @@ def names(kind: str) -> tuple[str, ...]:
 def read_named(kind: str, name: str) -> "Fields":
     """The shipped description ``name`` of one kind; unknown names are a ConfigError."""
     if name.lower() not in names(kind):
-        begun = [each for each in names(kind) if each.startswith(name[:60].lower())]
-        last = name[:200].lower().rsplit("/", 1)[-1]
-        near = begun or difflib.get_close_matches(last, names(kind), n=1)
-        hint = f"did you mean {' or '.join(map(repr, near[:3]))}? " if near else ""
+        near = _near(name[:200].lower().rsplit("/", 1)[-1], names(kind))
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ConfigError(
-            f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}tiledask has "
-            f"{', '.join(names(kind))}"
+            f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}"
+            f"{_OWN.get(kind, '')}tiledask has {', '.join(names(kind))}"
         )
     return read(_root() / kind / f"{name.lower()}.json")
+
+
+_OWN = {
+    "models": "one of your own is td.Model(...), or the path of its Hugging Face config.json; ",
+    "hardware": "a cluster of your own is a JSON file with its device in it; ",
+}
+"""How to go on without a shipped description of that kind."""
+
+
+def _near(name: str, known: tuple[str, ...]) -> list[str]:
+    """Up to three of ``known`` that begin so, or the nearest of the same family.
+
+    The letters that a name begins with are its family: all llamas are nearer to each other than
+    any is to a gemma, whatever the digits behind them.
+
+    >>> _near("lama-2-7b", ("llama-2-7b", "olmo-2-7b")), _near("gemma-2-7b", ("llama-2-7b",))
+    (['llama-2-7b'], [])
+    """
+    begun = [each for each in known if name and each.startswith(name)]
+    families = {each: _FAMILY.match(each)[0] for each in known}
+    alike = difflib.get_close_matches(_FAMILY.match(name)[0], set(families.values()), 3, 0.75)
+    kin = [each for each in known if families[each] in alike]
+    return begun[:3] or difflib.get_close_matches(name, kin, n=1)
+
+
+_FAMILY = re.compile("[a-z]*")
 
 
 def read(path: str | os.PathLike) -> "Fields":

@@ -7,6 +7,7 @@ import re
 from math import isqrt
 
 from tiledask.errors import ConfigError
+from tiledask.plan.data import short
 
 __all__ = ["divisors", "format_bytes", "format_seconds", "format_up", "parse_bytes"]
 
@@ -15,6 +16,10 @@ _SIZES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50,
 }  # fmt: skip
+
+
+_MOST_BYTES = 10**24
+"""No disk, no memory and no network on Earth moves more."""
 
 
 def format_bytes(n: float) -> str:
@@ -63,17 +68,21 @@ def parse_bytes(text: str | int | float) -> int:
     >>> parse_bytes("40GB"), parse_bytes("1 MiB"), parse_bytes(17)
     (40000000000, 1048576, 17)
     """
-    if isinstance(text, bool) or (isinstance(text, int | float) and not text >= 0):
-        raise ConfigError(f"a size in bytes must be a number of 0 or more, got {text!r}")
-    if isinstance(text, int | float):
+    number = isinstance(text, int | float) and not isinstance(text, bool)
+    if not isinstance(text, str) and not (number and 0 <= text <= _MOST_BYTES):
+        raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
+    if number:
         return int(text)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match[2] not in _SIZES:
         raise ConfigError(
-            f"cannot read {text!r} as a size; write a number and a unit: '40GB' (1e9 bytes each), "
-            f"'40GiB' (2**30 each) or '512MB'"
+            f"cannot read {short(text)} as a size; write a number and a unit: '40GB' (1e9 bytes "
+            f"each), '40GiB' (2**30 each) or '512MB'"
         )
-    return round(float(match[1]) * _SIZES[match[2]])
+    size = float(match[1]) * _SIZES[match[2]]
+    if size > _MOST_BYTES:
+        raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
+    return round(size)
 
 
 def divisors(n: int, most: int | None = None) -> list[int]:

@@ -197,7 +197,7 @@ def load_puzzle(name: str | int | os.PathLike) -> Puzzle:
     if isinstance(name, os.PathLike) or str(name).endswith(".json"):
         fields = read(name)
         return _read(Path(name).stem, fields.values, fields.where)
-    if isinstance(name, int) or str(name).isdigit():
+    if isinstance(name, int) or re.fullmatch(r"\d{1,9}", str(name)):
         return _of_level(int(name))
     return _read(str(name), read_named("puzzles", str(name)).values)
 

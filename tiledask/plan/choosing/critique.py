@@ -15,6 +15,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
+from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.timing.step_values import Numbers
@@ -136,15 +137,16 @@ class PlanCritique:
 
 
 def critique(
-    model: Model,
+    model: Model | str,
     layout: Layout,
-    cluster: ClusterSpec,
+    cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
 ) -> PlanCritique:
     """What is wrong with ``layout``, and which single change would be better.
 
-    Memory is judged by :func:`tiledask.plan.fitting.fit.fits`, time by
+    ``model`` and ``cluster`` may be names. Memory is judged by
+    :func:`tiledask.plan.fitting.fit.fits`, time by
     :func:`tiledask.plan.timing.step.estimate_step`; raises what they raise.
 
     >>> from tiledask.plan.inputs.specs import load_cluster, load_model
@@ -155,6 +157,7 @@ def critique(
     >>> found.advice[0].seconds < found.step.total
     True
     """
+    model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
     check_trains(recipe)
     fit = fits(model, layout, cluster, recipe, sequence)

@@ -135,7 +135,7 @@ def _read(premise: str | os.PathLike | Mapping) -> Fields:
             f"{', '.join(names('premises'))}"
         )
     text = os.fspath(premise)
-    is_file = text.endswith(".json") or os.sep in text or Path(text).is_file()
+    is_file = text.endswith(".json") or os.sep in text or (len(text) < 256 and Path(text).is_file())
     return read(text) if is_file else read_named("premises", text)
 
 

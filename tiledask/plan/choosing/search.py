@@ -22,10 +22,11 @@ from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
 from tiledask.plan.fitting.peaks import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_cluster, check_run, check_trains
+from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import Numbers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
@@ -68,7 +69,7 @@ class Space:
             if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
                 raise ConfigError(
                     f"Space {field.name} is a sequence of one value or more, such as "
-                    f"{field.name}=({values or 1!r},); got {values!r}"
+                    f"{field.name}=({short(values or 1)},); got {short(values)}"
                 )
             for value in values:  # a layout with each, which says what is wrong with it
                 Layout(**{"dp": value} if field.name == "ep" else {}, **_alone(field.name, value))
@@ -303,8 +304,8 @@ def _unbeaten(cost: Any) -> list[int]:
 
 
 def search(
-    model: Model,
-    cluster: ClusterSpec,
+    model: Model | str,
+    cluster: ClusterSpec | str,
     global_batch: int,
     *,
     sequence: int = 2048,
@@ -314,6 +315,7 @@ def search(
 ) -> Plans:
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
+    ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     Layers are dealt out evenly. ``devices``: numbers of devices to use (default: all of the
     cluster's). Memory is counted to the byte (:func:`tiledask.plan.fitting.peaks.peaks`). Time is
     ranked by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's
@@ -324,14 +326,19 @@ def search(
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds
     ('fits', True)
     """
+    model, cluster = as_model(model), as_cluster(cluster)
     recipe, space = load_recipe(recipe), space or Space()
     if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
         raise ConfigError(
-            f"global_batch must be an integer of 1 or more sequences, got {global_batch!r}"
+            f"global_batch must be an integer of 1 or more sequences, got {short(global_batch)}"
+        )
+    if global_batch > MOST_OF_ANY:
+        raise ConfigError(
+            f"global_batch must be at most {MOST_OF_ANY:,} sequences, got {short(global_batch)}; "
+            f"is it a number of tokens?"
         )
     check_trains(recipe)
     check_run(model, Layout(), sequence)
-    check_cluster(cluster)
     if not isinstance(space, Space):
         raise ConfigError(f"space is a td.Space, such as Space(tp=(1, 2)), got {short(space)}")
     if isinstance(devices, int):
@@ -339,7 +346,7 @@ def search(
     counts = (cluster.devices,) if devices is None else tuple(devices)
     if not all(isinstance(n, int) and 1 <= n <= cluster.devices for n in counts):
         raise ConfigError(
-            f"devices must lie between 1 and the cluster's {cluster.devices}, got {counts}"
+            f"devices must lie between 1 and the cluster's {cluster.devices}, got {short(counts)}"
         )
     rows = [
         row for n in counts for row in _shapes(model, cluster, global_batch, sequence, space, n)

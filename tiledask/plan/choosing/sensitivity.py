@@ -12,8 +12,10 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.choosing.search import Plan, search
+from tiledask.plan.data import short
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.specs import as_cluster, as_model
 
 __all__ = ["Relaxed", "sensitivity"]
 
@@ -51,13 +53,18 @@ class Relaxed:
 
 
 def sensitivity(
-    model: Model, cluster: ClusterSpec, global_batch: int, *, times: float = 2.0, **options: Any
+    model: Model | str,
+    cluster: ClusterSpec | str,
+    global_batch: int,
+    *,
+    times: float = 2.0,
+    **options: Any,
 ) -> list[Relaxed]:
     """What relaxing each limit ``times``-fold buys, the most first; the first one binds.
 
     The limits: memory of a device, its peak FLOP/s, its memory bandwidth, bandwidth within and
     between nodes, devices in a node, and devices (unless ``devices=`` fixes their number).
-    ``options`` are those of :func:`tiledask.search`.
+    ``options`` are those of :func:`tiledask.search`; as there, names are read.
 
     >>> from tiledask.plan.inputs.specs import load_cluster, load_model
     >>> found = sensitivity(load_model("llama-2-70b"), load_cluster("32xA100-80GB"), 128)
@@ -65,7 +72,10 @@ def sensitivity(
     (True, True)
     """
     if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
-        raise ConfigError(f"times must be a number above 1, by which limits grow; got {times!r}")
+        raise ConfigError(
+            f"times must be a number above 1, by which limits grow; got {short(times)}"
+        )
+    model, cluster = as_model(model), as_cluster(cluster)
     before = search(model, cluster, global_batch, **options).best
     found = []
     fixed = options.get("devices") is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan import html
+from tiledask.plan.data import short
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
@@ -22,7 +23,8 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_cluster, check_run
+from tiledask.plan.inputs.run import check_run
+from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.units import format_bytes
 
 __all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
@@ -221,10 +223,14 @@ class Fit:
         )
 
 
+LARGEST = 10**24
+"""Bytes of the largest overhead that is believed."""
+
+
 def fits(
-    model: Model,
+    model: Model | str,
     layout: Layout,
-    cluster: ClusterSpec,
+    cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
     overhead: Overhead | int | None = None,
@@ -232,6 +238,7 @@ def fits(
 ) -> Fit:
     """Whether ``layout`` fits on the devices of ``cluster``, why, and what would.
 
+    ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
     The capacity is the device's nominal one, 1e9 bytes a GB. ``overhead`` is the budget for
     what no tensor accounts for (bytes, or an Overhead; default: ``overhead_of`` the layout).
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
@@ -243,14 +250,18 @@ def fits(
     >>> fit.verdict, fit.smallest_fix.changed
     ('no', ('tp', 'pp', 'dp'))
     """
+    model, cluster = as_model(model), as_cluster(cluster)
     check_run(model, layout, sequence)
-    check_cluster(cluster)
     if overhead is None:
         overhead = overhead_of(layout)
     elif not isinstance(overhead, Overhead):
-        if isinstance(overhead, bool) or not isinstance(overhead, int) or overhead < 0:
+        if (
+            isinstance(overhead, bool)
+            or not isinstance(overhead, int)
+            or not 0 <= overhead <= LARGEST
+        ):
             raise ConfigError(
-                f"overhead must be bytes, 0 or more, or an Overhead, got {overhead!r}"
+                f"overhead must be bytes, 0 or more, or an Overhead, got {short(overhead)}"
             )
         overhead = Overhead(0, 0, 0, overhead)
     return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)

@@ -17,6 +17,7 @@ from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
 from tiledask.plan.inputs.run import check_run
+from tiledask.plan.inputs.specs import as_model
 from tiledask.plan.ledger import Ledger, Row
 from tiledask.plan.units import format_bytes
 
@@ -79,14 +80,14 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    model: Model,
+    model: Model | str,
     layout: Layout,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
 ) -> MemoryEstimate:
     """Bytes per device on every pipeline stage, by tensor class and moment.
 
-    States follow the recipe and ZeRO (Rajbhandari et al. 2020, Table 1), activations
+    ``model`` may be a name, as `load_model` reads it. States follow the recipe and ZeRO (Rajbhandari et al. 2020, Table 1), activations
     Korthikanti et al. 2022 (Table 2) times the micro-batches in flight. Beside these stand
     the logits, the gradients of one layer's activations during its backward (an upper
     bound: all of them at once), what ZeRO and sequence parallelism gather for one layer, and
@@ -101,7 +102,7 @@ def estimate_memory(
     >>> estimate_memory(load_model("gpt-200b"), Layout(tp=8, pp=10, recompute="full"))
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
-    recipe = load_recipe(recipe)
+    model, recipe = as_model(model), load_recipe(recipe)
     check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
     rows = (

@@ -26,10 +26,13 @@ def model_from_config(config: Fields, name: str) -> Model:
     >>> model_from_config(config, "gpt2").parameters
     124439808
     """
+    if "model_type" not in config and "text_config" in config:
+        raise config.fail("model_type", f"is missing. {_way(config)}")
     kind = config.text("model_type")
     if kind not in FAMILIES:
         raise config.fail(
-            "model_type", f"is {short(kind)}; the families understood are {', '.join(families)}"
+            "model_type",
+            f"is {short(kind)}; the families understood are {', '.join(families)}. {_way(config)}",
         )
     family = FAMILIES[kind]
     _check_class(config, kind, family)
@@ -52,6 +55,19 @@ def model_from_config(config: Fields, name: str) -> Model:
         )
     except ConfigError as error:
         raise ConfigError(f"{config.where}: {error}") from None
+
+
+def _way(config: Fields) -> str:
+    """How to go on with a model that is not understood."""
+    if isinstance(config.values.get("text_config"), dict):
+        return (
+            "Its language model is the object under 'text_config': save that as a config.json of "
+            "its own, or describe it by hand with td.Model(...)"
+        )
+    return (
+        "A model like one of them is described by hand: "
+        "td.Model(layers=..., hidden=..., heads=..., ffn=..., vocab=...)"
+    )
 
 
 def _aliased(config: Fields, key: str, default: int | None = None) -> int:
@@ -141,7 +157,7 @@ def _check_class(config: Fields, kind: str, family: Family) -> None:
             raise config.fail(
                 "architectures",
                 f"names {short(name)}, whose head may hold other weights; for {kind!r} the count "
-                f"is known of {', '.join(family.classes)}",
+                f"is known of {', '.join(family.classes)}. {_way(config)}",
             )
 
 

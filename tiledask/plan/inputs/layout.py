@@ -15,6 +15,7 @@ from itertools import pairwise
 from math import gcd
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.plan.data import short
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Layout"]
 
@@ -84,7 +85,7 @@ class Layout:
             raise ConfigError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
         for name in ("sequence_parallel", "flash_attention"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be True or False, got {short(getattr(self, name))}")
         if self.dp * self.cp % self.ep:
             raise ConfigError(
                 f"ep must divide dp x cp, over which experts are dealt out, got {self.ep} and "
@@ -93,7 +94,9 @@ class Layout:
         recomputes = (*RECOMPUTE, SELECTIVE_OP)
         for name, allowed in (("recompute", recomputes), ("schedule", SCHEDULES)):
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"{name} must be one of {allowed}, got {short(getattr(self, name))}"
+                )
         self._check_interleave()
         if self.partition not in (None, ITEMS):
             if isinstance(self.partition, str):
@@ -143,7 +146,7 @@ class Layout:
         except TypeError:
             raise PartitionError(
                 f"partition must be a sequence of integers such as (0, 6, 12), "
-                f"got {self.partition!r}"
+                f"got {short(self.partition)}"
             ) from None
         if len(bounds) != self.chunks + 1:
             raise PartitionError(
@@ -153,8 +156,8 @@ class Layout:
         inner = [b - a for a, b in pairwise(bounds)]
         if bounds[0] != 0 or min(inner) < 0 or (self.chunks > 2 and min(inner[1:-1]) < 1):
             raise PartitionError(
-                f"partition bounds must start at 0 and rise, got {bounds}; only the first and "
-                f"the last chunk may be without layers (they hold the embedding and the head)"
+                f"partition bounds must start at 0 and rise, got {short(bounds)}; only the first "
+                f"and the last chunk may be without layers (they hold the embedding and the head)"
             )
         return bounds
 
@@ -220,13 +223,19 @@ class Layout:
         return " ".join([sizes, *others])
 
 
+MOST_OF_ANY = 10**8
+"""Of any field of a layout, as of a cluster's devices: a larger number is a slip of the hand."""
+
+
 def _integer(name: str, value: object, minimum: int) -> int:
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < minimum:
-        raise ConfigError(f"{name} must be an integer of {minimum} or more, got {value!r}")
+        raise ConfigError(f"{name} must be an integer of {minimum} or more, got {short(value)}")
+    if number > MOST_OF_ANY:
+        raise ConfigError(f"{name} must be at most {MOST_OF_ANY:,}, got {short(number)}")
     return number
 
 
@@ -244,9 +253,9 @@ def _read_partition(text: str) -> list[int]:
             or ((embeds or ends) and times) or (len(parts) == 1 and text.upper() in "EH")
         ):  # fmt: skip
             raise PartitionError(
-                f"partition {text!r}: cannot read {part!r}; write layers of each stage such as "
-                f"'E+5, 6x10, 5+E' (E the embedding in the first stage, the head in the last), "
-                f"{ITEMS!r} or bounds"
+                f"partition {short(text)}: cannot read {short(part)}; write layers of each stage "
+                f"such as 'E+5, 6x10, 5+E' (E the embedding in the first stage, the head in the "
+                f"last), {ITEMS!r} or bounds"
             )
         for _ in range(int(times or 1)):
             bounds.append(bounds[-1] + int(size or 0))

@@ -1,15 +1,12 @@
 """What is run: a model, a layout and a sequence that can go together."""
 
-from typing import Any
-
 from tiledask.errors import ConfigError
 from tiledask.plan.data import short
-from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 
-__all__ = ["check_cluster", "check_run", "check_trains"]
+__all__ = ["check_run", "check_trains"]
 
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
@@ -17,17 +14,14 @@ LONGEST = 2**30
 
 def check_run(model: Model, layout: Layout, sequence: int) -> None:
     """Refuse a sequence, or a layout, that the model cannot be run with."""
-    if not isinstance(model, Model) or not isinstance(layout, Layout):
-        raise ConfigError(
-            f"a Model and a Layout are needed, in this order, such as td.load_model('gpt2') and "
-            f"td.Layout(); got {type(model).__name__} and {type(layout).__name__}"
-        )
+    if not isinstance(layout, Layout):
+        raise ConfigError(f"a layout is a td.Layout, such as td.Layout(tp=8), got {short(layout)}")
     if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 1:
-        raise ConfigError(f"sequence must be an integer of 1 or more tokens, got {sequence!r}")
+        raise ConfigError(f"sequence must be an integer of 1 or more tokens, got {short(sequence)}")
     if sequence > LONGEST:
         raise ConfigError(
-            f"sequence must be {LONGEST:,} tokens or fewer, got {sequence:,}; is it a number of "
-            f"tokens, not of bytes or of a whole batch?"
+            f"sequence must be {LONGEST:,} tokens or fewer, got {short(sequence)}; is it a number "
+            f"of tokens, not of bytes or of a whole batch?"
         )
     if layout.cp > sequence:
         raise ConfigError(
@@ -37,14 +31,6 @@ def check_run(model: Model, layout: Layout, sequence: int) -> None:
     model.check_tp(layout.tp)
     _check_experts(model, layout)
     layout.chunk_layers(model.layers)
-
-
-def check_cluster(cluster: Any) -> None:
-    """Refuse what is no ClusterSpec."""
-    if not isinstance(cluster, ClusterSpec):
-        raise ConfigError(
-            f"a cluster comes from td.load_cluster('8xH100') or a JSON file, got {short(cluster)}"
-        )
 
 
 def check_trains(recipe: Recipe) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.data import short
 from tiledask.plan.pipelines.schedule import Schedule
 
 __all__ = ["CONVENTIONS", "Links", "PerLink"]
@@ -56,7 +57,7 @@ class Links:
         numbers that are not finite, below 0 (a bandwidth of 0 too), or of another shape.
         """
         if transfers not in CONVENTIONS:
-            raise ScheduleError(f"transfers are {' or '.join(CONVENTIONS)}, got {transfers!r}")
+            raise ScheduleError(f"transfers are {' or '.join(CONVENTIONS)}, got {short(transfers)}")
         places = np.array(schedule.places)
         devices, (replicas, stages) = schedule.devices, places.shape
         source, target = (np.zeros((2, replicas, stages), np.int64) for _ in range(2))
@@ -67,7 +68,10 @@ class Links:
         sends = source != target
 
         def per_link(values: PerLink, name: str) -> np.ndarray:
-            table = np.asarray(values, float)
+            try:
+                table = np.asarray(values, float)
+            except (TypeError, ValueError):
+                raise ScheduleError(f"{name} must be numbers, got {short(values)}") from None
             if table.ndim == 0:
                 return np.where(sends, table, 0.0)
             if table.shape == (stages - 1,):

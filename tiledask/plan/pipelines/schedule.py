@@ -21,6 +21,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan import html
+from tiledask.plan.data import short
 
 __all__ = ["KINDS", "Action", "Columns", "Schedule"]
 
@@ -350,30 +351,31 @@ def _first_places(orders: list[list[Action]]) -> list[int]:
     for device, order in enumerate(orders):
         for action in order:
             place.setdefault(action.stage, device)
-    missing = set(range(1 + max(place, default=-1))) - set(place)
-    if missing or not place:
+    # of n different stages, one of 0 .. n is missing, or all of 0 .. n-1 are there
+    missing = next((s for s in range(len(place) + 1) if s not in place), 0)
+    if missing < len(place) or not place:
         raise ScheduleError(
-            f"every stage from 0 to the last must be on some device; stage "
-            f"{min(missing, default=0)} has no action at all"
+            f"every stage from 0 to the last must be on some device; stage {missing} has no "
+            f"action at all"
         )
     return [place[s] for s in range(len(place))]
 
 
 def _read_devices(text: str) -> list[int]:
     words = [word for word in re.split(r"[,\s]+", text) if word]
-    if not words or not all(word.isdecimal() for word in words):
+    if not words or not all(word.isdecimal() and len(word) < 9 for word in words):
         raise ScheduleError(
-            f"cannot read @{text} as the places of a replica; write the device of each stage, as "
-            f"in @0,1,2,3"
+            f"cannot read {short('@' + text)} as the places of a replica; write the device of each "
+            f"stage, as in @0,1,2,3"
         )
     return [int(word) for word in words]
 
 
 def _read(word: str) -> Action:
-    match = re.fullmatch(r"(\d+)([FBIW])(\d+)", word)
+    match = re.fullmatch(r"(\d{1,8})([FBIW])(\d{1,8})", word)
     if not match:
         raise ScheduleError(
-            f"cannot read {word!r} as an action; write stage, kind and micro-batch, as in 0F3, "
-            f"with F forward, B backward, I input gradient, W weight gradient"
+            f"cannot read {short(word)} as an action; write stage, kind and micro-batch, as in "
+            f"0F3, with F forward, B backward, I input gradient, W weight gradient"
         )
     return Action(match[2], int(match[1]), int(match[3]))

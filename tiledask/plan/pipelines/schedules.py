@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.data import short
 from tiledask.plan.pipelines.chimera import chimera
 from tiledask.plan.pipelines.dualpipe import dualpipe, dualpipev
 from tiledask.plan.pipelines.orders import (
@@ -23,6 +24,9 @@ from tiledask.plan.pipelines.v_shape import v_half, v_min, wave, zb_v
 from tiledask.plan.pipelines.zero_bubble import interleaved_zero_bubble, zb_auto, zb_h1, zb_h2
 
 __all__ = ["schedule", "schedules"]
+
+MOST_BLOCKS = 10**7
+"""Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
 
 schedules: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
@@ -67,8 +71,13 @@ def schedule(
     Schedule(interleaved: 8 stages on 4 devices, 8 micro-batches, 128 actions)
     """
     if name not in schedules:
-        raise ScheduleError(f"no schedule {name!r}; there are {', '.join(schedules)}")
-    count_of(stages, "stages"), count_of(microbatches, "microbatches")
+        raise ScheduleError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
+    size = count_of(stages, "stages") * count_of(microbatches, "microbatches")
+    if size > MOST_BLOCKS:
+        raise ScheduleError(
+            f"a schedule has {MOST_BLOCKS:,} stages x micro-batches at most, got {short(stages)} x "
+            f"{short(microbatches)}; whatever repeats is seen with fewer micro-batches"
+        )
     generator = schedules[name]
     _check_options(name, inspect.signature(generator).parameters, set(options))
     built = generator(stages, microbatches, **options)

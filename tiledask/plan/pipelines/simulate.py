@@ -7,15 +7,20 @@ How results travel is in links.py: beside the work, or in its place.
 """
 
 from collections.abc import Sequence
+from functools import singledispatch
+from inspect import signature
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.data import short
 from tiledask.plan.pipelines.bound import Evidence
 from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.longest_path import longest_path
 from tiledask.plan.pipelines.needs import checked
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule as by_name
 from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["Times", "durations", "simulate", "together"]
@@ -24,6 +29,7 @@ Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
 
 
+@singledispatch
 def simulate(
     schedule: Schedule,
     forward: Times = 1.0,
@@ -38,6 +44,9 @@ def simulate(
     transfers: str = "overlapped",
 ) -> Timeline:
     """The Timeline of ``schedule`` if every action takes exactly the time given.
+
+    ``simulate("1f1b", 4, 8, forward=1.0)`` makes the schedule by its name, of 4 stages and 8
+    micro-batches, with whatever else `schedule` takes; times then have their names.
 
     forward, backward                 seconds of F and of a full B; backward is 2.0 unless given.
     backward_input, backward_weight   seconds of I and W. Given both, a full B takes their sum
@@ -69,6 +78,11 @@ def simulate(
     >>> t.critical_path
     CriticalPath(22 actions, 33 s of compute on 4 devices, 0 s of latency, most on device 3)
     """
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(
+            f"a schedule is td.schedule('1f1b', 4, 8), or its name and the two numbers, got "
+            f"{short(schedule)}"
+        )
     seconds = durations(schedule, forward, backward, backward_input, backward_weight)
     both = together(schedule, seconds, overlapped)
     links = Links.of(schedule, latency, block_bytes, bandwidth, transfers)
@@ -80,6 +94,15 @@ def simulate(
         schedule.devices, schedule.device, schedule.kind, schedule.stage, schedule.microbatch,
         path.start, path.end, evidence=Evidence(schedule, seconds, both, links),
     )  # fmt: skip
+
+
+@simulate.register
+def simulate_named(schedule: str, stages: int, microbatches: int, **options: Any) -> Timeline:
+    times = {name: options.pop(name) for name in _TIMES if name in options}
+    return simulate(by_name(schedule, stages, microbatches, **options), **times)
+
+
+_TIMES = tuple(signature(simulate).parameters)[1:]
 
 
 def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:
@@ -139,7 +162,7 @@ def _table(times: Times, name: str, stages: int, microbatches: int) -> np.ndarra
     try:
         values = np.asarray(times, float)
     except (TypeError, ValueError):
-        raise ScheduleError(f"{name} must be numbers of seconds, got {times!r}") from None
+        raise ScheduleError(f"{name} must be numbers of seconds, got {short(times)}") from None
     if values.shape not in ((), (stages,), (stages, microbatches)):
         raise ScheduleError(
             f"{name} must be one number, {stages} numbers (one per stage) or a table of "

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from tiledask.errors import PartitionError
+from tiledask.plan.data import short
 from tiledask.plan.splitting.partition import Partition
 
 __all__ = ["read_assignment", "stages_of"]
@@ -33,7 +34,7 @@ def read_assignment(assignment) -> list[list[int]]:
     except TypeError:
         pass
     raise PartitionError(
-        f"cannot read {assignment!r} as an assignment; write the layers of each device, as in "
+        f"cannot read {short(assignment)} as an assignment; write the layers of each device, as in "
         f"'1-6 | 7-12' or [[1, 2], [3, 4]], or the device of each layer, as in [0, 0, 1, 1]"
     )
 
@@ -61,7 +62,7 @@ def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> lis
 
 def _layer_number(value) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise PartitionError(f"a layer is a whole number counted from 1, got {value!r}")
+        raise PartitionError(f"a layer is a whole number counted from 1, got {short(value)}")
     return int(value)
 
 
@@ -86,13 +87,16 @@ def _read_group(text: str) -> list[int]:
     """The layers of "1-3, 7" in the order written."""
     group = []
     for word in text.replace(",", " ").split():
-        match = re.fullmatch(r"(\d+)(?:\s*[-–]\s*(\d+))?", word)
+        match = re.fullmatch(r"(\d{1,12})(?:\s*[-–]\s*(\d{1,12}))?", word)
         if not match:
             raise PartitionError(
-                f"cannot read {word!r} in {text.strip()!r}; write layers as in '1-6' or '1,4,7'"
+                f"cannot read {short(word)} in {short(text.strip())}; write layers as in '1-6' or "
+                f"'1,4,7'"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first > 1_000_000:
-            raise PartitionError(f"{word!r} names {last - first + 1} layers; 1000000 at most")
+            raise PartitionError(
+                f"{short(word)} names {short(last - first + 1)} layers; 1000000 at most"
+            )
         group += range(first, last + 1) if first <= last else range(first, last - 1, -1)
     return group

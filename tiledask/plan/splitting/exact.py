@@ -4,8 +4,13 @@ import math
 from fractions import Fraction
 
 from tiledask.errors import PartitionError
+from tiledask.plan.data import short
 
 __all__ = ["capacities", "count", "exact", "whole"]
+
+
+MANY = 10**12
+"""Nobody counts further; a number of thousands of digits could not even be printed."""
 
 
 def count(value: int, name: str) -> int:
@@ -15,7 +20,9 @@ def count(value: int, name: str) -> int:
     4
     """
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise PartitionError(f"{name} must be a whole number of at least 1, got {value!r}")
+        raise PartitionError(f"{name} must be a whole number of at least 1, got {short(value)}")
+    if value > MANY:
+        raise PartitionError(f"{name} must be at most {MANY:,}, got {short(value)}")
     return int(value)
 
 
@@ -26,7 +33,7 @@ def exact(values, name: str, length: int | None = None, positive: bool = False) 
     [Fraction(1, 2), Fraction(2, 1)]
     """
     if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise PartitionError(f"give the {name} values as a list of numbers, got {values!r}")
+        raise PartitionError(f"give the {name} values as a list of numbers, got {short(values)}")
     if length is not None and len(values) != length:
         raise PartitionError(
             f"got {len(values)} {name} values where {length} are needed: one for each"
@@ -42,7 +49,7 @@ def _fraction(value, name: str, positive: bool) -> Fraction:
         fraction = None
     if fraction is None or fraction < 0 or (positive and fraction == 0):
         rule = "more than 0" if positive else "0 or more"
-        raise PartitionError(f"{name} must be a finite number, {rule}; got {value!r}")
+        raise PartitionError(f"{name} must be a finite number, {rule}; got {short(value)}")
     return fraction
 
 

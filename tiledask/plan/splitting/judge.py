@@ -16,7 +16,7 @@ from tiledask.errors import PartitionError
 from tiledask.plan import html
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities, count
-from tiledask.plan.splitting.partition import Partition, partition
+from tiledask.plan.splitting.partition import Partition, layer_costs, partition
 from tiledask.plan.units import format_bytes
 
 __all__ = ["Verdict", "judge", "read_assignment", "stages_of"]
@@ -108,7 +108,7 @@ def judge(
         layers = len(costs) if costs is not None else max((n for g in groups for n in g), default=0)
     devices = len(groups) if devices is None else count(devices, "devices")
     chunks = 1 if chunks is None else count(chunks, "chunks")
-    costs = [1.0] * count(layers, "layers") if costs is None else list(costs)
+    costs = layer_costs(layers) if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
     best = partition(

@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 
 from tiledask.errors import PartitionError
 from tiledask.plan import html
+from tiledask.plan.data import short
 from tiledask.plan.splitting.exact import capacities, count, exact, whole
 from tiledask.plan.splitting.minmax import Row, min_max_bounds
 from tiledask.plan.units import format_bytes
@@ -106,8 +107,28 @@ def _range_text(layers: range) -> str:
     return f"[{first}]" if first == last else f"[{first}-{last}]"
 
 
+MOST_LAYERS = 100_000
+"""Of a partition: it is worked out in a second or two; beyond lies a typing error."""
+
+
+def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
+    """The costs themselves, or those of a number of equal layers; PartitionError for too many.
+
+    >>> layer_costs(3)
+    [1.0, 1.0, 1.0]
+    """
+    number = hasattr(costs, "__index__") and not hasattr(costs, "__len__")
+    layers = count(costs, "layers") if number else len(costs) if hasattr(costs, "__len__") else 0
+    if layers > MOST_LAYERS:
+        raise PartitionError(
+            f"a partition is worked out for {MOST_LAYERS:,} layers at most, got {short(layers)}; "
+            f"put layers that stay together into one"
+        )
+    return [1.0] * layers if number else costs
+
+
 def partition(
-    costs: Sequence[float],
+    costs: int | Sequence[float],
     stages: int,
     speeds: Sequence[float] | None = None,
     memory: Sequence[float] | None = None,
@@ -118,7 +139,7 @@ def partition(
     """The contiguous split into non-empty stages with the smallest bottleneck; exact.
 
     costs          one per layer, 0 or more, in any one unit; an embedding and a head are the
-                   first and the last item.
+                   first and the last item. Or a number of equal layers, of cost 1.
     speeds         one per device (default 1), devices in the order in which the layers visit
                    them; a stage takes the cost of its layers / the speed of its device.
     memory         bytes of each layer; capacity: bytes of every device, or one per device.
@@ -137,6 +158,8 @@ def partition(
     not finite, wrong lengths, stages that chunks does not divide, capacities that no split
     satisfies, and shared capacities that decide among too many splits to look at.
 
+    >>> partition([1.0] * 24, stages=4) == partition(24, 4)
+    True
     >>> partition([1.0] * 24, stages=4)
     Partition([1-6][7-12][13-18][19-24], bottleneck 6)
     >>> partition([1.0] * 24, stages=4, speeds=[1, 1, 2, 2]).sizes
@@ -149,11 +172,12 @@ def partition(
     (0, 0, 1, 1, 0, 0, 1, 1)
     """
     stages, chunks = count(stages, "stages"), count(chunks, "chunks")
+    costs = layer_costs(costs)
     exact_costs = exact(costs, "cost")
     if len(costs) < stages:
         raise PartitionError(
             f"every stage needs a layer of its own, but {len(costs)} layers are fewer than "
-            f"{stages} stages; use at most {len(costs)} stages"
+            f"{short(stages)} stages; use at most {len(costs)} stages"
         )
     if stages % chunks:
         raise PartitionError(

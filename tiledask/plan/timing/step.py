@@ -13,7 +13,8 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_cluster, check_run, check_trains
+from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -31,9 +32,9 @@ CLOSED_FORMS = ("naive", "gpipe", "1f1b", "interleaved")
 
 
 def estimate_step(
-    model: Model,
+    model: Model | str,
     layout: Layout,
-    cluster: ClusterSpec,
+    cluster: ClusterSpec | str,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
     *,
@@ -41,8 +42,9 @@ def estimate_step(
 ) -> StepEstimate:
     """The StepEstimate of training ``model`` in ``layout`` on ``cluster``.
 
-    ``sequence``: tokens of a sequence. ``calibration``: shares of the datasheets' numbers that
-    programs reach, a name in data/calibration or a Calibration; the device's own by default.
+    ``model``, ``cluster``: or their names. ``sequence``: tokens of a sequence.
+    ``calibration``: shares of the datasheets' numbers that programs reach, a name in
+    data/calibration or a Calibration; the device's own by default.
     Ranks stand as Megatron-LM orders them: tp within a node, then cp (and ep), dp, pp.
     Raises ConfigError for a layout of more devices than the cluster has, heads that tp cannot
     deal out, a recipe that does not train, or a sequence that is not a whole number of 1 or more.
@@ -53,6 +55,7 @@ def estimate_step(
     ...               sequence=4096)  # doctest: +ELLIPSIS
     StepEstimate(... s a step on 64 x A100-80GB, MFU ...%, ... tokens/s)
     """
+    model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
     _check(model, layout, cluster, recipe, sequence)
     calibration = load_calibration(calibration or cluster.device.calibration)
@@ -145,7 +148,6 @@ def _check(
     model: Model, layout: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int
 ) -> None:
     check_run(model, layout, sequence)
-    check_cluster(cluster)
     if layout.devices > cluster.devices:
         raise ConfigError(
             f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
