@@ -14,6 +14,7 @@ from cuda_host.products import Case, is_right
 from tiledask.errors import KernelError
 from tiledask.tile.cuda import launch
 from tiledask.tile.epilogue import Epilogue
+from tiledask.tile.levels import traffic
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
@@ -46,6 +47,19 @@ def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, extent, sha
             kernel.seed = seed + 1
         case = Case(*shape, layouts, margin=1, seed=seed, **ending)
         assert is_right(run_with(extent), case), case
+
+
+@pytest.mark.parametrize("extent", [16, 32])
+@pytest.mark.parametrize("shape", [(9, 7, 17), (33, 34, 31), (64, 32, 16)])
+def test_what_its_grid_loads_is_what_the_formula_says(gpu, extent, shape):
+    loaded = []
+
+    def run(a, b, out, epilogue):
+        loaded.append(launch.smem_tiled(a, b, out, (extent,) * 3, epilogue))
+
+    assert is_right(run, Case(*shape, "CCC", margin=1, beta=1.0))
+    m, n, k = shape
+    assert loaded == [traffic(m, n, k, extent, 4, accumulate=True)]
 
 
 @pytest.mark.parametrize("shared", ["", "a", "b"])

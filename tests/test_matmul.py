@@ -19,6 +19,7 @@ from tiledask.dist import worker as on_worker
 from tiledask.dist.multiply import AHEAD
 from tiledask.dist.needed import RUNTIME
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
+from tiledask.lab.product import Problem, product_rows
 
 pytestmark = pytest.mark.cluster
 
@@ -105,6 +106,69 @@ def test_every_kernel_gives_the_same_bytes_between_workers(cluster, kernel, tile
     c = multiply(cluster, (2, 2), 9, 10, 11, GRID, GRID, dtype, kernel=kernel, tile=tile)
     plain = multiply(cluster, (2, 2), 9, 10, 11, GRID, GRID, dtype)
     assert c.traffic.measured == plain.traffic.measured
+
+
+@pytest.mark.parametrize("algorithm", ["summa", "row_parallel", "2.5d"])
+@pytest.mark.parametrize("tile", [(4, 5, 2), 3, 64])
+def test_tile_bytes_are_counted_by_the_kernel_that_ran_on_the_worker(cluster, algorithm, tile):
+    m, k, n = 23, 18, 21
+    c = multiply(
+        cluster, (2, 2), m, k, n, GRID, GRID, kernel="tiled", tile=tile, algorithm=algorithm
+    )
+    one = td.tile.traffic(m, n, k, tile, 4)
+    assert c.tiles.flops == one.flops
+    if algorithm == "summa":
+        blocks = [(rows, columns) for rows in (12, 11) for columns in (11, 10)]
+        formula = [td.tile.traffic(*block, k, tile, 4) for block in blocks]
+        assert c.tiles.loaded == sum(each.loaded for each in formula)
+    again = multiply(
+        cluster, (2, 2), m, k, n, GRID, GRID, kernel="tiled", tile=tile, algorithm=algorithm
+    )
+    assert again.tiles == c.tiles
+
+
+def test_what_a_kernel_loads_on_a_worker_is_what_is_shown(cluster):
+    def loads_twice(dask_worker):
+        from dataclasses import replace
+
+        from tiledask.tile import table
+
+        kernel = table._KERNELS["tiled"]
+
+        def run(*args):
+            counted = kernel.run(*args)
+            return replace(counted, a=2 * counted.a)
+
+        table._KERNELS["tiled"] = replace(kernel, run=run)
+
+    def as_before(dask_worker):
+        from dataclasses import replace
+
+        from tiledask.tile import numpy_kernels, table
+
+        table._KERNELS["tiled"] = replace(table._KERNELS["tiled"], run=numpy_kernels.tiled)
+
+    n, tile, mesh = 64, 16, td.Mesh(cluster, (2, 2))
+    problem = Problem.random(n)
+    a, b = (td.distribute(x, mesh, GRID) for x in (problem.a, problem.b))
+
+    def row(kernel, tile):
+        c = td.matmul(a, b, algorithm="summa", kernel=kernel, tile=tile)
+        found = {claim.quantity: claim for claim in product_rows(problem, c, kernel, tile)}
+        return found["bytes that tiles load, all workers"]
+
+    loads = 2 * n * n * n // tile * 4
+    shown = row("tiled", tile)
+    assert (shown.predicted, shown.measured, shown.verdict.holds) == (loads, loads, True)
+    cluster.run(loads_twice)
+    try:
+        assert row("tiled", tile).measured == 3 * loads // 2
+        assert row("tiled", tile).verdict.holds is False
+    finally:
+        cluster.run(as_before)
+    blas = row("blas", None)
+    assert (blas.measured, blas.verdict.holds) == (None, None)
+    assert "the loop of blas is not ours" in blas.note
 
 
 def test_repeated_products_are_counted_alike_and_give_the_same_bits(cluster):

@@ -24,6 +24,7 @@ from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
 from tiledask.plan.units import format_bytes
+from tiledask.tile import TileCount
 from tiledask.tile.backend import as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
 
@@ -62,6 +63,9 @@ class ShardedArray:
     """How long that operation took, measured by the client."""
     spent: tuple = ()
     """Where each rank's time went in it, for a product: multiply, read, wait, sum, rest."""
+    tiles: TileCount | None = None
+    """What the tile kernels of a product loaded on all workers, counted as they ran; None where
+    they cannot be looked into, as BLAS."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ from tiledask.dist.cluster import Cluster
 from tiledask.dist.recovery import Wanted, recovered
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.plan.products.placement import Region
+from tiledask.tile import TileCount
 from tiledask.tile.backend import array_namespace
 
 __all__ = [
@@ -118,6 +119,8 @@ class Facts:
     reads: tuple[tuple[int, int], ...]
     """(source slot, bytes) of every piece that was read."""
     spans: tuple[Span, ...]
+    tiles: tuple[TileCount | None, ...] = ()
+    """Of every task that multiplied, what its kernel loaded; None where that is not counted."""
 
 
 @dataclass
@@ -129,6 +132,7 @@ class Exchange:
     reads: list[tuple[int, int]] = field(default_factory=list)
     """(source slot, bytes) of every piece that was read."""
     spans: list[Span] = field(default_factory=list)
+    tiles: list[TileCount | None] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -244,7 +248,7 @@ def _end(name: str) -> Facts:
     for _, token in exchange.lent.values():
         token[:] = 0
     exchange.lent.clear()
-    return Facts(tuple(exchange.reads), tuple(exchange.spans))
+    return Facts(tuple(exchange.reads), tuple(exchange.spans), tuple(exchange.tiles))
 
 
 async def serve(exchange: str, name: str, ends: list[tuple[int, int]]) -> dict:

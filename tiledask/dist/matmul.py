@@ -34,7 +34,7 @@ from tiledask.errors import PlacementError
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Region, Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
-from tiledask.tile import accumulator, as_dtype
+from tiledask.tile import TileCount, accumulator, as_dtype
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
 
@@ -78,7 +78,8 @@ def matmul(
 
     Half types are summed in float32 and rounded once; only addends that stay addends (Partial())
     are rounded before they are summed. ``C.traffic`` and ``C.memory`` hold what was predicted and
-    what the workers counted, ``C.spent`` where each rank's time went; if a worker that is done
+    what the workers counted, ``C.tiles`` the bytes that their tile kernels loaded (None for BLAS,
+    which cannot be looked into), ``C.spent`` where each rank's time went; if a worker that is done
     does not say so, these are None and (), with a warning. If a worker dies, what it had is made
     again, with the same bits. Raises PlacementError for shapes, dtypes or placements that do not
     multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
@@ -270,6 +271,7 @@ class _Run:
             memory=Both(self.ledger, counted.ledger(resident)),
             seconds=counted.seconds,
             spent=tuple(Spent.of(found, counted.seconds) for found in facts[: plan.ranks]),
+            tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
         )  # fmt: skip
 
     def _wait(self, futures: list[Future], prefix: str = "") -> None:

@@ -26,9 +26,9 @@ from tiledask.dist.collectives import ends_within
 from tiledask.dist.lending import Block, LoanLostError, Reader, Span
 from tiledask.dist.progress import Reporter
 from tiledask.plan.products.placement import Region
-from tiledask.tile import accumulator, as_dtype
-from tiledask.tile import matmul as tile_matmul
+from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
+from tiledask.tile.product import accumulate
 
 __all__ = [
     "AHEAD",
@@ -143,27 +143,29 @@ def _add_products(
 ) -> None:
     """c (+)= A @ B in each of ``strips`` of C, panel by panel."""
     reporter = Reporter(job.exchange, job.rank, len(job.turns))
+    counted: list[TileTraffic | None] = []
     with _fetching(job, reader, own_a, own_b) as panels:
         for turn, (parts_a, parts_b) in enumerate(panels):
             reader.check()
             begun = time()
             for strip in strips:
-                _add_product(job, parts_a, parts_b, c, strip, more or turn > 0)
+                counted += _add_product(job, parts_a, parts_b, c, strip, more or turn > 0)
             synchronize(c)
             reader.facts.spans.append(Span("multiply", begun, time()))
             reporter.one_more()
             del parts_a, parts_b  # the next panel may take their place
+    reader.facts.tiles.append(TileCount.of(counted))  # once it is done: a task may run again
 
 
 def _add_product(
     job: Job, parts_a: "Held", parts_b: "Held", c: Any, strip: Region, more: bool
-) -> None:
-    """c (+)= A @ B in ``strip``, for the parts of one panel."""
+) -> Iterator[TileTraffic | None]:
+    """c (+)= A @ B in ``strip``, for the parts of one panel; what each local product loaded."""
     rows = len(parts_a[0][0]) - 1
     for region_a, a in _cut(parts_a, (*strip[:rows], None)):
         for region_b, b in _cut(parts_b, (None, *strip[rows:])):
             where = _place((*region_a[:-1], *region_b[1:]), job.region)
-            _accumulate(job, a, b, c[where], more)
+            yield from _accumulate(job, a, b, c[where], more)
 
 
 def _sum_addends(job: Job, reader: Reader, own: Any, own_a: Any, own_b: Any) -> Any:
@@ -259,14 +261,14 @@ def _place(region: Region, whole: Region) -> tuple:
     return *slices(ends_within(region, whole)), ...
 
 
-def _accumulate(job: Job, a: Any, b: Any, c: Any, more: bool) -> None:
+def _accumulate(job: Job, a: Any, b: Any, c: Any, more: bool) -> Iterator[TileTraffic | None]:
     """c (+)= a @ b for a [..., k], b [k, n] or [k], c to match, as few local products as can be."""
     if b.ndim == 1:
         b, c = b[:, None], c[..., None]
     if a.ndim == 1:
         a, c = a[None], c[None]
     for rows, there in matrices(a, c):
-        tile_matmul(rows, b, kernel=job.kernel, tile=job.tile, out=there, beta=float(more))
+        yield accumulate(rows, b, there, job.kernel, job.tile, beta=float(more))
 
 
 def matrices(x: Any, c: Any) -> Iterator[tuple[Any, Any]]:

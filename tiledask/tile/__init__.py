@@ -53,7 +53,7 @@ from tiledask.tile.choice import (
     tuned,
     waves,
 )
-from tiledask.tile.levels import Tile, TileTraffic, as_tile, traffic
+from tiledask.tile.levels import Tile, TileCount, TileTraffic, as_tile, traffic
 from tiledask.tile.product import count_traffic, matmul, workspace
 from tiledask.tile.table import KernelInfo, KernelTable, kernels
 
@@ -64,6 +64,7 @@ __all__ = [
     "KernelInfo",
     "KernelTable",
     "Tile",
+    "TileCount",
     "TileTraffic",
     "accumulator",
     "array_namespace",

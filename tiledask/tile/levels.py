@@ -10,12 +10,13 @@
   tk
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiledask.errors import KernelError
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Tile", "TileTraffic", "as_tile", "traffic"]
+__all__ = ["Tile", "TileCount", "TileTraffic", "as_tile", "traffic"]
 
 Tile = tuple[int, int, int]
 """(tm, tn, tk): rows of C, columns of C, and steps along k that one tile covers."""
@@ -90,6 +91,37 @@ class TileTraffic:
             f"TileTraffic({format_bytes(self.total)}, {self.tiles} tile products of {extent}, "
             f"{self.intensity:.4g} FLOP per byte loaded)"
         )
+
+
+@dataclass(frozen=True)
+class TileCount:
+    """What the tile kernels of several products loaded, each counted as it ran.
+
+    >>> both = TileCount.of([traffic(4, 4, 4, 2, 4), traffic(4, 4, 8, 2, 4)])
+    >>> both, both.intensity
+    (TileCount(tiles=24, loaded=768, flops=384), 0.5)
+    """
+
+    tiles: int
+    """Tile products."""
+    loaded: int
+    """Bytes of A and B loaded."""
+    flops: int
+
+    @classmethod
+    def of(cls, counted: Iterable["TileTraffic | TileCount | None"]) -> "TileCount | None":
+        """The sum of ``counted``; None if one of them was not counted."""
+        total = cls(0, 0, 0)
+        for one in counted:
+            if one is None:
+                return None
+            total = cls(total.tiles + one.tiles, total.loaded + one.loaded, total.flops + one.flops)
+        return total
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of A and B loaded."""
+        return self.flops / self.loaded
 
 
 def traffic(

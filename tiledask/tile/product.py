@@ -21,7 +21,7 @@ from tiledask.tile.kernel import Run, Sizes
 from tiledask.tile.levels import Tile, TileTraffic
 from tiledask.tile.table import find, lookup
 
-__all__ = ["count_traffic", "matmul", "workspace"]
+__all__ = ["accumulate", "count_traffic", "matmul", "workspace"]
 
 
 def matmul(
@@ -78,6 +78,18 @@ def matmul(
         number("alpha", alpha), number("beta", beta), bias, activation, preactivation
     )
     return _run(a, b, kernel, tile, out, epilogue, precision)[0]
+
+
+def accumulate(
+    a: Any, b: Any, out: Any, kernel: str, tile: int | Tile | None, beta: float
+) -> TileTraffic | None:
+    """What the kernel loaded while it wrote a @ b + beta out into ``out``, by its own loop.
+
+    "tiled" counts each tile as it takes it; the kernels of one tile a thread block give what the
+    grid loads that they launched. None for those whose loops are others' (BLAS, cuBLAS), or hand
+    tiles from block to block. The arguments are those of `matmul`, of 2 dimensions.
+    """
+    return _run(a, b, kernel, tile, out, Epilogue(beta=number("beta", beta)), None)[1]
 
 
 def count_traffic(

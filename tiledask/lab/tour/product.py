@@ -11,15 +11,12 @@ C = A @ B over a 2 x 2 mesh            one block of C, tile by tile
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 import tiledask as td
 from tiledask.lab import plots
 from tiledask.lab.product import GRID, Problem, product_rows
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.products.placement import split
-from tiledask.tile import count_traffic
 
 __all__ = ["two_levels"]
 
@@ -44,7 +41,7 @@ def two_levels(section: Section, cluster: Any) -> None:
         f"Predicted: the formula of the algorithm. Simulated: the list of pieces that the plan "
         f"sends. Measured: what the workers logged."
     )
-    section.table(Comparison("The two-level tiled product", product_rows(problem, C, tile)))
+    section.table(Comparison("The two-level tiled product", product_rows(problem, C, kernel, tile)))
     section.figure(plots.owners(_blocks(MESH)), "owners", "Which rank owns which block.")
     section.figure(
         plots.traffic_matrix(*C.traffic), "traffic", "Bytes from rank to rank, every cell equal."
@@ -87,7 +84,7 @@ def independence(
             td.matmul(*operands[s], algorithm="summa", kernel=kernel, tile=tile) for s in MESHES
         ]
         moved.append([C.traffic.measured.total for C in products])
-        intensity.append([_tile_intensity(n, shape, tile) for shape in MESHES])
+        intensity.append([C.tiles.intensity for C in products])
     for j, (p, q) in enumerate(MESHES):
         rows.append(
             Claim(
@@ -114,14 +111,6 @@ def _one(values: Iterable) -> float | tuple:
 
 def _words(values: Iterable) -> str:
     return ", ".join(map(str, values))
-
-
-def _tile_intensity(n: int, mesh: tuple[int, int], tile: int) -> float:
-    """FLOP per byte that the tile loop counts while it computes one block of this blocking."""
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((n // mesh[0], n), np.float32)
-    b = rng.standard_normal((n, n // mesh[1]), np.float32)
-    return count_traffic(a, b, tile=tile)[1].intensity
 
 
 def _blocks(mesh: tuple[int, int]) -> dict[str, plots.Blocks]:

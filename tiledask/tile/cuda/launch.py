@@ -13,7 +13,7 @@ from tiledask.tile.backend import array_namespace, namespace, on_device
 from tiledask.tile.cuda import build, tensor_map
 from tiledask.tile.cuda.operands import Matrix, address_of, matrix, padded, readable
 from tiledask.tile.epilogue import Epilogue
-from tiledask.tile.levels import Tile
+from tiledask.tile.levels import Tile, TileTraffic
 
 __all__ = [
     "MMA_TILES", "SGEMM_TILES", "SMEM_TILES", "WGMMA_TILES", "mma_multistage", "mma_tf32",
@@ -36,7 +36,7 @@ _SHARED_BYTES = 227 * 1024
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
 
 
-def smem_tiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+def smem_tiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """The textbook kernel; operands and C of any strides."""
     extent = tile[0]
     a, b, c = matrix(a), matrix(b), matrix(out)
@@ -49,23 +49,24 @@ def smem_tiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None
         )
     grid = (-(-c.columns // extent), -(-c.rows // extent))
     _launch("smem_tiled", {"TILE": extent}, grid, (extent, extent), 0, a, b, c, epilogue)
+    return _loads((extent,) * 3, *grid, a, b, c, epilogue)
 
 
-def sgemm_warptiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+def sgemm_warptiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """float32 on CUDA cores. Copies an operand whose rows and columns both lie apart."""
-    _panels("sgemm_warptiled", a, b, out, tile, epilogue)
+    return _panels("sgemm_warptiled", a, b, out, tile, epilogue)
 
 
-def mma_multistage(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+def mma_multistage(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """Halves on a warp's tensor cores. Copies an operand whose rows and columns both lie apart."""
-    _panels("mma_multistage", a, b, out, _64_bytes(tile, a.itemsize), epilogue)
+    return _panels("mma_multistage", a, b, out, _64_bytes(tile, a.itemsize), epilogue)
 
 
-def mma_tf32(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+def mma_tf32(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """float32 rounded to TF32, the 10 bits of mantissa that tensor cores read, by that kernel."""
     own = tile == MMA_TILES[0]  # of halves: nobody chose it
     tile = (*tile[:2], 16) if own else _64_bytes(tile, a.itemsize)
-    _panels("mma_multistage", a, b, out, tile, epilogue)
+    return _panels("mma_multistage", a, b, out, tile, epilogue)
 
 
 def _64_bytes(tile: Tile, itemsize: int) -> Tile:
@@ -156,7 +157,7 @@ def panels_memory(
 # -- what the kernels share -----------------------------------------------------------------------
 
 
-def _panels(name: str, a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+def _panels(name: str, a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """Launches a kernel of one tile a block, whose panels come by ``cp.async``."""
     a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
     _check_extents(name, a, b)
@@ -169,8 +170,28 @@ def _panels(name: str, a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue)
         "A_TURNED": int(a_turned), "B_TURNED": int(b_turned),
         "A_BYTES": _piece(a), "B_BYTES": _piece(b),
     }  # fmt: skip
-    tiles = -(-c.rows // rows) * -(-c.columns // columns)
-    _launch(name, macros, (tiles,), (128,), shared, a, b, c, epilogue, turned)
+    across, down = -(-c.columns // columns), -(-c.rows // rows)
+    _launch(name, macros, (across * down,), (128,), shared, a, b, c, epilogue, turned)
+    return _loads(tile, across, down, a, b, c, epilogue)
+
+
+def _loads(
+    tile: Tile, across: int, down: int, a: Matrix, b: Matrix, c: Matrix, epilogue: Epilogue
+) -> TileTraffic:
+    """What a grid of ``across`` x ``down`` thread blocks loads that walks along k in steps of tk.
+
+    From the bounds of the launch and of the kernel's own loop: blocks guard their edges, so that a
+    row of A is loaded once per column of blocks, a column of B once per row of them. Of the
+    product as it is launched: where C lies by columns, A is what was B, transposed.
+    """
+    stored = c.batches * c.rows * c.columns * c.array.itemsize
+    return TileTraffic(
+        c.rows, c.columns, a.columns, tile, a.array.itemsize,
+        tiles=c.batches * across * down * -(-a.columns // tile[2]),
+        a=c.batches * across * a.rows * a.columns * a.array.itemsize,
+        b=c.batches * down * b.rows * b.columns * b.array.itemsize,
+        c=stored, c_loaded=stored if epilogue.loads_c else 0,
+    )  # fmt: skip
 
 
 def _piece(x: Matrix) -> int:
