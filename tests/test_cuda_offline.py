@@ -3,7 +3,9 @@
 Registers, spills and shared memory are ptxas's own report; instructions come from disassembly.
 """
 
+import os
 import re
+import shutil
 import subprocess
 import sysconfig
 from functools import cache
@@ -331,3 +333,82 @@ def test_machine_code_is_made_once_and_kept_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "source", lambda name: changed)
     assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") != first
     assert {p.suffix for p in first.parent.iterdir()} == {".cubin"}
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+
+
+def _kept_once(monkeypatch, tmp_path):
+    """The folder of a cache with one file, that file, and a list of what is compiled from now."""
+    monkeypatch.delenv("TILEDASK_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    made = []
+
+    def compiled(*given):
+        made.append(given)
+        return b"\x7fELF right", ""
+
+    monkeypatch.setattr(build, "compile_for", compiled)
+    path = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    made.clear()
+    return path.parent, path, made
+
+
+DAMAGES = {
+    "truncated": lambda path: os.truncate(path, 3),
+    "altered": lambda path: path.write_bytes(b"\x7fELF wrong"),
+    "empty": lambda path: path.write_bytes(b""),
+    "a link": lambda path: path.symlink_to(path.rename(path.parent.parent / "elsewhere")),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "anyone's": lambda path: path.chmod(0o666),
+    "another's": lambda path: os.chown(path, 12345, 12345),
+    "too many": lambda path: path.with_name(path.name.replace("-sm_80-", "-sm_80-x")).touch(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_machine_code_that_another_may_have_written_is_compiled_anew(tmp_path, monkeypatch, damage):
+    if damage == "another's" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    folder, path, made = _kept_once(monkeypatch, tmp_path)
+    DAMAGES[damage](path)
+    again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert len(made) == (damage != "too many")
+    assert again == path
+    assert again.is_file()
+    assert not again.is_symlink()
+    assert (again.read_bytes(), again.stat().st_uid) == (b"\x7fELF right", os.geteuid())
+    assert again.stat().st_mode & 0o022 == 0
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path  # and is kept again
+    assert len(made) == (damage != "too many")
+    assert not [p for p in folder.iterdir() if p.suffix != ".cubin"]
+
+
+FOLDERS = {
+    "a link": lambda folder: folder.symlink_to(folder.rename(folder.parent.parent / "planted")),
+    "another's": lambda folder: os.chown(folder, 12345, 12345),
+    "in anyone's": lambda folder: folder.parent.chmod(0o777),
+    "in another's": lambda folder: os.chown(folder.parent, 12345, 12345),
+    "a file": lambda folder: (shutil.rmtree(folder), folder.touch()),
+}
+
+
+@pytest.mark.parametrize("how", FOLDERS)
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, how):
+    if "another's" in how and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    folder, _, made = _kept_once(monkeypatch, tmp_path)
+    build._of_this_process.cache_clear()
+    FOLDERS[how](folder)
+    with pytest.warns(UserWarning, match=r"kernels is not used, .* set TILEDASK_CACHE to another"):
+        again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert len(made) == 1
+    assert again.parent != folder
+    assert again.parent.stat().st_mode & 0o777 == 0o700
+    assert again.read_bytes() == b"\x7fELF right"
+
+
+def test_a_folder_of_ones_own_is_closed_to_others(tmp_path, monkeypatch):
+    folder, path, made = _kept_once(monkeypatch, tmp_path)
+    folder.chmod(0o777)
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not made

@@ -243,6 +243,26 @@ def test_a_file_that_cannot_be_read_is_said_and_replaced(cache, content):
     assert recall("a")[0] == (1, 2, 3)
 
 
+@pytest.mark.parametrize("how", ["a link", "anyone's", "another's"])
+def test_tiles_that_another_may_have_written_are_said_and_ignored(cache, how):
+    if how == "another's" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    remember("a", (1, 2, 3), 0.5, (9, 9, 9))
+    path = remembered_file()
+    if how == "a link":
+        path.symlink_to(path.rename(cache.parent / "planted.json"))
+    elif how == "anyone's":
+        path.chmod(0o666)
+    else:
+        os.chown(path, 12345, 12345)
+    with pytest.warns(UserWarning, match=r"tuned\.json: is ignored"):
+        assert recall("a") is None
+    with pytest.warns(UserWarning, match="is ignored"):
+        remember("a", (4, 5, 6), 0.5, (9, 9, 9))
+    assert recall("a")[0] == (4, 5, 6)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("entry", [3, {}, {"tile": [1, 2]}, {"tile": [0, 1, 1]}, {"tile": "wide"}])
 def test_an_entry_that_is_no_tile_is_said_and_ignored(cache, entry):
     cache.mkdir()

@@ -3,19 +3,20 @@
     $TILEDASK_CACHE, or $XDG_CACHE_HOME/tiledask, or ~/.cache/tiledask
         tuned.json    device | kernel | type | sizes  ->  tile, seconds, when, of which product
 
-A file that cannot be read is said and ignored: the worst that is lost is a measurement.
+A file that cannot be read, or that another user could have written, is said and ignored: the worst
+that is lost is a measurement.
 """
 
 import json
 import os
-import tempfile
 import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tiledask.errors import ConfigError, KernelError
-from tiledask.plan.data import read, short
+from tiledask.plan.data import LARGEST, read, short
+from tiledask.tile.cache import cache_folder, read_own, write_whole
 from tiledask.tile.levels import Tile, as_tile
 
 __all__ = ["key_of", "recall", "remember", "remembered_file", "size_class"]
@@ -23,9 +24,7 @@ __all__ = ["key_of", "recall", "remember", "remembered_file", "size_class"]
 
 def remembered_file() -> Path:
     """Where tiles are remembered; the file need not exist."""
-    own = os.environ.get("TILEDASK_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(own) if own else Path(base) / "tiledask") / "tuned.json"
+    return cache_folder() / "tuned.json"
 
 
 def size_class(m: int, n: int, k: int) -> str:
@@ -72,11 +71,8 @@ def remember(key: str, tile: Tile, seconds: float, product: tuple[int, int, int]
     entry = {"tile": list(tile), "seconds": seconds, "product": list(product), "measured": now}
     text = json.dumps({"tiles": {**_entries(), key: entry}}, indent=1, ensure_ascii=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tuned") as folder:
-            whole = Path(folder) / path.name
-            whole.write_text(text, encoding="utf-8")
-            os.replace(whole, path)
+        os.makedirs(path.parent, 0o700, exist_ok=True)
+        write_whole(path, text.encode())
     except OSError as error:
         _warn(f"cannot be written: {error.strerror}; set TILEDASK_CACHE to a folder that can")
         return None
@@ -85,11 +81,12 @@ def remember(key: str, tile: Tile, seconds: float, product: tuple[int, int, int]
 
 def _entries() -> dict[str, Any]:
     path = remembered_file()
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     try:
+        read_own(path, LARGEST)
         entries = read(path).values.get("tiles")
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         _warn(f"is ignored, and replaced when a tile is next remembered ({error})")
         return {}
     if not isinstance(entries, dict):

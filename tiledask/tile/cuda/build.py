@@ -4,12 +4,15 @@ NVRTC needs no GPU, so that the same function compiles for machines that are els
 test measured of the code is true of the code that runs.
 """
 
+import atexit
 import hashlib
 import io
-import os
 import re
+import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,12 +21,15 @@ from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import namespace
+from tiledask.tile.cache import cache_folder, closed_folder, read_own, write_whole
 from tiledask.tile.cuda.source import source
 
 __all__ = ["Resources", "arch_of", "compile_for", "loaded", "resources"]
 
 Macros = Mapping[str, Any]
 
+_LARGEST = 2**26
+"""Bytes of a kernel's machine code, by far."""
 _HOPPER_ONLY = ("wgmma_ws_persistent",)
 
 
@@ -104,22 +110,57 @@ def _loaded(name: str, macros: tuple[tuple[str, Any], ...], arch: str) -> Any:
 
 
 def _kept(name: str, macros: Macros, arch: str) -> Path:
-    """The file with the machine code; made, and put there whole, if it is not there."""
+    """The file with the machine code; made, and put there whole, if it is not there.
+
+    Its name says of which text it is and what its bytes are: other bytes are compiled anew.
+    """
     nvrtc = import_module("cuda.bindings.nvrtc")
     key = repr((source(name), sorted(macros.items()), arch, nvrtc.nvrtcVersion()[1:]))
-    path = _folder() / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.cubin"
-    if not path.is_file():
-        code, _ = compile_for(name, macros, arch)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)  # two processes may do this at once: each file is whole
-    return path
+    begin = f"{name}-{arch}-{_digest(key.encode())}"
+    folder = _folder()
+    for path in sorted(folder.glob(f"{begin}-*.cubin")):
+        with suppress(OSError):
+            if path.name == f"{begin}-{_digest(read_own(path, _LARGEST))}.cubin":
+                return path
+    code, _ = compile_for(name, macros, arch)
+    file = f"{begin}-{_digest(code)}.cubin"
+    try:
+        write_whole(folder / file, code)  # two processes may do this at once: each file is whole
+    except OSError as error:
+        _say(folder, error)
+        folder = _of_this_process()
+        write_whole(folder / file, code)
+    return folder / file
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tiledask" / "kernels"
+    """Where machine code is kept, and nobody else can put any; if need be, until we end."""
+    folder = cache_folder() / "kernels"
+    try:
+        return closed_folder(folder)
+    except OSError as error:
+        _say(folder, error)
+        return _of_this_process()
+
+
+@cache
+def _of_this_process() -> Path:
+    folder = tempfile.mkdtemp(prefix="tiledask-kernels-")  # mode 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _say(folder: Path, error: OSError) -> None:
+    warnings.warn(
+        f"{folder} is not used, kernels are compiled anew in every process: "
+        f"{error.strerror or error}; make the folder yours alone, or set TILEDASK_CACHE to another",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]
 
 
 def _listed(macros: Macros) -> str:
