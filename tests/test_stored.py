@@ -363,6 +363,7 @@ def test_what_is_checked_is_said(tmp_path):
     array = create_array(tmp_path / "own.zarr", SHAPE, "f4")
     assert array.checked == "header, every chunk there and its crc32c"
     assert array.checked in array._repr_html_()
+    assert repr(array).endswith(f"own.zarr', checked: {array.checked})")
 
 
 def test_a_disk_that_is_full_says_so(tmp_path, monkeypatch):

@@ -181,7 +181,8 @@ class StoredArray:
         return f"{self.shape[0]}x{self.shape[1]} {self.dtype}, {lies}, {format_bytes(self.nbytes)}"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._words()}, {self.path!r})"
+        name = type(self).__name__
+        return f"{name}({self._words()}, {self.path!r}, checked: {self.checked})"
 
     def _repr_html_(self) -> str:
         return (
