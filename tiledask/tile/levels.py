@@ -110,13 +110,12 @@ class TileCount:
 
     @classmethod
     def of(cls, counted: Iterable["TileTraffic | TileCount | None"]) -> "TileCount | None":
-        """The sum of ``counted``; None if one of them was not counted."""
-        total = cls(0, 0, 0)
-        for one in counted:
-            if one is None:
-                return None
-            total = cls(total.tiles + one.tiles, total.loaded + one.loaded, total.flops + one.flops)
-        return total
+        """The sum of ``counted``; None if one of them, or nothing at all, was counted."""
+        found = list(counted)
+        if not found or None in found:
+            return None
+        sums = (sum(getattr(one, name) for one in found) for name in ("tiles", "loaded", "flops"))
+        return cls(*sums)
 
     @property
     def intensity(self) -> float:
