@@ -113,7 +113,8 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
     if plans.best.verdict == "no":
         console.print(_table(shown, "none fits; the nearest", plans))
         return
-    console.print(_table(shown, "fastest first", plans))
+    sure = "" if plans.best.verdict == "fits" else "none fits for sure; of the tight ones, "
+    console.print(_table(shown, f"{sure}fastest first", plans))
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *_options(shown[0].layout)])
         say(console, f"the first one: {words}")
