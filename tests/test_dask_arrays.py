@@ -387,6 +387,7 @@ def test_operands_beyond_the_limit_are_read_again_and_not_kept(plans, monkeypatc
     with dask.config.set(scheduler="synchronous"):
         c = multiply(x, y, memory_limit=limit)
         plan, out = plans[-1], np.empty((n, n))
+        on_worker.warm_up()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         c.store(out)
@@ -509,6 +510,20 @@ def test_the_cluster_is_what_a_plan_is_made_for(cluster, client):
     machine = lazy._machine(da.ones(2), da.ones(2))
     assert (machine.workers, machine.threads) == (cluster.slots, cluster.slots)
     assert 0 < machine.task_bytes < cluster.memory_limit
+
+
+def test_a_plan_leaves_workers_what_they_weigh_and_stays_below_where_dask_steps_in():
+    def worker(memory, managed):
+        return {"memory_limit": 500_000_000, "nthreads": 1, "resources": {"slot0": 1},
+                "metrics": {"memory": memory, "managed_bytes": managed}}  # fmt: skip
+
+    idle = lazy._distributed([worker(100_000_000, 0)] * 2, da.ones(2))
+    assert idle.task_bytes == (500_000_000 - 2 * 2**26) // 2  # in steps: cut alike another time
+    assert idle == lazy._distributed([worker(180_000_000, 70_000_000)] * 2, da.ones(2))
+    side = Side(((0, 4000), (0, 4000)), itemsize=8)
+    assert plan_product(side, side, idle, 10**9).peak <= idle.most_bytes < 0.7 * 500_000_000
+    with pytest.raises(DoesNotFitError, match=r"a task may hold 200 B; .* start workers of more"):
+        plan_product(side, side, Machine(2, 2, 10**6, 1e-3, 200), 10**9)
 
 
 @pytest.mark.cluster
