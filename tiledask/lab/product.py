@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise, product
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def product_rows(problem: Problem, C: ShardedArray, kernel: str, tile: int | Non
         Claim(
             "bytes that tiles load, all workers",
             loads, None, C.tiles and C.tiles.loaded, "bytes", "equal" if C.tiles else None,
-            note=_counted_where(C, kernel),
+            note=_counted_where(C, kernel, tile),
         ),
         Claim(
             "relative error of the answer", n * EPS, None, error, rule="at most",
@@ -82,9 +83,9 @@ def product_rows(problem: Problem, C: ShardedArray, kernel: str, tile: int | Non
     ]  # fmt: skip
 
 
-def _counted_where(C: ShardedArray, kernel: str) -> str:
+def _counted_where(C: ShardedArray, kernel: str, tile: Any) -> str:
     if C.tiles is None:
-        return f"not counted: the loop of {kernel} is not ours; predicted for tiles of 512"
+        return f"not counted: {kernel} does not say what it loads; predicted for tiles of {tile}"
     if C.mesh.cluster.backend == "cupy":
         return f"by {kernel} on the GPUs: the grids that it launched, their steps along k"
     return f"by {kernel} on the workers, tile by tile as it loaded them"
