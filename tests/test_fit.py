@@ -458,7 +458,7 @@ def test_a_schedule_that_a_fix_cannot_have_is_passed_over():
 
 
 def test_what_is_no_cluster_is_refused_and_every_degree_is_said():
-    with pytest.raises(ConfigError, match=r"a cluster comes from td\.load_cluster"):
+    with pytest.raises(ConfigError, match=r"a cluster is named by text such as .* got None"):
         td.fits(SMALL, Layout(), None)
     fit = td.fits(SMALL, Layout(dp=2, cp=4), cluster(4, 10**12), sequence=64)
     assert "needs 8 devices (dp 2 x tp 1 x pp 1 x cp 4)" in fit.reason

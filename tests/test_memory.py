@@ -493,8 +493,8 @@ def test_partitions_with_embedding_and_head_as_items():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((Layout(), SMALL), "a Model and a Layout are needed"),
-        ((SMALL, None), "got Model and NoneType"),
+        ((Layout(), SMALL), "a model is named by text or by a path, got Layout"),
+        ((SMALL, None), "a layout is a td.Layout, such as .* got None"),
         ((SMALL, Layout(cp=33)), "cp=33 cannot cut a sequence of 32 tokens"),
     ],
 )
