@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
     sub.add_argument(
         "--diagnose", metavar="TRACE", help="instead of a schedule: why a measured run idles; "
-        "CSV of spans or of polled utilisation, or a Chrome trace JSON",
+        "CSV of spans or of polled utilisation, a Chrome trace, or a folder with one of each rank",
     )  # fmt: skip
     sub.add_argument("--unit", help="of the trace's times: s, ms, us or ns")
     sub.add_argument("--layers", metavar="COSTS", help="a number of layers, or costs: 1,1,2,4")

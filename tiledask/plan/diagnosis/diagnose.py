@@ -263,12 +263,14 @@ def diagnose(
 
     trace          a Timeline; a table or a CSV file with the columns device, start, end and,
                    if known, kind, stage, microbatch; a Chrome trace (JSON, as torch.profiler
-                   writes it); or polled utilisation: time and a column per device, or
+                   writes it, packed or not), those of all ranks as a list of paths or their folder;
+                   or polled utilisation: time and a column per device, or
                    timestamp, index, utilization.gpu as nvidia-smi prints them
     unit           of the times: "s", "ms", "us" or "ns". Default: s in CSV, us in Chrome's JSON
     layers         costs of the model's layers: the partition is then exact, not just equal stages
     memory_limit   most micro-batches whose activations a device may keep, in those of the trace
 
+    Of several training steps the one of median length is read, and the optimizer is left out.
     Devices are in the order in which they begin. Raises ConfigError for a trace that cannot be
     read, and ScheduleError for labels of actions that cannot have run.
 
