@@ -343,9 +343,7 @@ def _findings(trace: Trace, fit: Fit) -> tuple[Finding, ...]:
     off = fit.guess or f"simulated edges are within {format_seconds(fit.error)} of the trace's"
     counted, named = _schedule_sure(trace, fit, reproduced, off)
     is_median = not (trace.blocks or fit.guess)
-    timed = ("exact", "") if reproduced else ("likely", f"median; {off}" if is_median else off)
-    if fit.guess:
-        timed = ("likely", "")
+    timed = ("exact", "") if reproduced else ("likely", "median" if is_median else "")
     per_device = plan.device_times
     mean = sum(per_device) / len(per_device)
     findings = [
@@ -394,7 +392,9 @@ def _schedule_sure(
             f"{form} (micro-batches: {form.microbatches})" for form in others[:3]
         )
     counts = {form.microbatches for form in others} - {plan.schedule.microbatches}
-    return ("exact" if reproduced and not counts else sure, why), (sure, why)
+    if sure == "exact":
+        return (sure, why), (sure, why)
+    return ("exact" if reproduced and not counts else sure, "" if not counts else why), (sure, why)
 
 
 def _same_order(a: Schedule | None, b: Schedule) -> bool:
