@@ -1,7 +1,9 @@
 """What a worker may still hold is measured, and what a refusal promises is accepted when taken."""
 
+import gc
 import random
 import re
+import time
 from math import prod
 
 import numpy as np
@@ -166,8 +168,18 @@ def alive(cluster):
     )
 
 
-def largest(cluster, b_by=2):
-    """The largest n whose product is planned to fit beside what the workers hold now."""
+def blocks_held(dask_worker):
+    return len(dask_worker.data)
+
+
+def largest(cluster):
+    """The largest n whose product is planned to fit beside what the workers hold, once they have
+    dropped what nobody wants any more."""
+    gc.collect()  # errors that were caught hold the arrays of their frames
+    deadline = time.monotonic() + 30
+    while any(cluster.run(blocks_held)):
+        assert time.monotonic() < deadline, "somebody still holds blocks"
+        time.sleep(0.05)
     room, n = room_of(cluster).bytes, 256
     while 3 * (n + 64) ** 2 // 2 * 8 + 4 * 512 * (n + 64) * 4 * 1.02 + RUNTIME * 1.04 < room:
         n += 64

@@ -159,7 +159,7 @@ def distribute(
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     tiling = Tiling(array.shape, mesh.shape, _checked(placements))
     _check_dtype(array.dtype)
-    _refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True))
+    _refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
     path = mesh.cluster.keep(array)
     blocks = [
         mesh.cluster.submit(
@@ -197,7 +197,7 @@ def from_function(
     tiling = Tiling(tuple(shape), mesh.shape, _checked(placements))
     dtype = as_dtype(dtype)
     _check_dtype(dtype)
-    _refuse_large_blocks(tiling, dtype, room_of(mesh.cluster, alone=True))
+    _refuse_large_blocks(tiling, dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
     backend = mesh.cluster.backend
     blocks = [
         mesh.cluster.submit(

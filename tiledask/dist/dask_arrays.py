@@ -59,7 +59,7 @@ def from_dask(
     check_chunks("x", x)
     _check_dtype(x.dtype)
     cluster, tiling = mesh.cluster, Tiling(x.shape, mesh.shape, _checked(placements))
-    room = room_of(cluster, alone=True)
+    room = room_of(cluster, alone=True, timeout=timeout)
     _refuse_large_blocks(tiling, x.dtype, room)
     _refuse_other_clients(x, cluster.client)
     x = x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))

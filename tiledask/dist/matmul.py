@@ -102,9 +102,9 @@ def matmul(
             f"files, td.open_array(path)"
         )
     _check(a, b, kernel)
-    seconds = seconds_of(timeout)
-    choice = _choice(a, b, algorithm, options, kernel, tile, memory_limit)
-    return _Run(choice, a, b, kernel, tile, seconds, progress).result()
+    deadline = time.monotonic() + seconds_of(timeout)
+    choice = _choice(a, b, algorithm, options, kernel, tile, memory_limit, timeout)
+    return _Run(choice, a, b, kernel, tile, deadline, progress).result()
 
 
 def explain(
@@ -149,13 +149,14 @@ def _weighed(
 
 def _choice(
     a: ShardedArray, b: ShardedArray, algorithm: str | None, options: dict[str, Any],
-    kernel: str, tile: Any, memory_limit: int | str | None,
+    kernel: str, tile: Any, memory_limit: int | str | None, timeout: float | None,
 ) -> Choice:  # fmt: skip
     """What `matmul` runs. Rates are measured only where there is a choice."""
     if algorithm is None and moves_nothing(a.tiling, b.tiling):
         algorithm = "local"
     rated = algorithm is None
-    needs, room = _needs(a, kernel, tile), _room(a, b, memory_limit)
+    room = _room(a, b, memory_limit, timeout)
+    needs = _needs(a, kernel, tile)
     found = _weighed(a, b, algorithm, options, needs, room, rated)
     if found.chosen:
         return found[found.chosen]
@@ -177,9 +178,12 @@ def _needs(a: ShardedArray, kernel: str, tile: Any) -> Needs:
     return lambda plan: ledger_of(plan, a.dtype, kernel, tile, transport)
 
 
-def _room(a: ShardedArray, b: ShardedArray, memory_limit: int | str | None) -> Room:
+def _room(
+    a: ShardedArray, b: ShardedArray, memory_limit: int | str | None, timeout: float | None = None
+) -> Room:
     """What a rank may hold of this product, measured now."""
-    return room_of(a.mesh.cluster, [*zip(a.blocks, b.blocks, strict=False)], memory_limit)
+    blocks = [*zip(a.blocks, b.blocks, strict=False)]
+    return room_of(a.mesh.cluster, blocks, memory_limit, timeout=timeout)
 
 
 def _of_other_arrays(a: Any, b: Any) -> Callable | None:
@@ -230,12 +234,12 @@ class _Run:
 
     def __init__(
         self, choice: Choice, a: ShardedArray, b: ShardedArray, kernel: str, tile: Any,
-        seconds: float, progress: bool | None,
+        deadline: float, progress: bool | None,
     ) -> None:  # fmt: skip
         self.plan, self.ledger = choice.plan, choice.ledger
         self.a, self.b, self.kernel, self.tile = a, b, kernel, tile
         self.cluster = a.mesh.cluster
-        self.deadline = time.monotonic() + seconds
+        self.deadline = deadline
         self.progress = progress
         self.what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
 

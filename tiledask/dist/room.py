@@ -18,7 +18,7 @@ import dask
 from distributed.system import MEMORY_LIMIT
 
 from tiledask.dist import host_memory
-from tiledask.dist.cluster import Cluster
+from tiledask.dist.cluster import Cluster, seconds_of
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import namespace
 
@@ -109,15 +109,18 @@ def room_of(
     blocks: Sequence[Sequence[Any]] = (),
     limit: int | str | None = None,
     alone: bool = False,
+    timeout: float | None = None,
 ) -> Room:
     """The Room of the slots that hold ``blocks`` (futures, by slot; default: of all slots).
 
     What these blocks take is part of the room. ``limit``: bytes that the call allows itself.
     ``alone``: for one block that comes to lie there, while Dask may move others to disk.
-    Measured in the workers' own processes, outside of the task graph.
+    Measured in the workers' own processes, outside of the task graph; DeadlineError if one does
+    not answer within ``timeout`` seconds (at most and by default a minute).
     """
     keys = [[block.key for block in mine] for mine in blocks]
-    found = cluster.run(_bounds, keys, cluster.backend, cluster.memory_limit, alone)
+    asked = keys, cluster.backend, cluster.memory_limit, alone
+    found = cluster.run(_bounds, *asked, timeout=min(60.0, seconds_of(timeout)))
     bounds = [bound for mine in found[: len(keys) or None] for bound in mine]
     if limit is not None:
         given = parse_bytes(limit)

@@ -146,7 +146,7 @@ def multiply_stored(
         if records.exist:
             plan = _taken_up(product, about, records, cluster, memory_limit)
         else:
-            plan = _planned(product, cluster, memory_limit)
+            plan = _planned(product, cluster, memory_limit, timeout=timeout)
             _begin(product, {**about, "cuts": asdict(plan.cuts)}, records, create=not given)
         summed = _summed(plan, target, records)
         left = plan.remaining(summed)
@@ -265,10 +265,11 @@ def _about(product: Product) -> dict[str, Any]:
 
 
 def _planned(
-    product: Product, cluster: Cluster, memory_limit: int | str | None, cuts: Cuts | None = None
-) -> StreamPlan:
+    product: Product, cluster: Cluster, memory_limit: int | str | None, cuts: Cuts | None = None,
+    timeout: float | None = None,
+) -> StreamPlan:  # fmt: skip
     """The plan with the best cuts, or with these."""
-    room = room_of(cluster)
+    room = room_of(cluster, timeout=timeout)
     limit = cluster.memory_limit // 2 if memory_limit is None else parse_bytes(memory_limit)
     while memory_limit is None and limit > room.bytes > 0:
         limit //= 2  # and not the room itself: the same product shall be cut alike another time
