@@ -14,6 +14,10 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
+# what made the recordings needs PyTorch
+collect_ignore = ["traces"]
+
+
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
 def xp(request):
     """NumPy, then CuPy: one test body for both. CuPy is skipped with the probe's reason."""

@@ -41,4 +41,4 @@ def test_two_copies_are_counted_apart(name):
 
 def test_many_micro_batches_take_no_longer():
     for name in ("zb-h1", "v-half", "dualpipe", "eager-1f1b", "gpipe"):
-        assert in_flight(Layout(pp=4, microbatches=10**9, schedule=name), 0) >= 4
+        assert in_flight(Layout(pp=4, microbatches=10**8, schedule=name), 0) >= 4

@@ -98,11 +98,11 @@ HOSTILE = {
     "dist.run.Run": lambda: Words(
         timeline=TIMELINE, replayed=TIMELINE, simulated=TIMELINE, clock_error=0.0
     ),
-    "dist.stored.StoredArray": lambda: Words(_words=lambda: "", path=EVIL),
+    "dist.stored.StoredArray": lambda: Words(_words=lambda: "", path=EVIL, checked=EVIL),
     "dist.training.run.Trained": lambda: Words(to_frame=a_frame),
     "lab.puzzles.puzzle.Puzzle": lambda: named("title", "task"),
     "lab.puzzles.result.Result": lambda: Words(
-        targets=[Words(name=EVIL, got=1, wanted=1, beside=EVIL, met=True)], reason=EVIL, score=EVIL
+        targets=[Words(name=EVIL, got=1, goal=EVIL, beside=EVIL, met=True)], reason=EVIL, score=EVIL
     ),
     "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
@@ -113,7 +113,7 @@ HOSTILE = {
     ),
     "plan.choosing.search.Plans": lambda: td.search(MODEL, CLUSTER, 8),
     "plan.diagnosis.diagnose.Diagnosis": lambda: Words(
-        _finding_rows=lambda: [(EVIL, EVIL, EVIL)], _cause_rows=list, remedies=()
+        _finding_rows=lambda: [(EVIL, EVIL, EVIL)], _cause_rows=list, remedies=(), summary=(EVIL,)
     ),
     "plan.fitting.fit.Fit": no_fit,
     "plan.fitting.memory.MemoryEstimate": lambda: a_fit().memory,

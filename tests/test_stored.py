@@ -1,11 +1,14 @@
 """Matrices in files: every region as NumPy would read it, and nothing believed unchecked."""
 
 import errno
+import gc
 import os
 import pickle
 import re
 import resource
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -395,3 +398,26 @@ def test_how_it_is_shown(tmp_path):
     array = describe(tmp_path / "c.zarr", (2000, 500), "f4")
     assert repr(array).startswith("StoredArray(2000x500 float32, chunks (1024, 500), 4 MB, '/")
     assert "c.zarr" in array._repr_html_()
+
+
+def test_headers_are_read_by_many_threads_at_once(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.ones(16))
+
+    def looks(_):
+        for _ in range(600):
+            with open(path, "rb") as file:
+                assert stored_npy.look(file)[0] == (16,)
+
+    def slowly(*_):  # a callback of the collector lets other threads in, in the middle of a header
+        time.sleep(1e-6)
+
+    often = gc.get_threshold()
+    gc.callbacks.append(slowly)
+    gc.set_threshold(1)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(looks, range(8)))
+    finally:
+        gc.set_threshold(*often)
+        gc.callbacks.remove(slowly)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from html import escape
 from time import monotonic
 from typing import Any
 
 from distributed import get_worker
 
 from tiledask.dist.cluster import Cluster
+from tiledask.plan import html
 
 __all__ = ["AFTER", "TOPIC", "Reporter", "following", "is_watched", "showing", "watching"]
 
@@ -164,8 +164,8 @@ def _in_cell(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
         words += f", {said}" if said else ""
         if of and 0 < done < of:
             words += f", about {seconds * (of - done) / done:.0f} s left"
-        html = f"<progress{known}></progress> {escape(words)}"
-        publish({"text/html": html, "text/plain": words}, update=True)
+        shown = f"<progress{known}></progress> {html.words(words)}"
+        publish({"text/html": shown, "text/plain": words}, update=True)
 
     try:
         yield say

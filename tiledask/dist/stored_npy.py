@@ -5,6 +5,7 @@ F order    column 0 | column 1 | ...      rows are whole; of an "F" file, column
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -23,6 +24,11 @@ __all__ = ["create", "header", "look", "opened", "read", "rounded", "sync", "wri
 
 _SLAB = 2**20
 """Bytes that are converted at a time where memory and file do not agree."""
+
+
+_parsing = threading.Lock()
+"""Held while a header is parsed: CPython 3.11.7, for one, counts how deep its parser is for all threads
+together, and a SystemError comes of it (python/cpython issue 106905)."""
 
 
 def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
@@ -60,7 +66,8 @@ def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
     if version not in readers:  # 3.0 is for names of fields, which a matrix has none of
         raise ValueError(f"format {version} is not 1.0 or 2.0")
     try:
-        shape, fortran, dtype = readers[version](file)
+        with _parsing:
+            shape, fortran, dtype = readers[version](file)
     except (ValueError, OSError):
         raise
     except Exception as error:  # of the tokenizer that NumPy tries last
