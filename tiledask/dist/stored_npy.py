@@ -27,8 +27,8 @@ _SLAB = 2**20
 
 
 _parsing = threading.Lock()
-"""Held while a header is parsed: CPython 3.11.7, for one, counts how deep its parser is for all threads
-together, and a SystemError comes of it (python/cpython issue 106905)."""
+"""Held while a header is parsed: CPython 3.11.7, for one, counts how deep its parser is for all
+threads together, and a SystemError comes of it (python/cpython issue 106905)."""
 
 
 def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
