@@ -308,3 +308,14 @@ def test_a_million_actions_take_no_time_and_no_objects():
     assert 0 < found[1] < 1
     assert calls < 20_000  # 0.08 s on a quiet machine; one object per action: 5 s
     assert "orders" not in vars(s)
+
+
+def test_a_schedule_is_named_by_position_or_keyword():
+    made = schedule("1f1b", 4, 8)
+    ends = [
+        simulate(made, forward=1.0).makespan,
+        simulate(schedule=made, forward=1.0).makespan,
+        simulate("1f1b", 4, 8, forward=1.0).makespan,
+        simulate(schedule="1f1b", stages=4, microbatches=8, forward=1.0).makespan,
+    ]
+    assert ends == [33.0] * 4

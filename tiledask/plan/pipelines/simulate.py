@@ -6,8 +6,8 @@ start(a) = max( end of the action before a on its device,
 How results travel is in links.py: beside the work, or in its place.
 """
 
-from collections.abc import Sequence
-from functools import singledispatch
+from collections.abc import Callable, Sequence
+from functools import wraps
 from inspect import signature
 from typing import Any
 
@@ -29,7 +29,21 @@ Times = float | Sequence[float] | Sequence[Sequence[float]]
 """Seconds: one number, one per stage, or one per stage and micro-batch."""
 
 
-@singledispatch
+def _or_named(simulated: Callable[..., Timeline]) -> Callable[..., Timeline]:
+    """``simulated``, and of a schedule's name and numbers too."""
+    times = tuple(signature(simulated).parameters)[1:]
+
+    @wraps(simulated)
+    def either(schedule: Schedule | str, *numbers: Any, **options: Any) -> Timeline:
+        if isinstance(schedule, str):
+            given = {name: options.pop(name) for name in times if name in options}
+            return simulated(by_name(schedule, *numbers, **options), **given)
+        return simulated(schedule, *numbers, **options)
+
+    return either
+
+
+@_or_named
 def simulate(
     schedule: Schedule,
     forward: Times = 1.0,
@@ -94,15 +108,6 @@ def simulate(
         schedule.devices, schedule.device, schedule.kind, schedule.stage, schedule.microbatch,
         path.start, path.end, evidence=Evidence(schedule, seconds, both, links),
     )  # fmt: skip
-
-
-@simulate.register
-def simulate_named(schedule: str, stages: int, microbatches: int, **options: Any) -> Timeline:
-    times = {name: options.pop(name) for name in _TIMES if name in options}
-    return simulate(by_name(schedule, stages, microbatches, **options), **times)
-
-
-_TIMES = tuple(signature(simulate).parameters)[1:]
 
 
 def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:
