@@ -7,6 +7,8 @@ endif
 DASHBOARD_PORT ?= 8787
 LAB_ARGS ?=
 BENCH_ARGS ?=
+GPU_ARGS ?=
+BUNDLE_ARGS ?=
 
 BIN := .venv/bin
 # A stamp per set of extras: a GPU that appears later brings its packages.
@@ -21,11 +23,11 @@ SILENCE ?= 480
 ENDING := $(BIN)/python .ci/limit $(SILENCE)
 WORKERS := --max-worker-restart=0 -n
 # the files that have such tests: the others need not be read
-marked = $(shell grep -l 'pytest.mark.$(1)' tests/test_*.py)
+marked = $(sort $(shell grep -rlE --include='test_*.py' 'pytest.mark.($(1))' tests))
 # Or each of hundreds of processes would compile everything for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help tour test lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training soak accuracy env clean
+.PHONY: help tour test quick lint lab bench bench-matmul bench-files bench-schedules bench-idle bench-search bench-tiles bench-training gpu gpu-bundle gpu-rehearsal soak plants test-long accuracy env clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is one of"
@@ -35,18 +37,22 @@ help: ## this list
 tour: env ## run the whole story on this machine; the report is left in build/tour/
 	$(BIN)/tiledask tour
 
+quick: env lint ## lint, types, and every test that is fast and needs no workers: four minutes
+	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
+
 # What needs no workers runs on all cores at once; two files of tests with workers, and two notebooks
 # at a time; what is timed has the machine alone.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
-	$(ENDING) $(PYTEST) -m "cluster and not timed" $(WORKERS) 2 --dist loadfile $(call marked,cluster)
-	$(ENDING) $(PYTEST) -m timed $(call marked,timed)
+	$(ENDING) $(PYTEST) -m "cluster and not timed and not slow" $(WORKERS) 2 --dist loadfile $(call marked,cluster)
+	$(ENDING) $(PYTEST) -m "timed and not slow" $(call marked,timed)
 	$(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 2 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
-lint: env ## ruff: rules and format
+lint: env ## ruff: rules and format; mypy: types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 
 # The notebooks' clusters read the port; the setting tells the Dask panels the same one. The
 # panels' own cluster button is hidden: its clusters would listen on every network interface.
@@ -87,8 +93,25 @@ bench-tiles: env ## tile kernels beside cuBLAS, torch, Triton: a GPU (or BENCH_A
 bench-training: env ## where a training step's time goes, and torch beside it (BENCH_ARGS="--python PY")
 	$(BIN)/python -m tiledask.lab.bench.training $(BENCH_ARGS)
 
-soak: env ## what takes minutes: a GPT and LeNet, 50 steps, under every layout of 2, 4 and 8 ranks
-	$(PYTEST) -m slow $(call marked,slow)
+gpu: env ## all that a GPU can tell, on one page: right, fast, does it fit (GPU_ARGS="--minutes 9")
+	$(BIN)/python -m tiledask.lab.gpu $(GPU_ARGS)
+
+gpu-rehearsal: env ## make gpu end to end without a GPU, on a stand-in for CuPy: five minutes
+	$(ENDING) $(PYTEST) -s -m slow tests/lab/gpu/test_gpu_rehearsal.py
+
+gpu-bundle: env ## build/gpu-bundle: `make gpu` for a machine with no network (BUNDLE_ARGS="--has FILE")
+	$(BIN)/python .ci/bundle.py $(BUNDLE_ARGS)
+
+# Files of tests, one per core: plants, rehearsals of make gpu and soaks are apart.
+SLOW_FILES = $(filter-out tests/lab/gpu/test_gpu_rehearsal.py tests/laws/test_plants.py,$(call marked,slow|few))
+
+soak: env ## what takes minutes: all drawn cases, all faults, 50 steps under every layout of 2 to 8 ranks
+	$(ENDING) $(PYTEST) -m slow $(WORKERS) 2 --dist loadfile $(SLOW_FILES)
+
+plants: env ## faults planted in the package, one by one: each must fail its test; a minute or two
+	$(ENDING) $(PYTEST) -m slow $(WORKERS) auto --maxprocesses 8 tests/laws/test_plants.py
+
+test-long: soak plants gpu-rehearsal ## what make test leaves out because it takes long: at most 40 minutes
 
 accuracy: env ## the planner against every published number: data/published/ACCURACY.md
 	$(BIN)/python -m tiledask.lab.accuracy.page
@@ -100,6 +123,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@.ci/setup "$(EXTRAS)" && touch "$@"
 
 clean: ## remove build/ and caches; .venv and your copies in learn/ stay
-	rm -rf build .pytest_cache .ruff_cache .hypothesis
+	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find tests tiledask nbs -name __pycache__ -prune -exec rm -rf {} +
 	find nbs -name .ipynb_checkpoints -prune -exec rm -rf {} +

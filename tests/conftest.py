@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import subprocess
 
 import pytest
@@ -14,8 +15,28 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-# what made the recordings needs PyTorch
-collect_ignore = ["traces"]
+# what made the recordings needs PyTorch; the stand-in for CuPy has processes of its own
+collect_ignore = ["oracles/traces", "twins/standin", "twins/gpu_neighbours.py"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked few(n), all cases but n are slow: the first, the last, and some between."""
+    cases = {}
+    for item in items:
+        if mark := item.get_closest_marker("few"):
+            cases.setdefault((item.path, item.originalname), (mark.args[0], []))[1].append(item)
+    for n, drawn in cases.values():
+        kept = {i * (len(drawn) - 1) // max(1, n - 1) for i in range(n)}
+        for i, item in enumerate(drawn):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """What thousands of tests are made of stays, and is not looked through again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
@@ -45,7 +66,7 @@ def cluster():
 @pytest.fixture
 def gpus():
     """Eight GPUs with NCCL between them, of the stand-in."""
-    from nccl_twin import twin_gpus
+    from twins.nccl_twin import twin_gpus
 
     with twin_gpus(8) as machine:
         yield machine

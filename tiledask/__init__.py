@@ -1,7 +1,25 @@
 """tiledask: split large models over devices; predict, simulate and run it on Dask.
 
 The names below load their module when they are first used, so that ``import tiledask``
-brings in neither Dask nor CuPy nor matplotlib nor Bokeh.
+brings in neither Dask nor CuPy nor matplotlib nor Bokeh. ``__init__.pyi`` says the same to editors
+and type checkers.
+
+formulas     closed forms: idle time, memory, bytes of a product
+collectives  what split layers and convolutions call, before anything runs
+tile         one device: kernels, layers, optimizers
+stages       pipeline stages that really compute
+tensor       layers split over ranks
+convolution  convolutions split over ranks, and LeNet
+training     what td.train is made of, to look into
+plots        figures
+tasks        puzzles and exercises that judge answers
+studies      comparisons that are worked out or run at one call
+precision    floating point, as lessons that run
+doctor       what this machine has and lacks
+accuracy     the planner beside published numbers; in a checkout only
+bench        comparisons with peers; in a checkout only
+errors       what is raised
+plan, distributed, lab  the rest, room by room
 """
 
 from importlib import import_module
@@ -10,8 +28,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     # plan: arithmetic
-    "load_model": "tiledask.plan.inputs.specs",
-    "load_cluster": "tiledask.plan.inputs.specs",
+    "load_model": "tiledask.plan.inputs.load",
+    "load_cluster": "tiledask.plan.inputs.load",
     "Model": "tiledask.plan.inputs.model",
     "load_recipe": "tiledask.plan.inputs.recipes",
     "lora": "tiledask.plan.inputs.recipes",
@@ -23,74 +41,131 @@ _HOME = {
     "Space": "tiledask.plan.choosing.search",
     "sensitivity": "tiledask.plan.choosing.sensitivity",
     "critique": "tiledask.plan.choosing.critique",
-    "check_premise": "tiledask.plan.choosing.premise",
+    "check_premise": "tiledask.plan.choosing.question_check",
     "Ledger": "tiledask.plan.ledger",
     "Traffic": "tiledask.plan.products.traffic",
     "Timeline": "tiledask.plan.pipelines.timeline",
     "partition": "tiledask.plan.splitting.partition",
     "Partition": "tiledask.plan.splitting.partition",
+    "contiguous_splits": "tiledask.plan.splitting.partition",
     "judge": "tiledask.plan.splitting.judge",
     "schedule": "tiledask.plan.pipelines.schedules",
     "Schedule": "tiledask.plan.pipelines.schedule",
+    "Action": "tiledask.plan.pipelines.schedule",
     "schedules": "tiledask.plan.pipelines.schedules",
     "validate": "tiledask.plan.pipelines.needs",
     "simulate": "tiledask.plan.pipelines.simulate",
+    "memory_over_time": "tiledask.plan.pipelines.footprint",
     "optimal_schedule": "tiledask.plan.pipelines.optimum",
     "diagnose": "tiledask.plan.diagnosis.diagnose",
     # tile: one device
     "load_text": "tiledask.tile.datasets",
     "load_images": "tiledask.tile.datasets",
-    # dist: many devices
-    "start_cluster": "tiledask.dist.start",
-    "Mesh": "tiledask.dist.mesh",
+    # distributed: many devices
+    "start_cluster": "tiledask.distributed.cluster.start",
+    "Mesh": "tiledask.distributed.arrays.mesh",
     "Shard": "tiledask.plan.products.placement",
     "Replicate": "tiledask.plan.products.placement",
     "Partial": "tiledask.plan.products.placement",
-    "distribute": "tiledask.dist.array",
-    "from_function": "tiledask.dist.array",
-    "from_dask": "tiledask.dist.dask_arrays",
-    "open_array": "tiledask.dist.stored",
-    "create_array": "tiledask.dist.stored",
-    "redistribute": "tiledask.dist.collectives",
-    "to_numpy": "tiledask.dist.array",
-    "matmul": "tiledask.dist.matmul",
-    "explain": "tiledask.dist.matmul",
+    "Tiling": "tiledask.plan.products.placement",
+    "distribute": "tiledask.distributed.arrays.creation",
+    "from_function": "tiledask.distributed.arrays.creation",
+    "from_dask": "tiledask.distributed.arrays.dask_arrays",
+    "open_array": "tiledask.distributed.out_of_core.stored",
+    "create_array": "tiledask.distributed.out_of_core.stored",
+    "redistribute": "tiledask.distributed.arrays.redistribute",
+    "to_numpy": "tiledask.distributed.arrays.array",
+    "matmul": "tiledask.distributed.products.matmul",
+    "explain": "tiledask.distributed.products.matmul",
     "algorithms": "tiledask.plan.products.product",
-    "run_schedule": "tiledask.dist.pipeline",
-    "run_ranks": "tiledask.dist.ranks.run",
-    "run_threads": "tiledask.dist.ranks.threads",
-    "run_claim": "tiledask.dist.claims",
-    "GPT": "tiledask.dist.training",
-    "Trained": "tiledask.dist.training",
-    "train": "tiledask.dist.training",
-    "train_lenet": "tiledask.dist.convolution.lenet_train",
-    "save_checkpoint": "tiledask.dist.checkpoints",
-    "open_checkpoint": "tiledask.dist.checkpoints",
+    "run_schedule": "tiledask.distributed.pipelines.pipeline",
+    "run_ranks": "tiledask.distributed.ranks.run",
+    "run_threads": "tiledask.distributed.ranks.threads",
+    "run_claim": "tiledask.distributed.memory.claims",
+    "GPT": "tiledask.distributed.training",
+    "train": "tiledask.distributed.training",
+    "train_lenet": "tiledask.distributed.convolution.lenet_train",
+    "save_checkpoint": "tiledask.distributed.checkpoints",
+    "open_checkpoint": "tiledask.distributed.checkpoints",
     # lab: what people look at
+    "Claim": "tiledask.lab.claim",
+    "Comparison": "tiledask.lab.table",
     "report": "tiledask.lab.dashboard.saved",
 }
-_MODULES = ("plan", "tile", "dist", "lab", "errors")
+"""The module that each public name is loaded from."""
+
+_MODULES = {
+    "plan": "tiledask.plan",
+    "tile": "tiledask.tile",
+    "distributed": "tiledask.distributed",
+    "lab": "tiledask.lab",
+    "errors": "tiledask.errors",
+    "formulas": "tiledask.plan.formulas",
+    "collectives": "tiledask.plan.collectives",
+    "stages": "tiledask.distributed.pipelines.stages",
+    "tensor": "tiledask.distributed.tensor",
+    "convolution": "tiledask.distributed.convolution",
+    "training": "tiledask.distributed.training",
+    "plots": "tiledask.lab.plots",
+    "tasks": "tiledask.lab.tasks",
+    "studies": "tiledask.lab.studies",
+    "precision": "tiledask.lab.precision",
+    "doctor": "tiledask.lab.doctor",
+    "accuracy": "tiledask.lab.accuracy",
+    "bench": "tiledask.lab.bench",
+}
+"""The public modules by the name that they have here."""
+
+_CHECKOUT = ("accuracy", "bench")
+"""Those that no wheel brings along."""
+
+_RENAMED = {
+    "dist": "distributed",
+    "Trained": "training.Trained",
+}
+"""Old name -> new name: the old one works for one version more, and warns."""
 
 __all__ = [*_HOME, *_MODULES]
 
 
-def __getattr__(name: str):
-    if name in _HOME:
-        try:
-            value = getattr(import_module(_HOME[name]), name)
-        except ModuleNotFoundError as error:
-            package = (error.name or "tiledask").partition(".")[0]
-            if package == "tiledask":  # a fault of ours
-                raise
+def _load(name: str) -> object:
+    """The value of a public name, from the module that it is at home in."""
+    try:
+        if name in _MODULES:
+            return import_module(_MODULES[name])
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if name in _CHECKOUT and error.name == _MODULES[name]:
             raise ModuleNotFoundError(
-                f"td.{name} needs {package}, which is not installed: pip install {package}",
+                f"td.{name} is left out of wheels: use a checkout of tiledask, installed there "
+                f"with pip install --editable .",
                 name=error.name,
             ) from None
-    elif name in _MODULES:
-        value = import_module(f"tiledask.{name}")
-    else:
+        package = (error.name or "tiledask").partition(".")[0]
+        if package == "tiledask":  # a fault of ours
+            raise
+        raise ModuleNotFoundError(
+            f"td.{name} needs {package}, which is not installed: pip install {package}",
+            name=error.name,
+        ) from None
+
+
+def __getattr__(name: str) -> object:
+    if name in _RENAMED:
+        import operator
+        import sys
+        import warnings
+
+        new = _RENAMED[name]
+        warnings.warn(
+            f"td.{name} is called td.{new} now; the old name goes with the next version",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return operator.attrgetter(new)(sys.modules[__name__])
+    if name not in _HOME and name not in _MODULES:
         raise AttributeError(f"tiledask has no {name!r}; it has {', '.join(sorted(__all__))}")
-    globals()[name] = value
+    value = globals()[name] = _load(name)
     return value
 
 

@@ -68,12 +68,15 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
     _of_models(sub)
     for name, words in (
-        ("dp", "data-parallel copies"), ("tp", "tensor-parallel slices of each layer"),
-        ("pp", "pipeline stages"), ("cp", "context-parallel pieces of each sequence"),
+        ("dp", "data-parallel copies"),
+        ("tp", "tensor-parallel slices of each layer"),
+        ("pp", "pipeline stages"),
+        ("cp", "context-parallel pieces of each sequence"),
         ("ep", "devices that experts are dealt out to"),
-        ("microbatch", "sequences in a micro-batch"), ("microbatches", "of one copy in a step"),
+        ("microbatch", "sequences in a micro-batch"),
+        ("microbatches", "of one copy in a step"),
         ("interleave", "chunks of layers a stage"),
-    ):  # fmt: skip
+    ):
         sub.add_argument(f"--{name}", type=_whole, default=1, help=f"{words} (%(default)s)")
     sub.add_argument("--zero", type=_whole, default=0, choices=range(4), help="(%(default)s)")
     sub.add_argument("--recompute", default="none", help="none, selective or full (%(default)s)")
@@ -115,9 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("puzzle", _puzzle, "puzzles from easy to hard: show one, judge answers, draw them")
     sub.add_argument("puzzle", nargs="?", help="a level, a name or a JSON file; none lists all")
     sub.add_argument(
-        "--answer", action="extend", nargs="+", default=[], metavar="ANSWER",
+        "--answer",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="ANSWER",
         help="one or more answers, or files with one each; - reads standard input",
-    )  # fmt: skip
+    )
     sub.add_argument("--hint", action="store_true", help="show the hint")
     sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
     sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
@@ -138,9 +145,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--figure", metavar="FILE", help="write the Gantt chart")
     sub.add_argument(
-        "--diagnose", metavar="TRACE", help="instead of a schedule: why a measured run idles; "
+        "--diagnose",
+        metavar="TRACE",
+        help="instead of a schedule: why a measured run idles; "
         "CSV of spans or of polled utilisation, a Chrome trace, or a folder with one of each rank",
-    )  # fmt: skip
+    )
     sub.add_argument("--unit", help="of the trace's times: s, ms, us or ns")
     sub.add_argument("--layers", metavar="COSTS", help="a number of layers, or costs: 1,1,2,4")
     sub.add_argument(
@@ -286,7 +295,7 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.plan.choosing.premise import premises
+    from tiledask.plan.choosing.question_check import premises
 
     names = premises() if args.premise is None else (args.premise,)
     critiques = {name: td.check_premise(name) for name in names}
@@ -445,10 +454,16 @@ def _known(schedule: td.Schedule, name: str, times: dict, transfers: str) -> Any
         return None
     half = times["backward"] / 2
     return known_makespan(
-        name, schedule.devices, schedule.microbatches, times["forward"], half, half,
-        times["latency"], chunks=schedule.stages // schedule.devices,
+        name,
+        schedule.devices,
+        schedule.microbatches,
+        times["forward"],
+        half,
+        half,
+        times["latency"],
+        chunks=schedule.stages // schedule.devices,
         overlapped=times["overlapped"],
-    )  # fmt: skip
+    )
 
 
 def _diagnose(args: argparse.Namespace, console: Console) -> Result:
@@ -463,8 +478,8 @@ def _diagnose(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _matmul(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.dist.explain import HEAD
-    from tiledask.lab.product import compare_product
+    from tiledask.distributed.products.explain import HEAD
+    from tiledask.lab.product_claims import compare_product
     from tiledask.tile.table import lookup
 
     try:
@@ -482,7 +497,7 @@ def _matmul(args: argparse.Namespace, console: Console) -> Result:
     chosen = [number for number, row in enumerate(rows) if row[0]]
     title = "What every algorithm would take for it"
     console.print(Grid(HEAD, rows, title, left=(0, 1, 8), bold=chosen))
-    say(console, f"{explanation.why}\n{explanation.advice}")
+    say(console, f"{explanation.why}\n{explanation.advice}\n{explanation.moved}")
     return (0 if table.ok else 1), table.to_dict() | {"explain": explanation.to_dict()}
 
 

@@ -1,4 +1,18 @@
-"""What people look at: comparison tables, figures, puzzles and the report."""
+"""What people look at: tables of claims, figures, tasks that are judged, the page, the benches.
+
+claim, table     a claim as predicted, simulated and measured; rows of claims side by side
+plots            matplotlib figures: pipelines, planning, products, training
+report, tour     one HTML page of text, tables and figures; the story that `tiledask tour` tells
+dashboard        tiledask's page in the Dask dashboard, and the same page as a file
+puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
+exercises        the walkthroughs' tasks, answered in code and run
+precision        lessons on half precision, and how far two losses may drift apart
+planner, doctor  the words of `tiledask fit`, `plan` and `doctor`
+product_claims, claims, lenet, sweep, published, ladders  tables of claims, one subject each
+learner          the learner's copies of the walkthroughs
+bench, accuracy  the benches, and the planner beside published numbers
+gpu              `make gpu`: all that a GPU can tell, part after part
+"""
 
 from tiledask.submodules import submodules
 

@@ -20,7 +20,7 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["COLUMNS", "MISSING", "Claim", "Value", "Verdict", "exact", "format_value"]
+__all__ = ["COLUMNS", "MISSING", "Claim", "ClaimVerdict", "Value", "exact", "format_value"]
 
 COLUMNS = ("predicted", "simulated", "measured")
 MISSING = "—"
@@ -33,7 +33,7 @@ Value = int | float | str | bool | tuple | None
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """Whether a claim holds, and the reason in a few words."""
 
     holds: bool | None
@@ -90,15 +90,15 @@ class Claim:
         return tuple(format_value(value, self.unit) for value in self.values)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """Whether the claim holds. One whose values are missing does not hold."""
         if self.rule is None:
-            return Verdict(None)
+            return ClaimVerdict(None)
         name, *limits = self.rule
         rule = _RULES[name]
         if len(self.compared) < rule.values:
-            return Verdict(False, "nothing to compare")
-        return Verdict(*rule.judge(self.compared, self.unit, *limits))
+            return ClaimVerdict(False, "nothing to compare")
+        return ClaimVerdict(*rule.judge(self.compared, self.unit, *limits))
 
 
 def format_value(value: Value, unit: str = "") -> str:

@@ -11,8 +11,8 @@ four workers in seconds:
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tiledask.dist.claims import TOLERANCE, ClaimRun, run_claim
-from tiledask.dist.cluster import Cluster
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.memory.claims import TOLERANCE, ClaimRun, run_claim
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
 from tiledask.lab.table import Comparison
@@ -97,14 +97,19 @@ def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:
 def _rows(name: str, run: ClaimRun) -> tuple[Claim, Claim]:
     if run.refused:
         peak = Claim(
-            f"{name}: peak, refused at", run.predicted.peak, None, run.refused.needed, "bytes",
+            f"{name}: peak, refused at",
+            run.predicted.peak,
+            None,
+            run.refused.needed,
+            "bytes",
             note=str(run.refused),
-        )  # fmt: skip
+        )
     else:
         stage = run.widest
         said, ran = run.predicted.per_place[stage], run.measured.per_place[stage]
         rule = ("ratio", 1 - TOLERANCE, 1 + TOLERANCE)
         peak = Claim(f"{name}: peak", said, None, ran, "bytes", rule, f"stage {stage}")
-    verdict = Claim(f"{name}: verdict", run.predicted_verdict, None, run.executed_verdict,
-                    rule="equal")  # fmt: skip
+    verdict = Claim(
+        f"{name}: verdict", run.predicted_verdict, None, run.executed_verdict, rule="equal"
+    )
     return peak, verdict

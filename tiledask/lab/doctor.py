@@ -1,6 +1,6 @@
-"""What this machine has, what tiledask will use of it, what is missing and what brings it.
+"""The doctor: what this machine has and tiledask will use, what is missing and what brings it.
 
-    examine() -> [Finding, ...] -> show (terminal), to_html (notebook, report), to_json (files)
+    examine() -> [MachineCheck, ...] -> show (terminal), to_html (notebook, report), to_json (files)
 
 Nothing here may crash or hang, whatever is broken: each question is asked inside `_careful`,
 and the GPU is asked by a child process that is left behind if the driver does not answer.
@@ -29,7 +29,7 @@ from tiledask.plan.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Finding", "examine", "show", "to_html", "to_json"]
+__all__ = ["MachineCheck", "ask_gpu", "examine", "show", "to_html", "to_json"]
 
 STATES = ("ok", "missing", "note")
 DRIVER_DEADLINE = 60.0
@@ -42,7 +42,7 @@ _MARKS = {"ok": ("✓", "green"), "missing": ("✗", "yellow"), "note": ("•", 
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineCheck:
     """One thing that was looked for."""
 
     name: str
@@ -65,7 +65,7 @@ class Finding:
             raise ConfigError(f"{self.name} is missing and no fix is given: say what brings it")
 
 
-def examine() -> list[Finding]:
+def examine() -> list[MachineCheck]:
     """Findings from Python up to the GPU; the last one says which workers will be started.
 
     Takes some seconds (a child process imports CuPy) and at most a minute. Raises nothing.
@@ -74,8 +74,8 @@ def examine() -> list[Finding]:
     >>> findings[0].name, findings[-1].name
     ('Python', 'workers')
     """
-    gpu = _ask_gpu()
-    questions: list[tuple[str, Callable[[], Finding]]] = [
+    gpu = ask_gpu()
+    questions: list[tuple[str, Callable[[], MachineCheck]]] = [
         ("Python", _python),
         ("system", _system),
         ("cores", _cores),
@@ -91,50 +91,54 @@ def examine() -> list[Finding]:
         ("GPU", lambda: _gpu(gpu)),
         ("CuPy", lambda: _cupy(gpu)),
         ("Dask-CUDA", lambda: _dask_cuda(gpu)),
+        ("GPU memory", lambda: _gpu_memory(gpu)),
+        ("GPU to GPU", lambda: _between(gpu)),
         ("NCCL", lambda: _nccl(gpu)),
         ("workers", lambda: _workers(gpu)),
     ]
     return [_careful(name, question) for name, question in questions]
 
 
-def _careful(name: str, question: Callable[[], Finding]) -> Finding:
+def _careful(name: str, question: Callable[[], MachineCheck]) -> MachineCheck:
     try:
         return question()
     except ModuleNotFoundError as error:
         package = lacking(error)
-        return Finding(name, "missing", f"{package} is not installed", "", f"pip install {package}")
+        return MachineCheck(
+            name, "missing", f"{package} is not installed", "", f"pip install {package}"
+        )
     except Exception as error:  # a broken installation raises all sorts of things
         found = f"could not be found out: {type(error).__name__}: {_line(error)}"
-        return Finding(name, "note", found, "see the other lines")
+        return MachineCheck(name, "note", found, "see the other lines")
 
 
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def _python() -> Finding:
+def _python() -> MachineCheck:
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})"
-    return Finding("Python", "ok", found, "everything; 3.11 to 3.13")
+    return MachineCheck("Python", "ok", found, "everything; 3.11 to 3.13")
 
 
-def _system() -> Finding:
+def _system() -> MachineCheck:
     names = {}
     with contextlib.suppress(OSError):
         names = platform.freedesktop_os_release()
     system = names.get("PRETTY_NAME", platform.system())
-    return Finding("system", "ok", f"{system}, {platform.machine()}", "memory caps need Linux")
+    return MachineCheck("system", "ok", f"{system}, {platform.machine()}", "memory caps need Linux")
 
 
-def _cores() -> Finding:
+def _cores() -> MachineCheck:
     from dask.system import CPU_COUNT as usable
 
     present = os.cpu_count() or 1
     found = f"{usable} usable" + (f" of {present}" if usable != present else "")
     if usable >= 2:
-        return Finding("cores", "ok", found, "one CPU worker each")
-    return Finding("cores", "note", found, "idle times are measured with 2 cores or more")
+        return MachineCheck("cores", "ok", found, "one CPU worker each")
+    return MachineCheck("cores", "note", found, "idle times are measured with 2 cores or more")
 
 
-def _memory() -> Finding:
+def _memory() -> MachineCheck:
     import psutil
     from distributed.system import MEMORY_LIMIT
 
@@ -142,34 +146,40 @@ def _memory() -> Finding:
     found = f"{format_bytes(MEMORY_LIMIT)} usable, {format_bytes(free)} free now"
     used_for = "blocks; workers share it evenly"
     if free >= _SMALL_MEMORY:
-        return Finding("memory", "ok", found, used_for)
-    return Finding("memory", "note", found, used_for, "close other programs, or use fewer workers")
+        return MachineCheck("memory", "ok", found, used_for)
+    return MachineCheck(
+        "memory", "note", found, used_for, "close other programs, or use fewer workers"
+    )
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> MachineCheck:
     if not os.path.isdir("/dev/shm"):
-        return Finding("shared memory", "note", "no /dev/shm", "not needed on one node without it")
+        return MachineCheck(
+            "shared memory", "note", "no /dev/shm", "not needed on one node without it"
+        )
     total = shutil.disk_usage("/dev/shm").total
     used_for = "transports between GPU workers (UCX)"
     if total >= _SMALL_SHM:
-        return Finding("shared memory", "ok", f"{format_bytes(total)} in /dev/shm", used_for)
+        return MachineCheck("shared memory", "ok", f"{format_bytes(total)} in /dev/shm", used_for)
     fix = "give the container more: docker run --shm-size=1g"
-    return Finding("shared memory", "note", f"{format_bytes(total)} in /dev/shm", used_for, fix)
+    return MachineCheck(
+        "shared memory", "note", f"{format_bytes(total)} in /dev/shm", used_for, fix
+    )
 
 
-def _disk() -> Finding:
+def _disk() -> MachineCheck:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     found, used_for = f"{format_bytes(free)} free in {folder}", "spooled arrays, spilled blocks"
     if free >= _SMALL_DISK:
-        return Finding("temporary disk", "ok", found, used_for)
-    return Finding("temporary disk", "note", found, used_for, "set TMPDIR to a larger disk")
+        return MachineCheck("temporary disk", "ok", found, used_for)
+    return MachineCheck("temporary disk", "note", found, used_for, "set TMPDIR to a larger disk")
 
 
 # -- packages and programs -----------------------------------------------------------------------
 
 
-def _numpy() -> Finding:
+def _numpy() -> MachineCheck:
     import numpy as np
     from threadpoolctl import threadpool_info
 
@@ -186,8 +196,8 @@ def _numpy() -> Finding:
         found += f"; OPENBLAS_CORETYPE={forced}" if forced else "; it sees no AVX-512 here"
         fix = f"{'unset' if forced else 'export'} OPENBLAS_CORETYPE{'' if forced else '=SkylakeX'}"
         fix += " before you start: up to twice the speed, this processor has AVX-512"
-        return Finding("NumPy", "note", found, used_for, fix)
-    return Finding("NumPy", "ok", found, used_for)
+        return MachineCheck("NumPy", "note", found, used_for, fix)
+    return MachineCheck("NumPy", "ok", found, used_for)
 
 
 def _cpu_flags() -> set[str]:
@@ -199,32 +209,36 @@ def _cpu_flags() -> set[str]:
     return {word for line in lines if line.startswith("flags") for word in line.split()}
 
 
-def _dask() -> Finding:
+def _dask() -> MachineCheck:
     found = f"dask {version('dask')}, distributed {version('distributed')}"
-    return Finding("Dask", "ok", found, "workers, transfers, the dashboard")
+    return MachineCheck("Dask", "ok", found, "workers, transfers, the dashboard")
 
 
-def _jupyterlab() -> Finding:
+def _jupyterlab() -> MachineCheck:
     return _package("JupyterLab", "jupyterlab", "the walkthroughs", "lab")
 
 
-def _labextension() -> Finding:
+def _labextension() -> MachineCheck:
     return _package("Dask panels", "dask-labextension", "the dashboard inside JupyterLab", "lab")
 
 
-def _compiler() -> Finding:
+def _compiler() -> MachineCheck:
     path = shutil.which("g++")
     used_for = "checking CUDA kernels on the CPU"
     if path is None:
-        return Finding("g++", "missing", "not installed", used_for, "apt-get install g++")
-    return Finding("g++", "ok", _first_line([path, "--version"]), used_for)
+        return MachineCheck("g++", "missing", "not installed", used_for, "apt-get install g++")
+    command = [path, "--version"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+    )
+    return MachineCheck("g++", "ok", done.stdout.partition("\n")[0], used_for)
 
 
-def _package(name: str, distribution: str, used_for: str, extra: str) -> Finding:
+def _package(name: str, distribution: str, used_for: str, extra: str) -> MachineCheck:
     installed = _version(distribution)
     if installed:
-        return Finding(name, "ok", installed, used_for)
-    return Finding(name, "missing", "not installed", used_for, _install(extra))
+        return MachineCheck(name, "ok", installed, used_for)
+    return MachineCheck(name, "missing", "not installed", used_for, _install(extra))
 
 
 def _version(distribution: str) -> str:
@@ -235,35 +249,32 @@ def _version(distribution: str) -> str:
 
 def _install(extra: str) -> str:
     """The command that brings an extra, for a checkout or for an installed package."""
-    if _checkout():
+    # whether the package lies in a checkout, with its lists of versions beside it
+    root = Path(__file__).resolve().parents[2]
+    if all((root / name).is_file() for name in ("pyproject.toml", "constraints.txt")):
         return f"pip install --constraint constraints.txt -e .[{extra}]"
     return f"pip install 'tiledask[{extra}]'"
-
-
-def _checkout() -> bool:
-    """Whether the package lies in a checkout, with its lists of versions beside it."""
-    root = Path(__file__).resolve().parents[2]
-    return all((root / name).is_file() for name in ("pyproject.toml", "constraints.txt"))
-
-
-def _first_line(command: Sequence[str]) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
-    )
-    return done.stdout.partition("\n")[0]
 
 
 # -- the GPU -------------------------------------------------------------------------------------
 
 _PROBE = """
 import dataclasses, json
+from tiledask.tile import ipc
 from tiledask.tile.backend import probe
-print("PROBE " + json.dumps(dataclasses.asdict(probe())))
+found = dataclasses.asdict(probe())
+if found["usable"]:
+    try:
+        found |= {"unshared": ipc.why_no_handles(), "links": ipc.links()}
+    except Exception as error:
+        found["unshared"] = f"{type(error).__name__}: {error}"
+print("PROBE " + json.dumps(found))
 """
 
 
-def _ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]:
-    """What tile.backend.probe() finds, as a dict, asked in a process of its own.
+def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]:
+    """What tile.backend.probe() finds, as a dict, asked in a process of its own; with a GPU also
+    "unshared", why its memory cannot be shared with other processes, and "links" (see tile.ipc).
 
     A driver that crashes takes only the child along; one that does not answer within
     ``deadline`` seconds is reported as such.
@@ -302,24 +313,35 @@ def _run_child(code: str, deadline: float) -> tuple[int, str, str]:
 
 def _unusable(reason: str) -> dict[str, Any]:
     return {
-        "usable": False, "reason": reason, "cupy": _version("cupy-cuda13x"), "devices": [],
-        "driver": "", "cuda": "", "nvrtc_reason": "",
-    }  # fmt: skip
+        "usable": False,
+        "reason": reason,
+        "cupy": _version("cupy-cuda13x"),
+        "devices": [],
+        "driver": "",
+        "cuda": "",
+        "nvrtc_reason": "",
+    }
 
 
-def _gpu(gpu: dict[str, Any]) -> Finding:
+def _gpu(gpu: dict[str, Any]) -> MachineCheck:
     used_for = "one worker per GPU"
-    names = [f"{d['name']} ({format_bytes(d['memory'])})" for d in gpu["devices"]]
+    names = [f"{d['name']} ({_memory_of(d)})" for d in gpu["devices"]]
     listing = f"{len(names)}: {', '.join(names)}; driver {gpu['driver'] or 'unknown'}"
     if gpu["usable"]:
-        return Finding("GPU", "ok", listing, used_for)
+        return MachineCheck("GPU", "ok", listing, used_for)
     if names:
         fix = "nvidia-smi says whether it is free" if gpu["cupy"] else _install("gpu")
-        return Finding("GPU", "missing", f"{listing}; {gpu['reason']}", used_for, fix)
+        return MachineCheck("GPU", "missing", f"{listing}; {gpu['reason']}", used_for, fix)
     if _driver_traces():
         fix = "nvidia-smi says what is wrong with the driver"
-        return Finding("GPU", "missing", f"none answers: {gpu['reason']}", used_for, fix)
-    return Finding("GPU", "note", f"none: {gpu['reason']}", used_for)
+        return MachineCheck("GPU", "missing", f"none answers: {gpu['reason']}", used_for, fix)
+    return MachineCheck("GPU", "note", f"none: {gpu['reason']}", used_for)
+
+
+def _memory_of(device: dict[str, Any]) -> str:
+    if not device.get("integrated"):
+        return format_bytes(device["memory"])
+    return f"the host's {format_bytes(device['memory'])}" if device["memory"] else "the host's"
 
 
 def _driver_traces() -> bool:
@@ -328,52 +350,88 @@ def _driver_traces() -> bool:
     return any(map(os.path.exists, files)) or shutil.which("nvidia-smi") is not None
 
 
-def _cupy(gpu: dict[str, Any]) -> Finding:
+def _cupy(gpu: dict[str, Any]) -> MachineCheck:
     used_for = "tiles on a GPU"
     if not gpu["cupy"]:
         return _without_gpu_extra("CuPy", used_for, gpu)
     found = gpu["cupy"] + (f", CUDA {gpu['cuda']}" if gpu["cuda"] else "")
     if gpu["usable"]:
-        return Finding("CuPy", "ok", f"{found}, a real allocation worked", used_for)
-    return Finding("CuPy", "note", f"{found}, without a usable GPU", used_for)
+        return MachineCheck("CuPy", "ok", f"{found}, a real allocation worked", used_for)
+    return MachineCheck("CuPy", "note", f"{found}, without a usable GPU", used_for)
 
 
-def _dask_cuda(gpu: dict[str, Any]) -> Finding:
+def _dask_cuda(gpu: dict[str, Any]) -> MachineCheck:
     installed, used_for = _version("dask-cuda"), "GPU workers"
     if not installed:
         return _without_gpu_extra("Dask-CUDA", used_for, gpu)
     state = "ok" if gpu["devices"] else "note"
-    return Finding(
+    return MachineCheck(
         "Dask-CUDA", state, installed + ("" if gpu["devices"] else ", nothing to do here"), used_for
     )
 
 
-def _nccl(gpu: dict[str, Any]) -> Finding:
+def _gpu_memory(gpu: dict[str, Any]) -> MachineCheck:
+    used_for = "one pool for arrays and messages: peaks and caps see both"
+    if not gpu["devices"]:
+        return MachineCheck("GPU memory", "note", "nothing to do here", used_for)
+    found, rmm = "CuPy's pool", _version("rmm-cu13")
+    if any(device.get("integrated") for device in gpu["devices"]):
+        found += ", of the host's memory, which the workers share evenly"
+    if rmm:
+        return MachineCheck("GPU memory", "ok", f"{found}; RMM {rmm} takes from it", used_for)
+    fix = f"for arrays over UCX: {_install('gpu')}"
+    return MachineCheck("GPU memory", "note", f"{found}; no RMM beside it", used_for, fix)
+
+
+def _between(gpu: dict[str, Any]) -> MachineCheck:
+    used_for = "blocks from worker to worker without host memory"
+    ucx = _version("distributed-ucxx-cu13")
+    said = f"UCX {ucx}" if ucx else "no UCX"
+    if not gpu["usable"]:
+        return MachineCheck("GPU to GPU", "note", f"nothing to do here; {said}", used_for)
+    if reason := gpu.get("unshared"):
+        found = f"no CUDA IPC ({_line(Exception(reason))}): through host memory and TCP; {said}"
+        return MachineCheck("GPU to GPU", "note", found, used_for, "" if ucx else _install("ucx"))
+    ways: dict[str, list[str]] = {}
+    for one, other, how in gpu.get("links", ()):
+        ways.setdefault(how, []).append(f"{one}-{other}")
+    listed = [
+        f"{how or 'no way'} between {'all' if len(ways) == 1 else ', '.join(pairs)}"
+        for how, pairs in ways.items()
+    ]
+    found = "; ".join(["CUDA IPC", *listed, said])
+    if "" in ways:
+        fix = "workers of GPUs that cannot reach each other send blocks through host memory"
+        return MachineCheck("GPU to GPU", "note", found, used_for, fix)
+    return MachineCheck("GPU to GPU", "ok", found, used_for)
+
+
+def _nccl(gpu: dict[str, Any]) -> MachineCheck:
     installed, used_for = _version("nvidia-nccl-cu13"), "arrays from GPU to GPU"
     if not installed:
         return _without_gpu_extra("NCCL", used_for, gpu)
     several = len(gpu["devices"]) > 1
     found = installed if several else f"{installed}, nothing to do without a second GPU"
-    return Finding("NCCL", "ok" if several else "note", found, used_for)
+    return MachineCheck("NCCL", "ok" if several else "note", found, used_for)
 
 
-def _without_gpu_extra(name: str, used_for: str, gpu: dict[str, Any]) -> Finding:
+def _without_gpu_extra(name: str, used_for: str, gpu: dict[str, Any]) -> MachineCheck:
     """Missing where there is a GPU to use it with, otherwise only a note."""
     state = "missing" if gpu["devices"] else "note"
-    return Finding(name, state, "not installed", used_for, f"with a GPU: {_install('gpu')}")
+    return MachineCheck(name, state, "not installed", used_for, f"with a GPU: {_install('gpu')}")
 
 
-def _nvrtc(gpu: dict[str, Any]) -> Finding:
+def _nvrtc(gpu: dict[str, Any]) -> MachineCheck:
     used_for = "compiling CUDA C++, also without a GPU"
     installed = _version("nvidia-cuda-nvrtc")
     if gpu["usable"] and gpu["nvrtc_reason"]:
-        return Finding("NVRTC", "missing", gpu["nvrtc_reason"], used_for, _install("gpu"))
+        return MachineCheck("NVRTC", "missing", gpu["nvrtc_reason"], used_for, _install("gpu"))
     if not installed:
-        return Finding("NVRTC", "missing", "not installed", used_for, _install("test"))
-    return Finding("NVRTC", "ok", installed, used_for)
+        return MachineCheck("NVRTC", "missing", "not installed", used_for, _install("test"))
+    return MachineCheck("NVRTC", "ok", installed, used_for)
 
 
-def _workers(gpu: dict[str, Any]) -> Finding:
+def _workers(gpu: dict[str, Any]) -> MachineCheck:
     from dask.system import CPU_COUNT
     from distributed.system import MEMORY_LIMIT
 
@@ -381,17 +439,17 @@ def _workers(gpu: dict[str, Any]) -> Finding:
     dask_cuda = importlib.util.find_spec("dask_cuda") is not None
     if gpu["usable"] and dask_cuda:
         count = len(gpu["devices"])
-        return Finding("workers", "ok", f"{count} GPU workers, one per GPU", used_for)
+        return MachineCheck("workers", "ok", f"{count} GPU workers, one per GPU", used_for)
     count = max(2, CPU_COUNT)
     share = format_bytes(MEMORY_LIMIT // count)
     found = f"{count} CPU workers, one BLAS thread and {share} each"
-    return Finding("workers", "ok", found, used_for)
+    return MachineCheck("workers", "ok", found, used_for)
 
 
 # -- showing it ----------------------------------------------------------------------------------
 
 
-def show(findings: Sequence[Finding], console: "Console | None" = None) -> None:
+def show(findings: Sequence[MachineCheck], console: "Console | None" = None) -> None:
     """Prints the findings as a table, then the commands that bring what is missing."""
     from rich.console import Console
     from rich.text import Text
@@ -415,7 +473,7 @@ def _can_print(text: str, console: "Console") -> bool:
     return True
 
 
-def _closing(findings: Sequence[Finding]) -> Iterator[str]:
+def _closing(findings: Sequence[MachineCheck]) -> Iterator[str]:
     fixes = [finding for finding in findings if finding.state == "missing"]
     yield from (f"{f.name} is missing ({f.used_for}): {f.fix}" for f in fixes)
     yield from (f"{f.name}: {f.fix}" for f in findings if f.state == "note" and f.fix)
@@ -423,7 +481,7 @@ def _closing(findings: Sequence[Finding]) -> Iterator[str]:
     yield from (f"will be used: {f.found}" for f in findings if f.name == "workers")
 
 
-def to_html(findings: Sequence[Finding]) -> str:
+def to_html(findings: Sequence[MachineCheck]) -> str:
     """The findings as an HTML table, everything in them escaped."""
     rows = [(_MARKS[f.state][0], f.name, f.found, f.used_for, f.fix) for f in findings]
     closing = list(_closing(findings))[-1] if findings else ""
@@ -431,10 +489,10 @@ def to_html(findings: Sequence[Finding]) -> str:
     return html.table(("", "", "found", "used for", "what helps"), rows, closing, style=style)
 
 
-def to_json(findings: Sequence[Finding]) -> str:
-    """The findings as a JSON list of objects with Finding's fields.
+def to_json(findings: Sequence[MachineCheck]) -> str:
+    """The findings as a JSON list of objects with MachineCheck's fields.
 
-    >>> json.loads(to_json([Finding("g++", "ok", "g++ 12", "kernels")]))[0]["state"]
+    >>> json.loads(to_json([MachineCheck("g++", "ok", "g++ 12", "kernels")]))[0]["state"]
     'ok'
     """
     return json.dumps([asdict(finding) for finding in findings], indent=1, ensure_ascii=False)

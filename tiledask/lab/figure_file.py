@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "check_figure", "save_figure"]
 
 _UNDATED = {
-    "png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None},
-}  # fmt: skip
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 FORMATS = tuple(_UNDATED)
 """What figures are written as: the ends of their files' names."""
 

@@ -4,7 +4,7 @@ a rung's tile  ->  the bound of `td.tile.predict`  |  what it reached  |  the li
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tiledask.plan.data import data_file
 from tiledask.plan.inputs.hardware import Device, load_device
 from tiledask.tile import Config, predict
 
-__all__ = ["Ladder", "Record", "Rung", "ladders", "records"]
+__all__ = ["Ladder", "RecordedSpeed", "Rung", "ladders", "recorded", "records"]
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,17 @@ class Ladder:
             self.title,
             tuple(
                 Claim(
-                    rung.name, _tera(self.bound(rung)), None, _tera(rung.measured), "TFLOP/s",
-                    "at most" if rung.config else None, note=self.bound_by(rung) or rung.adds,
+                    rung.name,
+                    _tera(self.bound(rung)),
+                    None,
+                    _tera(rung.measured),
+                    "TFLOP/s",
+                    "at most" if rung.config else None,
+                    note=self.bound_by(rung) or rung.adds,
                 )
                 for rung in self.rungs
             ),
-        )  # fmt: skip
+        )
 
 
 def _tera(speed: float | None) -> float | None:
@@ -84,9 +89,14 @@ def ladders() -> dict[str, Ladder]:
 def _ladder(case: Mapping[str, Any]) -> Ladder:
     given = case["inputs"]
     return Ladder(
-        case["id"], case["title"], case["source"], case["verified"], _device(given["device"]),
-        tuple(given["size"]), tuple(map(_rung, case["expected"])),
-    )  # fmt: skip
+        case["id"],
+        case["title"],
+        case["source"],
+        case["verified"],
+        _device(given["device"]),
+        tuple(given["size"]),
+        tuple(map(_rung, case["expected"])),
+    )
 
 
 def _device(given: str | Mapping[str, Any]) -> Device:
@@ -107,8 +117,8 @@ def _rung(given: Mapping[str, Any]) -> Rung:
 
 
 @dataclass(frozen=True)
-class Record:
-    """One contender in one product, as a bench of tiles recorded it on a GPU."""
+class RecordedSpeed:
+    """One contender in one product, as it was recorded on a GPU."""
 
     file: str
     gpu: str
@@ -118,19 +128,45 @@ class Record:
     """FLOP/s, by the median of its rounds."""
 
 
-def records(folder: Path | None = None) -> list[Record]:
-    """What `make bench-tiles` measured on GPUs, from the files bench-tiles-*.json of ``folder``
-    (data/measured); empty if there is none. Contenders that were skipped or wrong have no speed.
+def records(folder: Path | None = None) -> list[RecordedSpeed]:
+    """What GPUs gave, from the records of `make gpu` and `make bench-tiles`, gpu/*.json and
+    bench-tiles-*.json of ``folder`` (data/measured); empty if there is none. Contenders that were
+    skipped or wrong have no speed.
     """
-    found = []
-    for path in sorted((folder or data_file("measured")).glob("bench-tiles-*.json")):
+    return [
+        RecordedSpeed(
+            path.name, facts["device"]["name"], row["work"], row["way"], row["TFLOP/s"] * 1e12
+        )
+        for path, facts in _files(folder)
+        for row in facts["rows"]
+        if "TFLOP/s" in row and row.get("part", "speed") == "speed"
+    ]
+
+
+def recorded(folder: Path | None = None) -> list[str]:
+    """Recorded speeds as lines to print, cubes only, behind what `make gpu` wants to know first;
+    or that no GPU has run yet, and how one would."""
+    goals = [
+        f"{facts['device']['name']}, {goal['what']}: {goal['reached']:.2f}, "
+        f"{goal['wanted']:.2f} wanted"
+        for _, facts in _files(folder)
+        for goal in facts.get("goals", ())
+        if "goal" in goal and isinstance(goal["reached"], float)
+    ]
+    cubes = [r for r in records(folder) if r.work.endswith("cubed")]
+    return [
+        *goals,
+        *(f"{r.gpu}, {r.work}, {r.way}: {r.measured / 1e12:.1f} TFLOP/s" for r in cubes),
+    ] or [
+        "No GPU has run these kernels yet, none is recorded in data/measured.",
+        "On a machine with a GPU, `make gpu` measures all of them; to one without a network, or",
+        "with another environment, `make gpu-bundle` makes a folder that is copied there.",
+    ]
+
+
+def _files(folder: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    folder = folder or data_file("measured")
+    for path in sorted([*folder.glob("gpu/*.json"), *folder.glob("bench-tiles-*.json")]):
         facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["device"]["kind"] != "GPU":  # the same steps on a CPU
-            continue
-        found += [
-            Record(path.name, facts["device"]["name"], row["work"], row["way"],
-                   row["TFLOP/s"] * 1e12)
-            for row in facts["rows"]
-            if "TFLOP/s" in row
-        ]  # fmt: skip
-    return found
+        if facts["device"].get("kind") == "GPU":  # not the same steps on a CPU
+            yield path, facts

@@ -32,7 +32,10 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
     in_use, said = bool(given), []
     for path in sorted(source.glob("*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
-        digest, had = _digest(notebook), given.setdefault(path.name, [])
+        # the digest is of what a learner reads and runs, without stored outputs and counts
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+        digest = hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+        had = given.setdefault(path.name, [])
         target = folder / path.name
         if target.exists() and digest in had:
             continue
@@ -60,12 +63,6 @@ def _given(folder: Path) -> dict[str, list[str]]:
         return json.loads((folder / _GIVEN).read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def _digest(notebook: dict) -> str:
-    """Of what a learner reads and runs; stored outputs and counts are not part of it."""
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
-    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
 def _free(path: Path) -> Path:

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.dist.convolution.lenet import BATCH, LENET, samples
-from tiledask.dist.convolution.lenet_plan import PARAMETERS, Need, need
-from tiledask.dist.convolution.lenet_runs import PARTITIONINGS, put_together
-from tiledask.dist.convolution.lenet_split import Split
-from tiledask.dist.convolution.lenet_train import TrainedLeNet, train_lenet
-from tiledask.dist.data_parallel.chain import gradients, initial_weights
-from tiledask.dist.mesh import Mesh
-from tiledask.dist.ranks.program import Ranks
-from tiledask.dist.ranks.records import Records
-from tiledask.dist.ranks.run import run_ranks
-from tiledask.dist.ranks.threads import run_threads
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.convolution.lenet import BATCH, LENET, samples
+from tiledask.distributed.convolution.lenet_plan import PARAMETERS, Need, need
+from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_together
+from tiledask.distributed.convolution.lenet_split import Split
+from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
+from tiledask.distributed.data_parallel.chain import gradients, initial_weights
+from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.records import Records
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
 from tiledask.lab.precision import verdicts
@@ -52,9 +52,13 @@ SPLITS = (
 
 
 def lenet_claims(
-    mesh: Mesh | None = None, images: int = BATCH, ranks: int = 4, dtype: str = "float32",
-    seed: int = 0, timeout: float = 120.0,
-) -> Comparison:  # fmt: skip
+    mesh: Mesh | None = None,
+    images: int = BATCH,
+    ranks: int = 4,
+    dtype: str = "float32",
+    seed: int = 0,
+    timeout: float = 120.0,
+) -> Comparison:
     """A Comparison of LeNet's three partitionings: predicted by arithmetic, measured by running.
 
     On the workers of ``mesh``, or, without one, on ``ranks`` threads of this process. Bytes and
@@ -70,16 +74,27 @@ def lenet_claims(
     for name, program in PARTITIONINGS.items():
         done = _run(program, mesh, ranks, timeout, weights, x, classes)
         said = need(name, images, ranks, np.dtype(dtype).itemsize)
-        rows += _rows(name, said, done, _error(put_together(name, done.results), whole), dtype)
+        # the largest distance from the single device, of the loss or of any gradient
+        found = put_together(name, done.results)
+        (loss, grads), (expected, others) = found, whole
+        errors = [abs(loss - expected) / abs(expected)]
+        for layer, each in others.items():
+            for kind, g in each.items():
+                errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
+        rows += _rows(name, said, done, max(errors), dtype)
         sent[name] = sum(said.sent), sum(record.sent for record in done.records)
     (predicted, measured), network = sent["layerwise"], sent["network"]
     if network[1]:
         rows.append(
             Claim(
-                "layerwise over network: bytes", predicted / network[0], None,
-                measured / network[1], rule="equal", note='d2l: "potentially even larger"',
+                "layerwise over network: bytes",
+                predicted / network[0],
+                None,
+                measured / network[1],
+                rule="equal",
+                note='d2l: "potentially even larger"',
             )
-        )  # fmt: skip
+        )
     return Comparison(f"d2l's LeNet on {ranks} devices, {images} images", tuple(rows))
 
 
@@ -95,10 +110,14 @@ def _rows(name: str, said: Need, done: Ranks, error: float, dtype: str) -> list[
     return [
         *_step_rows(name, said, [_Count.of(done.records, len(held))], held, flops, dtype),
         Claim(
-            f"{name}: gradients' error", ROUND_OFF[dtype], None, error, rule="at most",
+            f"{name}: gradients' error",
+            ROUND_OFF[dtype],
+            None,
+            error,
+            rule="at most",
             note="of the largest element, against a single device",
         ),
-    ]  # fmt: skip
+    ]
 
 
 class _Count(NamedTuple):
@@ -111,7 +130,7 @@ class _Count(NamedTuple):
 
     @classmethod
     def of(cls, records: Records, ranks: int) -> "_Count":
-        """From the records of one step."""
+        """Counts from the records of one step."""
         sent = [sum(r.sent for r in records.where(rank=i)) for i in range(ranks)]
         waits = max(records.barriers.values(), default=0)
         return cls(sent, waits, len(records.where(kind="send")))
@@ -128,42 +147,47 @@ def _step_rows(
 
     every = same([sum(count.sent) for count in counts])
     busiest = same([max(count.sent) for count in counts])
-    waits, letters = (same([c[i] for c in counts]) for i in (1, 2))
+    waits, messages = (same([c[i] for c in counts]) for i in (1, 2))
     share = max(held) / (np.dtype(dtype).itemsize * PARAMETERS)
     return [
         Claim(f"{name}: bytes, all devices", sum(said.sent), None, every, "bytes", "equal"),
         Claim(f"{name}: bytes, busiest device", max(said.sent), None, busiest, "bytes", "equal"),
         Claim(f"{name}: synchronisations", said.barriers, None, waits, "count", "equal"),
-        Claim(f"{name}: transfers", said.transfers, None, letters, "count", "equal"),
+        Claim(f"{name}: transfers", said.transfers, None, messages, "count", "equal"),
         Claim(
-            f"{name}: weights on a device", max(said.parameters) / PARAMETERS, None, share,
-            "percent", "equal", "of the model, at most",
+            f"{name}: weights on a device",
+            max(said.parameters) / PARAMETERS,
+            None,
+            share,
+            "percent",
+            "equal",
+            "of the model, at most",
         ),
         Claim(
-            f"{name}: busiest over mean FLOP", said.imbalance, None,
-            max(flops) * len(flops) / sum(flops), rule="equal",
+            f"{name}: busiest over mean FLOP",
+            said.imbalance,
+            None,
+            max(flops) * len(flops) / sum(flops),
+            rule="equal",
         ),
-    ]  # fmt: skip
-
-
-def _error(found: tuple, whole: tuple) -> float:
-    """The largest distance from the single device, of the loss or of any gradient."""
-    (loss, grads), (expected, others) = found, whole
-    errors = [abs(loss - expected) / abs(expected)]
-    for layer, each in others.items():
-        for kind, g in each.items():
-            errors.append(float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g))))
-    return max(errors)
+    ]
 
 
 # -- trained for real ------------------------------------------------------------------------------
 
 
 def lenet_trainings(
-    mesh: Mesh | None = None, splits: Iterable[Mapping[str, int]] = SPLITS, *, steps: int = 40,
-    batch: int = 32, rule: Rule | None = None, dtype: str = "float32", data: Images | None = None,
-    seed: int = 0, timeout: float = 300.0,
-) -> dict[str, TrainedLeNet]:  # fmt: skip
+    mesh: Mesh | None = None,
+    splits: Iterable[Mapping[str, int]] = SPLITS,
+    *,
+    steps: int = 40,
+    batch: int = 32,
+    rule: Rule | None = None,
+    dtype: str = "float32",
+    data: Images | None = None,
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> dict[str, TrainedLeNet]:
     """LeNet trained on a single device and under each of ``splits``, by their names.
 
     On the workers of ``mesh``, the single device on one of them; or, without one, on threads of
@@ -211,10 +235,15 @@ def lenet_training_claims(
             rows += _training_rows(name, run, alone)
             rows.append(
                 Claim(
-                    f"{name}: digits named rightly", right, None, run.accuracy(held_out), "percent",
-                    ("within", 0.02), f"of {len(held_out)} unseen; predicted: by a single device",
+                    f"{name}: digits named rightly",
+                    right,
+                    None,
+                    run.accuracy(held_out),
+                    "percent",
+                    ("within", 0.02),
+                    f"of {len(held_out)} unseen; predicted: by a single device",
                 )
-            )  # fmt: skip
+            )
             rows.append(_seconds(name, run))
     title = f"d2l's LeNet trained, {len(alone.losses)} steps under each split"
     return Comparison(title, tuple(rows))
@@ -231,14 +260,21 @@ def _training_rows(name: str, run: TrainedLeNet, alone: TrainedLeNet) -> list[Cl
     return [
         *_step_rows(name, run.planned, counts, held, run.flops, dtype),
         Claim(
-            f"{name}: losses of a single device", len(near), None, sum(map(bool, near)), "count",
-            "equal", f"of the first {len(near)} steps; of all at most {apart:.1e} apart",
+            f"{name}: losses of a single device",
+            len(near),
+            None,
+            sum(map(bool, near)),
+            "count",
+            "equal",
+            f"of the first {len(near)} steps; of all at most {apart:.1e} apart",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _seconds(name: str, run: TrainedLeNet) -> Claim:
     return Claim(
-        f"{name}: time of a step", measured=float(np.median(run.seconds)), unit="seconds",
+        f"{name}: time of a step",
+        measured=float(np.median(run.seconds)),
+        unit="seconds",
         note="the median",
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What `tiledask fit` and `tiledask plan` show: verdicts, ledgers, ranked layouts, time."""
+"""The words of `tiledask fit` and `tiledask plan`: verdicts, ledgers, ranked layouts, time."""
 
 import shlex
 from collections.abc import Sequence
@@ -18,8 +18,14 @@ from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = [
-    "fit_facts", "plan_facts", "show_critique", "show_fit", "show_plans", "show_step", "step_facts",
-]  # fmt: skip
+    "fit_facts",
+    "plan_facts",
+    "show_critique",
+    "show_fit",
+    "show_plans",
+    "show_step",
+    "step_facts",
+]
 
 MANY_STAGES = 12
 """Above this, only the first, the fullest and the last stages are shown."""
@@ -41,15 +47,18 @@ def show_fit(fit: Fit, console: Console) -> None:
 
 
 def fit_facts(fit: Fit) -> dict[str, Any]:
-    """The same as plain values, for JSON."""
+    """The facts of a fit as plain values, for JSON."""
     fix = fit.smallest_fix
     return {
-        "verdict": fit.verdict, "reason": fit.reason, "shortfall": fit.shortfall,
-        "expected": fit.expected, "per_stage": list(fit.memory.per_stage),
+        "verdict": fit.verdict,
+        "reason": fit.reason,
+        "shortfall": fit.shortfall,
+        "expected": fit.expected,
+        "per_stage": list(fit.memory.per_stage),
         "rows": [vars(row) for row in fit.memory.ledger.rows],
         "smallest_fix": str(fix) if fix else None,
         "fixes": {name: str(each) if each else None for name, each in fit.fixes.items()},
-    }  # fmt: skip
+    }
 
 
 def _ledger(memory: MemoryEstimate) -> Grid:
@@ -68,17 +77,22 @@ def _ledger(memory: MemoryEstimate) -> Grid:
         held[stage] = {}
         for tensor, size in ledger.by_tensor(stage).items():
             held[stage][group(tensor)] = held[stage].get(group(tensor), 0) + size
-    names = [n for n in dict.fromkeys(n for each in held.values() for n in each)
-             if any(each.get(n) for each in held.values())]  # fmt: skip
+    names = [
+        n
+        for n in dict.fromkeys(n for each in held.values() for n in each)
+        if any(each.get(n) for each in held.values())
+    ]
     peaks, rows = ledger.per_place, []
     for first, last in _alike(held):
         moments = ledger.moments(first)
-        rows.append((
-            f"{first}" if first == last else f"{first} to {last}",
-            max(moments, key=moments.__getitem__),
-            *(format_bytes(held[first].get(name, 0)) for name in names),
-            format_bytes(peaks[first]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"{first}" if first == last else f"{first} to {last}",
+                max(moments, key=moments.__getitem__),
+                *(format_bytes(held[first].get(name, 0)) for name in names),
+                format_bytes(peaks[first]),
+            )
+        )
     title = "a device of each stage at its fullest moment (GB = 1e9 bytes)"
     return Grid(("stage", "moment", *names, "in all"), rows, title, left=(0, 1))
 
@@ -125,10 +139,20 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
 
 
 SHORT = {
-    "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "microbatch": "b",
-    "microbatches": "m", "interleave": "v", "zero": "ZeRO", "recompute": "recompute",
-    "sequence_parallel": "SP", "flash_attention": "flash", "schedule": "schedule",
-}  # fmt: skip
+    "dp": "dp",
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+    "microbatch": "b",
+    "microbatches": "m",
+    "interleave": "v",
+    "zero": "ZeRO",
+    "recompute": "recompute",
+    "sequence_parallel": "SP",
+    "flash_attention": "flash",
+    "schedule": "schedule",
+}
 """Field of a layout -> its column."""
 
 
@@ -201,29 +225,41 @@ def show_critique(found: PlanCritique, console: Console) -> None:
 def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dict[str, Any]:
     """The search as plain values, for JSON."""
     return {
-        "considered": plans.considered, "counts": plans.counts,
+        "considered": plans.considered,
+        "counts": plans.counts,
         "plans": [_facts(plan) for plan in plans.settle(first)[:first]],
         "front": [_facts(plan) for plan in plans.front],
         "sensitivity": [
-            {"limit": each.limit, "times": each.times, "speedup": each.speedup,
-             "changed": each.changed} for each in relaxed
+            {
+                "limit": each.limit,
+                "times": each.times,
+                "speedup": each.speedup,
+                "changed": each.changed,
+            }
+            for each in relaxed
         ],
-    }  # fmt: skip
+    }
 
 
 def step_facts(step: StepEstimate) -> dict[str, Any]:
     """Where the time of a step goes, for JSON."""
     return {
-        "seconds": step.total, "parts": {row.part: row.seconds for row in step.rows},
-        "mfu": step.mfu, "mfu_causal": step.mfu_causal, "hfu": step.hfu,
+        "seconds": step.total,
+        "parts": {row.part: row.seconds for row in step.rows},
+        "mfu": step.mfu,
+        "mfu_causal": step.mfu_causal,
+        "hfu": step.hfu,
         "tokens_per_second": step.tokens_per_second,
-    }  # fmt: skip
+    }
 
 
 def _facts(plan: Plan) -> dict[str, Any]:
     runs = plan.seconds < float("inf")
     return {
-        "layout": vars(plan.layout), "devices": plan.layout.devices, "verdict": plan.verdict,
-        "peak": plan.peak, "seconds": plan.seconds if runs else None,
+        "layout": vars(plan.layout),
+        "devices": plan.layout.devices,
+        "verdict": plan.verdict,
+        "peak": plan.peak,
+        "seconds": plan.seconds if runs else None,
         "options": shlex.join(_options(plan.layout)),
-    }  # fmt: skip
+    }

@@ -33,8 +33,11 @@ class Rate(NamedTuple):
 def stage_times(inputs: Mapping[str, Any]) -> dict[str, float]:
     """The seconds of a row, as `simulate` takes them; the table has milliseconds."""
     names = {
-        "forward": "T_F", "backward_input": "T_B", "backward_weight": "T_W", "latency": "T_comm",
-    }  # fmt: skip
+        "forward": "T_F",
+        "backward_input": "T_B",
+        "backward_weight": "T_W",
+        "latency": "T_comm",
+    }
     return {ours: inputs[theirs] / 1000 for ours, theirs in names.items()}
 
 
@@ -51,9 +54,10 @@ def timeline_of(inputs: Mapping[str, Any], **instead: float) -> Timeline:
         return simulate(schedule("interleaved", p * v, m, devices=p), **chunk)
     if name in ("zb-1p", "zb-2p"):
         memory = {
-            "activation": inputs["M_B"], "weight_part": inputs["M_W"],
+            "activation": inputs["M_B"],
+            "weight_part": inputs["M_W"],
             "memory_limit": inputs["M_limit_over_M_B"] * inputs["M_B"],
-        }  # fmt: skip
+        }
         return simulate(schedule("zb-auto", p, m, **stage_times(inputs), **memory), **times)
     return simulate(schedule(name, p, m), **times)
 
@@ -84,9 +88,14 @@ def zero_bubble_table(cases: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
         ours = bubble_rate(inputs)
         rows.append(
             {
-                "model": re.search(r"[\d.]+B", case["id"])[0], "p": inputs["p"], "m": inputs["m"],
-                "schedule": inputs["schedule"], "printed": printed, "ours": round(ours.value, 4),
-                "by": ours.by, "pass": abs(ours.value - printed) <= case["tolerance"],
+                "model": re.search(r"[\d.]+B", case["id"])[0],
+                "p": inputs["p"],
+                "m": inputs["m"],
+                "schedule": inputs["schedule"],
+                "printed": printed,
+                "ours": round(ours.value, 4),
+                "by": ours.by,
+                "pass": abs(ours.value - printed) <= case["tolerance"],
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)

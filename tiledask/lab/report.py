@@ -21,7 +21,7 @@ from tiledask.lab.table import Comparison
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Report", "Section", "library_versions"]
+__all__ = ["Report", "Section", "library_versions", "write_whole"]
 
 _DPI = 150
 _PACKAGES = ("tiledask", "dask", "distributed", "numpy", "cupy-cuda13x", "dask-cuda", "matplotlib")
@@ -58,7 +58,9 @@ class Section:
                 f"a figure's name has small letters, digits and dashes only, got {name!r}; "
                 f"write for example 'idle-time'"
             )
-        self.items.append(("figure", _Picture(name, caption, _png(figure))))
+        from tiledask.lab.plots.picture import png_of  # loads matplotlib
+
+        self.items.append(("figure", _Picture(name, caption, png_of(figure, _DPI))))
         return self
 
     @property
@@ -175,8 +177,8 @@ class Report:
         page = self.to_html()
         folder.mkdir(parents=True, exist_ok=True)
         for file, png in pictures.items():
-            _write_whole(folder / file, png)
-        return _write_whole(folder / name, page.encode("utf-8"))
+            write_whole(folder / file, png)
+        return write_whole(folder / name, page.encode("utf-8"))
 
     def _files(self) -> dict[str, bytes]:
         """File name -> PNG, numbered in the order of the page."""
@@ -212,13 +214,7 @@ def _markdown(text: str):
     return Markup(parser.render(text))
 
 
-def _png(figure: "Figure") -> bytes:
-    from tiledask.lab.plots.picture import png_of  # loads matplotlib
-
-    return png_of(figure, _DPI)
-
-
-def _write_whole(path: Path, content: bytes) -> Path:
+def write_whole(path: Path, content: bytes) -> Path:
     """``path``, holding ``content``; on an error it holds what it held before."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -4,7 +4,7 @@
     a schedule with v chunks per device cuts that share in v equal stages
 
 So every schedule has the same work, and idle time and memory can be compared. The results are
-plain numbers, for the figures in tiledask.lab.plots.curves.
+plain numbers, for the figures in tiledask.lab.plots.pipelines.schedule_curves.
 """
 
 import inspect
@@ -70,7 +70,7 @@ def same_work(
 def utilisation_by_microbatches(
     names: Iterable[str], devices: int, microbatches: Iterable[int], **options
 ) -> dict[str, Curve]:
-    """For every schedule, micro-batches -> busy share of device-time; options of `same_work`.
+    """Utilisation by schedule: micro-batches -> busy share of device-time; options of `same_work`.
 
     >>> curves = utilisation_by_microbatches(["gpipe"], 4, (1, 8))
     >>> {m: round(share, 4) for m, share in curves["gpipe"].items()}
@@ -83,7 +83,7 @@ def utilisation_by_microbatches(
 def utilisation_by_devices(
     names: Iterable[str], devices: Iterable[int], microbatches: int, **options
 ) -> dict[str, Curve]:
-    """For every schedule, devices -> busy share of device-time; options of `same_work`."""
+    """Utilisation by schedule: devices -> busy share of device-time; options of `same_work`."""
     counts = list(devices)
     return {
         n: {p: same_work(n, p, microbatches, **options).utilisation for p in counts} for n in names
@@ -93,7 +93,7 @@ def utilisation_by_devices(
 def bubble_by_latency(
     names: Iterable[str], devices: int, microbatches: int, latencies: Iterable[float], **options
 ) -> dict[str, Curve]:
-    """For every schedule, seconds between two devices -> idle share of device-time."""
+    """Bubble by schedule: seconds between two devices -> idle share of device-time."""
     times = list(latencies)
     return {
         n: {
@@ -107,7 +107,7 @@ def bubble_by_latency(
 def memory_and_bubble(
     devices: int, microbatches: int, names: Iterable[str] = tuple(schedules), **options
 ) -> dict[str, tuple[float, float]]:
-    """For every schedule (idle share of device-time, activations on the fullest device).
+    """(Idle share of device-time, activations on the fullest device) by schedule.
 
     The unit of memory is what a device keeps of one micro-batch for all of its stages, so that
     1F1B has ``devices``. It is kept until the backward of the weights is done.

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.claim import COLUMNS, Claim, Value, Verdict, exact
+from tiledask.lab.claim import COLUMNS, Claim, ClaimVerdict, Value, exact
 from tiledask.plan import html
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Claim", "Comparison", "Grid", "Verdict", "say"]
+__all__ = ["Claim", "ClaimVerdict", "Comparison", "Grid", "say"]
 
 _ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
 _STYLE = {True: "green", False: "bold red", None: ""}
@@ -39,7 +39,7 @@ class Comparison:
     """
 
     title: str
-    rows: tuple[Claim, ...]
+    rows: Sequence[Claim]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(self.rows))
@@ -51,7 +51,7 @@ class Comparison:
             )
 
     @cached_property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> tuple[ClaimVerdict, ...]:
         return tuple(row.verdict for row in self.rows)
 
     @property
@@ -157,8 +157,8 @@ class Grid:
         yield Text()
 
     def _widths(self, most: int) -> list[int]:
-        """Of each column, from the width that it likes down to its longest word; [] where even
-        those are too wide."""
+        """The width of each column, from the one that it likes down to its longest word; []
+        where even those are too wide."""
         columns = [list(map(str, cells)) for cells in zip(self.head, *self.rows, strict=True)]
         least = [max(len(p) for cell in cells for p in ("", *_unbroken(cell))) for cells in columns]
         widths = [max(map(len, cells)) for cells in columns]
@@ -208,7 +208,7 @@ _GAP = 2
 """Spaces between columns."""
 
 
-def _digits(claim: Claim, verdict: Verdict) -> tuple[str, str, str, str]:
+def _digits(claim: Claim, verdict: ClaimVerdict) -> tuple[str, str, str, str]:
     """Every digit of what is claimed to be equal to the byte: once under the verdict where it
     is, under each value where it is not."""
     if claim.rule != ("equal",):
@@ -227,10 +227,16 @@ def _table(comparison: Comparison, ascii_only: bool) -> "Table":
         return Text(words.translate(_ASCII) if ascii_only else words, style=style, **kwargs)
 
     table = Table(
-        title=text(comparison.title, "bold"), title_justify="left", title_style="",
-        caption=text(comparison.summary), caption_justify="left", caption_style="dim",
-        box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
+        title=text(comparison.title, "bold"),
+        title_justify="left",
+        title_style="",
+        caption=text(comparison.summary),
+        caption_justify="left",
+        caption_style="dim",
+        box=box.ASCII2 if ascii_only else box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("")
     for name in COLUMNS:
         table.add_column(name, justify="right")
@@ -248,8 +254,11 @@ def _table(comparison: Comparison, ascii_only: bool) -> "Table":
 
 
 def _unbroken(line: str) -> list[str]:
-    """The parts of ``line`` that stay on one line: a number with its unit, otherwise a word."""
-    return [line] if line[:1].isdigit() and len(line) <= 20 else line.split()
+    """The parts of ``line`` that stay on one line: a number with its unit, otherwise a word. The
+    first keeps its indent, from which rich does not part it either."""
+    bare = line.lstrip()
+    parts = [bare] if bare[:1].isdigit() and len(bare) <= 20 else bare.split()
+    return [line[: len(line) - len(bare)] + parts[0], *parts[1:]] if bare else []
 
 
 def _two(first: "Text", second: "Text") -> "Text":
@@ -271,7 +280,7 @@ def _stack(comparison: Comparison, ascii_only: bool) -> "Text":
     return Text(text.translate(_ASCII) if ascii_only else text)
 
 
-def _row_dict(row: Claim, verdict: Verdict) -> dict[str, Any]:
+def _row_dict(row: Claim, verdict: ClaimVerdict) -> dict[str, Any]:
     return {
         "quantity": row.quantity,
         **{column: _json(getattr(row, column)) for column in COLUMNS},
@@ -291,7 +300,7 @@ def _json(value: Value) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _row_html(row: Claim, verdict: Verdict) -> str:
+def _row_html(row: Claim, verdict: ClaimVerdict) -> str:
     name = {True: "holds", False: "fails", None: "informs"}[verdict.holds]
     *below, last = _digits(row, verdict)
     titles = [exact(value, row.unit) for value in row.values]

@@ -3,11 +3,11 @@
 import difflib
 import json
 import os
-import re
 import stat
 import sys
 from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 
 from tiledask.errors import ConfigError
 
@@ -70,16 +70,18 @@ def _near(name: str, known: tuple[str, ...]) -> list[str]:
     (['llama-2-7b'], [])
     """
     begun = [each for each in known if name and each.startswith(name)]
-    families = {each: _FAMILY.match(each)[0] for each in known}
-    alike = difflib.get_close_matches(_FAMILY.match(name)[0], set(families.values()), 3, 0.75)
+    families = {each: _family(each) for each in known}
+    alike = difflib.get_close_matches(_family(name), set(families.values()), 3, 0.75)
     kin = [each for each in known if families[each] in alike]
     return begun[:3] or difflib.get_close_matches(name, kin, n=1)
 
 
-_FAMILY = re.compile("[a-z]*")
+def _family(name: str) -> str:
+    """The letters that ``name`` begins with."""
+    return name[: len(name) - len(name.lstrip(ascii_lowercase))]
 
 
-def read(path: str | os.PathLike) -> "Fields":
+def read(path: str | os.PathLike[str]) -> "Fields":
     """The JSON object in the file ``path``.
 
     A file that is missing, larger than 4 MiB, not a regular file, not JSON, not an object,
@@ -87,8 +89,8 @@ def read(path: str | os.PathLike) -> "Fields":
     """
     where = str(path) if len(str(path)) <= 500 else f"{str(path)[:100]}..."
 
-    def unique(pairs: list) -> dict:
-        values: dict = {}
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values: dict[str, object] = {}
         for key, value in pairs:
             if key in values:
                 raise ConfigError(f"{where}: key {short(key)} stands there twice; keep one of them")
@@ -178,10 +180,9 @@ class Fields:
 
     def integers(self, key: str, default: object = _REQUIRED) -> tuple[int, ...]:
         value = self._take(key, default)
-        whole = isinstance(value, list | tuple) and all(
+        if not isinstance(value, list | tuple) or not all(
             isinstance(v, int) and not isinstance(v, bool) for v in value
-        )
-        if not whole:
+        ):
             raise self.fail(key, f"must be a list of integers, got {_kind(value)}")
         return tuple(value)
 

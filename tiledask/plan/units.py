@@ -12,10 +12,19 @@ from tiledask.plan.data import short
 __all__ = ["divisors", "format_bytes", "format_seconds", "format_up", "parse_bytes"]
 
 _SIZES = {
-    "": 1, "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "pb": 10**15,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "pib": 2**50,
+}
 
 
 _MOST_BYTES = 10**24
@@ -43,7 +52,8 @@ def format_up(n: int) -> str:
     >>> format_bytes(8_389_001), format_up(8_389_001)
     ('8.389 MB', '8.39 MB')
     """
-    text, more = format_bytes(n), n
+    more: float = n
+    text = format_bytes(n)
     while parse_bytes(text) < n:
         more *= 1.0001
         text = format_bytes(more)
@@ -68,10 +78,10 @@ def parse_bytes(text: str | int | float) -> int:
     >>> parse_bytes("40GB"), parse_bytes("1 MiB"), parse_bytes(17)
     (40000000000, 1048576, 17)
     """
-    number = isinstance(text, int | float) and not isinstance(text, bool)
-    if not isinstance(text, str) and not (number and 0 <= text <= _MOST_BYTES):
-        raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
-    if number:
+    if not isinstance(text, str):
+        number = isinstance(text, int | float) and not isinstance(text, bool)
+        if not number or not 0 <= text <= _MOST_BYTES:
+            raise ConfigError(f"a size is 0 to {_MOST_BYTES:.0e} bytes, got {short(text)}")
         return int(text)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match[2] not in _SIZES:

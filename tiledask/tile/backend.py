@@ -5,25 +5,27 @@ until a real allocation came back, and says in one sentence where it stopped.
 """
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
 
 __all__ = [
     "HALVES",
+    "Array",
     "Backend",
-    "Device",
+    "GpuInfo",
     "accumulator",
     "array_namespace",
     "as_dtype",
+    "cupy_module",
     "name_of",
     "namespace",
     "nccl_bindings",
@@ -33,16 +35,17 @@ __all__ = [
     "to_numpy",
 ]
 
+Array: TypeAlias = Any
+"""An array of NumPy's or CuPy's: they quack alike, and have no type in common."""
+
 HALVES = ("float16", "bfloat16")
 """Element types of 2 bytes; sums of them are float32."""
-
-_NUMPY = (np.ndarray, np.generic)
 
 _INSTALL = "pip install 'tiledask[gpu]' (in a checkout: pip install -e '.[gpu]')"
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuInfo:
     """One GPU, as the driver or CuPy describes it."""
 
     index: int
@@ -52,7 +55,9 @@ class Device:
     compute_capability: str
     """Such as "9.0", whose machine code is sm_90."""
     memory: int
-    """Bytes."""
+    """Bytes; 0 if the driver, asked without CuPy, does not say."""
+    integrated: bool = False
+    """Whether it has no memory of its own: its bytes are the host's."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Backend:
     """Why CuPy arrays cannot be used here, in a sentence; empty if they can."""
     cupy: str = ""
     """CuPy's version; empty if it cannot be imported."""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[GpuInfo, ...] = ()
     """The GPUs that CuPy sees, or without CuPy those that the driver reports."""
     driver: str = ""
     """Version of the NVIDIA driver; empty if there is none or nothing to ask it with."""
@@ -80,7 +85,7 @@ class _Driver:
     """What NVML, the driver's own library, says."""
 
     version: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[GpuInfo, ...] = ()
     problem: str = ""
 
 
@@ -100,7 +105,11 @@ def probe() -> Backend:
     except Exception as error:  # a broken installation raises all sorts of things
         reason = _without_cupy(error, driver)
         return Backend(False, reason, devices=driver.devices, driver=driver.version)
-    cuda = _attempt(lambda: _dotted(cp.cuda.runtime.runtimeGetVersion()))
+    try:
+        number = cp.cuda.runtime.runtimeGetVersion()
+        cuda = f"{number // 1000}.{number % 1000 // 10}"  # 13020 is 13.2
+    except Exception:  # a version is for reading only; without it the probe goes on
+        cuda = ""
     known = {"cupy": cp.__version__, "driver": driver.version, "cuda": cuda}
     try:
         devices = _cupy_devices(cp)
@@ -110,7 +119,7 @@ def probe() -> Backend:
     return Backend(True, "", devices=devices, nvrtc_reason=nvrtc_reason(), **known)
 
 
-def array_namespace(*arrays: Any) -> ModuleType:
+def array_namespace(*arrays: Array) -> ModuleType:
     """NumPy or CuPy, whichever the arrays belong to. Imports CuPy only for a CuPy array.
 
     Raises KernelError for anything else, and for a mixture of the two.
@@ -147,6 +156,11 @@ def namespace(name: str) -> ModuleType:
     return _import_cupy()
 
 
+def cupy_module() -> ModuleType:
+    """CuPy, whether or not a device is usable; for who was handed an array of it."""
+    return _import_cupy()
+
+
 def nccl_bindings() -> ModuleType:
     """CuPy's bindings of NCCL. Raises KernelError, in a sentence, where they cannot be used."""
     namespace("cupy")
@@ -159,23 +173,23 @@ def nccl_bindings() -> ModuleType:
     return found
 
 
-def to_numpy(x: Any) -> np.ndarray:
+def to_numpy(x: Array) -> np.ndarray:
     """``x`` in host memory: itself if it is a NumPy array, a copy if it is a CuPy array."""
     return np.asarray(x) if _family(x) == "numpy" else x.get()
 
 
-def synchronize(x: Any) -> None:
+def synchronize(x: Array) -> None:
     """None, once the device that holds ``x`` has finished all its work; for clocks."""
     if _family(x) == "cupy":
         x.device.synchronize()
 
 
-def on_device(x: Any) -> AbstractContextManager:
+def on_device(x: Array) -> AbstractContextManager[Any]:
     """A context in which new arrays and kernels go to the device that holds ``x``."""
     return nullcontext() if _family(x) == "numpy" else x.device
 
 
-def as_dtype(dtype: Any) -> np.dtype:
+def as_dtype(dtype: DTypeLike) -> np.dtype:
     """The element type that ``dtype`` names: "float32", "bfloat16", or whatever NumPy understands.
 
     NumPy has bfloat16 from the package ml_dtypes, which is imported when it is first asked for.
@@ -187,7 +201,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     if isinstance(dtype, str) and dtype == "bfloat16":
         import_module("ml_dtypes")
     try:
-        found = np.dtype(dtype)
+        found: np.dtype = np.dtype(dtype)
     except TypeError:
         raise KernelError(
             f"an element type is 'float16', 'bfloat16', 'float32', 'float64' or another that NumPy "
@@ -225,13 +239,14 @@ def accumulator(dtype: Any) -> np.dtype:
 # -- steps of the probe --------------------------------------------------------------------------
 
 
-def _family(x: Any) -> str:
-    if isinstance(x, _NUMPY):
+def _family(x: Array) -> str:
+    if isinstance(x, np.ndarray | np.generic):
         return "numpy"
-    if type(x).__module__.partition(".")[0] == "cupy":
+    kind = type(x)
+    if kind.__module__.partition(".")[0] == "cupy":
         return "cupy"
     raise KernelError(
-        f"a tile lives in one array, NumPy's or CuPy's, got {type(x).__name__}; "
+        f"a tile lives in one array, NumPy's or CuPy's, got {kind.__name__}; "
         f"convert it with numpy.asarray, or use td.matmul for blocked arrays"
     )
 
@@ -263,23 +278,34 @@ def _ask_driver() -> _Driver:
         return _Driver(problem=f"no NVIDIA driver answers ({_line(error)})")
 
 
-def _nvml_devices(nvml: ModuleType) -> tuple[Device, ...]:
+def _nvml_devices(nvml: ModuleType) -> tuple[GpuInfo, ...]:
     devices = []
     for i in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(i)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         name = _text(nvml.nvmlDeviceGetName(handle))
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-        devices.append(Device(i, name, f"{major}.{minor}", memory))
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+        except nvml.NVMLError_NotSupported:  # it has none of its own
+            memory = 0
+        devices.append(GpuInfo(i, name, f"{major}.{minor}", memory, not memory))
     return tuple(devices)
 
 
-def _cupy_devices(cp: ModuleType) -> tuple[Device, ...]:
+def _cupy_devices(cp: ModuleType) -> tuple[GpuInfo, ...]:
     devices = []
     for i in range(cp.cuda.runtime.getDeviceCount()):
         facts = cp.cuda.runtime.getDeviceProperties(i)
         capability = f"{facts['major']}.{facts['minor']}"
-        devices.append(Device(i, _text(facts["name"]), capability, facts["totalGlobalMem"]))
+        devices.append(
+            GpuInfo(
+                i,
+                _text(facts["name"]),
+                capability,
+                facts["totalGlobalMem"],
+                bool(facts.get("integrated")),
+            )
+        )
     return tuple(devices)
 
 
@@ -295,7 +321,6 @@ def _round_trip(cp: ModuleType) -> None:
 def nvrtc_reason() -> str:
     """Why CUDA C++ cannot be compiled here, in a sentence; empty if it can. It needs no GPU."""
     try:
-        import_module("cuda.core")
         import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except Exception as error:  # a missing library is a RuntimeError of its own kind
         return (
@@ -336,18 +361,6 @@ def _without_device(error: Exception, driver: _Driver) -> str:
 
 def _listing(driver: _Driver) -> str:
     return f"{len(driver.devices)} GPU(s), the first a {driver.devices[0].name}"
-
-
-def _attempt(ask: Callable[[], str]) -> str:
-    try:
-        return ask()
-    except Exception:  # a version is for reading only; without it the probe goes on
-        return ""
-
-
-def _dotted(version: int) -> str:
-    """CUDA's 13020 as "13.2"."""
-    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _text(value: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""What is kept from run to run, in the user's cache folder, and believed only if the user wrote it.
+"""The user's cache folder: files kept from run to run, believed only if the user wrote them.
 
     $TILEDASK_CACHE, or $XDG_CACHE_HOME/tiledask, or ~/.cache/tiledask
 

@@ -1,13 +1,14 @@
-"""What is asked of the operands, the output and the epilogue of one product, and refused."""
+"""Checks of the operands, the output and the epilogue of one product."""
 
 from numbers import Real
-from typing import Any
+from types import ModuleType
 
 from tiledask.errors import KernelError
 from tiledask.tile import backend
+from tiledask.tile.backend import Array
+from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, AnyTile, HopperTile, as_tile
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
 from tiledask.tile.kernel import Kernel, Run, unsuited
-from tiledask.tile.levels import Tile, as_tile
 from tiledask.tile.table import kernels
 
 __all__ = [
@@ -26,19 +27,20 @@ _LOOPS_LIMIT = 2**24
 """Multiplications that kernel "loops" accepts: about a second of Python."""
 
 
-def number(name: str, x: Any) -> float:
+def number(name: str, x: Array) -> float:
     """``x``, the argument ``name``, as a float."""
     if type(x) is not float and not isinstance(x, Real):
         raise KernelError(f"{name} must be a real number, got {type(x).__name__} {x!r}")
     return float(x)
 
 
-def batch_of(a: Any, b: Any) -> tuple[int, ...]:
+def batch_of(a: Array, b: Array) -> tuple[int, ...]:
     """(products,) of a batch, () of one product."""
-    return a.shape[:-2] or b.shape[:-2]
+    found: tuple[int, ...] = a.shape[:-2] or b.shape[:-2]
+    return found
 
 
-def check_shapes(a: Any, b: Any) -> None:
+def check_shapes(a: Array, b: Array) -> None:
     """None if a [m, k] and b [k, n], or batches of them, multiply."""
     if not {a.ndim, b.ndim} <= {2, 3}:
         raise KernelError(
@@ -59,7 +61,7 @@ def check_shapes(a: Any, b: Any) -> None:
         raise KernelError(f"all extents must be 1 or more, got {_by(a)} @ {_by(b)}")
 
 
-def run_of(a: Any, b: Any, kernel: Kernel, precision: str | None) -> Run:
+def run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
     """What multiplies a and b: a kernel has another function for float32 as TF32."""
     if a.dtype != b.dtype:
         raise KernelError(
@@ -82,7 +84,7 @@ def run_of(a: Any, b: Any, kernel: Kernel, precision: str | None) -> Run:
     return kernel.run
 
 
-def _rounding(a: Any, kernel: Kernel, precision: str) -> Run:
+def _rounding(a: Array, kernel: Kernel, precision: str) -> Run:
     if precision != "tf32":
         raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
     if a.dtype.name != "float32" or not a.dtype.isnative:
@@ -99,13 +101,14 @@ def _rounding(a: Any, kernel: Kernel, precision: str) -> Run:
     return kernel.tf32
 
 
-def check_device(a: Any, b: Any, kernel: Kernel) -> None:
+def check_device(a: Array, b: Array, kernel: Kernel) -> None:
     """None if a and b are together on a device that ``kernel`` runs on, and not too much for it."""
     if a.device != b.device:
         raise KernelError(f"a and b must be on one device, got {a.device} and {b.device}")
     if kernel.capability is not None:  # of several GPUs it may be another that the kernel is for
-        devices = [d for d in backend.probe().devices if d.index == a.device.id]
-        if why_not := unsuited(kernel, tuple(devices)):
+        here = a.device.id
+        devices = tuple([d for d in backend.probe().devices if d.index == here])
+        if why_not := unsuited(kernel, devices):
             raise KernelError(f"kernel {kernel.name!r} cannot run where a is: {why_not}")
     work = (*batch_of(a, b), 1)[0] * a.shape[-2] * a.shape[-1] * b.shape[-1]
     if kernel.name == "loops" and work > _LOOPS_LIMIT:
@@ -115,7 +118,14 @@ def check_device(a: Any, b: Any, kernel: Kernel) -> None:
         )
 
 
-def check_epilogue(a: Any, b: Any, out: Any, epilogue: Epilogue, shape: tuple, xp: Any) -> None:
+def check_epilogue(
+    a: Array,
+    b: Array,
+    out: Array | None,
+    epilogue: Epilogue,
+    shape: tuple[int, ...],
+    xp: ModuleType,
+) -> None:
     """None if ``epilogue`` goes with a, b and an ``out`` of ``shape``; None for a new one."""
     check_activation(epilogue.activation)
     bias, before = epilogue.bias, epilogue.preactivation
@@ -141,7 +151,7 @@ def check_activation(name: str | None) -> None:
         raise KernelError(f"activation must be None or {', '.join(ACTIVATIONS)}, got {name!r}")
 
 
-def _check_type(name: str, x: Any, a: Any, shape: tuple, xp: Any) -> None:
+def _check_type(name: str, x: Array, a: Array, shape: tuple[int, ...], xp: ModuleType) -> None:
     wide = backend.accumulator(a.dtype)
     if x.shape != shape or x.dtype not in (a.dtype, wide):
         either = f"{a.dtype}" if wide == a.dtype else f"{a.dtype} or {wide}"
@@ -151,7 +161,14 @@ def _check_type(name: str, x: Any, a: Any, shape: tuple, xp: Any) -> None:
         )
 
 
-def check_out(name: str, out: Any, a: Any, shape: tuple, xp: Any, others: dict[str, Any]) -> None:
+def check_out(
+    name: str,
+    out: Array,
+    a: Array,
+    shape: tuple[int, ...],
+    xp: ModuleType,
+    others: dict[str, Array],
+) -> None:
     """None if ``out`` can be written while ``others`` are still read or written."""
     _check_type(name, out, a, shape, xp)
     if out.device != a.device:
@@ -162,29 +179,33 @@ def check_out(name: str, out: Any, a: Any, shape: tuple, xp: Any, others: dict[s
         raise KernelError(f"{name} must not overlap {near[0]}, which is in use; copy one")
 
 
-def _overlap(x: Any, y: Any, xp: Any) -> bool:
+def _overlap(x: Array, y: Array, xp: ModuleType) -> bool:
     # CuPy compares bounds only, so that it may see an overlap between two interleaved slices
-    return (xp.shares_memory if xp.__name__ == "numpy" else xp.may_share_memory)(x, y)
+    compare = xp.shares_memory if xp.__name__ == "numpy" else xp.may_share_memory
+    found: bool = compare(x, y)
+    return found
 
 
-def checked_tile(kernel: Kernel, tile: Any) -> Tile | None:
-    """The tile that ``kernel`` uses when ``tile`` is asked for."""
+def checked_tile(kernel: Kernel, tile: int | AnyTile | None) -> AnyTile | None:
+    """What ``kernel`` is told when ``tile`` is asked for; None where it is to choose itself."""
     if tile is None:
-        return kernel.tile
+        return None if kernel.chooses else kernel.tile
+    if isinstance(tile, HopperTile) and kernel.tiles == WGMMA_TILES:
+        return tile
     if kernel.tile is None:
         raise KernelError(
             f"kernel {kernel.name!r} has no tile to choose, got tile={tile!r}; leave it out, or "
             f"use kernel='tiled' (NumPy) or 'smem_tiled' (CuPy)"
         )
-    tile = as_tile(tile)
-    if kernel.tiles and tile not in kernel.tiles:
+    found = as_tile(tile)
+    if kernel.tiles and found not in kernel.tiles:
         built = " or ".join(f"({', '.join(map(str, t))})" for t in kernel.tiles)
         raise KernelError(
-            f"kernel {kernel.name!r} is built for tiles of {built}, got {tile}; give one of these, "
-            f"or leave it out for {kernel.tile}"
+            f"kernel {kernel.name!r} is built for tiles of {built}, got {found}; give one of "
+            f"these, or leave it out for {kernel.tile}"
         )
-    return tile
+    return found
 
 
-def _by(x: Any) -> str:
+def _by(x: Array) -> str:
     return "x".join(map(str, x.shape))

@@ -1,4 +1,4 @@
-"""What is done to a product before it is stored: scaled, added to C, biased, activated.
+"""The epilogue of a product, before it is stored: scaled, added to C, biased, activated.
 
     out = activation(alpha a @ b + beta out + bias)
                      '------- preactivation ------'
@@ -11,14 +11,13 @@ once. Others finish C where it lies, a piece at a time that stays in the cache.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.functions import gelu
 
-__all__ = ["ACTIVATIONS", "PIECE_BYTES", "Epilogue", "activation_bytes"]
+__all__ = ["ACTIVATIONS", "PIECE_BYTES", "Epilogue", "activation_bytes", "pieces"]
 
-ACTIVATIONS: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType({"gelu": gelu})
+ACTIVATIONS: MappingProxyType[str, Callable[[Array], Array]] = MappingProxyType({"gelu": gelu})
 """The functions that a product may end with, by name."""
 
 PIECE_BYTES = MappingProxyType({"numpy": 2**17, "cupy": 2**24})
@@ -40,11 +39,11 @@ class Epilogue:
     """The product is multiplied by it."""
     beta: float = 0.0
     """What C held is multiplied by it and added; with 0 it is not read."""
-    bias: Any = None
+    bias: Array | None = None
     """[n] in the type that is summed in, added to every row; None for none."""
     activation: str | None = None
     """A name in `ACTIVATIONS`, or None."""
-    preactivation: Any = None
+    preactivation: Array | None = None
     """Like C: receives what the activation is applied to; None if nobody asks for it."""
 
     @property
@@ -63,12 +62,12 @@ class Epilogue:
         return self.alpha == 1 and not self.loads_c and not self.elementwise
 
     def of(self, index: int) -> "Epilogue":
-        """That of one product of a batch."""
+        """The epilogue of one product of a batch."""
         if self.preactivation is None:
             return self
         return replace(self, preactivation=self.preactivation[index])
 
-    def finish(self, c: Any, i: int = 0, j: int = 0) -> None:
+    def finish(self, c: Array, i: int = 0, j: int = 0) -> None:
         """None, once ``c``, the tile of C [..., rows, columns] at (i, j), is biased and activated.
 
         ``c`` holds alpha a @ b + beta C in the type that is summed in, and is changed in place;
@@ -104,7 +103,7 @@ def activation_bytes(m: int, n: int, itemsize: int, arrays: str = "numpy") -> in
     return _COPIES * rows * columns * itemsize
 
 
-def _pieces(c: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _pieces(c: Array) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """((first row, last), (first column, last)) of pieces of ``c`` [..., m, n] that lie together.
 
     Of whole rows where rows are contiguous, of whole columns where those are.
@@ -122,3 +121,17 @@ def _pieces(c: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     for top in range(0, m, height):
         for left in range(0, n, width):
             yield (top, min(m, top + height)), (left, min(n, left + width))
+
+
+def pieces(x: Array) -> Iterator[slice]:
+    """Slices of ``x`` [n], one behind the other, of as many bytes as the cache has room for.
+
+    For what is done element by element, which so gives the same, to the bit, and whose values on
+    the way stay in the cache.
+
+    >>> import numpy as np
+    >>> list(pieces(np.zeros(40_000)))
+    [slice(0, 16384, None), slice(16384, 32768, None), slice(32768, 40000, None)]
+    """
+    step = PIECE_BYTES[array_namespace(x).__name__] // x.itemsize
+    return (slice(at, min(at + step, len(x))) for at in range(0, len(x), step))

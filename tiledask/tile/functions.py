@@ -1,4 +1,4 @@
-"""What layers are made of: array functions for NumPy and CuPy alike, each beside its gradient.
+"""Array functions that layers are made of, for NumPy and CuPy alike, each beside its gradient.
 
 A gradient takes what arrives from above first: ``f_grad(dy, ...)`` is the transpose of f's
 derivative applied to ``dy``. Element types are those of the operands throughout.
@@ -15,11 +15,10 @@ The residual feed-forward block, [tokens, width] in and out:
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from tiledask.tile.backend import array_namespace, namespace
+from tiledask.tile.backend import Array, array_namespace, namespace
 
 __all__ = [
     "gelu",
@@ -35,32 +34,32 @@ __all__ = [
     "mlp_init",
 ]
 
-Arrays = dict[str, Any]
+Arrays = dict[str, Array]
 """Arrays by name: NumPy's, or CuPy's."""
 
 _SLOPE = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 
 
-def linear(x: Any, w: Any, b: Any) -> Any:
+def linear(x: Array, w: Array, b: Array) -> Array:
     """x w + b [..., out] for x [..., in], w [in, out], b [out]."""
     y = x @ w
     y += b
     return y
 
 
-def linear_grad_input(dy: Any, w: Any) -> Any:
+def linear_grad_input(dy: Array, w: Array) -> Array:
     """The gradient of `linear` in x: dy w^T [..., in] for dy [..., out]."""
     return dy @ w.T
 
 
-def linear_grad_weight(dy: Any, x: Any) -> tuple[Any, Any]:
+def linear_grad_weight(dy: Array, x: Array) -> tuple[Array, Array]:
     """The gradients of `linear` in w and b: x^T dy [in, out] and the sum of dy [out]."""
     dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     return x.T @ dy, dy.sum(axis=0)
 
 
-def gelu(x: Any) -> Any:
+def gelu(x: Array) -> Array:
     """x times the normal distribution function of x, in its tanh form, element by element.
 
     The tanh form (Hendrycks and Gimpel, arXiv:1606.08415, section 2) differs from the exact one
@@ -76,7 +75,7 @@ def gelu(x: Any) -> Any:
     return y
 
 
-def gelu_grad(dy: Any, x: Any) -> Any:
+def gelu_grad(dy: Array, x: Array) -> Array:
     """The gradient of `gelu` at x: dy times its derivative there."""
     t = _tanh_part(x)
     slope = 1 - t * t  # of tanh; then of all that depends on x by way of it
@@ -93,7 +92,7 @@ def gelu_grad(dy: Any, x: Any) -> Any:
     return slope
 
 
-def _tanh_part(x: Any) -> Any:
+def _tanh_part(x: Array) -> Array:
     # x * x * x and not x ** 3, which is many times slower; in place, for each new array is a way
     # through memory
     t = x * x
@@ -104,7 +103,7 @@ def _tanh_part(x: Any) -> Any:
     return array_namespace(x).tanh(t, out=t) if t.ndim else array_namespace(x).tanh(t)
 
 
-def mean_square(y: Any, target: Any, count: int | None = None) -> Any:
+def mean_square(y: Array, target: Array, count: int | None = None) -> Array:
     """The sum of (y - target)^2 over ``count``, a scalar array; ``count`` is y's size if left out.
 
     A micro-batch passes the whole batch's size as ``count``: then losses, and gradients, of the
@@ -117,7 +116,7 @@ def mean_square(y: Any, target: Any, count: int | None = None) -> Any:
     return (difference * difference).sum() / (y.size if count is None else count)
 
 
-def mean_square_grad(y: Any, target: Any, count: int | None = None) -> Any:
+def mean_square_grad(y: Array, target: Array, count: int | None = None) -> Array:
     """The gradient of `mean_square` in y: 2 (y - target) / count."""
     return (y - target) * (2 / (y.size if count is None else count))
 
@@ -145,7 +144,7 @@ def mlp_init(
     return {name: module.asarray(w.astype(dtype)) for name, w in drawn.items()}
 
 
-def mlp_forward(weights: Arrays, x: Any) -> tuple[Any, Arrays]:
+def mlp_forward(weights: Arrays, x: Array) -> tuple[Array, Arrays]:
     """(y, saved): x + w2 gelu(w1 x + b1) + b2 [tokens, width], and what the backward needs."""
     z = linear(x, weights["w1"], weights["b1"])  # [tokens, hidden]
     y = linear(gelu(z), weights["w2"], weights["b2"])  # [tokens, width]
@@ -153,7 +152,7 @@ def mlp_forward(weights: Arrays, x: Any) -> tuple[Any, Arrays]:
     return y, {"x": x, "z": z}
 
 
-def mlp_backward_input(weights: Arrays, saved: Arrays, dy: Any) -> tuple[Any, Arrays]:
+def mlp_backward_input(weights: Arrays, saved: Arrays, dy: Array) -> tuple[Array, Arrays]:
     """(dx, saved for the weights): the gradient in x [tokens, width], without the weights' own."""
     dz = gelu_grad(linear_grad_input(dy, weights["w2"]), saved["z"])  # [tokens, hidden]
     dx = linear_grad_input(dz, weights["w1"])  # [tokens, width]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import accumulator, array_namespace, on_device
+from tiledask.tile.backend import Array, accumulator, array_namespace, on_device
 
 __all__ = ["PANEL_ROWS", "gemm", "gemm_batch"]
 
@@ -38,7 +38,7 @@ class _How(NamedTuple):
 
 
 def gemm(
-    a: Any, b: Any, c: Any, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
+    a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
 ) -> None:
     """None, once c [m, n] holds alpha a @ b + beta c for a [m, k] and b [k, n].
 
@@ -75,7 +75,7 @@ def gemm(
 
 
 def gemm_batch(
-    a: Any, b: Any, c: Any, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
+    a: Array, b: Array, c: Array, alpha: float = 1.0, beta: float = 0.0, *, tf32: bool = False
 ) -> None:
     """None, once each c[i] holds alpha a[i] @ b[i] + beta c[i]; CuPy arrays of 3 dimensions.
 
@@ -92,42 +92,43 @@ def gemm_batch(
     if _goes_in(a) and _goes_in(b) and _leading(c[0]) is not None:
         _gpu_batch(a, b, c, how)
     elif _goes_in(a) and _goes_in(b) and _leading(c[0].T) is not None:
-        _gpu_batch(*(x.transpose(0, 2, 1) for x in (b, a, c)), how)
+        a, b, c = (x.transpose(0, 2, 1) for x in (a, b, c))
+        _gpu_batch(b, a, c, how)
     else:
         for i in range(c.shape[0]):
             gemm(a[i], b[i], c[i], alpha, beta, tf32=tf32)
 
 
-def _goes_in(x: Any) -> bool:
+def _goes_in(x: Array) -> bool:
     """Whether BLAS takes the matrices of a batch, or their transposes, as they lie."""
     whole = x.strides[0] % x.itemsize == 0
     return whole and any(_leading(y) is not None for y in (x[0], x[0].T))
 
 
-def _leading(x: Any) -> int | None:
+def _leading(x: Array) -> int | None:
     """Elements from one column of x to the next as BLAS wants it, None if it cannot take x.
 
     With a single row or column there is a stride that nobody follows, and it may be anything.
     """
     (rows, columns), (down, across) = x.shape, x.strides
-    least = max(1, rows)
+    least: int = max(1, rows)
     if isinstance(x, np.ndarray) and not (x.flags.aligned and x.dtype.isnative):
         return None
     if rows > 1 and down != x.itemsize:
         return None
     if columns <= 1:
         return least
-    ld, rest = divmod(across, x.itemsize)
-    return ld if not rest and least <= ld <= _LARGEST else None
+    ld: int = across // x.itemsize
+    return ld if not across % x.itemsize and least <= ld <= _LARGEST else None
 
 
-def _by_columns(a: Any, b: Any, c: Any, how: _How, xp: ModuleType) -> None:
+def _by_columns(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None:
     """The product into a c whose columns are contiguous."""
     a, b = _unit_stride(a, xp), _unit_stride(b, xp)
     (_cpu if xp is np else _gpu)(a, b, c, how)
 
 
-def _through_scratch(a: Any, b: Any, c: Any, how: _How, xp: ModuleType) -> None:
+def _through_scratch(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None:
     with on_device(c):
         scratch = xp.empty((min(PANEL_ROWS, c.shape[0]), c.shape[1]), c.dtype)
     b = _unit_stride(b, xp)
@@ -140,17 +141,20 @@ def _through_scratch(a: Any, b: Any, c: Any, how: _How, xp: ModuleType) -> None:
         panel[...] = part
 
 
-def _unit_stride(x: Any, xp: ModuleType) -> Any:
+def _unit_stride(x: Array, xp: ModuleType) -> Array:
     if _leading(x) is not None or _leading(x.T) is not None:
         return x
     with on_device(x):
         return xp.array(x, dtype=x.dtype.newbyteorder("="), order="C")
 
 
-def _flag(x: Any) -> tuple[bool, int]:
+def _flag(x: Array) -> tuple[bool, int]:
     """Whether BLAS is to transpose x, and the leading dimension."""
-    ld = _leading(x)
-    return (False, ld) if ld is not None else (True, _leading(x.T))
+    if (ld := _leading(x)) is not None:
+        return False, ld
+    ld = _leading(x.T)
+    assert ld is not None  # else `_unit_stride` has copied it
+    return True, ld
 
 
 # -- NumPy ---------------------------------------------------------------------------------------
@@ -180,15 +184,25 @@ def _cpu(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
 
 def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
     call, integer, real = _blas(_letter(c) + "gemm")
-    (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
-    sizes = (*c.shape, a.shape[1], lda, ldb, _leading(c))
+    (turn_a, step_a), (turn_b, step_b) = _flag(a), _flag(b)
+    sizes = (*c.shape, a.shape[1], step_a, step_b, _leading(c))
     m, n, k, lda, ldb, ldc = (ctypes.byref(integer(x)) for x in sizes)
     alpha, beta = (ctypes.byref(real(x)) for x in (how.alpha, how.beta))
     call(
-        b"T" if turn_a else b"N", b"T" if turn_b else b"N", m, n, k,
-        alpha, a.ctypes.data, lda, b.ctypes.data, ldb,
-        beta, c.ctypes.data, ldc,
-    )  # fmt: skip
+        b"T" if turn_a else b"N",
+        b"T" if turn_b else b"N",
+        m,
+        n,
+        k,
+        alpha,
+        a.ctypes.data,
+        lda,
+        b.ctypes.data,
+        ldb,
+        beta,
+        c.ctypes.data,
+        ldc,
+    )
 
 
 def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, how: _How) -> None:
@@ -196,17 +210,25 @@ def _gemv(a: np.ndarray, x: np.ndarray, y: np.ndarray, how: _How) -> None:
     if not how.beta:
         y[...] = 0  # and then added to: whether BLAS's beta of 0 stops NaN depends on its version
     call, integer, real = _blas(_letter(y) + "gemv")
-    turn, ld = _flag(a)
+    turn, step_a = _flag(a)
     # a column with a step between its elements is a transposed row with that leading dimension
-    steps = (ld if turned else 1 for turned, ld in (_flag(x), _flag(y)))
-    sizes = (*(a.T if turn else a).shape, ld, *steps)
+    steps = (step if turned else 1 for turned, step in (_flag(x), _flag(y)))
+    sizes = (*(a.T if turn else a).shape, step_a, *steps)
     rows, columns, ld, step_x, step_y = (ctypes.byref(integer(x)) for x in sizes)
     alpha, beta = (ctypes.byref(real(x)) for x in (how.alpha, how.beta or 1))
     call(
-        b"T" if turn else b"N", rows, columns,
-        alpha, a.ctypes.data, ld, x.ctypes.data, step_x,
-        beta, y.ctypes.data, step_y,
-    )  # fmt: skip
+        b"T" if turn else b"N",
+        rows,
+        columns,
+        alpha,
+        a.ctypes.data,
+        ld,
+        x.ctypes.data,
+        step_x,
+        beta,
+        y.ctypes.data,
+        step_y,
+    )
 
 
 def _letter(x: np.ndarray) -> str:
@@ -254,21 +276,36 @@ _CUDA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 """cudaDataType_t, by the names of the element types (CUDA's library_types.h)."""
 
 
-def _gpu(a: Any, b: Any, c: Any, how: _How) -> None:
+def _gpu(a: Array, b: Array, c: Array, how: _How) -> None:
     cuda = array_namespace(c).cuda
     factors, (m, n), k = _factors(c, how), c.shape, a.shape[1]
     (turn_a, lda), (turn_b, ldb) = _flag(a), _flag(b)
     kind_a, kind_b, kind_c = (_CUDA_TYPES[x.dtype.name] for x in (a, b, c))
     with on_device(c):
         cuda.cublas.gemmEx(
-            cuda.device.get_cublas_handle(), int(turn_a), int(turn_b), m, n, k,
-            factors[0].ctypes.data, a.data.ptr, kind_a, lda, b.data.ptr, kind_b, ldb,
-            factors[1].ctypes.data, c.data.ptr, kind_c, _leading(c),
-            _compute_type(a.dtype.name, cuda.cublas, how.tf32), cuda.cublas.CUBLAS_GEMM_DEFAULT,
-        )  # fmt: skip
+            cuda.device.get_cublas_handle(),
+            int(turn_a),
+            int(turn_b),
+            m,
+            n,
+            k,
+            factors[0].ctypes.data,
+            a.data.ptr,
+            kind_a,
+            lda,
+            b.data.ptr,
+            kind_b,
+            ldb,
+            factors[1].ctypes.data,
+            c.data.ptr,
+            kind_c,
+            _leading(c),
+            _compute_type(a.dtype.name, cuda.cublas, how.tf32),
+            cuda.cublas.CUBLAS_GEMM_DEFAULT,
+        )
 
 
-def _gpu_batch(a: Any, b: Any, c: Any, how: _How) -> None:
+def _gpu_batch(a: Array, b: Array, c: Array, how: _How) -> None:
     """`_gpu` for each of a batch, at one call; c's matrices are contiguous by columns."""
     cuda = array_namespace(c).cuda
     factors, (batch, m, n), k = _factors(c, how), c.shape, a.shape[2]
@@ -277,33 +314,52 @@ def _gpu_batch(a: Any, b: Any, c: Any, how: _How) -> None:
     step_a, step_b, step_c = (x.strides[0] // x.itemsize for x in (a, b, c))
     with on_device(c):
         cuda.cublas.gemmStridedBatchedEx(
-            cuda.device.get_cublas_handle(), int(turn_a), int(turn_b), m, n, k,
-            factors[0].ctypes.data, a.data.ptr, kind_a, lda, step_a,
-            b.data.ptr, kind_b, ldb, step_b,
-            factors[1].ctypes.data, c.data.ptr, kind_c, _leading(c[0]), step_c, batch,
-            _compute_type(a.dtype.name, cuda.cublas, how.tf32), cuda.cublas.CUBLAS_GEMM_DEFAULT,
-        )  # fmt: skip
+            cuda.device.get_cublas_handle(),
+            int(turn_a),
+            int(turn_b),
+            m,
+            n,
+            k,
+            factors[0].ctypes.data,
+            a.data.ptr,
+            kind_a,
+            lda,
+            step_a,
+            b.data.ptr,
+            kind_b,
+            ldb,
+            step_b,
+            factors[1].ctypes.data,
+            c.data.ptr,
+            kind_c,
+            _leading(c[0]),
+            step_c,
+            batch,
+            _compute_type(a.dtype.name, cuda.cublas, how.tf32),
+            cuda.cublas.CUBLAS_GEMM_DEFAULT,
+        )
 
 
-def _factors(c: Any, how: _How) -> tuple[np.ndarray, np.ndarray]:
+def _factors(c: Array, how: _How) -> tuple[np.ndarray, np.ndarray]:
     """alpha and beta in the type that is summed in; read on the host before a call returns."""
     dtype = np.float64 if c.dtype.name == "float64" else np.float32
     return np.array(how.alpha, dtype), np.array(how.beta, dtype)
 
 
 def _compute_type(name: str, cublas: Any, tf32: bool = False) -> int:
+    found: int = cublas.CUBLAS_COMPUTE_32F
     if name == "float64":
-        return cublas.CUBLAS_COMPUTE_64F
+        found = cublas.CUBLAS_COMPUTE_64F
     # the variable as cupy.matmul reads it
-    if name == "float32" and (tf32 or os.environ.get("CUPY_TF32") == "1"):
-        return cublas.CUBLAS_COMPUTE_32F_FAST_TF32
-    return cublas.CUBLAS_COMPUTE_32F
+    elif name == "float32" and (tf32 or os.environ.get("CUPY_TF32") == "1"):
+        found = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
+    return found
 
 
 # -- what is refused -----------------------------------------------------------------------------
 
 
-def _check(a: Any, b: Any, c: Any, xp: ModuleType) -> None:
+def _check(a: Array, b: Array, c: Array, xp: ModuleType) -> None:
     if not a.ndim == b.ndim == c.ndim == 2:
         raise KernelError(
             f"a, b and c are matrices of 2 dimensions, got {a.ndim}, {b.ndim} and {c.ndim}; "
@@ -324,7 +380,7 @@ def _check(a: Any, b: Any, c: Any, xp: ModuleType) -> None:
         raise KernelError("c must be writable, got a read-only array; pass c.copy()")
 
 
-def _check_types(a: Any, b: Any, c: Any, xp: ModuleType) -> None:
+def _check_types(a: Array, b: Array, c: Array, xp: ModuleType) -> None:
     names = ("float32", "float64") if xp is np else tuple(_CUDA_TYPES)
     one_type = a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
     if not one_type or a.dtype.name not in names:

@@ -1,17 +1,21 @@
-"""What a kernel is: a function, what it accepts, what it allocates, and the GPUs it runs on."""
+"""A kernel as a row of the table: its function, operands, tiles, workspace and GPUs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from tiledask.tile.backend import Device
+from tiledask.tile.backend import Array, GpuInfo, as_dtype
+from tiledask.tile.cuda.hopper_tile import AnyTile
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
 
 __all__ = ["Kernel", "Run", "Sizes", "needs", "no_workspace", "unsuited"]
 
-Run = Callable[[Any, Any, Any, Tile | None, Epilogue], TileTraffic | None]
-"""(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out."""
+Run = Callable[[Array, Array, Array, Any, Epilogue], TileTraffic | None]
+"""(a, b, out, tile, epilogue): writes what the epilogue makes of a @ b into out.
+
+The tile is one that the kernel is built for: a `Tile`, a HopperTile, or None (checks.py)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Sizes:
     itemsize: int
     """Bytes per element of a and b."""
     out_itemsize: int
-    tile: Tile | None
+    tile: AnyTile | None
     bias: bool = False
     activation: str | None = None
 
@@ -33,18 +37,13 @@ class Sizes:
         """Whether there is more to do than to scale and to add."""
         return self.bias or self.activation is not None
 
-    @property
-    def within(self) -> Tile:
-        """The tile, no larger than the product."""
-        return tuple(min(t, x) for t, x in zip(self.tile, (self.m, self.n, self.k), strict=True))
-
 
 def no_workspace(sizes: Sizes) -> int:
     """0: the kernel finishes C itself and allocates nothing."""
     return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """One row of the table: the function and what it accepts."""
 
@@ -58,8 +57,13 @@ class Kernel:
     """Bytes it allocates besides a, b, out and the rest of what it is given."""
     tile: Tile | None = None
     """The tile it uses unless told otherwise; None for a kernel that has no tile of ours."""
+    chooses: bool = False
+    """Whether it is told when nobody chose a tile, and chooses itself; `tile` is then the usual."""
     tiles: tuple[Tile, ...] = ()
     """The tiles that it is built for; empty if any will do."""
+    tile_k_bytes: int = 0
+    """Bytes along k of each of `tiles`, which so go with one size of elements; 0 if they go with
+    all."""
     needs_nvrtc: bool = False
     capability: tuple[int, int] | None = None
     """The least compute capability that it runs on, such as (8, 0); None for any."""
@@ -70,6 +74,16 @@ class Kernel:
     stride of 0; for other kernels a batch is one product after the other."""
     tf32: Run | None = None
     """What multiplies float32 operands rounded to TF32, for those who ask; None if nothing does."""
+
+    def tiles_for(self, dtype: str) -> tuple[Tile, ...]:
+        """Those of `tiles` that go with elements of ``dtype``.
+
+        >>> from tiledask.tile.table import lookup
+        >>> lookup("mma_multistage").tiles_for("float32")  # 64 bytes of k
+        ((128, 128, 16), (64, 64, 16))
+        """
+        size = as_dtype(dtype).itemsize
+        return tuple(t for t in self.tiles if self.tile_k_bytes in (0, t[2] * size))
 
 
 def needs(kernel: Kernel) -> str:
@@ -84,32 +98,38 @@ def needs(kernel: Kernel) -> str:
     return f"compute capability {number}{known}{'' if kernel.exactly else ' or more'}"
 
 
-def unsuited(kernel: Kernel, devices: tuple[Device, ...]) -> str:
+@cache
+def unsuited(kernel: Kernel, devices: tuple[GpuInfo, ...]) -> str:
     """Why none of ``devices`` runs ``kernel``, in a sentence; empty if one does.
 
     >>> from dataclasses import replace
     >>> from tiledask.tile.table import lookup
     >>> hopper = replace(lookup("smem_tiled"), capability=(9, 0), exactly=True)
-    >>> unsuited(hopper, (Device(0, "T4", "7.5", 16 * 10**9),))
+    >>> unsuited(hopper, (GpuInfo(0, "T4", "7.5", 16 * 10**9),))
     'needs a GPU of compute capability 9.0 (H100, H200), this one (T4) has 7.5'
     """
-    if kernel.capability is None or any(_suits(kernel, device) for device in devices):
+    least = kernel.capability
+    if least is None:
+        return ""
+    has = [tuple(map(int, device.compute_capability.split("."))) for device in devices]
+    if any(each == least if kernel.exactly else each >= least for each in has):
         return ""
     if len(devices) == 1:
         (device,) = devices
-        has = f"this one ({device.name}) has {device.compute_capability}"
+        here = f"this one ({device.name}) has {device.compute_capability}"
     else:
-        has = "these are " + ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
-    return f"needs a GPU of {needs(kernel)}, {has}"
-
-
-def _suits(kernel: Kernel, device: Device) -> bool:
-    has = tuple(map(int, device.compute_capability.split(".")))
-    return has == kernel.capability if kernel.exactly else has >= kernel.capability
+        here = "these are " + ", ".join(f"{d.name} ({d.compute_capability})" for d in devices)
+    return f"needs a GPU of {needs(kernel)}, {here}"
 
 
 _EXAMPLES = {
-    (7, 0): "V100", (7, 5): "T4", (8, 0): "A100", (8, 6): "A10", (8, 9): "L4, L40S",
-    (9, 0): "H100, H200", (10, 0): "B200", (12, 0): "RTX 5090",
-}  # fmt: skip
+    (7, 0): "V100",
+    (7, 5): "T4",
+    (8, 0): "A100",
+    (8, 6): "A10",
+    (8, 9): "L4, L40S",
+    (9, 0): "H100, H200",
+    (10, 0): "B200",
+    (12, 0): "RTX 5090",
+}
 """GPUs of each compute capability (NVIDIA, "CUDA GPU Compute Capability")."""

@@ -1,4 +1,4 @@
-"""What one tile level moves: the bytes a tiled product loads and stores, exactly.
+"""The bytes that one level of tiles moves: loads and stores of a tiled product, exactly.
 
            tn                        for every tile of C (tm x tn):
          +----+                        for every step along k:
@@ -150,13 +150,17 @@ def traffic(
     m, n, k, itemsize, out_itemsize = (_positive(name, value) for name, value in sizes.items())
     rows, columns, steps = (-(-extent // t) for extent, t in zip((m, n, k), tile, strict=True))
     return TileTraffic(
-        m, n, k, tile, itemsize,
+        m,
+        n,
+        k,
+        tile,
+        itemsize,
         tiles=rows * columns * steps,
         a=columns * m * k * itemsize,
         b=rows * k * n * itemsize,
         c=m * n * out_itemsize,
         c_loaded=m * n * out_itemsize if accumulate else 0,
-    )  # fmt: skip
+    )
 
 
 def as_tile(tile: int | Tile) -> Tile:
@@ -165,13 +169,14 @@ def as_tile(tile: int | Tile) -> Tile:
     >>> as_tile(32), as_tile((64, 64, 8))
     ((32, 32, 32), (64, 64, 8))
     """
-    extents = tuple(tile) if isinstance(tile, tuple | list) else (tile,) * 3
+    extents = tuple(tile) if isinstance(tile, tuple | list) else (tile, tile, tile)
     if len(extents) != 3:
         raise KernelError(
             f"a tile has 3 extents (tm, tn, tk), got {len(extents)} in {tile!r}; "
             f"write tile=32 or tile=(32, 32, 8)"
         )
-    return tuple(map(_positive, ("tm", "tn", "tk"), extents))
+    tm, tn, tk = extents
+    return _positive("tm", tm), _positive("tn", tn), _positive("tk", tk)
 
 
 def _positive(name: str, value: int) -> int:

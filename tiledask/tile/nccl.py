@@ -16,17 +16,36 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.errors import CollectiveError, ConfigError
-from tiledask.tile.backend import namespace, nccl_bindings
+from tiledask.tile.backend import Array, namespace, nccl_bindings
 
 __all__ = [
-    "Communicator", "Pending", "Place", "check_dtype", "contiguous", "device", "empty", "now",
-    "on_gpu", "place", "stay_near", "unique_id", "why_not",
-]  # fmt: skip
+    "Communicator",
+    "Pending",
+    "Place",
+    "check_dtype",
+    "contiguous",
+    "device",
+    "empty",
+    "now",
+    "on_gpu",
+    "place",
+    "stay_near",
+    "unique_id",
+    "why_not",
+]
 
 REDUCES = (
-    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
     "uint64",
-)  # fmt: skip
+)
 """Element types that NCCL can add."""
 
 
@@ -41,7 +60,7 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """Of this process and its current GPU."""
+    """The place of this process and its current GPU."""
     machine = socket.gethostname()
     try:
         nccl_bindings()
@@ -80,17 +99,17 @@ def stay_near(places: Sequence[Place]) -> None:
 # -- arrays --------------------------------------------------------------------------------------
 
 
-def on_gpu(x: Any) -> bool:
+def on_gpu(x: Array) -> bool:
     """Whether ``x`` is an array of a GPU."""
     return type(x).__module__.partition(".")[0] == "cupy"
 
 
-def contiguous(x: Any) -> Any:
+def contiguous(x: Array) -> Array:
     """``x`` itself if its elements lie one behind the other, else a copy that does."""
     return x if x.flags.c_contiguous else x.copy()
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """An array on the current GPU, for what will be received."""
     return namespace("cupy").empty(shape, dtype)
 
@@ -120,16 +139,17 @@ def check_dtype(dtype: np.dtype) -> None:
 # -- communicators -------------------------------------------------------------------------------
 
 
-def unique_id() -> tuple[int, ...]:
-    """What all ranks of a new communicator must know; one of them makes it."""
+def unique_id() -> bytes:
+    """What all ranks of a new communicator must know, 128 bytes; one of them makes it."""
     with _translated("make the id of a communicator"):
-        return nccl_bindings().get_unique_id()
+        found: bytes = nccl_bindings().get_unique_id()
+    return found
 
 
 class Pending:
     """Something that NCCL has begun."""
 
-    def __init__(self, event: Any, communicator: Any, arrays: Sequence[Any]) -> None:
+    def __init__(self, event: Any, communicator: Any, arrays: Sequence[Array]) -> None:
         self._event, self._communicator = event, communicator
         self._arrays = arrays  # kept until it is done
 
@@ -138,7 +158,8 @@ class Pending:
         """Whether the GPU is done with it. Raises CollectiveError if NCCL has failed."""
         with _translated("carry arrays"):
             self._communicator.check_async_error()
-        return self._event.done
+        done: bool = self._event.done
+        return done
 
 
 class Communicator:
@@ -148,14 +169,14 @@ class Communicator:
     be left behind. ``after``: of `now`, from the thread whose arrays they are.
     """
 
-    def __init__(self, size: int, unique: tuple[int, ...], rank: int) -> None:
+    def __init__(self, size: int, unique: bytes, rank: int) -> None:
         self._nccl = nccl_bindings()
         self._stream = namespace("cupy").cuda.Stream(non_blocking=True)
         with _translated(f"set up a communicator of {size} ranks"):
             self._comm = self._nccl.NcclCommunicator(size, unique, rank)
 
     def move(
-        self, after: Any, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+        self, after: Any, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]
     ) -> Pending:
         """Begin to send and receive (peer, contiguous array) pairs, all at the same time.
 
@@ -175,7 +196,7 @@ class Communicator:
         return self._pending([x for _, x in (*sends, *receives)])
 
     def collective(
-        self, after: Any, kind: str, x: Any, out: Any, op: str = "sum", root: int = 0
+        self, after: Any, kind: str, x: Array, out: Array, op: str = "sum", root: int = 0
     ) -> Pending:
         """Begin NCCL's own ``kind`` from ``x`` into ``out``, both contiguous.
 
@@ -203,7 +224,7 @@ class Communicator:
         """Give everything back, and end whatever is under way; waits for no other rank."""
         self._comm.abort()
 
-    def _pending(self, arrays: Sequence[Any]) -> Pending:
+    def _pending(self, arrays: Sequence[Array]) -> Pending:
         event = namespace("cupy").cuda.Event(disable_timing=True)
         event.record(self._stream)
         return Pending(event, self._comm, arrays)

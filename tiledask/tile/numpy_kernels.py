@@ -10,11 +10,12 @@ bfloat16), whose sums are float32. They round differently:
     blas    as the library does, in the operands' type; halves in float32, likewise
 """
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tiledask.tile.backend import HALVES, accumulator, array_namespace, name_of
+from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, name_of
 from tiledask.tile.epilogue import ACTIVATIONS, Epilogue
 from tiledask.tile.gemm import gemm, gemm_batch
 from tiledask.tile.levels import Tile, TileTraffic
@@ -131,7 +132,9 @@ def _blas_of_halves(a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Epi
                 c[...] = acc
 
 
-def cublas(a: Any, b: Any, out: Any, tile: None, epilogue: Epilogue, *, tf32: bool = False) -> None:
+def cublas(
+    a: Array, b: Array, out: Array, tile: None, epilogue: Epilogue, *, tf32: bool = False
+) -> None:
     """a @ b by cuBLAS on CuPy arrays, also a batch; it scales and adds, the rest follows.
 
     Halves that are not done then go through float32, some rows at a time: rounded once too.
@@ -149,7 +152,7 @@ def half_rows(n: int) -> int:
     return max(1, 2**24 // n)
 
 
-def _cublas_of_halves(a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
+def _cublas_of_halves(a: Array, b: Array, out: Array, epilogue: Epilogue) -> None:
     if out.ndim == 3:
         for i in range(len(out)):
             _cublas_of_halves(a[i], b[i], out[i], epilogue.of(i))
@@ -166,9 +169,9 @@ def _cublas_of_halves(a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
         c[...] = acc
 
 
-def _widened(x: np.ndarray, room: np.ndarray) -> np.ndarray:
+def _widened(x: np.ndarray, room: NDArray[np.float32]) -> NDArray[np.float32]:
     """x in float32 at the start of ``room``, in x's own order: turning it is many times slower."""
-    order = "F" if abs(x.strides[0]) < abs(x.strides[1]) else "C"
+    order: Literal["C", "F"] = "F" if abs(x.strides[0]) < abs(x.strides[1]) else "C"
     wide = room[: x.size].reshape(x.shape, order=order)
     wide[...] = x
     return wide

@@ -1,10 +1,11 @@
 """The product of two matrices on one device, by the kernel one names."""
 
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
 
 from tiledask.errors import KernelError
 from tiledask.tile import backend
+from tiledask.tile.backend import Array
 from tiledask.tile.checks import (
     batch_of,
     check_activation,
@@ -16,6 +17,7 @@ from tiledask.tile.checks import (
     number,
     run_of,
 )
+from tiledask.tile.cuda.hopper_tile import AnyTile
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.kernel import Run, Sizes
 from tiledask.tile.levels import Tile, TileTraffic
@@ -25,19 +27,19 @@ __all__ = ["accumulate", "count_traffic", "matmul", "workspace"]
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     kernel: str = "blas",
-    tile: int | Tile | None = None,
-    out: Any = None,
+    tile: int | AnyTile | None = None,
+    out: Array | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
-    bias: Any = None,
+    bias: Array | None = None,
     activation: str | None = None,
-    preactivation: Any = None,
+    preactivation: Array | None = None,
     precision: str | None = None,
-) -> Any:
+) -> Array:
     """activation(alpha a @ b + beta out + bias), by ``kernel``, for NumPy or CuPy arrays.
 
     a [m, k] and b [k, n] give [m, n]; a [batch, m, k] and b [batch, k, n] give [batch, m, n], and
@@ -47,7 +49,7 @@ def matmul(
     kernel, tile
         A name in `td.tile.kernels`; "blas" means the library's product on either kind of array.
         The tile is one extent or (tm, tn, tk), for the kernels that have one, which the table
-        shows too.
+        shows too; for wgmma_ws_persistent also a `HopperTile` (tile/cuda/hopper_tile.py).
     out
         Where the result is written, and returned. With ``beta`` what it holds is multiplied by
         that and added; with 0 it is not read, so that NaN there doesn't enter.
@@ -81,20 +83,26 @@ def matmul(
 
 
 def accumulate(
-    a: Any, b: Any, out: Any, kernel: str, tile: int | Tile | None, beta: float
+    a: Array, b: Array, out: Array, kernel: str, tile: int | AnyTile | None, beta: float
 ) -> TileTraffic | None:
     """What the kernel loaded while it wrote a @ b + beta out into ``out``, by its own loop.
 
-    "tiled" counts each tile as it takes it; the kernels of one tile a thread block give what the
-    grid loads that they launched. None for those whose loops are others' (BLAS, cuBLAS), or hand
-    tiles from block to block. The arguments are those of `matmul`, of 2 dimensions.
+    "tiled" counts each tile as it takes it; our CUDA kernels give what the grid loads that they
+    launched: a tile for each thread block, or on Hopper one for the blocks of a cluster together,
+    which share what they load of B. None for those whose loops are others' (BLAS, cuBLAS). The
+    arguments are those of `matmul`, of 2 dimensions.
     """
     return _run(a, b, kernel, tile, out, Epilogue(beta=number("beta", beta)), None)[1]
 
 
 def count_traffic(
-    a: Any, b: Any, tile: int | Tile | None = None, out: Any = None, *, beta: float = 0.0
-) -> tuple[Any, TileTraffic]:
+    a: Array,
+    b: Array,
+    tile: int | Tile | None = None,
+    out: Array | None = None,
+    *,
+    beta: float = 0.0,
+) -> tuple[Array, TileTraffic]:
     """a @ b + beta out by the kernel "tiled", and the bytes that it loaded and stored on the way.
 
     The arguments are those of `matmul`, for NumPy arrays of 2 dimensions. The count is made tile
@@ -111,7 +119,9 @@ def count_traffic(
             f"the bytes are counted of one product, a [m, k] by b [k, n], got a batch, "
             f"{a.shape} @ {b.shape}; count a[i] @ b[i] and multiply by the batch"
         )
-    return _run(a, b, "tiled", tile, out, Epilogue(beta=number("beta", beta)), None)
+    out, counted = _run(a, b, "tiled", tile, out, Epilogue(beta=number("beta", beta)), None)
+    assert counted is not None  # of one product "tiled" always counts
+    return out, counted
 
 
 def workspace(
@@ -120,7 +130,7 @@ def workspace(
     k: int,
     itemsize: int,
     kernel: str = "blas",
-    tile: int | Tile | None = None,
+    tile: int | AnyTile | None = None,
     accumulate: bool = False,
     out_itemsize: int | None = None,
     *,
@@ -150,21 +160,27 @@ def workspace(
     chosen = lookup(kernel)
     check_activation(activation)
     out_itemsize = itemsize if out_itemsize is None else out_itemsize
-    tile, biased = checked_tile(chosen, tile), bias_itemsize is not None
-    sizes = Sizes(m, n, k, itemsize, out_itemsize, tile, biased, activation)
+    taken, biased = checked_tile(chosen, tile), bias_itemsize is not None
+    sizes = Sizes(m, n, k, itemsize, out_itemsize, taken, biased, activation)
     return chosen.workspace(sizes) + (4 * n if bias_itemsize == 2 else 0)
 
 
 def _run(
-    a: Any, b: Any, name: str, tile: Any, out: Any, epilogue: Epilogue, precision: str | None
-) -> tuple:
+    a: Array,
+    b: Array,
+    name: str,
+    tile: int | AnyTile | None,
+    out: Array | None,
+    epilogue: Epilogue,
+    precision: str | None,
+) -> tuple[Array, TileTraffic | None]:
     others = [x for x in (out, epilogue.bias, epilogue.preactivation) if x is not None]
     xp = backend.array_namespace(a, b, *others)
     kernel = find(name, xp.__name__)
     check_shapes(a, b)
     run = run_of(a, b, kernel, precision)
     check_device(a, b, kernel)
-    tile = checked_tile(kernel, tile)
+    taken = checked_tile(kernel, tile)
     shape = (*batch_of(a, b), a.shape[-2], b.shape[-1])
     check_epilogue(a, b, out, epilogue, shape, xp)
     if out is not None:
@@ -178,13 +194,21 @@ def _run(
             out = xp.empty(shape, a.dtype)
         if epilogue.bias is not None:
             wide = epilogue.bias.astype(backend.accumulator(a.dtype), copy=False)
-            epilogue = replace(epilogue, bias=wide)
-        counted = _each(run, kernel.batched, a, b, out, tile, epilogue, xp)
+            if wide is not epilogue.bias:
+                epilogue = replace(epilogue, bias=wide)
+        counted = _each(run, kernel.batched, a, b, out, taken, epilogue, xp)
     return out, counted
 
 
 def _each(
-    run: Run, whole: bool, a: Any, b: Any, out: Any, tile: Tile | None, epilogue: Epilogue, xp: Any
+    run: Run,
+    whole: bool,
+    a: Array,
+    b: Array,
+    out: Array,
+    tile: AnyTile | None,
+    epilogue: Epilogue,
+    xp: ModuleType,
 ) -> TileTraffic | None:
     """What ``run`` returns; for a batch None, once it is done as a whole or one by one."""
     if out.ndim == 2:

@@ -9,6 +9,7 @@ from tiledask.plan import html
 from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import probe
 from tiledask.tile.cuda import launch
+from tiledask.tile.cuda.build import brought_along
 from tiledask.tile.epilogue import activation_bytes
 from tiledask.tile.kernel import Kernel, Sizes, needs, unsuited
 from tiledask.tile.levels import Tile
@@ -44,7 +45,8 @@ class KernelInfo:
 
 
 def _tiled_workspace(sizes: Sizes) -> int:
-    tm, tn, tk = sizes.within
+    assert isinstance(sizes.tile, tuple)  # the kernel has one, and takes no other kind
+    tm, tn, tk = map(min, sizes.tile, (sizes.m, sizes.n, sizes.k))
     # the accumulator and one tile product; halves are widened a tile at a time, and then no more
     wide = max(sizes.itemsize, 4)
     copies = (tm * tk + tk * tn) * wide if sizes.itemsize < wide else 0
@@ -68,8 +70,10 @@ def _cublas_workspace(sizes: Sizes) -> int:
 
 
 def _padded_workspace(sizes: Sizes) -> int:
-    """At most: copies of a and b whose lines do not all start on boundaries of 16 bytes. Which way
-    the operands lie is not known here, so each counts if it could need one."""
+    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes.
+
+    The operands' layouts are not known here, so each counts if it could need a copy.
+    """
     m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
 
     def padded(lines: int, length: int) -> int:
@@ -88,25 +92,33 @@ _KERNELS = {
     kernel.name: kernel
     for kernel in (
         Kernel(
-            "loops", "numpy", _ALL,
+            "loops",
+            "numpy",
+            _ALL,
             "the definition, one multiplication at a time; the reference for tiny sizes",
             numpy_kernels.loops,
         ),
         Kernel(
-            "tiled", "numpy", _ALL,
+            "tiled",
+            "numpy",
+            _ALL,
             "explicit loops over tiles, each tile product by BLAS into an accumulator",
             numpy_kernels.tiled,
             _tiled_workspace,
             tile=(512, 512, 512),
         ),
         Kernel(
-            "blas", "numpy", _ALL,
+            "blas",
+            "numpy",
+            _ALL,
             "the library's product, added in place; on CuPy arrays this name means cublas",
             numpy_kernels.blas,
             _blas_workspace,
         ),
         Kernel(
-            "smem_tiled", "cupy", ("float32",),
+            "smem_tiled",
+            "cupy",
+            ("float32",),
             "the textbook: a tile of C per thread block, operands through shared memory",
             launch.smem_tiled,
             tile=launch.SMEM_TILES[-1],
@@ -115,7 +127,9 @@ _KERNELS = {
             batched=True,
         ),
         Kernel(
-            "sgemm_warptiled", "cupy", ("float32",),
+            "sgemm_warptiled",
+            "cupy",
+            ("float32",),
             "tiles within tiles, down to registers; copies under the arithmetic",
             launch.sgemm_warptiled,
             tile=launch.SGEMM_TILES[0],
@@ -125,30 +139,39 @@ _KERNELS = {
             batched=True,
         ),
         Kernel(
-            "mma_multistage", "cupy", ("float16", "bfloat16"),
+            "mma_multistage",
+            "cupy",
+            ("float16", "bfloat16"),
             "tensor cores of a warp, several stages of copies under way",
             launch.mma_multistage,
             tile=launch.MMA_TILES[0],
             tiles=launch.MMA_TILES,
+            tile_k_bytes=launch.MMA_K_BYTES,
+            chooses=True,
             needs_nvrtc=True,
             capability=(8, 0),
             batched=True,
             tf32=launch.mma_tf32,
         ),
         Kernel(
-            "wgmma_ws_persistent", "cupy", ("float16", "bfloat16"),
+            "wgmma_ws_persistent",
+            "cupy",
+            ("float16", "bfloat16"),
             "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
             launch.wgmma_ws_persistent,
             _padded_workspace,
             tile=launch.WGMMA_TILES[0],
             tiles=launch.WGMMA_TILES,
+            chooses=True,
             needs_nvrtc=True,
             capability=(9, 0),
             exactly=True,
             batched=True,
         ),
         Kernel(
-            "cublas", "cupy", _ALL,
+            "cublas",
+            "cupy",
+            _ALL,
             "NVIDIA's library; float32 stays float32 unless TF32 is asked for",
             numpy_kernels.cublas,
             _cublas_workspace,
@@ -156,10 +179,10 @@ _KERNELS = {
             tf32=partial(numpy_kernels.cublas, tf32=True),
         ),
     )
-}  # fmt: skip
+}
 
 
-class KernelTable(Mapping):
+class KernelTable(Mapping[str, KernelInfo]):
     """The kernels by name. Looking at one asks this machine whether it can run it.
 
     >>> [name for name, kernel in kernels.items() if kernel.arrays == "numpy"]
@@ -172,9 +195,17 @@ class KernelTable(Mapping):
         kernel = _KERNELS[name]
         why_not = _why_not(kernel)
         return KernelInfo(
-            kernel.name, kernel.arrays, kernel.dtypes, kernel.tile, not why_not, why_not,
-            kernel.summary, kernel.tiles, needs(kernel), kernel.tf32 is not None,
-        )  # fmt: skip
+            kernel.name,
+            kernel.arrays,
+            kernel.dtypes,
+            kernel.tile,
+            not why_not,
+            why_not,
+            kernel.summary,
+            kernel.tiles,
+            needs(kernel),
+            kernel.tf32 is not None,
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in _KERNELS
@@ -188,7 +219,8 @@ class KernelTable(Mapping):
     def __repr__(self) -> str:
         width, found = max(map(len, self)), list(self.values())
         lines = [
-            f"{info.name:<{width}}  {info.arrays:<5}  {_state(info)}  "
+            f"{info.name:<{width}}  {info.arrays:<5}  "
+            f"{'available' if info.available else 'unavailable':<11}  "
             f"{_types(info)}: {info.summary}"
             for info in found
         ]
@@ -244,11 +276,9 @@ def _why_not(kernel: Kernel) -> str:
         return ""
     backend = probe()
     missing = backend.nvrtc_reason if kernel.needs_nvrtc else ""
+    if missing and brought_along(kernel.name):
+        missing = ""
     return backend.reason or missing or unsuited(kernel, backend.devices)
-
-
-def _state(info: KernelInfo) -> str:
-    return "available  " if info.available else "unavailable"
 
 
 def _types(info: KernelInfo) -> str:
@@ -263,6 +293,11 @@ def _cells(info: KernelInfo) -> tuple[str, ...]:
         shown += ", or any"
     here = "yes" if info.available else f"no: {info.why_not}"
     return (
-        info.name, info.arrays, _types(info), shown or "none to choose",
-        info.needs or _ANY[info.arrays], here, info.summary,
-    )  # fmt: skip
+        info.name,
+        info.arrays,
+        _types(info),
+        shown or "none to choose",
+        info.needs or _ANY[info.arrays],
+        here,
+        info.summary,
+    )

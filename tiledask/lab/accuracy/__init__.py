@@ -1,5 +1,17 @@
-"""The planner against published numbers, and other tools against the same ones."""
+"""The planner against published numbers, and other tools against the same ones.
 
+published   every published number, by its id
+measured    memory that devices showed, beside the estimate
+verdicts    set-ups that ran or did not, beside what we say of them
+
+It is for a checkout, and no wheel has it. `make accuracy` (page.py) writes ACCURACY.md
+of memory.py, time.py and exact.py, tables of rows.py; peers.py asks other tools the same questions.
+"""
+
+from tiledask.lab.accuracy.memory import measured, verdicts
+from tiledask.lab.accuracy.rows import published
 from tiledask.submodules import submodules
+
+__all__ = ["measured", "published", "verdicts"]
 
 __getattr__, __dir__ = submodules(__name__, __path__)

@@ -1,16 +1,16 @@
-"""What papers and checkpoints print, and arithmetic reproduces: parameters, states, activations."""
+"""Numbers that papers print and arithmetic reproduces: parameters, states, activations."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from tiledask.lab.accuracy.rows import Group, Row, published
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.deepspeed import deepspeed_estimate
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
-from tiledask.plan.inputs.specs import load_cluster, load_model
 
 __all__ = ["activations", "counts", "gpt", "states"]
 
@@ -28,58 +28,68 @@ def gpt(inputs: dict[str, Any], **more: Any) -> Model:
     """A GPT with dropout, as Megatron-LM's, of the sizes in a case."""
     h = inputs["hidden"]
     sizes = {
-        "hidden": h, "layers": inputs["layers"], "ffn": 4 * h,
+        "hidden": h,
+        "layers": inputs["layers"],
+        "ffn": 4 * h,
         "heads": inputs.get("heads") or {12288: 96, 20480: 128}[h],
         "vocab": inputs.get("vocab", 51200),
-    }  # fmt: skip
+    }
     return Model(**{**sizes, "dropout": True, **more})
 
 
-def counts() -> Group:
+def counts() -> PublishedSource:
     """Parameters."""
-    return Group.of("parameter counts", _counts(published()))
+    return PublishedSource.of("parameter counts", _counts(published()))
 
 
-def _counts(cases: dict[str, dict]) -> Iterator[Row]:
+def _counts(cases: dict[str, dict]) -> Iterator[PublishedRow]:
     for name, case in cases.items():
         i, e = case["inputs"], case["expected"]
         if name.startswith("params-"):
             model = Model(**i)
             if "params" in e:
-                yield Row(name, "parameters", e["params"], model.parameters, allowed=0)
+                yield PublishedRow(name, "parameters", e["params"], model.parameters, allowed=0)
             if "active_params" in e:
-                yield Row(name, "active", e["active_params"], model.active_parameters, allowed=0)
+                yield PublishedRow(
+                    name, "active", e["active_params"], model.active_parameters, allowed=0
+                )
         elif name.startswith("hf-safetensors-trap"):
             model = load_model("llama-2-" + name.rsplit("-", 1)[1])
-            yield Row(name, "parameters", e["trainable_params"], model.parameters, allowed=0)
+            yield PublishedRow(
+                name, "parameters", e["trainable_params"], model.parameters, allowed=0
+            )
             buffers = i["hf_safetensors_total"] - model.parameters
-            yield Row(name, "buffers", e["buffer_elements"], buffers, allowed=0)
+            yield PublishedRow(name, "buffers", e["buffer_elements"], buffers, allowed=0)
         elif name.startswith("pythia-"):
             model = load_model(name)
             rest = model.parameters - 2 * model.vocab * model.hidden
-            yield Row(name, "without embeddings", e["non_embedding_params"], rest, allowed=0)
+            yield PublishedRow(
+                name, "without embeddings", e["non_embedding_params"], rest, allowed=0
+            )
         elif name.startswith("sc21-t1-"):
             billions = gpt(i, learned_pos=i["seq"]).parameters / 1e9
-            yield Row(name, "parameters", e["params_billion"], billions, "billion", 0.05)
+            yield PublishedRow(name, "parameters", e["params_billion"], billions, "billion", 0.05)
         elif name == "bloom-layer-sizes":
             model = load_model("bloom-176b")
             table = model.embedding[0].count()
-            yield Row(name, "embedding", e["embedding_params"], table, allowed=0)
-            yield Row(name, "a layer", e["layer_params"], model.item_parameters[1], allowed=0)
+            yield PublishedRow(name, "embedding", e["embedding_params"], table, allowed=0)
+            yield PublishedRow(
+                name, "a layer", e["layer_params"], model.item_parameters[1], allowed=0
+            )
         elif name == "bloom-checkpoint":
             weights = state_bytes(load_model("bloom-176b").parameters, "fp16-weights")["weights"]
-            yield Row(name, "weights", e["bf16_weights_gib"], weights / GIB, "GiB", 1e-9)
+            yield PublishedRow(name, "weights", e["bf16_weights_gib"], weights / GIB, "GiB", 1e-9)
 
 
-def states() -> Group:
+def states() -> PublishedSource:
     """Weights, gradients and optimizer states."""
-    return Group.of(
+    return PublishedSource.of(
         "states: ZeRO Table 1, Korthikanti Fig. 1, Ultra-Scale Playbook, DeepSpeed's own estimate",
         _states(published()),
     )
 
 
-def _states(cases: dict[str, dict]) -> Iterator[Row]:
+def _states(cases: dict[str, dict]) -> Iterator[PublishedRow]:
     for name, case in cases.items():
         i, e = case["inputs"], case["expected"]
         if name.startswith("zero-t1"):
@@ -87,100 +97,129 @@ def _states(cases: dict[str, dict]) -> Iterator[Row]:
                 held = sum(state_bytes(int(i["params"]), "mixed-adam-16", zero, i["dp"]).values())
                 # the paper rounds some cells and cuts others
                 allowed = case["tolerance"]["rel"] * e[key] + 0.01
-                yield Row(name, f"ZeRO-{zero}", e[key], held / 1e9, "GB", allowed)
+                yield PublishedRow(name, f"ZeRO-{zero}", e[key], held / 1e9, "GB", allowed)
         elif name.endswith("-state"):
             model, layout = gpt(i), Layout(tp=i["tp"], pp=i["pp"])
             each = load_recipe(f"mixed-adam-{i['bytes_per_param']}").bytes_per_parameter
             matrices = sum(w.count(layout.tp) for w in model.layer if w.kind == "matrix")
             held = matrices * layout.stage_layers(0, model.layers) * each / GIB
-            yield Row(name, "states of matrices", e["weights_grads_optimizer_gib"], held, "GiB",
-                      1e-6)  # fmt: skip
+            yield PublishedRow(
+                name, "states of matrices", e["weights_grads_optimizer_gib"], held, "GiB", 1e-6
+            )
         elif name.startswith("ultrascale"):
             for recipe, key in (
                 ("mixed-adam-16", "fp32_or_bf16_no_fp32_grad_gb"),
                 ("mixed-adam-20", "bf16_with_fp32_grad_accum_gb"),
             ):
                 held = sum(state_bytes(int(i["params"]), recipe).values())
-                yield Row(name, recipe, e[key], held / 1e9, "GB", 0.5)
+                yield PublishedRow(name, recipe, e[key], held / 1e9, "GB", 0.5)
         elif name.startswith("ds-zero3"):
             yield from _deepspeed(name, i, e)
         elif name == "ds-issue-4527":
             own = deepspeed_estimate(
-                int(i["total_params"]), int(i["largest_layer_params"]), gpus_per_node=i["gpus"],
-                offload_optimizer=True, offload_weights=True,
-            )  # fmt: skip
-            yield Row(name, "DeepSpeed's estimate", e["estimator_gpu_gib"], own.device / GIB, "GiB",
-                      0.005)  # fmt: skip
+                int(i["total_params"]),
+                int(i["largest_layer_params"]),
+                gpus_per_node=i["gpus"],
+                offload_optimizer=True,
+                offload_weights=True,
+            )
+            yield PublishedRow(
+                name, "DeepSpeed's estimate", e["estimator_gpu_gib"], own.device / GIB, "GiB", 0.005
+            )
         elif name.startswith("usable-"):
             found = load_cluster("1x" + i["gpu"]).device.memory_mib
-            yield Row(name, "usable", e["total_mib"], found, "MiB", 0)
+            yield PublishedRow(name, "usable", e["total_mib"], found, "MiB", 0)
 
 
-def _deepspeed(name: str, i: dict, e: dict) -> Iterator[Row]:
+def _deepspeed(name: str, i: dict, e: dict) -> Iterator[PublishedRow]:
     for key, options in (
         ("none_none", {}),
         ("offload_opt", {"offload_optimizer": True}),
         ("offload_both", {"offload_optimizer": True, "offload_weights": True}),
     ):
         found = deepspeed_estimate(
-            int(i["total_params"]), int(i["largest_layer_params"]),
-            gpus_per_node=i["gpus_per_node"], nodes=i["nodes"], **options,
-        )  # fmt: skip
+            int(i["total_params"]),
+            int(i["largest_layer_params"]),
+            gpus_per_node=i["gpus_per_node"],
+            nodes=i["nodes"],
+            **options,
+        )
         host = {"none_none": "none", "offload_opt": "opt", "offload_both": "both"}[key]
-        yield Row(name, f"device, {key}", e[f"gpu_{key}_gib"], found.device / GIB, "GiB", 0.006)
-        yield Row(name, f"host, {host}", e[f"cpu_{host}_init1_gib"], found.host / GIB, "GiB", 0.006)
+        yield PublishedRow(
+            name, f"device, {key}", e[f"gpu_{key}_gib"], found.device / GIB, "GiB", 0.006
+        )
+        yield PublishedRow(
+            name, f"host, {host}", e[f"cpu_{host}_init1_gib"], found.host / GIB, "GiB", 0.006
+        )
 
 
-def activations() -> Group:
+def activations() -> PublishedSource:
     """Activations kept for the backward pass."""
-    return Group.of("activations: Korthikanti Fig. 1, Fig. 7, Table 2, section 5; Llama at 32k",
-                    _activations(published()))  # fmt: skip
+    return PublishedSource.of(
+        "activations: Korthikanti Fig. 1, Fig. 7, Table 2, section 5; Llama at 32k",
+        _activations(published()),
+    )
 
 
-def _activations(cases: dict[str, dict]) -> Iterator[Row]:
+def _activations(cases: dict[str, dict]) -> Iterator[PublishedRow]:
     for name, case in cases.items():
         i, e = case["inputs"], case["expected"]
         if name.startswith("kor-fig1") and not name.endswith("-state"):
             how = {key: i[key] for key in ("recompute", "sequence_parallel")}
             held = _first_stage(i, **how) / GIB
-            yield Row(name, "first stage", e["activations_gib"], held, "GiB", 1e-6)
+            yield PublishedRow(name, "first stage", e["activations_gib"], held, "GiB", 1e-6)
         elif name.startswith("kor-fig7"):
             part = 100 * _first_stage(i, **TECHNIQUES[i["technique"]]) / _first_stage(i)
             points = case["tolerance"]["abs_points"]
-            yield Row(name, "of the tensor-parallel baseline", e["percent_of_tp_baseline"], part,
-                      "%", points, note="the figure's numbers are digitised")  # fmt: skip
+            yield PublishedRow(
+                name,
+                "of the tensor-parallel baseline",
+                e["percent_of_tp_baseline"],
+                part,
+                "%",
+                points,
+                note="the figure's numbers are digitised",
+            )
         elif name.startswith("kor-t2-"):
             recompute = next((kind for kind in ("full", "selective") if kind in name), "none")
-            layout = Layout(tp=i["t"], microbatch=i["b"], sequence_parallel="+sp" in name,
-                            recompute=recompute)  # fmt: skip
+            layout = Layout(
+                tp=i["t"], microbatch=i["b"], sequence_parallel="+sp" in name, recompute=recompute
+            )
             model = gpt({"hidden": i["h"], "heads": i["a"], "layers": 1, "vocab": 1})
             held = layer_bytes(model, layout, i["s"])
-            yield Row(name, "a layer", e["bytes_per_layer"], held, "B", 0)
+            yield PublishedRow(name, "a layer", e["bytes_per_layer"], held, "B", 0)
         elif name == "kor-selective-savings":
             for which, one in i.items():
                 model = gpt({"hidden": one["h"], "heads": one["a"], "layers": 1, "vocab": 1})
                 whole = layer_bytes(model, Layout(), one["s"])
                 kept = layer_bytes(model, Layout(recompute="selective"), one["s"])
                 core = (whole - kept) / (one["s"] * one["h"])
-                yield Row(name, f"5as/h of {which}", e[f"{which}_5as_over_h"], core, "", 0)
+                yield PublishedRow(name, f"5as/h of {which}", e[f"{which}_5as_over_h"], core, "", 0)
                 saved = 100 * (1 - kept / whole)
-                yield Row(name, f"saved of {which}", e[f"{which}_saving_percent"], saved, "%", 0.5)
+                yield PublishedRow(
+                    name, f"saved of {which}", e[f"{which}_saving_percent"], saved, "%", 0.5
+                )
         elif name == "mleng-llama8b-activations":
             memory = estimate_memory(
-                load_model("llama-3.1-8b"), Layout(recompute="full", flash_attention=True),
+                load_model("llama-3.1-8b"),
+                Layout(recompute="full", flash_attention=True),
                 sequence=i["seq"],
-            )  # fmt: skip
+            )
             kept = memory.ledger.by_tensor(0, "backward")["activations"] / GIB
             logits = memory.ledger.by_tensor(0, "forward")["logits"] / GIB
-            yield Row(name, "checkpoints", e["checkpoints_gib"], kept, "GiB", 0.5)
-            yield Row(name, "logits", e["logits_fp32_gib"], logits, "GiB", 0.005)
+            yield PublishedRow(name, "checkpoints", e["checkpoints_gib"], kept, "GiB", 0.5)
+            yield PublishedRow(name, "logits", e["logits_fp32_gib"], logits, "GiB", 0.005)
 
 
 def _first_stage(i: dict, **how: Any) -> int:
     """Bytes of the class "activations" on the first stage."""
     layout = Layout(
-        tp=i["tp"], pp=i["pp"], microbatch=i["micro_batch"], interleave=i["interleave"],
-        microbatches=i["global_batch"] // i["micro_batch"], **how,
-    )  # fmt: skip
+        tp=i["tp"],
+        pp=i["pp"],
+        microbatch=i["micro_batch"],
+        interleave=i["interleave"],
+        microbatches=i["global_batch"] // i["micro_batch"],
+        **how,
+    )
     memory = estimate_memory(gpt(i), layout, "mixed-adam-18", i["seq"])
     return memory.ledger.by_tensor(0, "forward")["activations"]

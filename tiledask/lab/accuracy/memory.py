@@ -3,12 +3,12 @@
 from typing import Any
 
 from tiledask.lab.accuracy.exact import gpt
-from tiledask.lab.accuracy.rows import Group, Row, published
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.fitting.fit import fits
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
 from tiledask.plan.fitting.overhead import ALLOCATOR, default_overhead
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.specs import load_cluster, load_model
+from tiledask.plan.inputs.load import load_cluster, load_model
 
 __all__ = ["bloom", "bloom_cases", "measured", "titan", "verdicts"]
 
@@ -21,9 +21,10 @@ VERDICTS = {0: "does not fit", 1: "fits or tight"}
 def bloom_cases(cases: dict[str, dict]) -> list[dict]:
     """The rows of the log, in its order."""
     return [
-        case for name, case in cases.items()
+        case
+        for name, case in cases.items()
         if name.startswith("bloom-") and case["kind"] == "measured_memory"
-    ]  # fmt: skip
+    ]
 
 
 def bloom(case: dict[str, Any]) -> MemoryEstimate:
@@ -33,10 +34,15 @@ def bloom(case: dict[str, Any]) -> MemoryEstimate:
     i = case["inputs"]
     model = gpt({**i, "heads": i["heads"] or HEADS}, dropout=False, embedding_norm=True)
     layout = Layout(
-        dp=i["dp"], tp=i["tp"], pp=i["pp"], microbatch=i["micro_batch"], zero=i["zero"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]), recompute=i["recompute"],
+        dp=i["dp"],
+        tp=i["tp"],
+        pp=i["pp"],
+        microbatch=i["micro_batch"],
+        zero=i["zero"],
+        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
+        recompute=i["recompute"],
         partition="items" if i["embedding_counts_as_pp_layer"] else None,
-    )  # fmt: skip
+    )
     recipe = {2: "deepspeed-fp16-adam", 6: "deepspeed-bf16-adam"}[i["grad_bytes"]]
     return estimate_memory(model, layout, recipe, i["seq"])
 
@@ -49,21 +55,45 @@ def titan(case: dict[str, Any]) -> MemoryEstimate:
     chunks = 2 if i.get("schedule") == "interleaved" else 1
     microbatches = pp * chunks if pp > 1 else 1
     layout = Layout(
-        dp=i["fsdp"], tp=tp, pp=pp, cp=i.get("cp", 1), microbatch=i["local_batch"] // microbatches,
-        microbatches=microbatches, zero=3, sequence_parallel=tp > 1, recompute=i["recompute"],
-        flash_attention=True, interleave=chunks,
-    )  # fmt: skip
+        dp=i["fsdp"],
+        tp=tp,
+        pp=pp,
+        cp=i.get("cp", 1),
+        microbatch=i["local_batch"] // microbatches,
+        microbatches=microbatches,
+        zero=3,
+        sequence_parallel=tp > 1,
+        recompute=i["recompute"],
+        flash_attention=True,
+        interleave=chunks,
+    )
     recipe = "fsdp-adam-pipeline" if pp > 1 else "fsdp-adam"
     model = load_model(i["model"].replace("llama3.1", "llama-3.1"))
     return estimate_memory(model, layout, recipe, i["seq"])
 
 
-def measured() -> list[Group]:
+def measured() -> list[PublishedSource]:
     """Bytes that devices showed."""
     cases = published()
+    # every second row that ran set the allocator's share (tiledask/plan/fitting/overhead.py)
+    rows = []
+    for case in bloom_cases(cases):
+        if case["expected"]["fits"]:
+            memory = bloom(case)
+            shown = memory.peak + default_overhead(memory.layout.devices).total
+            rows.append(
+                PublishedRow(
+                    case["id"],
+                    "peak",
+                    case["expected"]["peak_mem_gb"],
+                    shown / 1e9,
+                    "GB",
+                    calibration=len(rows) % 2 == 0,
+                )
+            )
     return [
-        Group.of("BLOOM-176B log, GB on A100", _log(cases), mean=0.04, worst=0.08),
-        Group.of(
+        PublishedSource.of("BLOOM-176B log, GB on A100", rows, mean=0.04, worst=0.08),
+        PublishedSource.of(
             "torchtitan, GiB on H100",
             _torchtitan(cases),
             mean=0.06,
@@ -73,31 +103,23 @@ def measured() -> list[Group]:
     ]
 
 
-def _log(cases: dict[str, dict]) -> list[Row]:
-    """Every second row that ran set the allocator's share (tiledask/plan/fitting/overhead.py)."""
-    rows = []
-    for case in bloom_cases(cases):
-        if case["expected"]["fits"]:
-            memory = bloom(case)
-            shown = memory.peak + default_overhead(memory.layout.devices).total
-            rows.append(
-                Row(case["id"], "peak", case["expected"]["peak_mem_gb"], shown / 1e9, "GB",
-                    calibration=len(rows) % 2 == 0)
-            )  # fmt: skip
-    return rows
-
-
-def _torchtitan(cases: dict[str, dict]) -> list[Row]:
+def _torchtitan(cases: dict[str, dict]) -> list[PublishedRow]:
     """What is measured is what PyTorch's allocator reserves: neither context nor NCCL; FSDP's
     buckets are rows of the ledger."""
     return [
-        Row(name, "reserved", case["expected"]["mem_gib"], (titan(case).peak + ALLOCATOR) / GIB,
-            "GiB")
-        for name, case in cases.items() if name.startswith("titan-")
-    ]  # fmt: skip
+        PublishedRow(
+            name,
+            "reserved",
+            case["expected"]["mem_gib"],
+            (titan(case).peak + ALLOCATOR) / GIB,
+            "GiB",
+        )
+        for name, case in cases.items()
+        if name.startswith("titan-")
+    ]
 
 
-def verdicts() -> Group:
+def verdicts() -> PublishedSource:
     """Rows of the log that ran out of memory (0) or ran (1), and what ``fits`` says of each."""
     fleet = load_cluster("384xA100-80GB")
     rows = []
@@ -106,9 +128,10 @@ def verdicts() -> Group:
         fit = fits(memory.model, memory.layout, fleet, memory.recipe, memory.sequence)
         ran, said = int(case["expected"]["fits"]), int(fit.verdict != "no")
         note = f"{'ran' if ran else 'out of memory'}; {fit.verdict}"
-        rows.append(Row(case["id"], "fits", ran, said, allowed=0, note=note))
-    return Group.of(
-        "BLOOM-176B log, verdicts", rows,
+        rows.append(PublishedRow(case["id"], "fits", ran, said, allowed=0, note=note))
+    return PublishedSource.of(
+        "BLOOM-176B log, verdicts",
+        rows,
         remark="1: ran. The row that is wrong needs by arithmetic as much as the 203 B row, which "
         "ran in 67 GB; why it ran out of memory is not explained.",
-    )  # fmt: skip
+    )

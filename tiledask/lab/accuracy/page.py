@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tiledask.lab.accuracy import exact, memory, time
 from tiledask.lab.accuracy.peers import error
-from tiledask.lab.accuracy.rows import Group, Row
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
 from tiledask.plan.data import data_file
 
 __all__ = ["groups", "main", "page"]
@@ -38,12 +38,17 @@ NOT_MODELLED = (
 
 
 @cache
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[PublishedSource, ...]:
     """All groups, from exact counts to measured times."""
     return (
-        exact.counts(), exact.states(), exact.activations(), *memory.measured(),
-        memory.verdicts(), *time.times(), time.rankings(),
-    )  # fmt: skip
+        exact.counts(),
+        exact.states(),
+        exact.activations(),
+        *memory.measured(),
+        memory.verdicts(),
+        *time.times(),
+        time.rankings(),
+    )
 
 
 def page() -> str:
@@ -56,15 +61,17 @@ def page() -> str:
         "part in that. Nothing is fitted to a single row.",
         _table(
             ("source", "goal", "all rows", "fitted", "check", ""),
-            ([g.name, g.goal, g.reached, _errors(g.part(True)), _errors(g.part(False)),
-              _tick(g)] for g in groups()),
+            (
+                [g.name, g.goal, g.reached, _errors(g.part(True)), _errors(g.part(False)), _tick(g)]
+                for g in groups()
+            ),
         ),
         _together(),
         "## Beside other tools",
         _peers(),
         "## What is not modelled",
         "\n".join(f"- {line}" for line in NOT_MODELLED),
-    ]  # fmt: skip
+    ]
     for group in groups():
         parts.append(f"## {group.name}")
         if group.remark:
@@ -75,7 +82,7 @@ def page() -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _tick(group: Group) -> str:
+def _tick(group: PublishedSource) -> str:
     if group.mean == float("inf"):
         return ""
     return "✓" if group.met else "✗"
@@ -89,7 +96,7 @@ def _together() -> str:
     return f"All step and layer times with a goal: {_errors(rows)}; check rows {_errors(check)}."
 
 
-def _errors(rows: Sequence[Row]) -> str:
+def _errors(rows: Sequence[PublishedRow]) -> str:
     if not rows:
         return ""
     if all(row.exact is not None for row in rows):
@@ -98,18 +105,24 @@ def _errors(rows: Sequence[Row]) -> str:
     return f"{sum(sizes) / len(sizes):.1%}, worst {max(sizes):.1%} ({len(rows)})"
 
 
-def _rows(rows: Iterable[Row]) -> str:
+def _rows(rows: Iterable[PublishedRow]) -> str:
     return _table(
         ("case", "", "published", "ours", "error", "note"),
         (
-            [row.case, row.quantity, f"{_number(row.published)} {row.unit}".strip(),
-             f"{_number(row.ours)} {row.unit}".strip(), _mark(row), row.note]
+            [
+                row.case,
+                row.quantity,
+                f"{_number(row.published)} {row.unit}".strip(),
+                f"{_number(row.ours)} {row.unit}".strip(),
+                _mark(row),
+                row.note,
+            ]
             for row in rows
         ),
-    )  # fmt: skip
+    )
 
 
-def _mark(row: Row) -> str:
+def _mark(row: PublishedRow) -> str:
     if row.exact is not None:
         return "✓" if row.exact else "✗"
     return f"{row.error:+.1%}"
@@ -126,12 +139,17 @@ WORDS = {
     "peak bytes": ("BLOOM-176B log, GB", "torchtitan, GiB"),
     "fits": ("BLOOM-176B log, verdicts",),
     "iteration seconds": (
-        "SC21", "Korthikanti Table 5", "Llama 3", "Megatron-Core", "MT-NLG", "BLOOM-176B log, step",
+        "SC21",
+        "Korthikanti Table 5",
+        "Llama 3",
+        "Megatron-Core",
+        "MT-NLG",
+        "BLOOM-176B log, step",
         "torchtitan, seconds",
     ),
     "layer seconds": ("Korthikanti Table 4",),
     "ranking regret": ("vTrain",),
-}  # fmt: skip
+}
 """Quantity in the record of other tools -> how our groups' names begin."""
 
 
@@ -146,9 +164,10 @@ def _peers() -> str:
     lines = [
         line
         for quantity, starts in WORDS.items()
-        for group in groups() if group.name.startswith(starts)
+        for group in groups()
+        if group.name.startswith(starts)
         for line in _beside(quantity, group, kept["peers"], said)
-    ]  # fmt: skip
+    ]
     names = ", ".join(f"{name} ({version[:7]})" for name, version in kept["peers"].items())
     return (
         f"The same cases through {names}, on {kept['date'][:10]}: how many of our rows a tool can "
@@ -161,7 +180,10 @@ def _peers() -> str:
 
 
 def _beside(
-    quantity: str, group: Group, peers: Iterable[str], said: dict[tuple[str, str, str], list]
+    quantity: str,
+    group: PublishedSource,
+    peers: Iterable[str],
+    said: dict[tuple[str, str, str], list],
 ) -> Iterable[list[str]]:
     """A line per tool that can express a row of ``group``. Rows of a case stand in one order."""
     for peer in peers:
@@ -170,20 +192,23 @@ def _beside(
             for case in dict.fromkeys(row.case for row in group.rows)
             for row, theirs in zip(
                 (row for row in group.rows if row.case == case),
-                said.get((quantity, case, peer), ()), strict=False,
+                said.get((quantity, case, peer), ()),
+                strict=False,
             )
             if (off := error(theirs)) is not None
-        ]  # fmt: skip
+        ]
         if both:
             yield [
-                group.name.split(":")[0], peer, f"{len(both)} of {len(group.rows)}",
+                group.name.split(":")[0],
+                peer,
+                f"{len(both)} of {len(group.rows)}",
                 _off(quantity, [off for _, off in both]),
                 _off(quantity, [_error(row) for row, _ in both]),
                 _off(quantity, [_error(row) for row, _ in both if not row.calibration]),
-            ]  # fmt: skip
+            ]
 
 
-def _error(row: Row) -> float:
+def _error(row: PublishedRow) -> float:
     """A wrong verdict is 1; what is right to the printed digits is 0."""
     return 0.0 if row.exact else abs(row.ours - row.published) if row.exact is False else row.error
 
@@ -213,9 +238,12 @@ def main() -> int:
         table.add_column(name)
     for group in groups():
         table.add_row(
-            group.name, group.goal, group.reached, _errors(group.part(False)),
+            group.name,
+            group.goal,
+            group.reached,
+            _errors(group.part(False)),
             _tick(group),
-        )  # fmt: skip
+        )
     Console().print(table)
     Console().print(f"{_together()}\nevery row: {args.page}", highlight=False)
     return 0

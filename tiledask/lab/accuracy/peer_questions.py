@@ -1,4 +1,4 @@
-"""What the published cases ask of any planner: a quantity of a model in a run, in plain words.
+"""Questions of the published cases to any planner: a quantity of a model in a run, in plain words.
 
     read(plan.json) -> Question(case, quantity, key, published, model, run) ...
 
@@ -69,23 +69,38 @@ def questions(cases: Iterable[Facts]) -> Iterator[Question]:
     cases = list(cases)
     shapes = {
         case["id"].removeprefix("params-"): case["inputs"]
-        for case in cases if case["kind"] == "params_exact" and "hidden" in case["inputs"]
-    }  # fmt: skip
+        for case in cases
+        if case["kind"] == "params_exact" and "hidden" in case["inputs"]
+    }
     for case in cases:
         for asked in KINDS.get(case["kind"], lambda *_: ())(case, shapes):
             yield Question(case["id"], source(case["id"]), *asked[:3], **asked[3])
 
 
 SOURCES = {
-    "params-": "checkpoints", "hf-": "checkpoints", "pythia-": "Pythia",
-    "sc21-t1-": "SC21 Table 1", "sc21-t2-": "SC21 Table 2", "sc21-time-": "SC21, 1T",
-    "kor-fig1-": "Korthikanti Fig. 1", "kor-t4-": "Korthikanti Table 4",
-    "kor-t5-": "Korthikanti Table 5", "zero-t1-": "ZeRO Table 1",
-    "ultrascale-": "Ultra-Scale Playbook", "ds-": "DeepSpeed", "mleng-": "ml-engineering",
-    "bloom-": "BLOOM log", "bs-104b-": "BigScience 104B", "titan-": "torchtitan",
-    "mtnlg-": "MT-NLG", "llama3-t4-": "Llama 3 Table 4", "mcore-": "Megatron-Core",
-    "llama1-": "LLaMA", "hours-": "Llama 2 and 3", "vtrain-": "vTrain",
-}  # fmt: skip
+    "params-": "checkpoints",
+    "hf-": "checkpoints",
+    "pythia-": "Pythia",
+    "sc21-t1-": "SC21 Table 1",
+    "sc21-t2-": "SC21 Table 2",
+    "sc21-time-": "SC21, 1T",
+    "kor-fig1-": "Korthikanti Fig. 1",
+    "kor-t4-": "Korthikanti Table 4",
+    "kor-t5-": "Korthikanti Table 5",
+    "zero-t1-": "ZeRO Table 1",
+    "ultrascale-": "Ultra-Scale Playbook",
+    "ds-": "DeepSpeed",
+    "mleng-": "ml-engineering",
+    "bloom-": "BLOOM log",
+    "bs-104b-": "BigScience 104B",
+    "titan-": "torchtitan",
+    "mtnlg-": "MT-NLG",
+    "llama3-t4-": "Llama 3 Table 4",
+    "mcore-": "Megatron-Core",
+    "llama1-": "LLaMA",
+    "hours-": "Llama 2 and 3",
+    "vtrain-": "vTrain",
+}
 
 
 def source(case: str) -> str:
@@ -101,12 +116,18 @@ def shape(inputs: Facts, **more: Any) -> Facts:
     given = GPT | more | inputs
     heads = given.get("heads") or HEADS
     return {
-        "hidden": given["hidden"], "layers": given["layers"], "heads": heads,
-        "kv_heads": given.get("kv_heads", heads), "ffn": given.get("ffn", 4 * given["hidden"]),
-        "vocab": given["vocab"], "gated": given["mlp"] == "swiglu", "tied": given["tied"],
-        "learned_pos": given["learned_pos"], "experts": given.get("experts", 0),
+        "hidden": given["hidden"],
+        "layers": given["layers"],
+        "heads": heads,
+        "kv_heads": given.get("kv_heads", heads),
+        "ffn": given.get("ffn", 4 * given["hidden"]),
+        "vocab": given["vocab"],
+        "gated": given["mlp"] == "swiglu",
+        "tied": given["tied"],
+        "learned_pos": given["learned_pos"],
+        "experts": given.get("experts", 0),
         "top_k": given.get("top_k", 0),
-    }  # fmt: skip
+    }
 
 
 def run(inputs: Facts, **more: Any) -> Facts:
@@ -115,25 +136,38 @@ def run(inputs: Facts, **more: Any) -> Facts:
     tp, pp, cp = (given.get(key) or 1 for key in ("tp", "pp", "cp"))
     dp = given.get("dp") or given.get("fsdp") or given.get("gpus", tp * pp * cp) // (tp * pp * cp)
     return {
-        "gpu": given.get("gpu", "A100-80GB"), "gpus": given.get("gpus", tp * pp * cp * dp),
-        "tp": tp, "pp": pp, "dp": dp, "cp": cp,
-        "batch": given.get("global_batch"), "microbatch": given.get("micro_batch"),
-        "seq": given.get("seq"), "zero": given.get("zero", 0),
-        "recompute": given.get("recompute"), "interleave": given.get("interleave", 1),
+        "gpu": given.get("gpu", "A100-80GB"),
+        "gpus": given.get("gpus", tp * pp * cp * dp),
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "cp": cp,
+        "batch": given.get("global_batch"),
+        "microbatch": given.get("micro_batch"),
+        "seq": given.get("seq"),
+        "zero": given.get("zero", 0),
+        "recompute": given.get("recompute"),
+        "interleave": given.get("interleave", 1),
         "sequence_parallel": given.get("sequence_parallel", False),
-        "flash": given.get("flash", False), "dropout": given.get("dropout", True),
-        "fp8": given.get("fp8", False), "grad_bytes": given.get("grad_bytes", 4),
+        "flash": given.get("flash", False),
+        "dropout": given.get("dropout", True),
+        "fp8": given.get("fp8", False),
+        "grad_bytes": given.get("grad_bytes", 4),
         "overlap": given.get("overlap", False),
-    }  # fmt: skip
+    }
 
 
 def seconds_of(tflops: float, model: Facts, at: Facts) -> float:
     """Seconds a step takes if each device does ``tflops``, counted as Megatron-LM's log does."""
     ours = Model(
-        hidden=model["hidden"], layers=model["layers"], heads=model["heads"],
-        kv_heads=model["kv_heads"], ffn=model["ffn"], vocab=model["vocab"],
+        hidden=model["hidden"],
+        layers=model["layers"],
+        heads=model["heads"],
+        kv_heads=model["kv_heads"],
+        ffn=model["ffn"],
+        vocab=model["vocab"],
         mlp="swiglu" if model["gated"] else "gelu",
-    )  # fmt: skip
+    )
     return step_flops(ours, at["batch"], at["seq"]).model / (at["gpus"] * tflops * 1e12)
 
 
@@ -162,8 +196,13 @@ def sizes_and_times(case: Facts, shapes: Facts) -> Iterator[tuple]:
 def exact_memory(case: Facts, shapes: Facts) -> Iterator[tuple]:
     inputs, expected = case["inputs"], case["expected"]
     if "batch" in inputs and "checkpoints_gib" in expected:
-        at = run(inputs, global_batch=inputs["batch"], micro_batch=inputs["batch"],
-                 recompute="full", dropout=False)  # fmt: skip
+        at = run(
+            inputs,
+            global_batch=inputs["batch"],
+            micro_batch=inputs["batch"],
+            recompute="full",
+            dropout=False,
+        )
         about = {"model": shape(shapes["llama3.1-8b"]), "run": at}
         yield "activation bytes", "checkpoints_gib", expected["checkpoints_gib"] * GIB, about
         return
@@ -206,11 +245,16 @@ def torchtitan(case: Facts) -> Facts:
     local = inputs["local_batch"]
     recompute = {"selective_op": "selective"}.get(inputs["recompute"], inputs["recompute"])
     return run(
-        inputs, zero=3, global_batch=local * inputs["fsdp"], recompute=recompute,
-        micro_batch=1 if inputs.get("pp", 1) > 1 else local, flash=True, dropout=False,
+        inputs,
+        zero=3,
+        global_batch=local * inputs["fsdp"],
+        recompute=recompute,
+        micro_batch=1 if inputs.get("pp", 1) > 1 else local,
+        flash=True,
+        dropout=False,
         sequence_parallel=inputs.get("tp", 1) > 1,
         fp8=inputs.get("fp8", False) or case["id"].endswith("-fp8"),
-    )  # fmt: skip
+    )
 
 
 def training_time(case: Facts, shapes: Facts) -> Iterator[tuple]:
@@ -226,8 +270,13 @@ def training_time(case: Facts, shapes: Facts) -> Iterator[tuple]:
         return
     # SC21 Table 2: 96 = 8 x 12 and 280 = 8 x 35 in the paper; everything is recomputed there
     tp = min(8, inputs["model_parallel"])
-    at = run(inputs, tp=tp, pp=inputs["model_parallel"] // tp, recompute="full",
-             zero=3 if inputs["scheme"] == "zero3" else 0)  # fmt: skip
+    at = run(
+        inputs,
+        tp=tp,
+        pp=inputs["model_parallel"] // tp,
+        recompute="full",
+        zero=3 if inputs["scheme"] == "zero3" else 0,
+    )
     steps = inputs["tokens"] / (inputs["global_batch"] * inputs["seq"])
     about = {"model": shape(inputs, heads=HEADS_OF.get(inputs["hidden"], HEADS)), "run": at}
     yield "iteration seconds", "training_days", expected["training_days"] * DAY / steps, about
@@ -248,8 +297,15 @@ def throughput(case: Facts, shapes: Facts) -> Iterator[tuple]:
         yield "iteration seconds", "iteration_s", expected["iteration_s"], about
     else:  # Llama 3 and Megatron-Core on H100: recent kernels, communication overlapped
         batch = inputs.get("global_batch") or inputs["batch_per_dp"] * inputs["dp"]
-        at = run(inputs, global_batch=batch, sequence_parallel=inputs["tp"] > 1, flash=True,
-                 dropout=False, overlap=True, zero=1)  # fmt: skip
+        at = run(
+            inputs,
+            global_batch=batch,
+            sequence_parallel=inputs["tp"] > 1,
+            flash=True,
+            dropout=False,
+            overlap=True,
+            zero=1,
+        )
         seconds = seconds_of(expected["tflops_per_gpu"], model, at)
         yield "iteration seconds", "tflops_per_gpu", seconds, {"model": model, "run": at}
 
@@ -259,8 +315,12 @@ def layer_time(case: Facts, shapes: Facts) -> Iterator[tuple]:
     inputs = case["inputs"]
     how = inputs["technique"]
     recompute = {"full_recompute": "full", "sequence": "none"}.get(how, "selective")
-    at = run(inputs, recompute=recompute, sequence_parallel="sequence" in how,
-             global_batch=inputs["micro_batch"])  # fmt: skip
+    at = run(
+        inputs,
+        recompute=recompute,
+        sequence_parallel="sequence" in how,
+        global_batch=inputs["micro_batch"],
+    )
     about = {"model": shape(inputs, layers=12), "run": at}
     yield "layer seconds", "layer_combined_ms", case["expected"]["layer_combined_ms"] / 1e3, about
 
@@ -273,8 +333,13 @@ def ranking(case: Facts, shapes: Facts) -> Iterator[tuple]:
 
 
 KINDS = {
-    "params_exact": parameters, "params_exact+time": parameters,
-    "params+throughput": sizes_and_times, "memory_exact": exact_memory,
-    "measured_memory": measured_memory, "train_time": training_time, "throughput": throughput,
-    "layer_time": layer_time, "ranking": ranking,
-}  # fmt: skip
+    "params_exact": parameters,
+    "params_exact+time": parameters,
+    "params+throughput": sizes_and_times,
+    "memory_exact": exact_memory,
+    "measured_memory": measured_memory,
+    "train_time": training_time,
+    "throughput": throughput,
+    "layer_time": layer_time,
+    "ranking": ranking,
+}

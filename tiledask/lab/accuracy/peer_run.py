@@ -99,7 +99,7 @@ def regret(peer, question):
     return pick["measured_ms"] / best - 1, note
 
 
-class Peer:
+class PeerAnswers:
     """What no program answers unless it says otherwise below."""
 
     def __getattr__(self, name):
@@ -112,8 +112,8 @@ class Peer:
 # calculon -------------------------------------------------------------------------------
 
 
-class Calculon(Peer):
-    """Its Application, Execution and System, run as its validation runs them."""
+class Calculon(PeerAnswers):
+    """Calculon: its Application, Execution and System, run as its validation runs them."""
 
     def __init__(self, checkout):
         sys.path.insert(0, checkout)
@@ -128,38 +128,56 @@ class Calculon(Peer):
 
     def application(self, m):
         refuse(
-            (m["gated"], "no gated MLP"), (m["experts"], "no MoE"),
+            (m["gated"], "no gated MLP"),
+            (m["experts"], "no MoE"),
             (m["kv_heads"] not in (1, m["heads"]), "no GQA"),
-        )  # fmt: skip
-        return self.llm.Application({
-            "hidden": m["hidden"], "feedforward": m["ffn"], "attn_heads": m["heads"],
-            "attn_size": m["hidden"] // m["heads"], "num_blocks": m["layers"],
-            "seq_size": m["learned_pos"],
-        })  # fmt: skip
+        )
+        return self.llm.Application(
+            {
+                "hidden": m["hidden"],
+                "feedforward": m["ffn"],
+                "attn_heads": m["heads"],
+                "attn_size": m["hidden"] // m["heads"],
+                "num_blocks": m["layers"],
+                "seq_size": m["learned_pos"],
+            }
+        )
 
     def stats(self, m, r, system):
         refuse(
-            (r["cp"] > 1, "no context parallelism"), (r["fp8"], "no fp8 mixed with bf16"),
+            (r["cp"] > 1, "no context parallelism"),
+            (r["fp8"], "no fp8 mixed with bf16"),
             (r["zero"] > 1, "no ZeRO-2 or 3"),
-        )  # fmt: skip
+        )
         app = self.application(m | {"learned_pos": r["seq"] or 2048})
         sharded = r["sequence_parallel"] and r["tp"] > 1
         batch = r["batch"] or r["dp"]
         recompute = {"selective": "attn_only"}.get(r["recompute"], r["recompute"])
         execution = {
-            "num_procs": r["tp"] * r["pp"] * r["dp"], "tensor_par": r["tp"],
-            "pipeline_par": r["pp"], "data_par": r["dp"], "batch_size": batch,
-            "tensor_par_net": 0 if r["tp"] <= 8 else 1, "pipeline_par_net": 1, "data_par_net": 1,
-            "microbatch_size": r["microbatch"] or 1, "datatype": "float16",
-            "fused_activation": False, "attention_type": "multihead",
-            "activation_recompute": recompute, "pipeline_interleaving": r["interleave"],
+            "num_procs": r["tp"] * r["pp"] * r["dp"],
+            "tensor_par": r["tp"],
+            "pipeline_par": r["pp"],
+            "data_par": r["dp"],
+            "batch_size": batch,
+            "tensor_par_net": 0 if r["tp"] <= 8 else 1,
+            "pipeline_par_net": 1,
+            "data_par_net": 1,
+            "microbatch_size": r["microbatch"] or 1,
+            "datatype": "float16",
+            "fused_activation": False,
+            "attention_type": "multihead",
+            "activation_recompute": recompute,
+            "pipeline_interleaving": r["interleave"],
             "optimizer_sharding": r["zero"] == 1 and r["dp"] > 1,
             "tensor_par_comm_type": "rs_ag" if sharded else "ar",
             "tensor_par_overlap": "ring" if r["overlap"] and sharded else "none",
             "seq_par_ag_redo": sharded and recompute == "attn_only",
-            "data_par_overlap": r["overlap"] and r["dp"] > 1, "weight_offload": False,
-            "activations_offload": False, "optimizer_offload": False, "training": True,
-        }  # fmt: skip
+            "data_par_overlap": r["overlap"] and r["dp"] > 1,
+            "weight_offload": False,
+            "activations_offload": False,
+            "optimizer_offload": False,
+            "training": True,
+        }
         system = self.system(system)
         try:
             model = self.llm(app, self.log)
@@ -204,8 +222,8 @@ class Calculon(Peer):
 # llm-analysis ---------------------------------------------------------------------------
 
 
-class LlmAnalysis(Peer):
-    """Its LLMAnalysis and training()."""
+class LlmAnalysis(PeerAnswers):
+    """llm-analysis: its LLMAnalysis and training()."""
 
     def __init__(self, checkout):
         sys.path.insert(0, checkout)
@@ -216,29 +234,41 @@ class LlmAnalysis(Peer):
 
     def of(self, m, r):
         refuse(
-            (r["cp"] > 1, "no context parallelism"), (r["fp8"], "no fp8"),
+            (r["cp"] > 1, "no context parallelism"),
+            (r["fp8"], "no fp8"),
             (r["tp"] > 8, "no tensor parallelism over more than a node of 8"),
-        )  # fmt: skip
+        )
         config = self.config
         gpu = "h100-sxm-80gb" if r["gpu"].startswith("H100") else "a100-sxm-80gb"
         return self.analysis.LLMAnalysis(
-            self.model(m, r["seq"] or 2048), config.get_gpu_config_by_name(gpu),
+            self.model(m, r["seq"] or 2048),
+            config.get_gpu_config_by_name(gpu),
             config.get_dtype_config_by_name("w16a16e16"),
             config.ParallelismConfig(
-                tp_size=r["tp"], pp_size=r["pp"], dp_size=r["dp"] if r["zero"] else 1,
+                tp_size=r["tp"],
+                pp_size=r["pp"],
+                dp_size=r["dp"] if r["zero"] else 1,
                 rdp_size=1 if r["zero"] else r["dp"],
                 sp_size=r["tp"] if r["sequence_parallel"] else 1,
             ),
-            flops_efficiency=0.5, hbm_memory_efficiency=0.9,
-        )  # fmt: skip
+            flops_efficiency=0.5,
+            hbm_memory_efficiency=0.9,
+        )
 
     def model(self, m, sequence):
         return self.config.ModelConfig(
-            name="case", num_layers=m["layers"], n_head=m["heads"], hidden_dim=m["hidden"],
-            vocab_size=m["vocab"], max_seq_len=sequence, num_key_value_heads=m["kv_heads"],
-            ffn_embed_dim=m["ffn"], moe_num_experts=m["experts"] or 1,
-            moe_top_k=m["top_k"] or 1, mlp_gated_linear_units=m["gated"],
-        )  # fmt: skip
+            name="case",
+            num_layers=m["layers"],
+            n_head=m["heads"],
+            hidden_dim=m["hidden"],
+            vocab_size=m["vocab"],
+            max_seq_len=sequence,
+            num_key_value_heads=m["kv_heads"],
+            ffn_embed_dim=m["ffn"],
+            moe_num_experts=m["experts"] or 1,
+            moe_top_k=m["top_k"] or 1,
+            mlp_gated_linear_units=m["gated"],
+        )
 
     def level(self, recompute):
         levels = self.analysis.ActivationRecomputation
@@ -248,11 +278,14 @@ class LlmAnalysis(Peer):
     def summary(self, m, r):
         try:
             return self.of(m, r).training(
-                batch_size_per_gpu=r["microbatch"] or 1, global_batch_size=r["batch"],
-                seq_len=r["seq"], activation_recomputation=self.level(r["recompute"]),
-                ds_zero=self.analysis.DSZeRO(r["zero"]), flash_attn=r["flash"],
+                batch_size_per_gpu=r["microbatch"] or 1,
+                global_batch_size=r["batch"],
+                seq_len=r["seq"],
+                activation_recomputation=self.level(r["recompute"]),
+                ds_zero=self.analysis.DSZeRO(r["zero"]),
+                flash_attn=r["flash"],
                 softmax_dropout=r["dropout"],
-            )  # fmt: skip
+            )
         except AssertionError as error:
             raise Cannot(f"refuses: {error}") from None
 
@@ -279,10 +312,13 @@ class LlmAnalysis(Peer):
     def activation_bytes(self, q):
         r = q["run"]
         layer = self.of(q["model"], r).get_activation_memory_per_layer(
-            r["microbatch"], r["seq"], is_inference=False,
-            activation_recomputation=self.level(r["recompute"]), flash_attn=r["flash"],
+            r["microbatch"],
+            r["seq"],
+            is_inference=False,
+            activation_recomputation=self.level(r["recompute"]),
+            flash_attn=r["flash"],
             softmax_dropout=r["dropout"],
-        )  # fmt: skip
+        )
         return layer * q["model"]["layers"]  # a first stage holds as much, it says
 
     def peak_bytes(self, q):
@@ -307,18 +343,26 @@ class LlmAnalysis(Peer):
         size = re.search(r"\d+b$", q["run"]["example"])[0]
         tokens = {"13b": 1e12, "65b": 1.4e12}[size]
         return self.analysis.train(
-            model_name=f"decapoda-research_llama-{size}-hf", gpu_name="a100-sxm-80gb",
-            total_num_tokens=tokens, activation_recomputation=1, tp_size=8, pp_size=8, sp_size=8,
-            global_batch_size=4000000, total_num_gpus=2048, flops_efficiency=0.5,
-            hbm_memory_efficiency=0.9, log_level="CRITICAL",
-        )["gpu_hours"]  # fmt: skip
+            model_name=f"decapoda-research_llama-{size}-hf",
+            gpu_name="a100-sxm-80gb",
+            total_num_tokens=tokens,
+            activation_recomputation=1,
+            tp_size=8,
+            pp_size=8,
+            sp_size=8,
+            global_batch_size=4000000,
+            total_num_gpus=2048,
+            flops_efficiency=0.5,
+            hbm_memory_efficiency=0.9,
+            log_level="CRITICAL",
+        )["gpu_hours"]
 
 
 # EleutherAI cookbook --------------------------------------------------------------------
 
 
-class EleutherAI(Peer):
-    """Its scripts, by their command lines; what they print."""
+class EleutherAI(PeerAnswers):
+    """EleutherAI's scripts, by their command lines, and what they print."""
 
     def __init__(self, checkout):
         sys.path.insert(0, os.path.join(checkout, "calc"))
@@ -341,11 +385,19 @@ class EleutherAI(Peer):
     def shape(self, m):
         expansion = m["ffn"] / m["hidden"]
         return [
-            "--hidden-size", m["hidden"], "--num-layers", m["layers"], "--vocab-size", m["vocab"],
-            "--num-mlp-linears", 3 if m["gated"] else 2,
-            "--kv-size-ratio", m["kv_heads"] / m["heads"], "--ffn-expansion-factor",
+            "--hidden-size",
+            m["hidden"],
+            "--num-layers",
+            m["layers"],
+            "--vocab-size",
+            m["vocab"],
+            "--num-mlp-linears",
+            3 if m["gated"] else 2,
+            "--kv-size-ratio",
+            m["kv_heads"] / m["heads"],
+            "--ffn-expansion-factor",
             int(expansion) if expansion == int(expansion) else expansion,
-        ]  # fmt: skip
+        ]
 
     def parameters(self, q):
         m = q["model"]
@@ -367,11 +419,24 @@ class EleutherAI(Peer):
     def memory(self, m, r):
         refuse((r["cp"] > 1, "no context parallelism"), (r["fp8"], "no fp8 mixed with bf16"))
         arguments = [
-            *self.shape(m), "--num-attention-heads", m["heads"], "--num-gpus", r["gpus"],
-            "--tensor-parallel-size", r["tp"], "--pipeline-parallel-size", r["pp"],
-            "--zero-stage", r["zero"], "--sequence-length", r["seq"] or 2048,
-            "--batch-size-per-gpu", r["microbatch"] or 1, "--bytes-per-grad-ele", r["grad_bytes"],
-        ]  # fmt: skip
+            *self.shape(m),
+            "--num-attention-heads",
+            m["heads"],
+            "--num-gpus",
+            r["gpus"],
+            "--tensor-parallel-size",
+            r["tp"],
+            "--pipeline-parallel-size",
+            r["pp"],
+            "--zero-stage",
+            r["zero"],
+            "--sequence-length",
+            r["seq"] or 2048,
+            "--batch-size-per-gpu",
+            r["microbatch"] or 1,
+            "--bytes-per-grad-ele",
+            r["grad_bytes"],
+        ]
         arguments += ["--partition-activations"] * (r["tp"] > 1)
         return self.printed(
             "mem", arguments + ["--checkpoint-activations"] * (r["recompute"] != "none")

@@ -82,9 +82,12 @@ SETTINGS = {
 
 
 def ask(
-    name: str, checkout: str, cases: Sequence[Question], python: str = sys.executable,
+    name: str,
+    checkout: str,
+    cases: Sequence[Question],
+    python: str = sys.executable,
     limit: float = 300.0,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """A row per question: the record's, with what ``name`` says.
 
     Raises ConfigError if the checkout or its interpreter is not what it should be, DeadlineError
@@ -121,11 +124,16 @@ def ask(
     answers = json.loads(done.stdout.splitlines()[-1])
     return [
         {
-            "case": case.case, "source": case.source, "quantity": case.quantity, "key": case.key,
-            "peer": name, "published": case.published, **answer,
+            "case": case.case,
+            "source": case.source,
+            "quantity": case.quantity,
+            "key": case.key,
+            "peer": name,
+            "published": case.published,
+            **answer,
         }
         for case, answer in zip(cases, answers, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def error(row: dict[str, Any]) -> float | None:
@@ -155,10 +163,18 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         said = [(abs(e), e, row["case"]) for row in here if (e := error(row)) is not None]
         _, worst, case = max(said, default=(None, None, ""))
         mean = fmean(size for size, *_ in said) if said else None
-        found.append({
-            "quantity": quantity, "source": source, "peer": peer, "asked": len(here),
-            "expressed": len(said), "mean error": mean, "worst error": worst, "worst case": case,
-        })  # fmt: skip
+        found.append(
+            {
+                "quantity": quantity,
+                "source": source,
+                "peer": peer,
+                "asked": len(here),
+                "expressed": len(said),
+                "mean error": mean,
+                "worst error": worst,
+                "worst case": case,
+            }
+        )
     return found
 
 
@@ -299,8 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = {
             "peers": {name: commit(checkout) for name, checkout in given.items()},
             "settings": {name: SETTINGS[name] for name in (*given, "all")},
-            "summary": summary(rows), "rows": rows,
-        }  # fmt: skip
+            "summary": summary(rows),
+            "rows": rows,
+        }
         record(Path(args.record), "tiledask.lab.accuracy.peers", facts)
     return 0
 

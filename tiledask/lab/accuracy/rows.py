@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.plan.data import data_file
 
-__all__ = ["Group", "Row", "published"]
+__all__ = ["PublishedRow", "PublishedSource", "published"]
 
 
 def published(name: str = "plan") -> dict[str, dict[str, Any]]:
@@ -19,7 +19,7 @@ def published(name: str = "plan") -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One published number and what tiledask says instead."""
 
     case: str
@@ -50,11 +50,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
+class PublishedSource:
     """Rows of one source, and what is to be reached on them."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     mean: float | None = None
     """Largest mean error, relative; None: every row to its printed digits."""
     worst: float | None = None
@@ -62,10 +62,10 @@ class Group:
     """What a reader of the errors must know."""
 
     @classmethod
-    def of(cls, name: str, rows: Iterable[Row], **more: Any) -> "Group":
+    def of(cls, name: str, rows: Iterable[PublishedRow], **more: Any) -> "PublishedSource":
         return cls(name, tuple(rows), **more)
 
-    def part(self, calibration: bool) -> tuple[Row, ...]:
+    def part(self, calibration: bool) -> tuple[PublishedRow, ...]:
         """The rows that were fitted, or those that check."""
         return tuple(row for row in self.rows if row.calibration == calibration)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from tiledask.lab.accuracy.exact import gpt
 from tiledask.lab.accuracy.memory import titan
-from tiledask.lab.accuracy.rows import Group, Row, published
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
 from tiledask.plan.data import names
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.fitting.overhead import default_overhead
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import load_model
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.specs import load_model
 from tiledask.plan.timing.flops import step_flops
 from tiledask.plan.timing.rates import load_calibration
 from tiledask.plan.timing.step import estimate_step
@@ -42,20 +42,26 @@ def calibrated() -> frozenset[str]:
     )
 
 
-def times() -> list[Group]:
+def times() -> list[PublishedSource]:
     """Seconds of a step or a layer, by source."""
     cases = published()
     return [
-        Group.of(name, (row for case in cases.values() for row in rows(case)), remark=remark,
-                 **(REPORTED if name in (BLOOM, TITAN) else GOAL))
+        PublishedSource.of(
+            name,
+            (row for case in cases.values() for row in rows(case)),
+            remark=remark,
+            **(REPORTED if name in (BLOOM, TITAN) else GOAL),
+        )
         for name, rows, remark in _SOURCES
-    ]  # fmt: skip
+    ]
 
 
-def rankings() -> Group:
+def rankings() -> PublishedSource:
     """How much longer than the best measured layout the estimate's first choice takes."""
     rows = (_ranking(case) for case in published().values() if case["kind"] == "ranking")
-    return Group.of("vTrain: the measured time of the first choice over the best", rows, mean=0.03)
+    return PublishedSource.of(
+        "vTrain: the measured time of the first choice over the best", rows, mean=0.03
+    )
 
 
 def seconds_of(i: dict[str, Any], tflops: float, recomputed: bool) -> float:
@@ -82,66 +88,97 @@ def _seconds(
     return estimate_step(model, Layout(**fields), _cluster(i), recipe, i["seq"]).total
 
 
-def _row(case: dict[str, Any], measured: float, ours: float, kind: str = "", note: str = "") -> Row:
+def _row(
+    case: dict[str, Any], measured: float, ours: float, kind: str = "", note: str = ""
+) -> PublishedRow:
     name = f"{case['id']}:{kind}" if kind else case["id"]
     quantity = f"step, {kind}" if kind else "step"
-    return Row(case["id"], quantity, measured, ours, "s", calibration=name in calibrated(),
-               note=note)  # fmt: skip
+    return PublishedRow(
+        case["id"], quantity, measured, ours, "s", calibration=name in calibrated(), note=note
+    )
 
 
-def _sc21_table_1(case: dict[str, Any]) -> Iterator[Row]:
+def _sc21_table_1(case: dict[str, Any]) -> Iterator[PublishedRow]:
     if case["id"].startswith("sc21-t1-"):
         yield _sc21(case, case["inputs"], case["expected"]["achieved_tflops_per_gpu"])
 
 
-def _sc21_table_2(case: dict[str, Any]) -> Iterator[Row]:
+def _sc21_table_2(case: dict[str, Any]) -> Iterator[PublishedRow]:
     if case["id"].startswith("sc21-t2-ptd"):
         i = case["inputs"]
         shape = {"tp": 8, "pp": i["model_parallel"] // 8, "dp": i["gpus"] // i["model_parallel"]}
         yield _sc21(case, {**i, **shape}, i["achieved_tflops"])
 
 
-def _sc21(case: dict[str, Any], i: dict[str, Any], tflops: float) -> Row:
+def _sc21(case: dict[str, Any], i: dict[str, Any], tflops: float) -> PublishedRow:
     ours = _seconds(
-        _megatron(i), i, dp=i["dp"], tp=i["tp"], pp=i["pp"], microbatch=i["micro_batch"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]), recompute="full",
+        _megatron(i),
+        i,
+        dp=i["dp"],
+        tp=i["tp"],
+        pp=i["pp"],
+        microbatch=i["micro_batch"],
+        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
+        recompute="full",
         interleave=CHUNKS.get(case["id"], 1),
-    )  # fmt: skip
+    )
     return _row(case, seconds_of(i, tflops, True), ours)
 
 
-def _korthikanti(case: dict[str, Any]) -> Iterator[Row]:
+def _korthikanti(case: dict[str, Any]) -> Iterator[PublishedRow]:
     if not case["id"].startswith("kor-t5"):
         return
     i, e = case["inputs"], case["expected"]
     for kind, key in (
-        ("full", "iteration_s_full_recompute"), ("present", "iteration_s_present_work")
-    ):  # fmt: skip
+        ("full", "iteration_s_full_recompute"),
+        ("present", "iteration_s_present_work"),
+    ):
         ours = _seconds(
-            _megatron(i), i, "mixed-adam-18", tp=i["tp"], pp=i["pp"], microbatch=i["micro_batch"],
-            microbatches=i["global_batch"] // i["micro_batch"], interleave=i["interleave"],
+            _megatron(i),
+            i,
+            "mixed-adam-18",
+            tp=i["tp"],
+            pp=i["pp"],
+            microbatch=i["micro_batch"],
+            microbatches=i["global_batch"] // i["micro_batch"],
+            interleave=i["interleave"],
             recompute="full" if kind == "full" else "selective",
             sequence_parallel=kind == "present",
-        )  # fmt: skip
+        )
         yield _row(case, e[key], ours, kind)
 
 
-def _layers(case: dict[str, Any]) -> Iterator[Row]:
+def _layers(case: dict[str, Any]) -> Iterator[PublishedRow]:
     if not case["id"].startswith("kor-t4"):
         return
     i, e = case["inputs"], case["expected"]
     technique = i["technique"]
     recompute = {"full_": "full", "selec": "selective"}.get(technique[:5], "none")
-    layout = Layout(tp=i["tp"], microbatch=i["micro_batch"], recompute=recompute,
-                    sequence_parallel="sequence" in technique)  # fmt: skip
-    step = estimate_step(_megatron({**i, "layers": 48}), layout, load_cluster("8xA100-80GB"),
-                         "mixed-adam-18", i["seq"])  # fmt: skip
+    layout = Layout(
+        tp=i["tp"],
+        microbatch=i["micro_batch"],
+        recompute=recompute,
+        sequence_parallel="sequence" in technique,
+    )
+    step = estimate_step(
+        _megatron({**i, "layers": 48}),
+        layout,
+        load_cluster("8xA100-80GB"),
+        "mixed-adam-18",
+        i["seq"],
+    )
     both = 1e3 * sum(step.layer_seconds)
-    yield Row(case["id"], "layer, forward and backward", e["layer_combined_ms"], both, "ms",
-              calibration=case["id"] in calibrated())  # fmt: skip
+    yield PublishedRow(
+        case["id"],
+        "layer, forward and backward",
+        e["layer_combined_ms"],
+        both,
+        "ms",
+        calibration=case["id"] in calibrated(),
+    )
 
 
-def _llama3(case: dict[str, Any]) -> Iterator[Row]:
+def _llama3(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """Interleaved with one layer a chunk: 128 chunks, the first and the last without a layer
     (section 3.3.2 says that these stages have one layer less; the chunks are our reading)."""
     if not case["id"].startswith("llama3-t4"):
@@ -149,14 +186,24 @@ def _llama3(case: dict[str, Any]) -> Iterator[Row]:
     i = case["inputs"]
     model = load_model("llama-3.1-405b")
     ours = _seconds(
-        model, i, "mixed-adam-18", dp=i["dp"], tp=i["tp"], pp=i["pp"], cp=i["cp"], interleave=8,
-        microbatches=i["batch_per_dp"], zero=1, sequence_parallel=True, flash_attention=True,
+        model,
+        i,
+        "mixed-adam-18",
+        dp=i["dp"],
+        tp=i["tp"],
+        pp=i["pp"],
+        cp=i["cp"],
+        interleave=8,
+        microbatches=i["batch_per_dp"],
+        zero=1,
+        sequence_parallel=True,
+        flash_attention=True,
         partition=(0, *range(model.layers + 1), model.layers),
-    )  # fmt: skip
+    )
     yield _row(case, seconds_of(i, case["expected"]["tflops_per_gpu"], False), ours)
 
 
-def _megatron_core(case: dict[str, Any]) -> Iterator[Row]:
+def _megatron_core(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """The table says neither micro-batch nor interleaving: the fastest that fits."""
     if not case["id"].startswith("mcore-h100"):
         return
@@ -170,10 +217,16 @@ def _megatron_core(case: dict[str, Any]) -> Iterator[Row]:
             if chunks > 1 and (i["pp"] == 1 or model.layers % (i["pp"] * chunks) or m % i["pp"]):
                 continue
             fields = {
-                "dp": i["dp"], "tp": i["tp"], "pp": i["pp"], "microbatch": microbatch,
-                "microbatches": m, "interleave": chunks, "zero": 1, "flash_attention": True,
+                "dp": i["dp"],
+                "tp": i["tp"],
+                "pp": i["pp"],
+                "microbatch": microbatch,
+                "microbatches": m,
+                "interleave": chunks,
+                "zero": 1,
+                "flash_attention": True,
                 "sequence_parallel": i["tp"] > 1,
-            }  # fmt: skip
+            }
             held = estimate_memory(model, Layout(**fields), "mixed-adam-18", i["seq"]).peak
             if held + default_overhead(i["gpus"]).total < 80e9:
                 found.append(_seconds(model, i, "mixed-adam-18", **fields))
@@ -181,18 +234,24 @@ def _megatron_core(case: dict[str, Any]) -> Iterator[Row]:
     yield _row(case, measured, min(found), note="the fastest micro-batch and chunks that fit")
 
 
-def _mt_nlg(case: dict[str, Any]) -> Iterator[Row]:
+def _mt_nlg(case: dict[str, Any]) -> Iterator[PublishedRow]:
     if not case["id"].startswith("mtnlg"):
         return
     i = case["inputs"]
-    layout = Layout(dp=i["dp"], tp=i["tp"], pp=i["pp"], recompute="full",
-                    microbatches=i["global_batch"] // i["dp"])  # fmt: skip
-    step = estimate_step(_megatron(i), layout, _cluster(i), sequence=i["seq"],
-                         calibration=DEEPSPEED)  # fmt: skip
+    layout = Layout(
+        dp=i["dp"],
+        tp=i["tp"],
+        pp=i["pp"],
+        recompute="full",
+        microbatches=i["global_batch"] // i["dp"],
+    )
+    step = estimate_step(
+        _megatron(i), layout, _cluster(i), sequence=i["seq"], calibration=DEEPSPEED
+    )
     yield _row(case, case["expected"]["iteration_s"], step.total)
 
 
-def _bloom(case: dict[str, Any]) -> Iterator[Row]:
+def _bloom(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """Jean Zay: 4 adapters of 100 Gb/s for 8 GPUs (bigscience, tr11 README)."""
     if not case["id"].startswith("bloom-") or "iteration_s" not in case["expected"]:
         return
@@ -201,16 +260,21 @@ def _bloom(case: dict[str, Any]) -> Iterator[Row]:
     cluster = replace(dgx, between_nodes=replace(dgx.between_nodes, bytes_per_second=6.25e9))
     model = gpt({**i, "heads": i["heads"] or 96}, dropout=False, embedding_norm=True)
     layout = Layout(
-        dp=i["dp"], tp=i["tp"], pp=i["pp"], microbatch=i["micro_batch"], zero=i["zero"],
-        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]), recompute="full",
+        dp=i["dp"],
+        tp=i["tp"],
+        pp=i["pp"],
+        microbatch=i["micro_batch"],
+        zero=i["zero"],
+        microbatches=i["global_batch"] // (i["dp"] * i["micro_batch"]),
+        recompute="full",
         partition="items" if i["embedding_counts_as_pp_layer"] else None,
-    )  # fmt: skip
+    )
     recipe = {2: "deepspeed-fp16-adam", 6: "deepspeed-bf16-adam"}[i["grad_bytes"]]
     step = estimate_step(model, layout, cluster, recipe, i["seq"], calibration=DEEPSPEED)
     yield _row(case, case["expected"]["iteration_s"], step.total)
 
 
-def _torchtitan(case: dict[str, Any]) -> Iterator[Row]:
+def _torchtitan(case: dict[str, Any]) -> Iterator[PublishedRow]:
     """Tokens a second of each device, as seconds of a step of the same layout as for memory."""
     if not case["id"].startswith("titan-"):
         return
@@ -222,39 +286,71 @@ def _torchtitan(case: dict[str, Any]) -> Iterator[Row]:
     yield _row(case, measured, step.total)
 
 
-_SOURCES: tuple[tuple[str, Callable[[dict[str, Any]], Iterator[Row]], str], ...] = (
+_SOURCES: tuple[tuple[str, Callable[[dict[str, Any]], Iterator[PublishedRow]], str], ...] = (
     ("SC21 Table 1", _sc21_table_1, ""),
-    ("SC21 Table 2", _sc21_table_2,
-     "Without its ZeRO-3 rows, which ran several times slower than their traffic explains."),
+    (
+        "SC21 Table 2",
+        _sc21_table_2,
+        "Without its ZeRO-3 rows, which ran several times slower than their traffic explains.",
+    ),
     ("Korthikanti Table 5", _korthikanti, ""),
     ("Korthikanti Table 4", _layers, ""),
-    ("Llama 3 Table 4", _llama3,
-     "Eight chunks a stage and FLOP of a causal mask are our reading of the paper."),
-    ("Megatron-Core on H100", _megatron_core,
-     "The source gives neither micro-batch nor chunks: the fastest that fit are taken."),
-    ("MT-NLG", _mt_nlg,
-     "Ran Megatron-DeepSpeed, with the shares that BLOOM's log gave; with Megatron-LM's, of SC21, "
-     "it would be 21 % too fast."),
-    (BLOOM, _bloom,
-     "No goal. The first rows' heads are 150 wide, which tensor cores dislike; gradients crossed "
-     "4 adapters of 100 Gb/s a node."),
-    (TITAN, _torchtitan,
-     "No goal, and no shares of its own: PyTorch's kernels on an H100 of 96 GB with 2.4 TB/s and "
-     "500 W, some rows in fp8, are taken for Megatron-Core's on an H100. Its ring attention over "
-     "long contexts ran at half of what is estimated here; Llama 3's did not."),
-)  # fmt: skip
+    (
+        "Llama 3 Table 4",
+        _llama3,
+        "Eight chunks a stage and FLOP of a causal mask are our reading of the paper.",
+    ),
+    (
+        "Megatron-Core on H100",
+        _megatron_core,
+        "The source gives neither micro-batch nor chunks: the fastest that fit are taken.",
+    ),
+    (
+        "MT-NLG",
+        _mt_nlg,
+        "Ran Megatron-DeepSpeed, with the shares that BLOOM's log gave; with Megatron-LM's, of "
+        "SC21, it would be 21 % too fast.",
+    ),
+    (
+        BLOOM,
+        _bloom,
+        "No goal. The first rows' heads are 150 wide, which tensor cores dislike; gradients "
+        "crossed 4 adapters of 100 Gb/s a node.",
+    ),
+    (
+        TITAN,
+        _torchtitan,
+        "No goal, and no shares of its own: PyTorch's kernels on an H100 of 96 GB with 2.4 TB/s "
+        "and 500 W, some rows in fp8, are taken for Megatron-Core's on an H100. Its ring attention "
+        "over long contexts ran at half of what is estimated here; Llama 3's did not.",
+    ),
+)
 
 
-def _ranking(case: dict[str, Any]) -> Row:
+def _ranking(case: dict[str, Any]) -> PublishedRow:
     i, best = case["inputs"], case["expected"]["best_ms"]
     model = _megatron({**i, "vocab": 51200})
 
     def ours(c: dict[str, Any]) -> float:
         m = i["global_batch"] // (c["dp"] * c["micro_batch"])
-        return _seconds(model, {**i, "gpu": "A100-80GB"}, dp=c["dp"], tp=c["tp"], pp=c["pp"],
-                        microbatch=c["micro_batch"], microbatches=m, recompute="full")  # fmt: skip
+        return _seconds(
+            model,
+            {**i, "gpu": "A100-80GB"},
+            dp=c["dp"],
+            tp=c["tp"],
+            pp=c["pp"],
+            microbatch=c["micro_batch"],
+            microbatches=m,
+            recompute="full",
+        )
 
     pick = min(case["candidates"], key=ours)
     shown = f"dp {pick['dp']} x tp {pick['tp']} x pp {pick['pp']}, b {pick['micro_batch']}"
-    return Row(case["id"], "first choice", best, pick["measured_ms"], "ms",
-               note=f"{shown}, of {len(case['candidates'])}")  # fmt: skip
+    return PublishedRow(
+        case["id"],
+        "first choice",
+        best,
+        pick["measured_ms"],
+        "ms",
+        note=f"{shown}, of {len(case['candidates'])}",
+    )

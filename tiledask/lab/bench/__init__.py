@@ -1,4 +1,16 @@
-"""Comparisons with peers on this machine: the same work, the same run, interleaved, medians."""
+"""Comparisons with peers on this machine: the same work, the same run, interleaved, medians.
+
+product, files    td.matmul beside one process and dask.array          (peers.py)
+schedules         the simulator beside others                          (schedule_peers.py)
+idle              idle time of every schedule, measured and simulated
+search            the search beside calculon's                         (search_peer.py)
+tiles             tile kernels beside cuBLAS, torch and Triton
+training          where a training step's time goes, and torch beside it
+  training_shown    its picture and tables, of a record too
+records           goals beside what was reached, and the numbers as JSON
+
+They are for a checkout, and no wheel has them: `make bench` and its kin run them.
+"""
 
 from tiledask.submodules import submodules
 

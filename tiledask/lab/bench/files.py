@@ -33,7 +33,12 @@ ALONE, OURS, DASK = "one process, memory maps", "td.matmul, .npy files", "dask.a
 def measure(n: int, rounds: int, workers: int, memory: int, folder: Path) -> list[dict[str, Any]]:
     """A row per way: median seconds, bytes read, peak memory of the fullest worker."""
     for name, seed in (("a", 1), ("b", 2)):
-        _make(folder / f"{name}.npy", n, seed)
+        path = folder / f"{name}.npy"
+        rng = np.random.default_rng(seed)
+        out = np.lib.format.open_memmap(path, "w+", np.float32, (n, n))
+        for row in range(0, n, 1024):
+            out[row : row + 1024] = rng.standard_normal((min(1024, n - row), n), np.float32)
+        out.flush()
     a, b = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in "ab")
     ways: dict[str, Callable[[], Ran]] = {
         ALONE: lambda: _alone(a, b, folder / "alone.npy"),
@@ -50,21 +55,18 @@ def measure(n: int, rounds: int, workers: int, memory: int, folder: Path) -> lis
     alone = median(seconds[ALONE])
     return [
         {
-            "way": name, "n": n, "seconds": median(seconds[name]), "all seconds": seconds[name],
-            "speed against one process": alone / median(seconds[name]), "rounds": rounds,
-            "bytes moved": facts[name].moved, "peak above idle": facts[name].peak,
+            "way": name,
+            "n": n,
+            "seconds": median(seconds[name]),
+            "all seconds": seconds[name],
+            "speed against one process": alone / median(seconds[name]),
+            "rounds": rounds,
+            "bytes moved": facts[name].moved,
+            "peak above idle": facts[name].peak,
             "bytes read": facts[name].read,
         }
         for name in ways
-    ]  # fmt: skip
-
-
-def _make(path: Path, n: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    out = np.lib.format.open_memmap(path, "w+", np.float32, (n, n))
-    for row in range(0, n, 1024):
-        out[row : row + 1024] = rng.standard_normal((min(1024, n - row), n), np.float32)
-    out.flush()
+    ]
 
 
 def _alone(a: np.ndarray, b: np.ndarray, path: Path) -> Ran:
@@ -79,9 +81,7 @@ def _ours(folder: Path, workers: int, memory: int) -> Ran:
     a, b = (td.open_array(folder / f"{name}.npy") for name in "ab")
     with td.start_cluster(workers, device="cpu", memory_limit=memory, quiet=True) as cluster:
         begun = perf_counter()
-        c = td.matmul(
-            a, b, out=folder / "ours.npy", cluster=cluster, overwrite=True, timeout=3600
-        )  # fmt: skip
+        c = td.matmul(a, b, out=folder / "ours.npy", cluster=cluster, overwrite=True, timeout=3600)
         seconds = perf_counter() - begun
     return Ran(
         c.traffic.measured.total,
@@ -93,11 +93,16 @@ def _ours(folder: Path, workers: int, memory: int) -> Ran:
 
 def _dask(a: np.ndarray, b: np.ndarray, path: Path, workers: int, memory: int) -> Ran:
     with (
-        LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=memory,
-                     host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=memory,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
         Client(cluster) as client,
         dask.config.set({"distributed.scheduler.worker-saturation": 1.1}),
-    ):  # fmt: skip
+    ):
         finish = count(client)
         begun = perf_counter()
         out = np.lib.format.open_memmap(path, "w+", np.float32, (len(a), len(a)))
@@ -168,10 +173,13 @@ def main() -> int:
         table.add_column(name, justify="left" if name == "way" else "right")
     for row in rows:
         table.add_row(
-            row["way"], format_seconds(row["seconds"]),
-            f"{row['speed against one process']:.2f}", format_bytes(row["bytes read"]),
-            format_bytes(row["bytes moved"]), format_bytes(row["peak above idle"]),
-        )  # fmt: skip
+            row["way"],
+            format_seconds(row["seconds"]),
+            f"{row['speed against one process']:.2f}",
+            format_bytes(row["bytes read"]),
+            format_bytes(row["bytes moved"]),
+            format_bytes(row["peak above idle"]),
+        )
     console.print(table)
     if args.record:
         record(Path(args.record), "tiledask.lab.bench.files", {"rows": rows})

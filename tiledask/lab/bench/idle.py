@@ -26,14 +26,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 import tiledask as td
-from tiledask.dist.cluster import Cluster
-from tiledask.dist.run import Run
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.pipelines.run import PipelineRun
 from tiledask.errors import ScheduleError
 from tiledask.lab.bench.records import goals_table, record
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
-__all__ = ["Case", "cases", "main", "measure"]
+__all__ = ["ScheduleCase", "cases", "main", "measure"]
 
 FORWARD = 0.02
 """Seconds of a forward; a backward takes twice as long, each half of a split one as long."""
@@ -45,7 +45,7 @@ per action, in the median; points from 1/2 and from 1/4 utilisation."""
 PARTS = ("difference", "transfer", "overhead", "knock-on", "rest")
 
 
-class Case(NamedTuple):
+class ScheduleCase(NamedTuple):
     """A schedule of the table for some devices and micro-batches, or why there is none."""
 
     name: str
@@ -57,11 +57,11 @@ class Case(NamedTuple):
 
 def cases(
     names: Sequence[str], devices: Sequence[int], microbatches: Sequence[int]
-) -> Iterator[Case]:
+) -> Iterator[ScheduleCase]:
     """Every combination, with as few stages per device as make the schedule what it is.
 
-    That are two for the looped ones, which deal as many as one likes: with one, interleaved 1F1B is
-    1F1B under another name.
+    That are two for the looped ones, which take as many as one likes: with one, interleaved 1F1B
+    is 1F1B under another name.
 
     >>> [(c.name, c.schedule.stages) for c in cases(["1f1b", "interleaved", "zb-v"], [2], [4])]
     [('1f1b', 2), ('interleaved', 4), ('zb-v', 4)]
@@ -72,7 +72,7 @@ def cases(
                 yield _case(name, p, m)
 
 
-def _case(name: str, p: int, m: int) -> Case:
+def _case(name: str, p: int, m: int) -> ScheduleCase:
     why, looped = "", "devices" in inspect.signature(td.schedules[name]).parameters
     for per_device in (2, 4) if looped else (1, 2, 4):
         for options in ({}, {"devices": p}):
@@ -83,12 +83,12 @@ def _case(name: str, p: int, m: int) -> Case:
                     why = why or str(error)
             else:
                 if built.devices == p:
-                    return Case(name, p, m, built)
-    return Case(name, p, m, None, why or f"not for {p} devices")
+                    return ScheduleCase(name, p, m, built)
+    return ScheduleCase(name, p, m, None, why or f"not for {p} devices")
 
 
 def measure(
-    case: Case, cluster: Cluster, engine: str, rounds: int = 1, forward: float = FORWARD
+    case: ScheduleCase, cluster: Cluster, engine: str, rounds: int = 1, forward: float = FORWARD
 ) -> dict[str, Any]:
     """What was found of ``case``: shares of device-time, points, seconds; the median round."""
     runs = [
@@ -106,24 +106,32 @@ def measure(
     overhead = _share(run.timeline, run.timeline.overhead)
     waits, again = run.timeline.waits, 100 * _with_delays(run, forward)
     return {
-        "schedule": case.name, "devices": case.devices, "stages": case.schedule.stages,
-        "microbatches": case.microbatches, "engine": engine, "rounds": rounds,
-        "measured idle %": measured, "simulated idle %": simulated,
+        "schedule": case.name,
+        "devices": case.devices,
+        "stages": case.schedule.stages,
+        "microbatches": case.microbatches,
+        "engine": engine,
+        "rounds": rounds,
+        "measured idle %": measured,
+        "simulated idle %": simulated,
         "difference points": measured - simulated,
-        "transfer points": transfer, "overhead points": overhead,
+        "transfer points": transfer,
+        "overhead points": overhead,
         "knock-on points": measured - replayed - transfer - overhead,
         "rest points": replayed - simulated,
-        "simulated with delays %": again, "unexplained points": measured - again,
+        "simulated with delays %": again,
+        "unexplained points": measured - again,
         "true idle %": _share(run.timeline, run.timeline.true_idle),
         "overhead per action": run.timeline.overhead_per_action,
         "overhead per action, 90 %": float(np.quantile(waits.overhead, 0.9)),
         "overheads": waits.overhead.round(6).tolist(),
-        "clock error": run.clock_error, "latest action": run.late,
+        "clock error": run.clock_error,
+        "latest action": run.late,
         "load": os.getloadavg()[0],
-    }  # fmt: skip
+    }
 
 
-def _with_delays(run: Run, forward: float) -> float:
+def _with_delays(run: PipelineRun, forward: float) -> float:
     """The idle share by simulation if each action waits for the mean overhead, each block is on
     its way for the mean of the blocks, and neither counts as work."""
     timeline, schedule = run.timeline, run.simulated.evidence.schedule
@@ -131,9 +139,7 @@ def _with_delays(run: Run, forward: float) -> float:
     ways = (timeline.end - timeline.start)[timeline.kind == TRANSFER]
     latency = float(ways.mean()) if len(ways) else 0.0
     F, B, half = forward + late, 2 * forward + late, forward + late
-    again = td.simulate(
-        schedule, F, B, latency, half, half, overlapped=3 * forward + late
-    )  # fmt: skip
+    again = td.simulate(schedule, F, B, latency, half, half, overlapped=3 * forward + late)
     return 1 - run.simulated.busy / (again.devices * again.makespan)
 
 
@@ -165,14 +171,22 @@ def two_and_four(cluster: Cluster, engine: str) -> list[dict[str, Any]]:
     rows = []
     for p in (2, 4):
         run = td.run_schedule(
-            td.schedule("naive", p, 2), cluster=cluster, engine=engine,
-            forward=LONG, backward=2 * LONG,
-        )  # fmt: skip
+            td.schedule("naive", p, 2),
+            cluster=cluster,
+            engine=engine,
+            forward=LONG,
+            backward=2 * LONG,
+        )
         used = 100 * run.timeline.utilisation
         rows.append(
-            {"workers": p, "engine": engine, "utilisation %": used, "predicted %": 100 / p,
-             "met": abs(used - 100 / p) <= UTILISATION}
-        )  # fmt: skip
+            {
+                "workers": p,
+                "engine": engine,
+                "utilisation %": used,
+                "predicted %": 100 / p,
+                "met": abs(used - 100 / p) <= UTILISATION,
+            }
+        )
     return rows
 
 
@@ -210,15 +224,17 @@ def main() -> int:
     if args.record:
         overheads = [o for row in rows for o in row.pop("overheads")]
         facts = {
-            "arguments": vars(args), "goals": goals,
+            "arguments": vars(args),
+            "goals": goals,
             "overhead per action, all": {
                 str(q): float(np.quantile(overheads, q / 100)) for q in (10, 50, 90, 99)
             },
             "two and four workers": pair,
-            "refused": [(c.name, c.devices, c.microbatches, c.refused)
-                        for c in every if c.schedule is None],
+            "refused": [
+                (c.name, c.devices, c.microbatches, c.refused) for c in every if c.schedule is None
+            ],
             "rows": rows,
-        }  # fmt: skip
+        }
         record(Path(args.record), "tiledask.lab.bench.idle", facts)
     return 0
 
@@ -230,19 +246,30 @@ def _goals(rows: list[dict[str, Any]], pair: list[dict[str, Any]]) -> list[dict[
     )
     overhead = float(np.median([o for row in rows for o in row["overheads"]]))
     return [
-        *({"goal": what, "reached": f"{met} of {len(rows)}", "met": met == len(rows)}
-          for what, met in (
-              (f"idle within {POINTS:g} points of simulation", near),
-              (f"... or all but {ACCOUNTED:g} point is transfer and overhead", directly),
-              (f"... or simulated to {ACCOUNTED:g} point with their means", explained),
-              (f"... or all but {ACCOUNTED:g} point is those and their knock-on", accounted),
-          )),
-        {"goal": f"overhead per action at most {format_seconds(OVERHEAD)}, median",
-         "reached": format_seconds(overhead), "met": overhead <= OVERHEAD},
-        *({"goal": f"{row['workers']} workers one after the other: {row['predicted %']:g} % used, "
-                   f"within {UTILISATION:g} point",
-           "reached": f"{row['utilisation %']:.2f} %", "met": row["met"]} for row in pair),
-    ]  # fmt: skip
+        *(
+            {"goal": what, "reached": f"{met} of {len(rows)}", "met": met == len(rows)}
+            for what, met in (
+                (f"idle within {POINTS:g} points of simulation", near),
+                (f"... or all but {ACCOUNTED:g} point is transfer and overhead", directly),
+                (f"... or simulated to {ACCOUNTED:g} point with their means", explained),
+                (f"... or all but {ACCOUNTED:g} point is those and their knock-on", accounted),
+            )
+        ),
+        {
+            "goal": f"overhead per action at most {format_seconds(OVERHEAD)}, median",
+            "reached": format_seconds(overhead),
+            "met": overhead <= OVERHEAD,
+        },
+        *(
+            {
+                "goal": f"{row['workers']} workers one after the other: {row['predicted %']:g} % "
+                f"used, within {UTILISATION:g} point",
+                "reached": f"{row['utilisation %']:.2f} %",
+                "met": row["met"],
+            }
+            for row in pair
+        ),
+    ]
 
 
 def _table(rows: list[dict[str, Any]], forward: float) -> Table:
@@ -252,29 +279,38 @@ def _table(rows: list[dict[str, Any]], forward: float) -> Table:
         caption="difference = transfer + overhead + knock-on + rest, in points; unexplained = "
         "measured - simulated with the mean overhead and the mean way of a block",
     )
-    columns = {"schedule": "left", "p": "right", "m": "right", "measured": "right",
-               "simulated": "right", **dict.fromkeys((*PARTS, "unexplained"), "right"),
-               "overhead\nper action": "right", "": "left"}  # fmt: skip
+    columns = {
+        "schedule": "left",
+        "p": "right",
+        "m": "right",
+        "measured": "right",
+        "simulated": "right",
+        **dict.fromkeys((*PARTS, "unexplained"), "right"),
+        "overhead\nper action": "right",
+        "": "left",
+    }
     for name, side in columns.items():
         table.add_column(name, justify=side, no_wrap=True, min_width=2)
     for row in rows:
         table.add_row(
-            row["schedule"], str(row["devices"]), str(row["microbatches"]),
-            f"{row['measured idle %']:.1f}", f"{row['simulated idle %']:.1f}",
+            row["schedule"],
+            str(row["devices"]),
+            str(row["microbatches"]),
+            f"{row['measured idle %']:.1f}",
+            f"{row['simulated idle %']:.1f}",
             *(f"{row[f'{part} points']:+.2f}" for part in (*PARTS, "unexplained")),
-            format_seconds(row["overhead per action"]), _mark(row),
-        )  # fmt: skip
+            format_seconds(row["overhead per action"]),
+            _mark(row),
+        )
     return table
 
 
 def _mark(row: dict[str, Any]) -> str:
-    tests = {
-        "near": _near, "directly": _directly, "explained": _explained, "accounted": _accounted
-    }  # fmt: skip
+    tests = {"near": _near, "directly": _directly, "explained": _explained, "accounted": _accounted}
     return next((word for word, holds in tests.items() if holds(row)), "✗")
 
 
-def _refused(every: Sequence[Case]) -> str:
+def _refused(every: Sequence[ScheduleCase]) -> str:
     """The combinations that were skipped, one line for each schedule and reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for case in every:

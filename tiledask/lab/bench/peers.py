@@ -15,7 +15,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster, wait
 
-from tiledask.dist import host_memory
+from tiledask.distributed.cluster import host_memory
 
 __all__ = ["DaskArrays", "Ran", "count", "dask_client"]
 
@@ -41,9 +41,13 @@ class Ran:
 def dask_client(workers: int) -> Iterator[Client]:
     """A client of ``workers`` processes of one thread each."""
     log = {"distributed.admin.low-level-log-length": 100_000}
-    with dask.config.set(log), LocalCluster(
-        n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
-    ) as cluster, Client(cluster) as client:  # fmt: skip
+    with (
+        dask.config.set(log),
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 

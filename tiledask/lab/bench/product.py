@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 import tiledask as td
-from tiledask.dist.cluster import Cluster
-from tiledask.dist.rates import rates_of
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.products.rates import rates_of
 from tiledask.lab.bench.peers import DaskArrays, Ran, count, dask_client
 from tiledask.lab.bench.records import goals_table, record
-from tiledask.lab.product import GRID
+from tiledask.lab.product_claims import GRID
 from tiledask.plan.products.cost import break_even
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["WORKS", "Work", "main", "measure"]
+__all__ = ["WORKS", "ProductGoal", "main", "measure"]
 
 ALONE = "one process, all cores"
 OURS = "td.matmul"
@@ -34,7 +34,7 @@ BEST = "dask.array, best chunks"
 
 
 @dataclass(frozen=True)
-class Work:
+class ProductGoal:
     """A product to compare, and the speed it must reach against one process."""
 
     name: str
@@ -49,13 +49,14 @@ class Work:
 WORKS = {
     work.name: work
     for work in (
-        Work("4096-f4", ((4096, 4096), (4096, 4096)), "f4", 0.85, (512, 2048, (2048, -1))),
-        Work("ffn-f4", ((4096, 4096), (4096, 16384), (16384, 4096)), "f4", 0.97,
-             (2048, 4096, 8192)),
-        Work("8192-f4", ((8192, 8192), (8192, 8192)), "f4", 1.00, (2048, 4096, (4096, -1))),
-        Work("8192-f8", ((8192, 8192), (8192, 8192)), "f8", 1.00, (2048, 4096, (4096, -1))),
+        ProductGoal("4096-f4", ((4096, 4096), (4096, 4096)), "f4", 0.85, (512, 2048, (2048, -1))),
+        ProductGoal(
+            "ffn-f4", ((4096, 4096), (4096, 16384), (16384, 4096)), "f4", 0.97, (2048, 4096, 8192)
+        ),
+        ProductGoal("8192-f4", ((8192, 8192), (8192, 8192)), "f4", 1.00, (2048, 4096, (4096, -1))),
+        ProductGoal("8192-f8", ((8192, 8192), (8192, 8192)), "f8", 1.00, (2048, 4096, (4096, -1))),
     )
-}  # fmt: skip
+}
 
 Start = Callable[[], tuple[Callable[[], Any], Callable[[Any], Ran]]]
 """Gets ready; (what the clock sees, what is asked about its result afterwards)."""
@@ -102,7 +103,7 @@ def _ffn(cluster: Cluster, arrays: list[np.ndarray]) -> Iterator[tuple[str, Star
 
 
 def _facts(products: list[Any]) -> Ran:
-    """Of a chain of products, whose earlier results stay in memory."""
+    """Facts of a chain of products, whose earlier results stay in memory."""
     moved = sum(c.traffic.measured.total for c in products)
     held, peak = 0, 0
     for c in products:
@@ -116,7 +117,7 @@ def _facts(products: list[Any]) -> Ran:
     return Ran(moved, peak, spent, " then ".join(c.made_by for c in products))
 
 
-def _dask(client: Any, arrays: list[np.ndarray], work: Work) -> dict[str, Start]:
+def _dask(client: Any, arrays: list[np.ndarray], work: ProductGoal) -> dict[str, Start]:
     """dask.array at 1024, at its automatic chunks, and at the fastest found by trying."""
     names = {"auto": "automatic chunks", 1024: "chunks of 1024"}
     found: dict[Any, tuple[float, DaskArrays]] = {}
@@ -144,7 +145,7 @@ def _dask(client: Any, arrays: list[np.ndarray], work: Work) -> dict[str, Start]
     return {name: way(peer) for name, peer in ways.items()}
 
 
-def measure(work: Work, rounds: int, cluster: Cluster, client: Any) -> list[dict[str, Any]]:
+def measure(work: ProductGoal, rounds: int, cluster: Cluster, client: Any) -> list[dict[str, Any]]:
     """A row per way: median seconds, speed against one process, bytes moved, peak memory."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(work.dtype) for shape in work.shapes]
@@ -165,17 +166,22 @@ def measure(work: Work, rounds: int, cluster: Cluster, client: Any) -> list[dict
     alone = median(seconds[ALONE])
     return [
         {
-            "work": work.name, "way": name, "seconds": median(seconds[name]), "rounds": rounds,
+            "work": work.name,
+            "way": name,
+            "seconds": median(seconds[name]),
+            "rounds": rounds,
             "all seconds": [round(s, 4) for s in seconds[name]],
             "speed against one process": alone / median(seconds[name]),
-            "bytes moved": facts[name].moved, "peak above operands": facts[name].peak,
-            "algorithm": facts[name].algorithm, "spent": facts[name].spent,
+            "bytes moved": facts[name].moved,
+            "peak above operands": facts[name].peak,
+            "algorithm": facts[name].algorithm,
+            "spent": facts[name].spent,
         }
         for name in ways
-    ]  # fmt: skip
+    ]
 
 
-def goals(work: Work, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def goals(work: ProductGoal, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What was to be reached for ``work``, and what was."""
     by_way = {row["way"]: row for row in rows}
     ours = by_way[OURS]
@@ -183,12 +189,18 @@ def goals(work: Work, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     named = [r for name, r in by_way.items() if name.startswith(OURS + ",")]
     against = (
         ("speed / one process", by_way[ALONE]["seconds"] / ours["seconds"], work.goal),
-        ("speed / dask.array 1024", by_way["dask.array, chunks of 1024"]["seconds"]
-         / ours["seconds"], 3.5),
-        ("speed / dask.array auto", by_way["dask.array, automatic chunks"]["seconds"]
-         / ours["seconds"], 1.5),
+        (
+            "speed / dask.array 1024",
+            by_way["dask.array, chunks of 1024"]["seconds"] / ours["seconds"],
+            3.5,
+        ),
+        (
+            "speed / dask.array auto",
+            by_way["dask.array, automatic chunks"]["seconds"] / ours["seconds"],
+            1.5,
+        ),
         ("speed / dask.array best", best["seconds"] / ours["seconds"], 1.3),
-    )  # fmt: skip
+    )
     found = [(what, value, goal, value >= goal) for what, value, goal in against]
     if named:
         fastest = min(r["seconds"] for r in named)
@@ -248,7 +260,7 @@ def main() -> int:
     return 0
 
 
-def _table(work: Work, rows: list[dict[str, Any]]) -> Table:
+def _table(work: ProductGoal, rows: list[dict[str, Any]]) -> Table:
     shape = " @ ".join("x".join(map(str, s)) for s in work.shapes)
     table = Table(title=f"{work.name}: {shape}, medians of {rows[0]['rounds']} interleaved rounds")
     for name in ("way", "time", "/ one process", "moved", "memory above operands"):
@@ -256,10 +268,12 @@ def _table(work: Work, rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         chosen = f" ({row['algorithm']})" if row["way"] == OURS else ""
         table.add_row(
-            row["way"] + chosen, format_seconds(row["seconds"]),
-            f"{row['speed against one process']:.2f}", format_bytes(row["bytes moved"]),
+            row["way"] + chosen,
+            format_seconds(row["seconds"]),
+            f"{row['speed against one process']:.2f}",
+            format_bytes(row["bytes moved"]),
             format_bytes(row["peak above operands"]) if row["way"] != ALONE else "",
-        )  # fmt: skip
+        )
     return table
 
 

@@ -1,4 +1,4 @@
-"""What every bench ends with: a table of goals beside what was reached, and its numbers as JSON."""
+"""The end of every bench: a table of goals beside what was reached, and its numbers as JSON."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from tiledask.lab.doctor import examine
-from tiledask.lab.report import library_versions
+from tiledask.lab.report import library_versions, write_whole
 
 __all__ = ["goals_table", "record"]
 
@@ -32,7 +32,7 @@ def goals_table(goals: Sequence[dict[str, Any]]) -> Table:
 
 
 def record(path: Path, module: str, facts: dict[str, Any]) -> None:
-    """Keep ``facts`` as JSON, with what they were measured on and with."""
+    """Keep ``facts`` as JSON, with what they were measured on and with; nobody sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = {
         "command": f"python -m {module} --record FILE.json",
@@ -43,7 +43,7 @@ def record(path: Path, module: str, facts: dict[str, Any]) -> None:
         "BLAS": _blas(),
         "environment": {key: os.environ[key] for key in os.environ if "OPENBLAS" in key},
     }
-    path.write_text(json.dumps(head | facts, indent=1) + "\n")
+    write_whole(path, (json.dumps(head | facts, indent=1) + "\n").encode())
 
 
 @cache

@@ -54,7 +54,7 @@ def digest(rows):
 
 
 def torch(name, devices, stages, microbatches, where):
-    """Its order of the schedule, validated, with sends and receives, and simulated in unit steps.
+    """torch's order of the schedule, validated, with sends and receives, simulated in unit steps.
 
     Its own 1F1B puts the last rank one micro-batch too late, which its validator refuses; there
     the order is written out here, in its actions.
@@ -100,7 +100,7 @@ def torch(name, devices, stages, microbatches, where):
 
 
 def vic(name, devices, stages, microbatches, where):
-    """Its schedule, executed: when every operation starts and ends."""
+    """Vic's schedule, executed: when every operation starts and ends."""
     sys.path.insert(0, where)
     from src.execution_model import ScheduleConfig
     from src.strategies import generate_1f1b_interleave_schedule, generate_1f1b_schedule
@@ -110,12 +110,15 @@ def vic(name, devices, stages, microbatches, where):
 
     def start():
         config = ScheduleConfig(
-            devices, stages, microbatches,
+            devices,
+            stages,
+            microbatches,
             placement_strategy="interleave" if name == "interleaved" else "standard",
             op_times={
-                "forward": dict(enumerate(forward)), "backward": dict(enumerate(backward)),
+                "forward": dict(enumerate(forward)),
+                "backward": dict(enumerate(backward)),
             },
-        )  # fmt: skip
+        )
         schedule = made(config)
         schedule.execute()
         return schedule
@@ -127,10 +130,11 @@ def vic(name, devices, stages, microbatches, where):
             for queue in schedule.device_queues
         ]
         return {
-            "order": digest(rows), "actions": sum(map(len, rows)),
+            "order": digest(rows),
+            "actions": sum(map(len, rows)),
             "makespan": schedule.get_total_execution_time(),
             "sum of ends": sum(op.end_time for op in schedule.ops.values()),
-        }  # fmt: skip
+        }
 
     return start, finish
 

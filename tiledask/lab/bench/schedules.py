@@ -25,7 +25,7 @@ from tiledask.lab.bench.records import goals_table, record
 from tiledask.plan.pipelines.longest_path import LARGE
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["SIZES", "Size", "Way", "main", "measure"]
+__all__ = ["SIZES", "ScheduleProgram", "Size", "main", "measure"]
 
 COLD, FIRST, WARM = "tiledask, compiling", "tiledask, new process", "tiledask, again"
 """Nothing compiled yet; compiled code on disk; a process that has simulated before."""
@@ -60,7 +60,7 @@ SIZES = tuple(
 
 
 @dataclass
-class Way:
+class ScheduleProgram:
     """A program that does the work, and the largest size that it is given."""
 
     name: str
@@ -98,7 +98,7 @@ class Way:
 
 
 def measure(
-    sizes: Sequence[Size], ways: Sequence[Way], rounds: int, limit: float, say: Callable
+    sizes: Sequence[Size], ways: Sequence[ScheduleProgram], rounds: int, limit: float, say: Callable
 ) -> list[dict[str, Any]]:
     """A row per size and way: median seconds, peak memory. Raises ValueError if two of them did
     not do the same work."""
@@ -129,16 +129,19 @@ def _agree(size: Size, runs: dict[str, list[dict[str, Any]]]) -> None:
             raise ValueError(f"{size}: not the same work, {what} differs: {said}")
 
 
-def _row(size: Size, way: Way, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(size: Size, way: ScheduleProgram, runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        **vars(size), "actions": size.actions, "way": way.name, "rounds": len(runs),
+        **vars(size),
+        "actions": size.actions,
+        "way": way.name,
+        "rounds": len(runs),
         "seconds": median(r["seconds"] for r in runs),
         "all seconds": [round(r["seconds"], 5) for r in runs],
         "seconds of the core": median(r["cpu"] for r in runs),
         "peak bytes": median(r["peak"] for r in runs),
         "peak bytes before": median(r["before"] for r in runs),
         "makespan": next((r["makespan"] for r in runs if "makespan" in r), None),
-    }  # fmt: skip
+    }
 
 
 def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -151,22 +154,23 @@ def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             found.append((size, f"seconds of {row['way']}", row["seconds"], GOAL_SECONDS, met))
         if row["way"] in (TORCH, VIC):
             ours = next(
-                r for r in rows
+                r
+                for r in rows
                 if r["way"] == WARM and (r["name"], r["actions"]) == (row["name"], row["actions"])
-            )  # fmt: skip
+            )
             ratio = row["seconds"] / ours["seconds"]
             found.append((size, f"speed / {row['way']}", ratio, GOAL_SPEED, ratio >= GOAL_SPEED))
     names = ("work", "goal", "reached", "wanted", "met")
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def ways_here(python: str, vic: str | None, most: int, console: Console) -> list[Way]:
+def ways_here(python: str, vic: str | None, most: int, console: Console) -> list[ScheduleProgram]:
     """tiledask's ways and those of the peers that are there; says what is skipped, and why."""
     here = (sys.executable, "-I")
     ways = [
-        Way(COLD, here, "ours", "cold", least=SIZES[-1].actions, fresh=True),
-        Way(FIRST, here, "ours", "cold"),
-        Way(WARM, here, "ours", "warm"),
+        ScheduleProgram(COLD, here, "ours", "cold", least=SIZES[-1].actions, fresh=True),
+        ScheduleProgram(FIRST, here, "ours", "cold"),
+        ScheduleProgram(WARM, here, "ours", "warm"),
     ]
     there = None
     with suppress(OSError):
@@ -174,14 +178,14 @@ def ways_here(python: str, vic: str | None, most: int, console: Console) -> list
             [python, "-I", "-c", "import torch.distributed.pipelining"], capture_output=True
         )
     if there is not None and there.returncode == 0:
-        ways.append(Way(TORCH, (python, "-I"), "torch", most=most))
+        ways.append(ScheduleProgram(TORCH, (python, "-I"), "torch", most=most))
     else:
         console.print(
             f"skipped: torch.distributed.pipelining, which {python} cannot import; "
             f"give an interpreter that can with --python PATH"
         )
     if vic is not None and (Path(vic) / "src" / "execution_model.py").exists():
-        ways.append(Way(VIC, here, "vic", str(Path(vic).resolve()), most=most))
+        ways.append(ScheduleProgram(VIC, here, "vic", str(Path(vic).resolve()), most=most))
     else:
         console.print(
             f"skipped: {VIC}; give a checkout of github.com/Victarry/{VIC} with --vic PATH"
@@ -227,16 +231,18 @@ def main() -> int:
     )
     if args.record:
         facts = {
-            "peers": _versions(args.python, args.vic), "load before and after": busy,
+            "peers": _versions(args.python, args.vic),
+            "load before and after": busy,
             "gave up": {way.name: way.gave_up for way in ways if way.gave_up},
-            "goals": reached, "rows": rows,
-        }  # fmt: skip
+            "goals": reached,
+            "rows": rows,
+        }
         record(Path(args.record), "tiledask.lab.bench.schedules", facts)
     return 0
 
 
 def _versions(python: str, vic: str | None) -> dict[str, str]:
-    """Of the peers, as they say themselves."""
+    """Versions of the peers, as they say themselves."""
     questions = {TORCH: [python, "-I", "-c", "import torch; print(torch.__version__)"]}
     if vic is not None:
         questions[VIC] = ["git", "-C", vic, "rev-parse", "HEAD"]
@@ -250,7 +256,7 @@ def _versions(python: str, vic: str | None) -> dict[str, str]:
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> Table:
-    """Of one schedule: a row per size, a column per way."""
+    """The table of one schedule: a row per size, a column per program."""
     ways = list(dict.fromkeys(row["way"] for row in rows))
     table = Table(
         title=f"{name}: build + simulate on one core, medians of {rows[0]['rounds']} rounds\n"

@@ -37,9 +37,14 @@ def model_of(path: Path) -> Model:
     """calculon's model file as a Model."""
     m = json.loads(path.read_text(encoding="utf-8"))
     return Model(
-        name=path.stem, hidden=m["hidden"], layers=m["num_blocks"], heads=m["attn_heads"],
-        ffn=m["feedforward"], vocab=51200, learned_pos=m["seq_size"],
-    )  # fmt: skip
+        name=path.stem,
+        hidden=m["hidden"],
+        layers=m["num_blocks"],
+        heads=m["attn_heads"],
+        ffn=m["feedforward"],
+        vocab=51200,
+        learned_pos=m["seq_size"],
+    )
 
 
 def space_of(model: Model, devices: int, batch: int) -> Space:
@@ -47,9 +52,13 @@ def space_of(model: Model, devices: int, batch: int) -> Space:
     layers = [k for k in range(1, model.layers + 1) if model.layers % k == 0]
     return Space(
         tp=[k for k in range(1, devices + 1) if devices % k == model.heads % k == 0],
-        pp=layers, interleave=layers, zero=(0, 1), flash_attention=(False,), cp=(1,),
+        pp=layers,
+        interleave=layers,
+        zero=(0, 1),
+        flash_attention=(False,),
+        cp=(1,),
         microbatch=[k for k in range(1, batch + 1) if batch % k == 0],
-    )  # fmt: skip
+    )
 
 
 def _key(plans: Plans) -> set[tuple]:
@@ -70,9 +79,11 @@ def compare(checkout: str, name: str, devices: int, batch: int, sample: int, rou
         seconds.append(process_time() - begun)
     command = (sys.executable, "-I", search_peer.__file__, checkout, name, SYSTEM)
     done = subprocess.run(
-        [*command, str(devices), str(batch), str(sample)], capture_output=True, text=True,
+        [*command, str(devices), str(batch), str(sample)],
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise RuntimeError(f"calculon broke: {done.stderr.strip().splitlines()[-1:]}")
     said = json.loads(done.stdout)
@@ -81,28 +92,47 @@ def compare(checkout: str, name: str, devices: int, batch: int, sample: int, rou
     cannot = {r for r in theirs if r[4] > 1 and (batch // r[0] // r[3]) % r[2]}
     mine, each = median(seconds), said["seconds"] / said["ran"]
     return {
-        "model": name, "devices": devices, "batch": batch, "layouts of calculon": len(theirs),
-        "of these cannot run": len(cannot), "missing here": len(theirs - cannot - ours),
-        "layouts": plans.considered, "seconds": mine, "all seconds": seconds,
-        "calculon, a layout": each, "calculon ran": said["ran"],
+        "model": name,
+        "devices": devices,
+        "batch": batch,
+        "layouts of calculon": len(theirs),
+        "of these cannot run": len(cannot),
+        "missing here": len(theirs - cannot - ours),
+        "layouts": plans.considered,
+        "seconds": mine,
+        "all seconds": seconds,
+        "calculon, a layout": each,
+        "calculon ran": said["ran"],
         "calculon, all (scaled)": each * len(theirs),
         "speed": each * plans.considered / mine,
-    }  # fmt: skip
+    }
 
 
 def goals(rows: list[dict[str, Any]], big: dict[str, Any]) -> list[dict[str, Any]]:
     found = [
-        {"work": f"{row['model']} on {row['devices']}", "goal": what, "reached": reached,
-         "wanted": wanted, "met": met}
+        {
+            "work": f"{row['model']} on {row['devices']}",
+            "goal": what,
+            "reached": reached,
+            "wanted": wanted,
+            "met": met,
+        }
         for row in rows
         for what, reached, wanted, met in (
             ("speed / calculon", row["speed"], GOAL_SPEED, row["speed"] >= GOAL_SPEED),
             ("layouts missing", float(row["missing here"]), 0.0, row["missing here"] == 0),
         )
-    ]  # fmt: skip
-    return [*found, {"work": f"{big['model']} on {big['devices']:,}", "goal": "seconds",
-                     "reached": big["seconds"], "wanted": GOAL_SECONDS,
-                     "met": big["seconds"] <= GOAL_SECONDS}]  # fmt: skip
+    ]
+    return [
+        *found,
+        {
+            "work": f"{big['model']} on {big['devices']:,}",
+            "goal": "seconds",
+            "reached": big["seconds"],
+            "wanted": GOAL_SECONDS,
+            "met": big["seconds"] <= GOAL_SECONDS,
+        },
+    ]
 
 
 def ten_thousand(rounds: int) -> dict[str, Any]:
@@ -113,8 +143,14 @@ def ten_thousand(rounds: int) -> dict[str, Any]:
         begun = process_time()
         plans = search(model, cluster, 10_000, sequence=8192)
         seconds.append(process_time() - begun)
-    return {"model": model.name, "devices": 10_000, "layouts": plans.considered,
-            "seconds": median(seconds), "first": seconds[0], "best": repr(plans.best)}  # fmt: skip
+    return {
+        "model": model.name,
+        "devices": 10_000,
+        "layouts": plans.considered,
+        "seconds": median(seconds),
+        "first": seconds[0],
+        "best": repr(plans.best),
+    }
 
 
 def main() -> int:
@@ -141,14 +177,23 @@ def main() -> int:
     table = Table(title="searching all layouts on one core")
     for name in ("work", "layouts", "td.search", "calculon's", "calculon (from a sample)", "speed"):
         table.add_column(name, justify="left" if name == "work" else "right")
-    table.add_row(f"{big['model']} on {big['devices']:,}", f"{big['layouts']:,}",
-                  format_seconds(big["seconds"]), "", "", "")  # fmt: skip
+    table.add_row(
+        f"{big['model']} on {big['devices']:,}",
+        f"{big['layouts']:,}",
+        format_seconds(big["seconds"]),
+        "",
+        "",
+        "",
+    )
     for row in rows:
         table.add_row(
-            f"{row['model']} on {row['devices']:,}", f"{row['layouts']:,}",
-            format_seconds(row["seconds"]), f"{row['layouts of calculon']:,}",
-            f"{row['calculon, all (scaled)']:,.0f} s", f"{row['speed']:,.0f} x",
-        )  # fmt: skip
+            f"{row['model']} on {row['devices']:,}",
+            f"{row['layouts']:,}",
+            format_seconds(row["seconds"]),
+            f"{row['layouts of calculon']:,}",
+            f"{row['calculon, all (scaled)']:,.0f} s",
+            f"{row['speed']:,.0f} x",
+        )
     console.print(table)
     reached = goals(rows, big)
     console.print(goals_table(reached))

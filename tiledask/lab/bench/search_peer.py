@@ -31,20 +31,30 @@ def executions(Llm, app, processors, batch):
                                 app.seq_size, tp, dp, batch, pp
                             ):
                                 yield {
-                                    "num_procs": processors, "tensor_par": tp,
-                                    "pipeline_par": pp, "data_par": dp, "batch_size": batch,
-                                    "tensor_par_net": int(tp > 8), "pipeline_par_net": 1,
-                                    "data_par_net": 1, "microbatch_size": size,
-                                    "datatype": "float16", "fused_activation": True,
+                                    "num_procs": processors,
+                                    "tensor_par": tp,
+                                    "pipeline_par": pp,
+                                    "data_par": dp,
+                                    "batch_size": batch,
+                                    "tensor_par_net": int(tp > 8),
+                                    "pipeline_par_net": 1,
+                                    "data_par_net": 1,
+                                    "microbatch_size": size,
+                                    "datatype": "float16",
+                                    "fused_activation": True,
                                     "attention_type": "multihead",
                                     "activation_recompute": recompute,
                                     "pipeline_interleaving": chunks,
                                     "optimizer_sharding": sharded,
-                                    "tensor_par_comm_type": comm, "tensor_par_overlap": "none",
-                                    "seq_par_ag_redo": False, "data_par_overlap": False,
-                                    "weight_offload": False, "activations_offload": False,
-                                    "optimizer_offload": False, "training": True,
-                                }  # fmt: skip
+                                    "tensor_par_comm_type": comm,
+                                    "tensor_par_overlap": "none",
+                                    "seq_par_ag_redo": False,
+                                    "data_par_overlap": False,
+                                    "weight_offload": False,
+                                    "activations_offload": False,
+                                    "optimizer_offload": False,
+                                    "training": True,
+                                }
 
 
 def main(checkout, model, system, processors, batch, sample):
@@ -72,10 +82,14 @@ def main(checkout, model, system, processors, batch, sample):
     seconds = time.process_time() - begun
     fields = ("data_par", "tensor_par", "pipeline_par", "microbatch_size", "pipeline_interleaving")
     rows = [
-        [*(e[f] for f in fields), int(e["optimizer_sharding"]),
-         RECOMPUTE[e["activation_recompute"]], e["tensor_par_comm_type"] == "rs_ag"]
+        [
+            *(e[f] for f in fields),
+            int(e["optimizer_sharding"]),
+            RECOMPUTE[e["activation_recompute"]],
+            e["tensor_par_comm_type"] == "rs_ag",
+        ]
         for e in every
-    ]  # fmt: skip
+    ]
     return {"rows": rows, "ran": len(chosen), "seconds": seconds, "times": found}
 
 

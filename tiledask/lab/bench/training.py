@@ -37,25 +37,25 @@ import psutil
 from rich.console import Console
 
 import tiledask as td
-from tiledask.dist.cluster import Cluster
-from tiledask.dist.training import GPT
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.training import GPT
 from tiledask.lab.bench import training_runs as runs
 from tiledask.lab.bench.records import goals_table, record
 from tiledask.lab.bench.training_cores import idle_on_cores
-from tiledask.lab.bench.training_runs import Layout, Peer, Run
+from tiledask.lab.bench.training_runs import PeerProcesses, RankLayout, TrainingRun
 from tiledask.lab.bench.training_shown import peer_table, picture, table
 
 __all__ = ["LAYOUTS", "Pair", "broken_down", "compared", "goals", "main", "measure"]
 
 RANKS = 8
 LAYOUTS = (
-    Layout("dp8", (8, 1, 1)),
-    Layout("tp8", (1, 8, 1)),
-    Layout("dp2 tp4", (2, 4, 1)),
-    Layout("dp2 tp2 pp2, m=4", (2, 2, 2), 4),
-    Layout("pp8, m=8", (1, 1, 8), 8),
+    RankLayout("dp8", (8, 1, 1)),
+    RankLayout("tp8", (1, 8, 1)),
+    RankLayout("dp2 tp4", (2, 4, 1)),
+    RankLayout("dp2 tp2 pp2, m=4", (2, 2, 2), 4),
+    RankLayout("pp8, m=8", (1, 1, 8), 8),
 )
-ALONE = Layout("one rank", (1, 1, 1))
+ALONE = RankLayout("one rank", (1, 1, 1))
 WARM = 1
 """Steps of a training before those that are measured."""
 SHARE, SPEED = 0.2, 0.5
@@ -71,15 +71,21 @@ class Pair:
     """A layout of a model: all runs of both programs."""
 
     hidden: int
-    layout: Layout
-    ours: list[Run] = field(default_factory=list)
-    torch: list[Run] = field(default_factory=list)
+    layout: RankLayout
+    ours: list[TrainingRun] = field(default_factory=list)
+    torch: list[TrainingRun] = field(default_factory=list)
 
 
 def measure(
-    cluster: Cluster, peer: Peer | None, hidden: int, layouts: Sequence[Layout], rounds: int,
-    steps: int, dtype: str, say: Callable[[str], Any],
-) -> list[Pair]:  # fmt: skip
+    cluster: Cluster,
+    peer: PeerProcesses | None,
+    hidden: int,
+    layouts: Sequence[RankLayout],
+    rounds: int,
+    steps: int,
+    dtype: str,
+    say: Callable[[str], Any],
+) -> list[Pair]:
     """Trainings of ``steps`` steps and one to warm up: ours, torch's, ours, torch's, ..."""
     model, pairs = runs.model_of(hidden), [Pair(hidden, layout) for layout in layouts]
     with tempfile.TemporaryDirectory(prefix="tiledask-") as folder:
@@ -97,7 +103,7 @@ def measure(
     return pairs
 
 
-def _ours(cluster: Cluster, model: GPT, layout: Layout, steps: int, dtype: str) -> Run:
+def _ours(cluster: Cluster, model: GPT, layout: RankLayout, steps: int, dtype: str) -> TrainingRun:
     return runs.ours(cluster, model, layout, steps + WARM, WARM, dtype)
 
 
@@ -110,11 +116,16 @@ def broken_down(pair: Pair, alone: float) -> dict[str, Any]:
     bubble = idle_on_cores(pair.layout.schedule, dp * tp, cores) if pp > 1 else 0.0
     whole = cores * step.seconds
     return {
-        "hidden": pair.hidden, "layout": pair.layout.name, "shape": pair.layout.shape,
-        **step._asdict(), "whole": whole, "share": step.share, "alone": alone,
+        "hidden": pair.hidden,
+        "layout": pair.layout.name,
+        "shape": pair.layout.shape,
+        **step._asdict(),
+        "whole": whole,
+        "share": step.share,
+        "alone": alone,
         "bubble": bubble * (whole - step.others),
         "every step": [s._asdict() | {"share": s.share} for s in every],
-    }  # fmt: skip
+    }
 
 
 def compared(pair: Pair) -> dict[str, Any]:
@@ -123,17 +134,23 @@ def compared(pair: Pair) -> dict[str, Any]:
     cpu, their_cpu = ([s for run in who for s in run.cpu] for who in (pair.ours, pair.torch))
     one, other = pair.ours[0], pair.torch[0]
     return {
-        "hidden": pair.hidden, "layout": pair.layout.name,
-        "ours": median(ours), "torch": median(torch), "speed": median(torch) / median(ours),
-        "best speed": min(torch) / min(ours), "core speed": median(their_cpu) / median(cpu),
+        "hidden": pair.hidden,
+        "layout": pair.layout.name,
+        "ours": median(ours),
+        "torch": median(torch),
+        "speed": median(torch) / median(ours),
+        "best speed": min(torch) / min(ours),
+        "core speed": median(their_cpu) / median(cpu),
         "core-seconds": [median(cpu), median(their_cpu)],
         "losses": [one.losses, other.losses],
         "losses differ by": max(runs.same(run.losses, other.losses) for run in pair.ours),
-        "bytes": sum(one.sent.values()), "ring bytes": sum(other.sent.values()),
-        "written bytes": other.written, "bytes by kind": [one.sent, other.sent],
+        "bytes": sum(one.sent.values()),
+        "ring bytes": sum(other.sent.values()),
+        "written bytes": other.written,
+        "bytes by kind": [one.sent, other.sent],
         "payload by kind": [one.payload, other.payload],
         "all seconds": [[round(s, 4) for s in ours], [round(s, 4) for s in torch]],
-    }  # fmt: skip
+    }
 
 
 def goals(
@@ -161,7 +178,7 @@ def goals(
 
 
 @dataclass
-class Found:
+class TrainingsMeasured:
     """What was measured so far."""
 
     torch: str | None = None
@@ -186,10 +203,27 @@ def main() -> int:
     parser.add_argument("--picture", metavar="FILE.png", help="also draw the parts there")
     args = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 150)
-    found, load = Found(), os.getloadavg()[0]
+    found, load = TrainingsMeasured(), os.getloadavg()[0]
     for found in _measured(args, console):
         if args.record:  # what there is, if a long run is cut off
-            _keep(args, load, found)
+            model = {
+                name.lower(): getattr(runs, name)
+                for name in ("LAYERS", "HEADS", "SEQUENCE", "BATCH", "VOCABULARY")
+            }
+            places = ("record", "picture", "python")
+            facts = {
+                "arguments": {k: v for k, v in vars(args).items() if k not in places},
+                "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
+                "cores": psutil.cpu_count(),
+                "model": model,
+                "torch": found.torch,
+                "goals": goals(found.rows, found.beside, found.double),
+                "rows": found.rows,
+                "core-seconds of one rank": found.alone,
+                "beside torch": found.beside,
+                "in float64": found.double,
+            }
+            record(Path(args.record), "tiledask.lab.bench.training", facts)
     console.print(table(found.rows))
     if found.beside:
         console.print(peer_table(found.beside))
@@ -200,9 +234,9 @@ def main() -> int:
     return 0
 
 
-def _measured(args: argparse.Namespace, console: Console) -> Iterator[Found]:
+def _measured(args: argparse.Namespace, console: Console) -> Iterator[TrainingsMeasured]:
     """All of it, and more with every width."""
-    found, steps = Found(), args.steps
+    found, steps = TrainingsMeasured(), args.steps
     layouts = [layout for layout in LAYOUTS if layout.name in args.layouts]
     with ExitStack() as stack:
         say = console.print
@@ -213,16 +247,14 @@ def _measured(args: argparse.Namespace, console: Console) -> Iterator[Found]:
         )
         peer = one = None
         if _has_torch(args.python, console):
-            peer, one = (stack.enter_context(Peer(args.python, n)) for n in (RANKS, 1))
+            peer, one = (stack.enter_context(PeerProcesses(args.python, n)) for n in (RANKS, 1))
             found.torch = peer.version
         for hidden in args.hidden:
             (single,) = measure(cluster, one, hidden, [ALONE], 1, steps, "float32", say)
             alone = min(step.compute for step in single.ours[0].steps)
             theirs = min(single.torch[0].cpu) if single.torch else None
             found.alone.append({"hidden": hidden, "ours": alone, "torch": theirs})
-            pairs = measure(
-                cluster, peer, hidden, layouts, args.rounds, steps, "float32", say
-            )  # fmt: skip
+            pairs = measure(cluster, peer, hidden, layouts, args.rounds, steps, "float32", say)
             found.rows += [broken_down(pair, alone) for pair in pairs]
             found.beside += [compared(pair) for pair in pairs if pair.torch]
             yield found
@@ -230,23 +262,6 @@ def _measured(args: argparse.Namespace, console: Console) -> Iterator[Found]:
             pairs = measure(cluster, peer, min(args.hidden), layouts, 1, 2, "float64", say)
             found.double = [compared(pair) for pair in pairs]
             yield found
-
-
-def _keep(args: argparse.Namespace, load: float, found: Found) -> None:
-    model = {
-        name.lower(): getattr(runs, name)
-        for name in ("LAYERS", "HEADS", "SEQUENCE", "BATCH", "VOCABULARY")
-    }
-    places = ("record", "picture", "python")
-    facts = {
-        "arguments": {k: v for k, v in vars(args).items() if k not in places},
-        "load before and after": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "cores": psutil.cpu_count(), "model": model, "torch": found.torch,
-        "goals": goals(found.rows, found.beside, found.double), "rows": found.rows,
-        "core-seconds of one rank": found.alone, "beside torch": found.beside,
-        "in float64": found.double,
-    }  # fmt: skip
-    record(Path(args.record), "tiledask.lab.bench.training", facts)
 
 
 def _has_torch(python: str, console: Console) -> bool:

@@ -1,4 +1,4 @@
-"""What a machine's cores did while a block ran, and what a schedule would leave of them idle."""
+"""Use of a machine's cores while a block ran, and what a schedule would leave of them idle."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ import psutil
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["Meter", "Spent", "idle_on_cores"]
+__all__ = ["CoreSeconds", "Meter", "idle_on_cores"]
 
 LOOK = 0.05
 """Seconds between two looks at the machine's counters."""
 
 
-class Spent(NamedTuple):
+class CoreSeconds(NamedTuple):
     """Core-seconds of the machine since it was started, and of this process."""
 
     busy: float
@@ -53,10 +53,10 @@ class Meter:
         busy = t.user + t.nice + t.system + getattr(t, "irq", 0.0) + getattr(t, "softirq", 0.0)
         return time.time(), busy, idle, stolen, time.process_time()
 
-    def between(self, begin: float, end: float) -> Spent:
+    def between(self, begin: float, end: float) -> CoreSeconds:
         """What was spent between two times of the block, in seconds since 1970."""
         at, *counters = np.array(self._seen).T
-        return Spent(*(float(np.diff(np.interp((begin, end), at, c))[0]) for c in counters))
+        return CoreSeconds(*(float(np.diff(np.interp((begin, end), at, c))[0]) for c in counters))
 
 
 def idle_on_cores(schedule: Schedule, copies: int, cores: int) -> float:
@@ -68,8 +68,10 @@ def idle_on_cores(schedule: Schedule, copies: int, cores: int) -> float:
     [0.0, 0.3333]
     """
     waits, took = needs(schedule), {"F": 1.0, "B": 2.0}
-    queues = {at: list(reversed(schedule.orders[at[1]])) for at in product(
-        range(copies), range(schedule.devices))}  # fmt: skip
+    queues = {
+        at: list(reversed(schedule.orders[at[1]]))
+        for at in product(range(copies), range(schedule.devices))
+    }
     done, running, now, busy = set(), [], 0.0, 0.0
     while any(queues.values()) or running:
         at_work = {at for _, at, _ in running}

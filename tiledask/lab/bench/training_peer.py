@@ -28,7 +28,7 @@ except ImportError:
         raise
     Function = object  # for those who only read this file
 
-__all__ = ["Comms", "Model", "main", "order_of_1f1b", "train"]
+__all__ = ["Comms", "PeerStage", "main", "order_of_1f1b", "train"]
 
 
 def order_of_1f1b(stage, stages, microbatches):
@@ -145,7 +145,7 @@ class Loss(Function):
 # -- the model -------------------------------------------------------------------------------------
 
 
-class Model:
+class PeerStage:
     """A rank's stage: weights by part and name, of this slice; forward of one micro-batch."""
 
     def __init__(self, job, comms, arrays):
@@ -202,7 +202,10 @@ class Model:
     def forward(self, x, targets):
         """Tokens [rows, s] or activations [rows, s, h] in; activations, or the loss, out."""
         if self.stage == 0:
-            x = self._embed(x)
+            at = x - self.classes.start
+            here = (at >= 0) & (at < self.classes.stop - self.classes.start)
+            rows = F.embedding(at * here, self.parts["embedding"]["table"]) * here[..., None]
+            x = Leave.apply(rows, self.comms) + self.parts["positions"]["table"]
         for layer in self.layers:
             x = self._block(x, self.parts[layer])
         if self.stage < self.stages - 1:
@@ -212,12 +215,6 @@ class Model:
         logits = F.linear(x, w["w_head"]).flatten(0, 1)
         loss = Loss.apply(logits, targets.flatten(), self.classes.start, self.comms)
         return loss / self.job["count"]
-
-    def _embed(self, ids):
-        at = ids - self.classes.start
-        here = (at >= 0) & (at < self.classes.stop - self.classes.start)
-        rows = F.embedding(at * here, self.parts["embedding"]["table"]) * here[..., None]
-        return Leave.apply(rows, self.comms) + self.parts["positions"]["table"]
 
     def _norm(self, x, w, name):
         return F.layer_norm(x, x.shape[-1:], w[f"{name}.w"], w[f"{name}.b"])
@@ -280,7 +277,7 @@ def step(model, comms, optimizer, ids, targets):
 def train(job, comms):
     """A dict: losses, when each step began and ended, seconds of the core, bytes."""
     with np.load(job["arrays"]) as arrays:
-        model = Model(job, comms, arrays)
+        model = PeerStage(job, comms, arrays)
         mine = part(job["batch"], comms.shape[0], comms.at[0])
         ids, targets = (torch.from_numpy(arrays[name][:, mine]) for name in ("ids", "targets"))
     weights = [w for named in model.parts.values() for w in named.values()]
@@ -293,8 +290,14 @@ def train(job, comms):
         before = time.time(), time.process_time(), written()
         losses.append(step(model, comms, optimizer, ids[n], targets[n]))
         after = time.time(), time.process_time(), written()
-        times.append({"begin": before[0], "end": after[0], "cpu": after[1] - before[1],
-                      "written": after[2] - before[2]})  # fmt: skip
+        times.append(
+            {
+                "begin": before[0],
+                "end": after[0],
+                "cpu": after[1] - before[1],
+                "written": after[2] - before[2],
+            }
+        )
     steps = job["steps"] - job["warm"]
     payload = {kind: nbytes / steps for kind, nbytes in comms.payload.items()}
     counted = comms.at[1] == 0 and comms.at[2] == comms.shape[2] - 1

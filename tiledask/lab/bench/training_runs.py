@@ -22,9 +22,9 @@ import numpy as np
 import psutil
 
 import tiledask as td
-from tiledask.dist.cluster import Cluster
-from tiledask.dist.ranks.records import Record
-from tiledask.dist.training import GPT, Trained, train
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.ranks.records import Record
+from tiledask.distributed.training import GPT, Trained, train
 from tiledask.errors import ClusterLostError, DeadlineError
 from tiledask.lab.bench.training_cores import Meter
 from tiledask.plan.pipelines.schedule import Schedule
@@ -32,8 +32,18 @@ from tiledask.tile import layers as tile
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import Adam
 
-__all__ = ["BATCH", "Layout", "Peer", "Run", "Step", "model_of", "ours", "ring_bytes",
-           "same", "write_arrays"]  # fmt: skip
+__all__ = [
+    "BATCH",
+    "PeerProcesses",
+    "RankLayout",
+    "Step",
+    "TrainingRun",
+    "model_of",
+    "ours",
+    "ring_bytes",
+    "same",
+    "write_arrays",
+]
 
 LAYERS, HEADS, SEQUENCE, BATCH, VOCABULARY = 8, 8, 64, 16, 256
 RATE, SEED = 1e-3, 0
@@ -42,7 +52,7 @@ LIMIT = 600.0
 """Seconds that a training may take."""
 
 
-class Layout(NamedTuple):
+class RankLayout(NamedTuple):
     """How the ranks train together."""
 
     name: str
@@ -70,13 +80,13 @@ class Step(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of scheduling, in the core-seconds that were not others'."""
+        """Share of scheduling in the core-seconds that were not others'."""
         whole = self.compute + self.transfer + self.scheduling
         return self.scheduling / whole if whole else 0.0
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What a training of either program was."""
 
     losses: list[float]
@@ -103,16 +113,24 @@ def model_of(hidden: int) -> GPT:
 
 
 def ours(
-    cluster: Cluster, model: GPT, layout: Layout, steps: int, warm: int, dtype: str = "float32"
-) -> Run:
+    cluster: Cluster, model: GPT, layout: RankLayout, steps: int, warm: int, dtype: str = "float32"
+) -> TrainingRun:
     """A training on Dask's workers; the first ``warm`` steps are not measured."""
     ranks = td.Mesh(cluster, layout.shape)
     with Meter() as meter:
         got = train(
-            model, load_text("tales"), ranks, steps=steps, batch=BATCH,
-            microbatches=layout.microbatches, rule=Adam(RATE), dtype=dtype, seed=SEED,
-            progress=False, timeout=LIMIT,
-        )  # fmt: skip
+            model,
+            load_text("tales"),
+            ranks,
+            steps=steps,
+            batch=BATCH,
+            microbatches=layout.microbatches,
+            rule=Adam(RATE),
+            dtype=dtype,
+            seed=SEED,
+            progress=False,
+            timeout=LIMIT,
+        )
     measured = tuple(_steps(got, meter, warm, prod(layout.shape)))
     rows = [r for r in got.records if r.step is not None and r.step >= warm]
     payload, sent = Counter(), Counter()
@@ -120,12 +138,14 @@ def ours(
         payload[kind_of(r)] += r.payload
         sent[kind_of(r)] += r.sent
     count = steps - warm
-    return Run(
-        got.losses.tolist(), [s.seconds for s in measured],
+    return TrainingRun(
+        got.losses.tolist(),
+        [s.seconds for s in measured],
         [s.compute + s.transfer + s.dask for s in measured],
         {kind: n // count for kind, n in payload.items() if n},
-        {kind: n // count for kind, n in sent.items() if n}, measured,
-    )  # fmt: skip
+        {kind: n // count for kind, n in sent.items() if n},
+        measured,
+    )
 
 
 def kind_of(record: Record) -> str:
@@ -154,9 +174,14 @@ def _steps(got: Trained, meter: Meter, warm: int, ranks: int) -> Iterator[Step]:
         others = max(0.0, machine.busy + machine.stolen - processes - machine.mine)
         whole = psutil.cpu_count() * seconds
         yield Step(
-            seconds, threads - transfer, transfer, whole - others - threads, others, dask,
+            seconds,
+            threads - transfer,
+            transfer,
+            whole - others - threads,
+            others,
+            dask,
             machine.idle,
-        )  # fmt: skip
+        )
 
 
 # -- torch's ---------------------------------------------------------------------------------------
@@ -177,13 +202,13 @@ def write_arrays(path: Path, model: GPT, steps: int, dtype: str) -> None:
     np.savez(path, ids=ids, targets=targets, **weights)
 
 
-class Peer:
+class PeerProcesses:
     """Processes of another interpreter, one for each rank, that train when they are told to."""
 
     def __init__(self, python: str, ranks: int) -> None:
         self.python, self.ranks = python, ranks
 
-    def __enter__(self) -> "Peer":
+    def __enter__(self) -> "PeerProcesses":
         with ExitStack() as stack:
             self._folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tiledask-"))
             self._said = stack.enter_context(open(Path(self._folder) / "errors", "w+"))
@@ -192,11 +217,15 @@ class Peer:
             command = [self.python, "-I", str(PEER), self._folder]
             self._processes = [
                 subprocess.Popen(
-                    [*command, str(rank), str(self.ranks)], stdin=subprocess.PIPE, text=True,
-                    stdout=subprocess.PIPE, stderr=self._said, env=env,
+                    [*command, str(rank), str(self.ranks)],
+                    stdin=subprocess.PIPE,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=self._said,
+                    env=env,
                 )
                 for rank in range(self.ranks)
-            ]  # fmt: skip
+            ]
             self.version = self._answers()[0]["torch"]
             self._stack = stack.pop_all()
         return self
@@ -210,16 +239,31 @@ class Peer:
             process.communicate()
 
     def train(
-        self, arrays: Path, model: GPT, layout: Layout, steps: int, warm: int,
+        self,
+        arrays: Path,
+        model: GPT,
+        layout: RankLayout,
+        steps: int,
+        warm: int,
         dtype: str = "float32",
-    ) -> Run:  # fmt: skip
-        """The same training as `ours`."""
+    ) -> TrainingRun:
+        """Train as `ours` does, with the peer's processes."""
         job = {
-            "arrays": str(arrays), "shape": layout.shape, "microbatches": layout.microbatches,
-            "steps": steps, "warm": warm, "dtype": dtype, "rate": RATE, "batch": BATCH,
-            "count": BATCH * model.sequence, "hidden": model.hidden, "layers": model.layers,
-            "heads": model.heads, "sequence": model.sequence, "vocabulary": model.vocabulary,
-        }  # fmt: skip
+            "arrays": str(arrays),
+            "shape": layout.shape,
+            "microbatches": layout.microbatches,
+            "steps": steps,
+            "warm": warm,
+            "dtype": dtype,
+            "rate": RATE,
+            "batch": BATCH,
+            "count": BATCH * model.sequence,
+            "hidden": model.hidden,
+            "layers": model.layers,
+            "heads": model.heads,
+            "sequence": model.sequence,
+            "vocabulary": model.vocabulary,
+        }
         for process in self._processes:
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
@@ -236,7 +280,7 @@ class Peer:
         payload = {kind: round(n) for kind, n in payload.items()}
         sent = {kind: round(ring_bytes(kind, n)) for kind, n in payload.items()}
         seconds = np.diff(ends)[warm - 1 :].tolist()
-        return Run(losses, seconds, cpu, payload, sent, (), round(fmean(written)))
+        return TrainingRun(losses, seconds, cpu, payload, sent, (), round(fmean(written)))
 
     def _answers(self) -> list[dict[str, Any]]:
         """A line of JSON from each process; all of them end if one does, or if it takes too long."""  # noqa: E501

@@ -1,4 +1,4 @@
-"""What people see of the bench of training: where a step's time goes, and ours beside torch's."""
+"""Tables and figures of the bench of training: where a step's time goes, ours beside torch's."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,17 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         "alone: what one rank computes for the whole step. Of all steps the one that others "
         "disturbed least.",
     )
-    names = ("whole", "compute", "alone", "transfer", "scheduling", "Dask", "idle", "bubble",
-             "others")  # fmt: skip
+    names = (
+        "whole",
+        "compute",
+        "alone",
+        "transfer",
+        "scheduling",
+        "Dask",
+        "idle",
+        "bubble",
+        "others",
+    )
     found.add_column("hidden", justify="right")
     found.add_column("layout", no_wrap=True)
     found.add_column("a step", justify="right", no_wrap=True)
@@ -46,9 +55,12 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         cells = (f"{row[name.lower()]:.2f}" for name in names)
         found.add_row(
-            str(row["hidden"]), row["layout"], format_seconds(row["seconds"]), *cells,
+            str(row["hidden"]),
+            row["layout"],
+            format_seconds(row["seconds"]),
+            *cells,
             f"{row['share']:.1%}",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -62,19 +74,33 @@ def peer_table(rows: Sequence[dict[str, Any]]) -> Table:
         "and what the system saw its processes write.",
     )
     heads = (
-        "hidden", "layout", "ours", "torch", "speed", "best\nspeed", "core\nspeed",
-        "losses\ndiffer by", "bytes,\nours", "torch,\non a ring", "torch,\nwritten",
-    )  # fmt: skip
+        "hidden",
+        "layout",
+        "ours",
+        "torch",
+        "speed",
+        "best\nspeed",
+        "core\nspeed",
+        "losses\ndiffer by",
+        "bytes,\nours",
+        "torch,\non a ring",
+        "torch,\nwritten",
+    )
     for head in heads:
         side = "left" if head == "layout" else "right"
         found.add_column(head, justify=side, no_wrap=True)
     for row in rows:
         found.add_row(
-            str(row["hidden"]), row["layout"], format_seconds(row["ours"]),
-            format_seconds(row["torch"]), f"{row['speed']:.2f}", f"{row['best speed']:.2f}",
-            f"{row['core speed']:.2f}", f"{row['losses differ by']:.1e}",
+            str(row["hidden"]),
+            row["layout"],
+            format_seconds(row["ours"]),
+            format_seconds(row["torch"]),
+            f"{row['speed']:.2f}",
+            f"{row['best speed']:.2f}",
+            f"{row['core speed']:.2f}",
+            f"{row['losses differ by']:.1e}",
             *(format_bytes(row[name]) for name in ("bytes", "ring bytes", "written bytes")),
-        )  # fmt: skip
+        )
     return found
 
 
@@ -119,6 +145,10 @@ def _bar(axes: "Axes", y: int, row: dict[str, Any]) -> None:
         fitting_text(axes, (left, y - thick / 2, share, thick), f"{share:.0%}", colour)
         left += share
     axes.annotate(
-        format_seconds(row["seconds"]), (1.0, y), (6, 0), textcoords="offset points", va="center",
+        format_seconds(row["seconds"]),
+        (1.0, y),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
         fontsize=8.5,
-    )  # fmt: skip
+    )

@@ -4,16 +4,43 @@ On a cluster that ``td.start_cluster`` starts, the page is there. On another one
 
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
+
+recorder                     collects runs, trainings and tasks on the scheduler: a Snapshot
+pipelines, tasks             what of it is drawn: an Activity
+training_overview            what of a training is drawn: an Overview, also by layer
+activity                     rows of boxes, idle shares, numbers
+board, training_board        the same in Bokeh
+page, saved                  the page in the dashboard, and `td.report`: the same as a file
 """
 
+import logging
 from typing import TYPE_CHECKING
 
-from tiledask.lab.dashboard.recorder import Recorder
+from tiledask.lab.dashboard.recorder import Collector
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
 __all__ = ["Recorder", "dask_setup"]
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder(Collector):
+    """Collects what the page shows, and puts the page into the dashboard when it starts.
+
+    On a cluster that runs already: ``client.register_plugin(tiledask.lab.dashboard.Recorder())``.
+    """
+
+    async def start(self, scheduler: "Scheduler") -> None:
+        """Called by Dask: once with the scheduler, or when the plugin is registered later."""
+        await super().start(scheduler)
+        try:
+            from tiledask.lab.dashboard.page import put_into
+
+            put_into(scheduler)
+        except Exception as error:  # a page is worth no scheduler
+            logger.warning("tiledask's page is not in the dashboard: %s", error)
 
 
 def dask_setup(scheduler: "Scheduler") -> None:

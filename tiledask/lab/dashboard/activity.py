@@ -1,4 +1,4 @@
-"""What is drawn, whatever it comes from: boxes in rows, an idle share per row, and numbers.
+"""An activity as it is drawn, whatever it comes from: boxes in rows, idle shares, and numbers.
 
 row 0   [F0][F1]....[B0]      boxes with a text and a colour, thin marks for transfers,
 row 1   ....[F0][B0]....      and per row: idle = 1 - (union of its busy intervals) / makespan
@@ -59,9 +59,15 @@ class Activity:
 def transfer_box(row: int, start: float, end: float) -> Box:
     """A thin mark under the boxes of the row that receives."""
     return Box(
-        row + HEIGHT / 2 + 0.07, 0.08, start, end, "", INK, INK,
+        row + HEIGHT / 2 + 0.07,
+        0.08,
+        start,
+        end,
+        "",
+        INK,
+        INK,
         f"transfer to this row: {interval(start, end)}",
-    )  # fmt: skip
+    )
 
 
 def interval(start: float, end: float) -> str:

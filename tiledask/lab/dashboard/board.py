@@ -25,7 +25,7 @@ from tiledask.lab.dashboard.activity import Activity, Box
 from tiledask.lab.plots.style import GREY, INK, PALE
 from tiledask.plan import html
 
-__all__ = ["Board", "columns", "headline", "legend", "letter", "patches", "source"]
+__all__ = ["Board", "columns", "headline", "legend", "patches", "set_fonts", "source"]
 
 _ROW = 0.72
 _BOX = ("y", "height", "left", "right", "middle", "text", "colour", "ink", "line", "words")
@@ -53,7 +53,35 @@ class Board:
         self.predicted = source(("x", "top", "bottom"))
         self._across, self._down = Range1d(0, 1), Range1d(0.5, -0.5)
         self._shown = 1.0
-        self.layout = self._lay_out(height)
+        fixed = (
+            {"sizing_mode": "stretch_both"}
+            if height is None
+            else {"sizing_mode": "stretch_width", "height": height}
+        )
+        look = {"y_range": self._down, "min_border_left": 5, "outline_line_color": None}
+        self.gantt = figure(
+            title="Who computes when",
+            x_range=self._across,
+            tools="xpan,xwheel_zoom,reset,save",
+            active_scroll=None,
+            min_height=180,
+            **look,
+            **fixed,
+        )
+        bars = {**fixed, "sizing_mode": "stretch_height"} if height is None else {"height": height}
+        self.bars = figure(
+            title="Idle share of each",
+            x_range=Range1d(0, 148),
+            tools="",
+            width=200,
+            min_height=180,
+            toolbar_location=None,
+            **look,
+            **bars,
+        )
+        self._draw_gantt()
+        self._draw_bars()
+        self.layout = row(self.gantt, self.bars, **fixed)
         self.show(activity)
 
     def show(self, activity: Activity) -> None:
@@ -95,41 +123,40 @@ class Board:
         self._across.update(reset_start=0, reset_end=end)
         self.gantt.xaxis[0].axis_label = label
 
-    def _lay_out(self, height: int | None) -> Any:
-        fixed = {"sizing_mode": "stretch_both"} if height is None else {
-            "sizing_mode": "stretch_width", "height": height}  # fmt: skip
-        look = {"y_range": self._down, "min_border_left": 5, "outline_line_color": None}
-        self.gantt = figure(
-            title="Who computes when", x_range=self._across, tools="xpan,xwheel_zoom,reset,save",
-            active_scroll=None, min_height=180, **look, **fixed,
-        )  # fmt: skip
-        bars = {**fixed, "sizing_mode": "stretch_height"} if height is None else {"height": height}
-        self.bars = figure(
-            title="Idle share of each", x_range=Range1d(0, 148), tools="", width=200,
-            min_height=180, toolbar_location=None, **look, **bars,
-        )  # fmt: skip
-        self._draw_gantt()
-        self._draw_bars()
-        return row(self.gantt, self.bars, **fixed)
-
     def _draw_gantt(self) -> None:
         plot, fits = self.gantt, CustomJSFilter(code=_FITS)
         plot.hbar(y="y", left=0, right="right", height=_ROW, color=PALE, source=self.background)
         drawn = [
             plot.hbar(
-                y="y", height="height", left="left", right="right", fill_color="colour",
-                line_color="line", line_width=0.5, source=self.boxes,
+                y="y",
+                height="height",
+                left="left",
+                right="right",
+                fill_color="colour",
+                line_color="line",
+                line_width=0.5,
+                source=self.boxes,
             ),
             plot.hbar(
-                y="y", height="height", left="left", right="right", color="colour",
+                y="y",
+                height="height",
+                left="left",
+                right="right",
+                color="colour",
                 source=self.transfers,
             ),
-        ]  # fmt: skip
+        ]
         plot.text(
-            x="middle", y="y", text="text", color="ink", text_align="center",
-            text_baseline="middle", text_font_size="11px", source=self.boxes,
+            x="middle",
+            y="y",
+            text="text",
+            color="ink",
+            text_align="center",
+            text_baseline="middle",
+            text_font_size="11px",
+            source=self.boxes,
             view=CDSView(filter=fits),
-        )  # fmt: skip
+        )
         fits.args = {"plot": plot, "x": self._across, "y": self._down}
         again = CustomJS(args={"fits": fits}, code="fits.change.emit()")
         for model, names in (
@@ -144,32 +171,48 @@ class Board:
         plot.yaxis[0].ticker = FixedTicker(ticks=[])
         plot.grid.grid_line_color = None
         plot.yaxis.major_tick_line_color = plot.yaxis.axis_line_color = None
-        letter(plot)
+        set_fonts(plot)
 
     def _draw_bars(self) -> None:
         plot = self.bars
         plot.hbar(
-            y="y", left=0, right="right", height=_ROW, fill_color=PALE, line_color=GREY,
+            y="y",
+            left=0,
+            right="right",
+            height=_ROW,
+            fill_color=PALE,
+            line_color=GREY,
             source=self.idle,
-        )  # fmt: skip
+        )
         plot.segment(
-            x0="x", x1="x", y0="top", y1="bottom", line_color=INK, line_width=3,
+            x0="x",
+            x1="x",
+            y0="top",
+            y1="bottom",
+            line_color=INK,
+            line_width=3,
             source=self.predicted,
-        )  # fmt: skip
+        )
         plot.text(
-            x=146, y="y", text="text", text_align="right", text_baseline="middle",
-            text_font_size="11px", text_color=INK, source=self.idle,
-        )  # fmt: skip
+            x=146,
+            y="y",
+            text="text",
+            text_align="right",
+            text_baseline="middle",
+            text_font_size="11px",
+            text_color=INK,
+            source=self.idle,
+        )
         plot.yaxis.visible = False
         plot.xaxis.ticker = FixedTicker(ticks=[0, 50, 100])
         plot.xaxis.axis_label = "idle / makespan (%)"
         plot.grid.grid_line_color = None
         plot.xgrid.grid_line_color, plot.xgrid.ticker = PALE, plot.xaxis[0].ticker
-        letter(plot)
+        set_fonts(plot)
 
 
-def letter(plot: Any) -> None:
-    """Give a figure the letters of this page."""
+def set_fonts(plot: Any) -> None:
+    """Give a figure the fonts of this page."""
     plot.title.text_font_size, plot.title.text_color = "13px", INK
     plot.xaxis.axis_label_text_font_style = "normal"
     plot.axis.axis_label_text_color = plot.axis.major_label_text_color = INK

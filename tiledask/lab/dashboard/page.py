@@ -8,9 +8,9 @@ from distributed.utils import log_errors
 
 from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run
-from tiledask.lab.dashboard.recorder import NAME, Recorder
+from tiledask.lab.dashboard.recorder import NAME, Collector
 from tiledask.lab.dashboard.tasks import nothing, of_tasks, shown
-from tiledask.lab.dashboard.trainings import EMPTY, Overview, of_training
+from tiledask.lab.dashboard.training_overview import EMPTY, Overview, of_training
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -51,9 +51,7 @@ def put_into(scheduler: "Scheduler") -> bool:
     # whoever may open the other pages may open this one
     allowed = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
     with dask.config.set({allowed: sorted(dashboards[0].websocket_origins)}):
-        ours = BokehApplication(
-            {**applications, **pages}, scheduler, dashboards[0].prefix, words
-        )  # fmt: skip
+        ours = BokehApplication({**applications, **pages}, scheduler, dashboards[0].prefix, words)
     ours.initialize(IOLoop.current())
     ours.start()
     servers.insert(0, ours)
@@ -69,7 +67,7 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
     from tiledask.lab.dashboard.board import Board, headline, legend
     from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
 
-    recorder = scheduler.plugins.get(NAME) or Recorder()
+    recorder = scheduler.plugins.get(NAME) or Collector()
     boards = {Activity: Board(nothing(recorder.record())), Overview: TrainingBoard(EMPTY)}
     words = {Activity: legend, Overview: training_legend}
     above, below = Div(), Div()
@@ -109,12 +107,15 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
         doc.template_variables.update(extra)
 
 
-def _choices(recorder: Recorder) -> list[tuple[str, str]]:
+def _choices(recorder: Collector) -> list[tuple[str, str]]:
     runs = [
-        (run.topic, f"{time.strftime('%H:%M:%S', time.localtime(run.announced))} pipeline "
-                    f"{run.about.get('schedule', '')}")
+        (
+            run.topic,
+            f"{time.strftime('%H:%M:%S', time.localtime(run.announced))} pipeline "
+            f"{run.about.get('schedule', '')}",
+        )
         for run in reversed(recorder.runs.values())
-    ]  # fmt: skip
+    ]
     trainings = [
         (t.topic, f"{time.strftime('%H:%M:%S', time.localtime(t.announced))} training")
         for t in reversed(recorder.trainings.values())
@@ -123,7 +124,7 @@ def _choices(recorder: Recorder) -> list[tuple[str, str]]:
     return [*every, (_TASKS, "all other tasks")]
 
 
-def _chosen(recorder: Recorder, choice: str) -> Activity | Overview:
+def _chosen(recorder: Collector, choice: str) -> Activity | Overview:
     record = recorder.record()
     if choice == _TASKS:
         return of_tasks(record)

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
-from tiledask.lab.dashboard.recorder import Record, Run
-from tiledask.lab.plots.gantt import KINDS, chunks_of, colour_of
+from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot
+from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of, colour_of
 from tiledask.lab.plots.style import INK, ink_on
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.units import format_seconds
@@ -16,7 +16,7 @@ from tiledask.plan.units import format_seconds
 __all__ = ["is_done", "last_sign", "of_run", "of_timeline"]
 
 
-def of_run(run: Run, record: Record) -> Activity:
+def of_run(run: ReportedRun, record: Snapshot) -> Activity:
     """The Activity of a pipeline's ``run``; while it runs, of what it has done so far."""
     actions = [found for event in run.events if (found := _action(event))]
     # an action that ran again, after its worker died, counts as it ran last
@@ -26,9 +26,10 @@ def of_run(run: Run, record: Record) -> Activity:
     timeline = Timeline.of(devices, [*spans.values(), *moved], "measured")
     expected = _whole(run.about.get("actions"))
     done = expected is not None and len(spans) >= expected
+    state = "" if expected is None else ", done" if done else ", running"
     return of_timeline(
         timeline,
-        title=_run_title(run, expected, done),
+        title=f"Pipeline of {time.strftime('%H:%M:%S', time.localtime(run.announced))}{state}",
         predicted=_shares(run.about.get("predicted_idle"), devices),
         facts=_run_facts(run, devices, len(spans), expected),
         so_far="" if done or expected is None else " so far",
@@ -76,14 +77,14 @@ def of_timeline(
     )
 
 
-def last_sign(run: Run) -> float:
+def last_sign(run: ReportedRun) -> float:
     """When ``run`` was last heard of: the end of its last action, or its announcement."""
     latest = islice(reversed(run.events), 64)  # they come almost in the order of their ends
     ends = [found[1][5] for event in latest if (found := _action(event))]
     return max([run.announced, *ends])
 
 
-def is_done(run: Run) -> bool:
+def is_done(run: ReportedRun) -> bool:
     """Whether all actions of ``run`` have been reported; False if it did not say how many."""
     return run.count >= (_whole(run.about.get("actions")) or math.inf)
 
@@ -95,8 +96,14 @@ def _action(event: Any) -> tuple[Any, Span] | None:
     """(the worker's address, the span) of a reported action; None for anything else."""
     try:
         kind, stage, microbatch = event["action"]
-        span = (int(event["device"]), str(kind), int(stage), int(microbatch),
-                float(event["start"]), float(event["end"]))  # fmt: skip
+        span = (
+            int(event["device"]),
+            str(kind),
+            int(stage),
+            int(microbatch),
+            float(event["start"]),
+            float(event["end"]),
+        )
     except (KeyError, TypeError, ValueError):
         return None
     device, kind, *_, start, end = span
@@ -104,7 +111,7 @@ def _action(event: Any) -> tuple[Any, Span] | None:
     return (event.get("worker"), span) if sound else None
 
 
-def _devices(run: Run, spans: Iterable[Span]) -> int:
+def _devices(run: ReportedRun, spans: Iterable[Span]) -> int:
     seen = max((span[0] for span in spans), default=0) + 1
     return max(_whole(run.about.get("devices")) or 1, seen)
 
@@ -123,7 +130,7 @@ def _shares(values: Any, devices: int) -> tuple[float, ...] | None:
     return shares if sound else None
 
 
-def _transfers(run: Run, actions: list[tuple[Any, Span]], record: Record) -> list[Span]:
+def _transfers(run: ReportedRun, actions: list[tuple[Any, Span]], record: Snapshot) -> list[Span]:
     """Transfers to the run's devices between its first start and its last end: those that its
     actions tell of, and those of Dask."""
     if not actions:
@@ -156,12 +163,9 @@ def _arriving(event: Any) -> list[Span]:
 # -- words and boxes -----------------------------------------------------------------------------
 
 
-def _run_title(run: Run, expected: int | None, done: bool) -> str:
-    state = "" if expected is None else ", done" if done else ", running"
-    return f"Pipeline of {time.strftime('%H:%M:%S', time.localtime(run.announced))}{state}"
-
-
-def _run_facts(run: Run, devices: int, done: int, expected: int | None) -> list[tuple[str, str]]:
+def _run_facts(
+    run: ReportedRun, devices: int, done: int, expected: int | None
+) -> list[tuple[str, str]]:
     about = run.about
     facts = [("schedule", str(about["schedule"]))] if about.get("schedule") else []
     facts.append(("devices", str(devices)))
@@ -171,7 +175,7 @@ def _run_facts(run: Run, devices: int, done: int, expected: int | None) -> list[
     return facts
 
 
-def _left_out(run: Run) -> str:
+def _left_out(run: ReportedRun) -> str:
     left = run.count - len(run.events)
     return (
         f"This run is long: the last {len(run.events):,} of {run.count:,} actions are shown, "

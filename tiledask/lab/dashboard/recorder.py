@@ -1,14 +1,13 @@
-"""What the page shows, collected on the scheduler: the last runs of pipelines, the last tasks.
+"""Collecting for the page, on the scheduler: the last runs of pipelines, the last tasks.
 
 run_schedule --- announces itself ---> topic "tiledask-runs" ---\\
-a worker     --- reports an action --> the topic of its run  ----+--> Recorder --> Record
+a worker     --- reports an action --> the topic of its run  ----+--> Collector --> Snapshot
 a rank       --- reports its steps --> that of its training -----+
 a worker     --- finishes a task ----> its times (startstops) --/
 
 Collecting costs one append per task; everything else is done when somebody looks.
 """
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,13 +18,23 @@ from dask.utils import key_split
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
-from tiledask.dist.training.watched import TOPIC as TRAINING_TOPIC
-from tiledask.lab.dashboard.trainings import Training
+from tiledask.distributed.training.progress import TOPIC as TRAINING_TOPIC
+from tiledask.lab.dashboard.training_overview import Training
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-__all__ = ["NAME", "RUNS", "RUN_TOPIC", "Record", "Recorder", "Run", "Running", "Task", "prefix"]
+__all__ = [
+    "NAME",
+    "RUNS",
+    "RUN_TOPIC",
+    "Collector",
+    "ReportedRun",
+    "Running",
+    "Snapshot",
+    "Task",
+    "prefix",
+]
 
 NAME = "tiledask-page"
 """Of the plugin, on the scheduler."""
@@ -36,8 +45,6 @@ RUN_TOPIC = "tiledask-run-"
 
 KEPT_RUNS, KEPT_ACTIONS, KEPT_TASKS, KEPT_NAMES = 6, 4_000, 4_000, 1_000
 _LONG = 1.0  # seconds: workers tell what they are computing twice a second, and no oftener
-
-logger = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
@@ -60,7 +67,7 @@ class Running(NamedTuple):
 
 
 @dataclass
-class Run:
+class ReportedRun:
     """A pipeline's run as it told of itself."""
 
     topic: str
@@ -75,11 +82,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Record:
+class Snapshot:
     """A copy of all that was collected up to ``now``."""
 
     now: float
-    runs: tuple[Run, ...]
+    runs: tuple[ReportedRun, ...]
     """Oldest first."""
     tasks: tuple[Task, ...]
     names: Mapping[str, Any]
@@ -91,18 +98,15 @@ class Record:
     """Oldest first."""
 
 
-class Recorder(SchedulerPlugin):
-    """Collects what the page shows, and puts the page into the dashboard when it starts.
-
-    On a cluster that runs already: ``client.register_plugin(tiledask.lab.dashboard.Recorder())``.
-    """
+class Collector(SchedulerPlugin):
+    """Collects what the page shows; a `tiledask.lab.dashboard.Recorder` opens the page too."""
 
     name = NAME
     idempotent = True
 
     def __init__(self) -> None:
         self.scheduler: Scheduler | None = None
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ReportedRun] = {}
         self.trainings: dict[str, Training] = {}
         self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
         self.names: dict[str, Any] = {}
@@ -114,12 +118,6 @@ class Recorder(SchedulerPlugin):
         self.scheduler = scheduler
         for address in scheduler.workers:
             self.add_worker(scheduler, address)
-        try:
-            from tiledask.lab.dashboard.page import put_into
-
-            put_into(scheduler)
-        except Exception as error:  # a page is worth no scheduler
-            logger.warning("tiledask's page is not in the dashboard: %s", error)
 
     # -- collecting -----------------------------------------------------------
 
@@ -151,10 +149,10 @@ class Recorder(SchedulerPlugin):
             run.events.append(msg)
             run.count += 1
 
-    def _run(self, topic: str) -> Run:
+    def _run(self, topic: str) -> ReportedRun:
         self.changes += 1
         if topic not in self.runs:
-            self.runs[topic] = Run(topic, time())
+            self.runs[topic] = ReportedRun(topic, time())
             while len(self.runs) > KEPT_RUNS:
                 del self.runs[next(iter(self.runs))]
         return self.runs[topic]
@@ -168,15 +166,22 @@ class Recorder(SchedulerPlugin):
 
     # -- looking --------------------------------------------------------------
 
-    def record(self) -> Record:
+    def record(self) -> Snapshot:
         """A copy of what there is now."""
         workers = self.scheduler.workers if self.scheduler else {}
-        runs = [Run(r.topic, r.announced, r.about, r.events.copy(), r.count) for r in
-                self.runs.values()]  # fmt: skip
-        return Record(
-            time(), tuple(runs), tuple(self.tasks), dict(self.names), frozenset(workers),
-            tuple(self._running()), tuple(t.copy() for t in self.trainings.values()),
-        )  # fmt: skip
+        runs = [
+            ReportedRun(r.topic, r.announced, r.about, r.events.copy(), r.count)
+            for r in self.runs.values()
+        ]
+        return Snapshot(
+            time(),
+            tuple(runs),
+            tuple(self.tasks),
+            dict(self.names),
+            frozenset(workers),
+            tuple(self._running()),
+            tuple(t.copy() for t in self.trainings.values()),
+        )
 
     def is_computing(self) -> bool:
         """Whether a task has been running for long: the picture grows although nothing ends."""

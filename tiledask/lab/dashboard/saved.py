@@ -11,9 +11,9 @@ from typing import Any
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
-from tiledask.lab.dashboard.recorder import NAME, Record
+from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
-from tiledask.lab.dashboard.trainings import Overview, of_training
+from tiledask.lab.dashboard.training_overview import Overview, of_training
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
@@ -74,7 +74,13 @@ def _activities(what: list) -> Iterator[Activity | Overview]:
     before: Timeline | None = None
     for source in sources:
         if not isinstance(source, list):
-            yield from _of_cluster(source)
+            record = _fetch(source)
+            for training in reversed(record.trainings):
+                yield of_training(training, record.now)
+            for run in reversed(record.runs):
+                yield of_run(run, record)
+            if record.tasks or record.running:
+                yield of_tasks(record)
             continue
         for timeline in source:
             yield replace(_of_timeline(timeline, before), until=until)
@@ -105,23 +111,11 @@ def _of_timeline(timeline: Timeline, before: Timeline | None) -> Activity:
     )
     shares = [idle / before.makespan for idle in before.idle_per_device] if predicts else None
     facts = [("devices", str(timeline.devices))]
-    return of_timeline(
-        timeline, title=timeline.origin.capitalize(), predicted=shares, facts=facts
-    )  # fmt: skip
+    return of_timeline(timeline, title=timeline.origin.capitalize(), predicted=shares, facts=facts)
 
 
-def _of_cluster(client: Any) -> Iterator[Activity | Overview]:
-    record = _fetch(client)
-    for training in reversed(record.trainings):
-        yield of_training(training, record.now)
-    for run in reversed(record.runs):
-        yield of_run(run, record)
-    if record.tasks or record.running:
-        yield of_tasks(record)
-
-
-def _fetch(client: Any) -> Record:
-    async def fetch() -> Record | None:
+def _fetch(client: Any) -> Snapshot:
+    async def fetch() -> Snapshot | None:
         return await asyncio.wait_for(client._run_on_scheduler(_record), _DEADLINE)
 
     try:
@@ -140,7 +134,7 @@ def _fetch(client: Any) -> Record:
     return record
 
 
-def _record(dask_scheduler: Any) -> Record | None:
+def _record(dask_scheduler: Any) -> Snapshot | None:
     """Called on the scheduler."""
     recorder = dask_scheduler.plugins.get(NAME)
     return recorder and recorder.record()
@@ -186,11 +180,14 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
     script, figures = components([board.layout for board in boards])
     parts = [
         {
-            "headline": headline(activity), "figure": figure, "legend": _legend(activity),
-            "head": _head(activity), "rows": _table(activity),
+            "headline": headline(activity),
+            "figure": figure,
+            "legend": _legend(activity),
+            "head": _head(activity),
+            "rows": _table(activity),
         }
         for activity, figure in zip(activities, figures, strict=True)
-    ]  # fmt: skip
+    ]
     jinja = Environment(
         loader=PackageLoader("tiledask.lab.dashboard"), autoescape=True, undefined=StrictUndefined
     )

@@ -10,8 +10,8 @@ import numpy as np
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
 from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
-from tiledask.lab.dashboard.recorder import Record, Run, Task, prefix
-from tiledask.lab.dashboard.trainings import Overview, Training, of_training
+from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot, Task, prefix
+from tiledask.lab.dashboard.training_overview import Overview, Training, of_training
 from tiledask.lab.plots.style import GREY, INK, PALETTE, ink_on
 from tiledask.plan.pipelines.timeline import union_length
 from tiledask.plan.units import format_seconds
@@ -24,7 +24,7 @@ _COLOURS = PALETTE[:-1]
 _OTHER = GREY, "all other tasks"
 
 
-def shown(record: Record) -> Activity | Overview:
+def shown(record: Snapshot) -> Activity | Overview:
     """The newest of all that was recorded: the last run or training, or other tasks if they came
     later."""
     drawn = _lives(record)
@@ -40,18 +40,18 @@ def shown(record: Record) -> Activity | Overview:
     return of_run(newest, record)
 
 
-def _lives(record: Record) -> list[tuple[float, float, bool, Run | Training]]:
+def _lives(record: Snapshot) -> list[tuple[float, float, bool, ReportedRun | Training]]:
     """(announced, last heard of, whether it is over, it) of all runs and trainings."""
     lives = [(run.announced, last_sign(run), is_done(run), run) for run in record.runs]
     return lives + [(t.announced, t.last, t.is_over, t) for t in record.trainings]
 
 
-def _is_rank(key: Any, newest: Run | Training) -> bool:
+def _is_rank(key: Any, newest: ReportedRun | Training) -> bool:
     """Whether a task that runs is a rank of a training that may be slow to report."""
     return isinstance(newest, Training) and not newest.is_over and prefix(key) == "rank_program"
 
 
-def of_tasks(record: Record) -> Activity:
+def of_tasks(record: Snapshot) -> Activity:
     """The Activity of the tasks since the last pause, per worker, coloured by their names.
 
     Tasks of pipelines are left out where there are others. A row's busy time is the union of
@@ -84,24 +84,37 @@ def of_tasks(record: Record) -> Activity:
     if transfers:
         legend.append((INK, "transfer to the worker"))
     return Activity(
-        "Tasks per worker", tuple(facts), tuple(rows), tuple(_task_boxes(spans, colours)),
-        tuple(transfers), makespan, tuple(idle), None, tuple(legend),
-    )  # fmt: skip
+        "Tasks per worker",
+        tuple(facts),
+        tuple(rows),
+        tuple(_task_boxes(spans, colours)),
+        tuple(transfers),
+        makespan,
+        tuple(idle),
+        None,
+        tuple(legend),
+    )
 
 
-def nothing(record: Record) -> Activity:
+def nothing(record: Snapshot) -> Activity:
     """The Activity of a cluster that has done nothing yet."""
     rows, _ = _rows(record, record.present)
     return Activity(
         "Nothing has run yet",
         (("workers", str(len(rows))),),
-        tuple(rows), (), (), 0.0, tuple(0.0 for _ in rows), None, (),
+        tuple(rows),
+        (),
+        (),
+        0.0,
+        tuple(0.0 for _ in rows),
+        None,
+        (),
         "Run a pipeline with td.run_schedule(...), a product with td.matmul(...), or any Dask "
         "work: it is drawn here while it runs.",
-    )  # fmt: skip
+    )
 
 
-def _not_of_runs(record: Record) -> list[Task]:
+def _not_of_runs(record: Snapshot) -> list[Task]:
     """The tasks that ran outside of all runs and trainings."""
     lives = [(first, last + _AFTER[done]) for first, last, done, _ in _lives(record)]
 
@@ -112,13 +125,17 @@ def _not_of_runs(record: Record) -> list[Task]:
     return [task for task in record.tasks if free(task)]
 
 
-def _since_the_pause(record: Record, tasks: Sequence[Task]) -> tuple[list, list]:
+def _since_the_pause(record: Snapshot, tasks: Sequence[Task]) -> tuple[list, list]:
     """(computations, transfers) since no worker computed for _PAUSE seconds.
 
     Computations are (worker, key, start, end), transfers (worker, start, end).
     """
-    computed = [(task.worker, task.key, t["start"], t["stop"])
-                for task in tasks for t in task.times if t["action"] == "compute"]  # fmt: skip
+    computed = [
+        (task.worker, task.key, t["start"], t["stop"])
+        for task in tasks
+        for t in task.times
+        if t["action"] == "compute"
+    ]
     computed += [(r.worker, r.key, min(r.since, record.now), record.now) for r in record.running]
     if not computed:
         return [], []
@@ -127,8 +144,12 @@ def _since_the_pause(record: Record, tasks: Sequence[Task]) -> tuple[list, list]
     starts = np.array([start for *_, start, _ in computed])
     pauses = np.flatnonzero(starts[1:] - reach[:-1] > _PAUSE)
     kept = computed[int(pauses[-1]) + 1 if len(pauses) else 0 :]
-    moved = [(task.worker, t["start"], t["stop"])
-             for task in tasks for t in task.times if t["action"] == "transfer"]  # fmt: skip
+    moved = [
+        (task.worker, t["start"], t["stop"])
+        for task in tasks
+        for t in task.times
+        if t["action"] == "transfer"
+    ]
     return kept, moved
 
 
@@ -142,7 +163,7 @@ def _busy(spans: list[tuple], rows: int) -> list[float]:
 # -- rows and boxes ------------------------------------------------------------------------------
 
 
-def _rows(record: Record, addresses: Iterable[str]) -> tuple[list[str], dict[str, int]]:
+def _rows(record: Snapshot, addresses: Iterable[str]) -> tuple[list[str], dict[str, int]]:
     """(labels, address -> its row): a worker that came back under its name keeps its row."""
     names = {address: record.names.get(address, address) for address in addresses}
     order = sorted(set(names.values()), key=_by_number)

@@ -6,8 +6,8 @@ from bokeh.layouts import column, row
 from bokeh.models import BasicTicker, CustomJSTickFormatter, FixedTicker, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from tiledask.lab.dashboard.board import columns, letter, patches, source
-from tiledask.lab.dashboard.trainings import Overview
+from tiledask.lab.dashboard.board import columns, patches, set_fonts, source
+from tiledask.lab.dashboard.training_overview import Overview
 from tiledask.lab.plots.style import BLUE, GREY, INK, PALE
 
 __all__ = ["TrainingBoard", "training_legend"]
@@ -30,8 +30,11 @@ class TrainingBoard:
 
     def __init__(self, overview: Overview, height: int | None = None) -> None:
         """``height`` in pixels; None fills the page."""
-        fixed = {"sizing_mode": "stretch_both"} if height is None else {
-            "sizing_mode": "stretch_width", "height": height // 2}  # fmt: skip
+        fixed = (
+            {"sizing_mode": "stretch_both"}
+            if height is None
+            else {"sizing_mode": "stretch_width", "height": height // 2}
+        )
         self.layers, self.ranks = Range1d(0.5, -0.5), Range1d(0.5, -0.5)
         self.barriers = _Bars("Barriers of a step", "of the rank that has most", self.layers, fixed)
         self.bytes = _Bars("Bytes of a step", "sent by all ranks", self.layers, fixed)
@@ -63,24 +66,42 @@ class _Bars:
         self.boxes, self.predicted = source(), source(("x", "top", "bottom"))
         self.across, self.rows = Range1d(0, 1), rows
         self.plot = plot = figure(
-            title=title, x_range=self.across, y_range=rows, tools="", toolbar_location=None,
-            min_height=160, outline_line_color=None, **_MARGINS, **fixed,
-        )  # fmt: skip
+            title=title,
+            x_range=self.across,
+            y_range=rows,
+            tools="",
+            toolbar_location=None,
+            min_height=160,
+            outline_line_color=None,
+            **_MARGINS,
+            **fixed,
+        )
         bars = plot.hbar(
-            y="y", height="height", left="left", right="right", fill_color="colour",
-            line_color="line", line_width=0.5, source=self.boxes,
-        )  # fmt: skip
+            y="y",
+            height="height",
+            left="left",
+            right="right",
+            fill_color="colour",
+            line_color="line",
+            line_width=0.5,
+            source=self.boxes,
+        )
         plot.segment(
-            x0="x", x1="x", y0="top", y1="bottom", line_color=INK, line_width=3,
+            x0="x",
+            x1="x",
+            y0="top",
+            y1="bottom",
+            line_color=INK,
+            line_width=3,
             source=self.predicted,
-        )  # fmt: skip
+        )
         plot.add_tools(HoverTool(renderers=[bars], tooltips="@words", point_policy="follow_mouse"))
         plot.xaxis.axis_label = label
         plot.xaxis.ticker = BasicTicker(min_interval=1)
         plot.yaxis[0].ticker = FixedTicker(ticks=[])
         plot.ygrid.grid_line_color, plot.xgrid.grid_line_color = None, PALE
         plot.yaxis.major_tick_line_color = plot.yaxis.axis_line_color = None
-        letter(plot)
+        set_fonts(plot)
 
     def show(
         self, names: tuple[str, ...], boxes: tuple, predicted: tuple[float, ...], end: float = 0.0
@@ -94,8 +115,10 @@ class _Bars:
         self.boxes.data = columns(boxes, 1.0, self.across.end / 400)
         rows = range(len(predicted))
         self.predicted.data = {
-            "x": [*predicted], "top": [r - 0.45 for r in rows], "bottom": [r + 0.45 for r in rows]
-        }  # fmt: skip
+            "x": [*predicted],
+            "top": [r - 0.45 for r in rows],
+            "bottom": [r + 0.45 for r in rows],
+        }
 
 
 class _Loss:
@@ -105,9 +128,16 @@ class _Loss:
         self.line, self.floor = source(("x", "y")), source(("x", "y"))
         self.across, self.up = Range1d(0, 1), Range1d(0, 1)
         self.plot = plot = figure(
-            title="Loss", x_range=self.across, y_range=self.up, tools="", toolbar_location=None,
-            min_height=160, outline_line_color=None, **_MARGINS, **fixed,
-        )  # fmt: skip
+            title="Loss",
+            x_range=self.across,
+            y_range=self.up,
+            tools="",
+            toolbar_location=None,
+            min_height=160,
+            outline_line_color=None,
+            **_MARGINS,
+            **fixed,
+        )
         drawn = plot.line(x="x", y="y", color=BLUE, line_width=2, source=self.line)
         plot.scatter(x="x", y="y", color=BLUE, size=4, source=self.line)
         plot.line(x="x", y="y", color=INK, line_dash="dotted", source=self.floor)
@@ -115,7 +145,7 @@ class _Loss:
         plot.xaxis.axis_label, plot.yaxis.axis_label = "step", "nats per token"
         plot.xaxis.ticker = BasicTicker(min_interval=1)
         plot.grid.grid_line_color = PALE
-        letter(plot)
+        set_fonts(plot)
         plot.yaxis.axis_label_text_font_style = "normal"
 
     def show(self, overview: Overview) -> None:

@@ -1,4 +1,4 @@
-"""What an exercise is: a task that measures an answer, judges it, and draws it."""
+"""An exercise: a task that measures an answer, judges it, and draws it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

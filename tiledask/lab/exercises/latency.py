@@ -29,7 +29,7 @@ def gpipe_ahead(
     microbatches: int = 8,
     against: Sequence[str] = ("1f1b", "interleaved", "zb-h1"),
 ) -> Exercise:
-    """For each schedule in ``against`` the smallest latency at which GPipe finishes before it.
+    """Say for each schedule in ``against`` the smallest latency at which GPipe finishes before it.
 
     A device's share of the model takes 1 s forward and 2 s back. The answer is a tuple of
     latencies in seconds, hundredths, one per schedule; each is judged by simulating both.

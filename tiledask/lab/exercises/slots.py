@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import get_worker
 
-from tiledask.dist.cluster import Cluster
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.plots.style import GREY, PALETTE, RED, canvas, fitting_text, lighter, styled
@@ -61,7 +61,7 @@ def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...]:
 def _run_naps(
     cluster: Cluster, places: Sequence[int], units: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """For every task (the slot whose worker did it, the units that it did)."""
+    """Run the tasks: for each (the slot whose worker did it, the units that it did)."""
     tries = [
         cluster.submit(slot, _nap, n, name=f"nap_{n}")
         for slot, n in zip(places, units, strict=True)

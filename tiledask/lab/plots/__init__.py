@@ -1,46 +1,58 @@
 """Figures of timelines, memory, traffic, owners, layers, idle time, products, plans, tiles.
 
 Each function takes plain values and returns a matplotlib Figure that belongs to no window: save
-it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import.
+it, or let a notebook show it. matplotlib is loaded by the first figure, not by this import. A
+figure of one's own is drawn on a `canvas`, under the same `look`.
+
+style, picture  the look that all share, and the Figure that draws itself
+pipelines       Gantt charts, idle time, memory over time, schedules against each other
+planning        memory bars, the map of a search and its front, limits that bind, time of a step
+products        owners of blocks, panels, traffic between ranks, intensity, tiles on a device
+training        losses, what moves by layer, where layers and rows of an image are
 """
 
-from tiledask.lab.plots.curves import (
+from tiledask.lab.plots.pipelines.gantt import gantt
+from tiledask.lab.plots.pipelines.idle_bars import idle_bars
+from tiledask.lab.plots.pipelines.memory_timeline import memory_timeline
+from tiledask.lab.plots.pipelines.schedule_curves import (
     bubble_against_latency,
     memory_against_bubble,
     utilisation_against,
 )
-from tiledask.lab.plots.footprint import memory_timeline
-from tiledask.lab.plots.front import pareto
-from tiledask.lab.plots.gantt import gantt
-from tiledask.lab.plots.idle import idle_bars
-from tiledask.lab.plots.intensity import intensity
-from tiledask.lab.plots.layer_traffic import layers_traffic
-from tiledask.lab.plots.layers import layers_on_devices
-from tiledask.lab.plots.live import LiveLoss
-from tiledask.lab.plots.losses import losses
-from tiledask.lab.plots.memory import memory_bars
-from tiledask.lab.plots.owners import Blocks, owners
-from tiledask.lab.plots.panels import panels, reads, tradeoff
-from tiledask.lab.plots.plans import feasibility
-from tiledask.lab.plots.rows import rows_on_ranks
-from tiledask.lab.plots.sensitivity import sensitivity_bars
-from tiledask.lab.plots.step import step_breakdown
-from tiledask.lab.plots.tiles_levels import tile_levels
-from tiledask.lab.plots.tiles_roofline import roofline
-from tiledask.lab.plots.tiles_waves import wave_tails
-from tiledask.lab.plots.traffic import traffic_matrix
-from tiledask.lab.plots.trainings import trainings
+from tiledask.lab.plots.planning.feasibility import feasibility, short_layout
+from tiledask.lab.plots.planning.memory_bars import memory_bars
+from tiledask.lab.plots.planning.pareto import pareto
+from tiledask.lab.plots.planning.sensitivity_bars import sensitivity_bars
+from tiledask.lab.plots.planning.step_breakdown import step_breakdown
+from tiledask.lab.plots.products.intensity import intensity
+from tiledask.lab.plots.products.owners import Blocks, owners
+from tiledask.lab.plots.products.panels import panels, reads, tradeoff
+from tiledask.lab.plots.products.roofline import roofline
+from tiledask.lab.plots.products.tile_levels import tile_levels
+from tiledask.lab.plots.products.traffic_matrix import traffic_matrix
+from tiledask.lab.plots.products.wave_tails import wave_tails
+from tiledask.lab.plots.style import BLUE, RED, canvas, look
+from tiledask.lab.plots.training.layers_on_devices import layers_on_devices
+from tiledask.lab.plots.training.layers_traffic import layers_traffic
+from tiledask.lab.plots.training.live import LiveLoss
+from tiledask.lab.plots.training.losses import losses
+from tiledask.lab.plots.training.rows_on_ranks import rows_on_ranks
+from tiledask.lab.plots.training.trainings import trainings
 
 __all__ = [
+    "BLUE",
+    "RED",
     "Blocks",
     "LiveLoss",
     "bubble_against_latency",
+    "canvas",
     "feasibility",
     "gantt",
     "idle_bars",
     "intensity",
     "layers_on_devices",
     "layers_traffic",
+    "look",
     "losses",
     "memory_against_bubble",
     "memory_bars",
@@ -52,6 +64,7 @@ __all__ = [
     "roofline",
     "rows_on_ranks",
     "sensitivity_bars",
+    "short_layout",
     "step_breakdown",
     "tile_levels",
     "tradeoff",

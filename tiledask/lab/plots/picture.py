@@ -1,11 +1,12 @@
 """A Figure that draws itself in a notebook without pyplot, and is the same file every time."""
 
 import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-
-from tiledask.lab.plots.style import look
 
 __all__ = ["DPI", "Picture", "png_of"]
 
@@ -31,8 +32,12 @@ class Picture(Figure):
     Its axes get their places when it is drawn for the first time, and keep them.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(
+        self, *args: Any, look: Callable[[], AbstractContextManager] = nullcontext, **kwargs: Any
+    ) -> None:
+        """A Figure of matplotlib's arguments; ``look()`` gives the settings it is drawn under."""
         super().__init__(*args, **{"facecolor": "white", "layout": "constrained", **kwargs})
+        self._look = look
         self._rounds = 0
         FigureCanvasAgg(self)
 
@@ -41,7 +46,7 @@ class Picture(Figure):
 
         What the data's units measure is known then, so that words can be cut to their box.
         """
-        with look():
+        with self._look():
             self.get_layout_engine().execute(self)
             for axes in self.axes:
                 if axes.get_aspect() != "auto":
@@ -50,7 +55,7 @@ class Picture(Figure):
 
     def draw(self, renderer) -> None:
         # ticks are made when they are drawn, from the settings of that moment
-        with look():
+        with self._look():
             self._settle()
             super().draw(renderer)
 

@@ -12,9 +12,25 @@ if TYPE_CHECKING:
     from tiledask.lab.plots.picture import Picture
 
 __all__ = [
-    "BLUE", "GREEN", "GREY", "INK", "ORANGE", "PALE", "PALETTE", "PINK", "RED", "SKY", "WIDTH",
-    "YELLOW", "canvas", "fitting_text", "ink_on", "lighter", "look", "styled",
-]  # fmt: skip
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "INK",
+    "ORANGE",
+    "PALE",
+    "PALETTE",
+    "PINK",
+    "RED",
+    "SKY",
+    "WIDTH",
+    "YELLOW",
+    "canvas",
+    "fitting_text",
+    "ink_on",
+    "lighter",
+    "look",
+    "styled",
+]
 
 # Okabe and Ito's colours, told apart with every common kind of colour blindness:
 # https://jfly.uni-koeln.de/color/
@@ -67,7 +83,7 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     """An empty figure of ``width`` x ``height`` inches with its title at the left."""
     from tiledask.lab.plots.picture import Picture
 
-    figure = Picture(figsize=(width, height))
+    figure = Picture(figsize=(width, height), look=look)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
@@ -109,7 +125,13 @@ def fitting_text(axes: "Axes", box: tuple, words: str, colour, size: float = 7.5
     tall = size * 1.25 * len(words.splitlines())
     if wide <= abs(right - left) * points and tall <= abs(top - bottom) * points:
         axes.text(
-            x + width / 2, y + height / 2, words,
-            ha="center", va="center_baseline" if "\n" not in words else "center",
-            fontsize=size, color=ink_on(colour), clip_on=True, gid="in-box",
-        )  # fmt: skip
+            x + width / 2,
+            y + height / 2,
+            words,
+            ha="center",
+            va="center_baseline" if "\n" not in words else "center",
+            fontsize=size,
+            color=ink_on(colour),
+            clip_on=True,
+            gid="in-box",
+        )

@@ -17,7 +17,7 @@ from tiledask.lab.precision.lessons import (
     overflow,
     underflow,
 )
-from tiledask.lab.precision.small import Run, Small, train
+from tiledask.lab.precision.small import Small, SmallRun, train
 
 __all__ = [
     "FORMATS",
@@ -25,8 +25,8 @@ __all__ = [
     "Compared",
     "Drift",
     "Format",
-    "Run",
     "Small",
+    "SmallRun",
     "acceptable",
     "compared",
     "drift",

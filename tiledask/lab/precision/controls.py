@@ -1,4 +1,4 @@
-"""How long two losses can be compared: controls, which are one device in other roundings.
+"""Controls: how long two losses can be compared; they are one device in other roundings.
 
 Round-off is a random walk only as long as the training does not multiply it. Sooner or later one
 does: an input of a ReLU is so near to zero that round-off moves it across, a gradient goes through
@@ -75,9 +75,14 @@ class Compared:
 
 
 def compared(
-    alone: Sequence[float], split: Sequence[float], controls: Sequence[Sequence[float]] = (), *,
-    dtype: str, ranks: int = 2, layers: int = 1,
-) -> Compared:  # fmt: skip
+    alone: Sequence[float],
+    split: Sequence[float],
+    controls: Sequence[Sequence[float]] = (),
+    *,
+    dtype: str,
+    ranks: int = 2,
+    layers: int = 1,
+) -> Compared:
     """A verdict on the losses of all steps of one device, and of ``ranks`` that share its work.
 
     controls

@@ -1,4 +1,4 @@
-"""How far the loss of a split run may be from one device's: the theory, a verdict, a measurement.
+"""Drift of a split run's loss from one device's: the theory, a verdict, a measurement.
 
 A sum over k terms that t ranks share is rounded t times, once a rank, and t - 1 times as it is
 added up: 2t - 1 roundings of relative size u at most, where one device has one. With one such sum
@@ -48,7 +48,7 @@ def likely(steps: int, dtype: str, ranks: int, layers: int) -> float:
 
 
 def worst(steps: int, dtype: str, ranks: int, layers: int) -> float:
-    """The same if every error pointed in one direction."""
+    """The drift if every error pointed in one direction."""
     _check(steps, ranks, layers)
     return format_of(dtype).roundoff * layers * (2 * ranks - 1) * steps
 
@@ -97,11 +97,16 @@ def acceptable(
     if not (isfinite(loss_a) and isfinite(loss_b)):
         both = not isfinite(loss_a) and not isfinite(loss_b)
         return Drift(
-            "fault", float("inf"), by_chance, at_most,
+            "fault",
+            float("inf"),
+            by_chance,
+            at_most,
             "neither run is finite: that is no matter of the split; scale the loss or lower the "
-            "rate" if both else "one run is finite and the other is not: look for the first step "
+            "rate"
+            if both
+            else "one run is finite and the other is not: look for the first step "
             "in which a gradient overflows",
-        )  # fmt: skip
+        )
     largest = max(abs(loss_a), abs(loss_b))
     difference = abs(loss_a - loss_b) / largest if largest else 0.0
     if difference <= SAFETY * by_chance:
@@ -132,10 +137,12 @@ def verdicts(
 
 
 def drift(
-    steps: tuple[int, ...] = (1, 5, 20), ranks: tuple[int, ...] = (2, 4),
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"), rule: Rule | None = None,
+    steps: tuple[int, ...] = (1, 5, 20),
+    ranks: tuple[int, ...] = (2, 4),
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"),
+    rule: Rule | None = None,
     seed: int = 0,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """A small network trained on one device and split: how far apart the losses are, and may be.
 
     A row for each format, number of ranks and step: ``predicted`` is `SAFETY` times the random
@@ -153,10 +160,14 @@ def drift(
                 said = acceptable(alone[n - 1], losses[n - 1], n, dtype, t, small.blocks)
                 rows.append(
                     Claim(
-                        f"{dtype}, {t} ranks, step {n}", SAFETY * said.likely, None,
-                        said.difference, rule="at most", note=said.grade,
+                        f"{dtype}, {t} ranks, step {n}",
+                        SAFETY * said.likely,
+                        None,
+                        said.difference,
+                        rule="at most",
+                        note=said.grade,
                     )
-                )  # fmt: skip
+                )
     return Comparison("How far a split run's loss may be from one device's", tuple(rows))
 
 

@@ -1,4 +1,4 @@
-"""What half precision does to training, a table a lesson: said by exact fractions, then run."""
+"""Lessons on half precision in training, a table each: said by exact fractions, then run."""
 
 from fractions import Fraction
 from math import fsum
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.dist.ranks.threads import run_threads
+from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import Claim
 from tiledask.lab.precision.formats import FORMATS, format_of
@@ -46,21 +46,56 @@ def overflow(ranks: int = 4, gradient: float = 20000.0) -> Comparison:
     # as the ranks sum: by addition, rounded after each
     said = _summed(HALF, [gradient] * ranks) / ranks
     rows = (
-        Claim("the largest number below 65520", HALF.nearest(nearest), None,
-              float(flush(np.array(nearest), "float16")), rule="equal"),
-        Claim("65520", HALF.nearest(65520), None, float(flush(np.array(65520.0), "float16")),
-              rule="equal", note="half-way to 65536, which fp16 does not have"),
-        Claim(f"mean of {ranks} x {gradient:g}, summed in fp16", str(said), None, str(plain),
-              rule="equal"),
-        Claim("divided before it is summed", gradient, None, before, rule="equal",
-              note="small gradients may become 0"),
+        Claim(
+            "the largest number below 65520",
+            HALF.nearest(nearest),
+            None,
+            float(flush(np.array(nearest), "float16")),
+            rule="equal",
+        ),
+        Claim(
+            "65520",
+            HALF.nearest(65520),
+            None,
+            float(flush(np.array(65520.0), "float16")),
+            rule="equal",
+            note="half-way to 65536, which fp16 does not have",
+        ),
+        Claim(
+            f"mean of {ranks} x {gradient:g}, summed in fp16",
+            str(said),
+            None,
+            str(plain),
+            rule="equal",
+        ),
+        Claim(
+            "divided before it is summed",
+            gradient,
+            None,
+            before,
+            rule="equal",
+            note="small gradients may become 0",
+        ),
         Claim("summed in fp32", gradient, None, wide, rule="equal"),
-        Claim("  bytes that a rank sends", 2 * sent, None, twice, unit="bytes", rule="equal",
-              note="twice those of fp16"),
-        Claim("summed in bf16", _summed(halves, [gradient] * ranks) / ranks, None, brain,
-              rule="equal", note="range of fp32, 8 digits"),
+        Claim(
+            "  bytes that a rank sends",
+            2 * sent,
+            None,
+            twice,
+            unit="bytes",
+            rule="equal",
+            note="twice those of fp16",
+        ),
+        Claim(
+            "summed in bf16",
+            _summed(halves, [gradient] * ranks) / ranks,
+            None,
+            brain,
+            rule="equal",
+            note="range of fp32, 8 digits",
+        ),
         Claim("  bytes that a rank sends", sent, None, same, unit="bytes", rule="equal"),
-    )  # fmt: skip
+    )
     return Comparison("Overflow in an all-reduce of fp16 gradients", rows)
 
 
@@ -70,14 +105,29 @@ def underflow(gradient: float = 1e-8, scale: float = 2.0**16) -> Comparison:
     back = scaled.astype(np.float32) / np.float32(scale)
     said = HALF.nearest(Fraction(gradient) * Fraction(scale))
     rows = (
-        Claim("the smallest above 0", 2.0**-24, None,
-              float(np.finfo(np.float16).smallest_subnormal), rule="equal"),
-        Claim(f"{gradient:g} in fp16", HALF.nearest(gradient), None,
-              float(flush(np.array(gradient), "float16")), rule="equal"),
+        Claim(
+            "the smallest above 0",
+            2.0**-24,
+            None,
+            float(np.finfo(np.float16).smallest_subnormal),
+            rule="equal",
+        ),
+        Claim(
+            f"{gradient:g} in fp16",
+            HALF.nearest(gradient),
+            None,
+            float(flush(np.array(gradient), "float16")),
+            rule="equal",
+        ),
         Claim(f"  times {scale:g}", said, None, float(scaled), rule="equal"),
-        Claim("  and back, in fp32", FORMATS["float32"].nearest(Fraction(said) / Fraction(scale)),
-              None, float(back), rule="equal"),
-    )  # fmt: skip
+        Claim(
+            "  and back, in fp32",
+            FORMATS["float32"].nearest(Fraction(said) / Fraction(scale)),
+            None,
+            float(back),
+            rule="equal",
+        ),
+    )
     return Comparison("Underflow, and a scaled loss", rows)
 
 
@@ -97,11 +147,23 @@ def lost_update(dtype: str = "float16", steps: int = 64) -> Comparison:
         said = Fraction(form.nearest(said + Fraction(update)))
         exact += Fraction(update)
     rows = (
-        Claim(f"{steps} updates of 2^-{form.digits}, {dtype} weights alone", float(said), None,
-              ends[False], rule="equal", note="each is rounded away"),
-        Claim("  with a master in fp32", form.nearest(exact), None, ends[True], rule="equal",
-              note="none is lost"),
-    )  # fmt: skip
+        Claim(
+            f"{steps} updates of 2^-{form.digits}, {dtype} weights alone",
+            float(said),
+            None,
+            ends[False],
+            rule="equal",
+            note="each is rounded away",
+        ),
+        Claim(
+            "  with a master in fp32",
+            form.nearest(exact),
+            None,
+            ends[True],
+            rule="equal",
+            note="none is lost",
+        ),
+    )
     return Comparison("Updates smaller than the weight's last digit", rows)
 
 
@@ -128,11 +190,22 @@ def order_of_sums(ranks: int = 8, seed: int = 0) -> Comparison:
         sizes = fsum(abs(float(x)) for x in addends)
         bound = 2 * (ranks - 1) * format_of(dtype).roundoff * sizes
         rows += [
-            Claim(f"{dtype}: spread over {ranks} ring orders", bound, float(np.ptp(turned)),
-                  float(np.ptp(sums)), rule="at most"),
-            Claim("  different results", None, len(set(turned)), len(set(sums.tolist())),
-                  unit="count", rule="equal"),
-        ]  # fmt: skip
+            Claim(
+                f"{dtype}: spread over {ranks} ring orders",
+                bound,
+                float(np.ptp(turned)),
+                float(np.ptp(sums)),
+                rule="at most",
+            ),
+            Claim(
+                "  different results",
+                None,
+                len(set(turned)),
+                len(set(sums.tolist())),
+                unit="count",
+                rule="equal",
+            ),
+        ]
     return Comparison("Addition is not associative", tuple(rows))
 
 
@@ -153,18 +226,36 @@ def loss_scaling(steps: int = 40, seed: int = 0) -> Comparison:
     rows = (
         Claim("fp32: loss at first", None, None, first),
         Claim("fp32: share of it that goes", None, None, learned, unit="percent"),
-        Claim("fp16, unscaled: share that goes", learned / 2, None,
-              1 - unscaled_run.losses[-1] / first, unit="percent", rule="at most",
-              note="gradients are rounded to 0"),
-        Claim("fp16, times 2^24, nothing skipped: finite", False, None, fixed.finite,
-              rule="equal", note="one overflow, and all weights are NaN"),
+        Claim(
+            "fp16, unscaled: share that goes",
+            learned / 2,
+            None,
+            1 - unscaled_run.losses[-1] / first,
+            unit="percent",
+            rule="at most",
+            note="gradients are rounded to 0",
+        ),
+        Claim(
+            "fp16, times 2^24, nothing skipped: finite",
+            False,
+            None,
+            fixed.finite,
+            rule="equal",
+            note="one overflow, and all weights are NaN",
+        ),
         Claim("fp16, dynamic scale: finite", True, None, dynamic.finite, rule="equal"),
-        Claim("fp16, dynamic scale: share that goes", learned, None,
-              1 - dynamic.losses[-1] / first, unit="percent", rule=("within", 0.15),
-              note="of the same steps, less the skipped ones"),
+        Claim(
+            "fp16, dynamic scale: share that goes",
+            learned,
+            None,
+            1 - dynamic.losses[-1] / first,
+            unit="percent",
+            rule=("within", 0.15),
+            note="of the same steps, less the skipped ones",
+        ),
         Claim("  steps skipped", None, None, dynamic.skipped, unit="count"),
         Claim("  scale at the end", None, None, dynamic.scales[-1]),
-    )  # fmt: skip
+    )
     return Comparison("Loss scaling in fp16", rows)
 
 

@@ -33,7 +33,7 @@ from tiledask.tile.optimizers import (
     unscaled,
 )
 
-__all__ = ["Run", "Small", "train"]
+__all__ = ["Small", "SmallRun", "train"]
 
 Arrays = dict[str, Any]
 
@@ -47,7 +47,7 @@ class Small:
     blocks: int = 2
 
     def parameters(self) -> dict[str, layers.Parameter]:
-        """Its weights by name."""
+        """The model's weights by name."""
         made = layers.matrix("_in", 784, self.hidden, bias=False)
         for n in range(self.blocks):
             block = layers.mlp_parameters(self.hidden, self.inner, bias=False)
@@ -56,7 +56,7 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Run:
+class SmallRun:
     """What a training brought."""
 
     losses: tuple[float, ...]
@@ -73,10 +73,18 @@ class Run:
 
 
 def train(
-    dtype: str = "float32", steps: int = 50, ranks: int = 1, *, rule: Rule | None = None,
-    scale: LossScale | None = None, master: bool | None = None, seed: int = 0, batch: int = 32,
-    small: Small | None = None, times: float = 1.0,
-) -> Run:  # fmt: skip
+    dtype: str = "float32",
+    steps: int = 50,
+    ranks: int = 1,
+    *,
+    rule: Rule | None = None,
+    scale: LossScale | None = None,
+    master: bool | None = None,
+    seed: int = 0,
+    batch: int = 32,
+    small: Small | None = None,
+    times: float = 1.0,
+) -> SmallRun:
     """A Run of `Small` on the shipped digits; the same bits every time.
 
     dtype
@@ -107,7 +115,7 @@ def train(
             losses.append(loss)
             grads = unscaled(grads, times)
             state, scale, _ = advance(state, rule, grads, scale)
-    return Run(tuple(losses), tuple(scales), scale.skipped if scale else 0, state)
+    return SmallRun(tuple(losses), tuple(scales), scale.skipped if scale else 0, state)
 
 
 def _step(
@@ -119,7 +127,10 @@ def _step(
     h, kept_in = layers.linear(x, weights["w_in"])
     kept = []
     for n in range(small.blocks):
-        block = [_part(weights, n, part) for part in columns]
+        block = [
+            {"w_1": weights[f"{n}.w_1"][:, part], "w_2": weights[f"{n}.w_2"][part]}
+            for part in columns
+        ]
         outs, keeps = zip(*[layers.mlp(h, each) for each in block], strict=True)
         kept.append((block, keeps))
         h = h + added(outs)
@@ -139,7 +150,3 @@ def _step(
 def added(parts: Sequence[Any]) -> Any:
     """The sum of what the ranks bring, from the left, rounded after every addition."""
     return reduce(lambda a, b: flush(a + b, a.dtype), parts)
-
-
-def _part(weights: Arrays, n: int, columns: slice) -> Arrays:
-    return {"w_1": weights[f"{n}.w_1"][:, columns], "w_2": weights[f"{n}.w_2"][columns]}

@@ -28,7 +28,7 @@ _MOST_ACTIONS = 20_000
 
 
 def takes_devices(name: str) -> bool:
-    """Whether the schedule deals several stages to a device, as many as one likes."""
+    """Whether the schedule gives a device several stages, as many as one likes."""
     return "devices" in inspect.signature(schedules[name]).parameters
 
 
@@ -154,9 +154,11 @@ def _one_of(name: str, values: list, word: Any) -> Any:
     if isinstance(values[0], str):
         raise ScheduleError(f"{name} is one of {', '.join(values)}; got {word!r}")
     several = len(values) > 8 and values == list(range(values[0], values[-1] + 1))
-    allowed = f"a whole number from {values[0]} to {values[-1]}" if several else (
-        f"one of {', '.join(f'{v:g}' for v in values)}"
-    )  # fmt: skip
+    allowed = (
+        f"a whole number from {values[0]} to {values[-1]}"
+        if several
+        else (f"one of {', '.join(f'{v:g}' for v in values)}")
+    )
     raise ScheduleError(f"{name} is {allowed}; got {word!r}")
 
 

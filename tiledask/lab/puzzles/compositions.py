@@ -33,8 +33,13 @@ from tiledask.plan.splitting.partition import contiguous_splits, count_contiguou
 from tiledask.plan.units import format_bytes
 
 __all__ = [
-    "COMPOSITION", "SEARCHED", "Composition", "memory_of", "read_unlimited", "run_composition",
-]  # fmt: skip
+    "COMPOSITION",
+    "SEARCHED",
+    "Composition",
+    "memory_of",
+    "read_unlimited",
+    "run_composition",
+]
 
 SEARCHED = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 """The schedules with one stage per device that the search tries with every split."""
@@ -51,7 +56,14 @@ class Composition:
 
 def _read(inputs: Inputs, answer: Any) -> Composition:
     composition = read_unlimited(inputs, answer)
-    _check_memory(inputs, composition)
+    caps = capacities(inputs["capacity"], inputs["devices"])
+    for device, (used, cap) in enumerate(zip(memory_of(inputs, composition), caps, strict=True)):
+        if used > cap:
+            raise ScheduleError(
+                f"over memory: device {device} holds {format_bytes(used)} at its fullest, weights "
+                f"and activations, and has {format_bytes(cap)}; give it fewer layers, or an order "
+                f"that keeps fewer micro-batches"
+            )
     return composition
 
 
@@ -157,17 +169,6 @@ def memory_of(inputs: Inputs, composition: Composition) -> list[float]:
     return peaks
 
 
-def _check_memory(inputs: Inputs, composition: Composition) -> None:
-    caps = capacities(inputs["capacity"], inputs["devices"])
-    for device, (used, cap) in enumerate(zip(memory_of(inputs, composition), caps, strict=True)):
-        if used > cap:
-            raise ScheduleError(
-                f"over memory: device {device} holds {format_bytes(used)} at its fullest, weights "
-                f"and activations, and has {format_bytes(cap)}; give it fewer layers, or an order "
-                f"that keeps fewer micro-batches"
-            )
-
-
 def _measure(inputs: Inputs, composition: Composition) -> Measured:
     return Measured({"makespan": run_composition(inputs, composition).makespan})
 
@@ -196,7 +197,7 @@ def _named(name: str, devices: int, microbatches: int) -> Schedule:
 
 
 def _fitting(inputs: Inputs) -> Iterator[tuple[float, tuple[int, ...], list[str]]]:
-    """Of each split that fits with some schedule: what no order beats, bounds, and which fit."""
+    """For each split that fits with some schedule: what no order beats, bounds, and which fit."""
     devices, m = inputs["devices"], inputs["microbatches"]
     speeds = inputs.get("speeds", [1.0] * devices)
     caps = np.array(capacities(inputs["capacity"], devices), float)
@@ -230,7 +231,7 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
 
 
 def _guesses(inputs: Inputs) -> list[Any]:
-    """As many layers everywhere, with each schedule that comes to mind."""
+    """First guesses: as many layers everywhere, with each schedule that comes to mind."""
     bounds = even(inputs["costs"], inputs["devices"])
     layers = " | ".join(f"{a + 1}-{b}" for a, b in pairwise(bounds))
     return [f"{layers} ; {name}" for name in ("gpipe", "1f1b", "naive")]

@@ -53,7 +53,7 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
 
 
 def _guesses(inputs: Inputs) -> list[Any]:
-    """As many layers everywhere, as few cuts as can be, and layers dealt like cards."""
+    """First guesses: as many layers everywhere, as few cuts as can be, layers in turn."""
     layers, stages = len(inputs["costs"]), inputs["devices"] * inputs.get("chunks", 1)
     guesses: list[Any] = [inputs["shown"]] if "shown" in inputs else []
     bounds = even(inputs["costs"], stages)

@@ -19,9 +19,16 @@ from tiledask.plan.pipelines.schedule import Action, Schedule
 __all__ = ["FAULT", "RULES", "Fault", "faults"]
 
 RULES = (
-    "unknown micro-batch", "wrong device", "missing", "repeated", "backward before forward",
-    "too early", "deadlock", "over memory", "no fault",
-)  # fmt: skip
+    "unknown micro-batch",
+    "wrong device",
+    "missing",
+    "repeated",
+    "backward before forward",
+    "too early",
+    "deadlock",
+    "over memory",
+    "no fault",
+)
 
 
 class Fault(NamedTuple):

@@ -12,9 +12,19 @@ from tiledask.errors import ConfigError
 from tiledask.plan.units import parse_bytes
 
 __all__ = [
-    "LONGEST", "Reader", "choice", "counts", "either", "flag", "number", "numbers", "size",
-    "sizes", "text", "whole",
-]  # fmt: skip
+    "LONGEST",
+    "Reader",
+    "choice",
+    "counts",
+    "either",
+    "flag",
+    "number",
+    "numbers",
+    "size",
+    "sizes",
+    "text",
+    "whole",
+]
 
 Reader = Callable[[Any], Any]
 """What JSON holds -> the value. Raises ValueError with the rule, as in "must be ... "."""

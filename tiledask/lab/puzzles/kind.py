@@ -1,4 +1,4 @@
-"""What a kind of puzzle is: how an answer is read, measured, and beaten if it can be.
+"""A kind of puzzle: how an answer is read, measured, and beaten if it can be.
 
 A kind is a row of functions of the puzzle's inputs. None of them knows a stored answer: ``best``
 and ``solve`` work it out.
@@ -7,15 +7,35 @@ and ``solve`` work it out.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tiledask.lab.puzzles.fields import Reader
 from tiledask.lab.puzzles.result import Best
 
-__all__ = ["Inputs", "Kind", "Measured", "Targets", "frozen_key"]
+__all__ = ["Inputs", "Kind", "Measured", "PuzzleSpec", "Targets", "frozen_key"]
 
 Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PuzzleSpec:
+    """What the file of a puzzle says; a `Puzzle` judges answers to it besides."""
+
+    name: str
+    level: int
+    """From easy to hard, counted from 1."""
+    title: str
+    kind: str
+    """A name in `tiledask.lab.puzzles.puzzle.KINDS`."""
+    task: str
+    inputs: MappingProxyType
+    targets: MappingProxyType
+    """The most that each measure may be, or LEAST: as little as the other targets let it be."""
+    hint: str = ""
+    source: str = ""
+    """Where the task comes from, if it comes from somewhere."""
 
 
 @dataclass(frozen=True)

@@ -80,19 +80,6 @@ def read_order(inputs: Inputs, answer: Any) -> Schedule:
     """The answer as a schedule that can run and does all of the puzzle's work, or ScheduleError."""
     answer = order_of(answer)
     validate(answer, inputs["stages"], inputs["microbatches"])
-    _check_place(inputs, answer)
-    kinds = {a.kind for a in answer}
-    if not kinds & {"B", "W"}:
-        raise ScheduleError(
-            f"training needs a forward and a full backward (F and B) of each micro-batch; the "
-            f"answer has only {', '.join(sorted(kinds))}"
-        )
-    if kinds & {"I", "W"} and not inputs.get("split"):
-        raise ScheduleError("a backward is one piece here: write B, not I and W")
-    return validate(answer, memory_limit=limits_of(inputs))
-
-
-def _check_place(inputs: Inputs, answer: Schedule) -> None:
     devices, place = devices_of(inputs), inputs.get("place")
     if answer.devices != devices:
         raise ScheduleError(f"{devices} devices need {devices} lines; got {answer.devices}")
@@ -104,6 +91,15 @@ def _check_place(inputs: Inputs, answer: Schedule) -> None:
             else f"the stages are on the devices {wanted} here"
         )
         raise ScheduleError(f"{rule}; the answer places them {answer.place}")
+    kinds = {a.kind for a in answer}
+    if not kinds & {"B", "W"}:
+        raise ScheduleError(
+            f"training needs a forward and a full backward (F and B) of each micro-batch; the "
+            f"answer has only {', '.join(sorted(kinds))}"
+        )
+    if kinds & {"I", "W"} and not inputs.get("split"):
+        raise ScheduleError("a backward is one piece here: write B, not I and W")
+    return validate(answer, memory_limit=limits_of(inputs))
 
 
 def run_order(inputs: Inputs, order: Schedule) -> Timeline:
@@ -138,9 +134,14 @@ def _solved(key: str, limits: tuple[int, ...]) -> Optimum | None:
             break
         try:
             found = optimal_schedule(
-                stages, microbatches, **_times(inputs), split=bool(inputs.get("split")),
-                place=place, memory_limit=all_of_them, timeout=_PATIENCE,
-            )  # fmt: skip
+                stages,
+                microbatches,
+                **_times(inputs),
+                split=bool(inputs.get("split")),
+                place=place,
+                memory_limit=all_of_them,
+                timeout=_PATIENCE,
+            )
         except ScheduleError:  # no order keeps within these limits
             continue
         if best is None or found.makespan < best.makespan:
@@ -182,21 +183,16 @@ def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
     if shortest is not None and "makespan" in targets:
         best["makespan"] = Best(shortest.least, OPTIMUM if shortest.proven else BOUND)
     if "kept" in targets:
-        least = _least_kept(inputs, targets)
+        # the fewest activations with which some order meets the target for the makespan
+        least = None
+        for kept in range(int(targets["kept"]), 0, -1):
+            found = _shortest(inputs, kept)
+            if not found or not within(found.makespan, targets.get("makespan", float("inf"))):
+                break
+            least = kept
         if least is not None:
             best["kept"] = Best(least)
     return best
-
-
-def _least_kept(inputs: Inputs, targets: Targets) -> int | None:
-    """The fewest activations with which some order meets the target for the makespan."""
-    least = None
-    for kept in range(int(targets["kept"]), 0, -1):
-        found = _shortest(inputs, kept)
-        if not found or not within(found.makespan, targets.get("makespan", float("inf"))):
-            break
-        least = kept
-    return least
 
 
 def _solve(inputs: Inputs, targets: Targets) -> str | None:

@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from tiledask.lab.puzzles.compositions import COMPOSITION
 from tiledask.lab.puzzles.cuts import CUT
 from tiledask.lab.puzzles.faults import FAULT
 from tiledask.lab.puzzles.fields import text, whole
-from tiledask.lab.puzzles.kind import Kind
+from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
 from tiledask.lab.puzzles.result import LEAST, WRONG, Best, Result, Target, within
@@ -41,23 +40,8 @@ _KEYS = {"level", "title", "kind", "task", "inputs", "targets"}
 _MAY = {"hint", "source"}
 
 
-@dataclass(frozen=True)
-class Puzzle:
+class Puzzle(PuzzleSpec):
     """A task, its numbers, and the targets that an answer has to meet."""
-
-    name: str
-    level: int
-    """From easy to hard, counted from 1."""
-    title: str
-    kind: str
-    """A name in KINDS."""
-    task: str
-    inputs: MappingProxyType
-    targets: MappingProxyType
-    """The most that each measure may be, or LEAST: as little as the other targets let it be."""
-    hint: str = ""
-    source: str = ""
-    """Where the task comes from, if it comes from somewhere."""
 
     def check(self, answer: Any) -> Result:
         """The worth of ``answer``; None is "not attempted": false, and no complaint."""
@@ -69,12 +53,22 @@ class Puzzle:
         except _RULES as error:
             return Result(self.name, True, False, f"{kind.illegal} {error}")
         limits = self._limits()
-        best = kind.best(self.inputs, limits)
-        targets = tuple(
-            _target(kind.measures[name], limits[name], measured.values[name], best.get(name),
-                    wanted == LEAST)
+        # beside a number that stays unsaid, the best of the others would say it
+        unsaid = any(
+            wanted == LEAST and measured.values[name] != limits[name]
             for name, wanted in self.targets.items()
-        )  # fmt: skip
+        )
+        best = {} if unsaid else kind.best(self.inputs, limits)
+        targets = tuple(
+            _target(
+                kind.measures[name],
+                limits[name],
+                measured.values[name],
+                best.get(name),
+                wanted == LEAST,
+            )
+            for name, wanted in self.targets.items()
+        )
         missed = measured.remarks or [str(t) for t in targets if not t.met]
         reason = f"{kind.legal} {'; '.join(missed)}." if missed else "Solved: every target is met."
         return Result(self.name, True, True, reason, targets)
@@ -198,16 +192,13 @@ def load_puzzle(name: str | int | os.PathLike) -> Puzzle:
         fields = read(name)
         return _read(Path(name).stem, fields.values, fields.where)
     if isinstance(name, int) or re.fullmatch(r"\d{1,9}", str(name)):
-        return _of_level(int(name))
+        level = int(name)
+        levels = puzzle_levels()
+        for puzzle in levels:
+            if puzzle.level == level:
+                return puzzle
+        raise ConfigError(f"there is no level {level}; the levels are 1 to {levels[-1].level}")
     return _read(str(name), read_named("puzzles", str(name)).values)
-
-
-def _of_level(level: int) -> Puzzle:
-    levels = puzzle_levels()
-    for puzzle in levels:
-        if puzzle.level == level:
-            return puzzle
-    raise ConfigError(f"there is no level {level}; the levels are 1 to {levels[-1].level}")
 
 
 def _read(name: str, values: dict, where: str = "") -> Puzzle:
@@ -226,8 +217,11 @@ def _read(name: str, values: dict, where: str = "") -> Puzzle:
         kind.ready(read_inputs)
     except _RULES as error:
         raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
-    words = {key: _take(fields, key, text) for key in ("title", "task", "hint", "source")
-             if key in values}  # fmt: skip
+    words = {
+        key: _take(fields, key, text)
+        for key in ("title", "task", "hint", "source")
+        if key in values
+    }
     return Puzzle(
         name=name,
         level=_take(fields, "level", whole(1, 999)),

@@ -1,13 +1,21 @@
-"""What an answer is worth: its targets, each beside the best there is, and up to three stars."""
+"""The worth of an answer: its targets, each beside the best there is, and up to three stars."""
 
 from dataclasses import dataclass
 
 from tiledask.plan import html
 
 __all__ = [
-    "BOUND", "LEAST", "OPTIMUM", "TABLE", "WRONG", "Best", "Result", "Target", "UnsolvedError",
+    "BOUND",
+    "LEAST",
+    "OPTIMUM",
+    "TABLE",
+    "WRONG",
+    "Best",
+    "Result",
+    "Target",
+    "UnsolvedError",
     "within",
-]  # fmt: skip
+]
 
 _SLACK = 1e-9
 """Relative slack of a target, for sums of seconds."""
@@ -45,7 +53,8 @@ class Target:
     """At most this."""
     got: float
     best: float | None
-    """What any legal answer that meets the other targets may reach; None if not a question."""
+    """What any legal answer that meets the other targets may reach; None if not a question, or if
+    it would tell a number that is asked for."""
     yardstick: str = OPTIMUM
     least: bool = False
     """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
@@ -166,13 +175,17 @@ class Result:
             "reason": self.reason,
             "targets": [
                 {
-                    "name": t.name, "wanted": None if t.hidden else t.wanted, "got": t.got,
-                    "met": t.met, "best": None if t.hidden else t.best,
-                    "yardstick": t.yardstick, "gap": t.gap,
+                    "name": t.name,
+                    "wanted": None if t.hidden else t.wanted,
+                    "got": t.got,
+                    "met": t.met,
+                    "best": None if t.hidden else t.best,
+                    "yardstick": t.yardstick,
+                    "gap": t.gap,
                 }
                 for t in self.targets
             ],
-        }  # fmt: skip
+        }
 
     def _repr_html_(self) -> str:
         rows = [

@@ -25,7 +25,9 @@ _BYTES = {"memory", "capacity", "weights", "activations"}
 def list_all(console: "Console") -> tuple[int, list[dict]]:
     """Print the levels; (0, what was printed)."""
     levels = puzzle_levels()
-    _print_levels(levels, console)
+    # a table of the levels
+    rows = [(puzzle.level, puzzle.name, puzzle.title, puzzle.kind) for puzzle in levels]
+    console.print(Grid(("level", "name", "title", "kind"), rows, left=(1, 2, 3)))
     return 0, [{"level": p.level, "name": p.name, "title": p.title, "kind": p.kind} for p in levels]
 
 
@@ -63,10 +65,15 @@ def play(
     if figure:
         save_figure(puzzle.draw(_answer(answers[-1]) if answers else None), figure)
     said = {
-        "level": puzzle.level, "name": puzzle.name, "title": puzzle.title, "kind": puzzle.kind,
-        "task": puzzle.task, "inputs": dict(puzzle.inputs), "targets": dict(puzzle.targets),
+        "level": puzzle.level,
+        "name": puzzle.name,
+        "title": puzzle.title,
+        "kind": puzzle.kind,
+        "task": puzzle.task,
+        "inputs": dict(puzzle.inputs),
+        "targets": dict(puzzle.targets),
         "results": [result.to_dict() for result in results],
-    }  # fmt: skip
+    }
     said |= {"hint": puzzle.hint} if hint else {}
     said |= {"wrong": list(wrong)} if verify else {}
     return int(bool(wrong) or not all(results)), said
@@ -82,12 +89,6 @@ def _answer(word: str) -> str:
     except OSError:  # too long for a name
         is_file = False
     return Path(word).read_text(encoding="utf-8") if is_file else word
-
-
-def _print_levels(levels: Sequence[Puzzle], console: "Console") -> None:
-    """A table of the levels."""
-    rows = [(puzzle.level, puzzle.name, puzzle.title, puzzle.kind) for puzzle in levels]
-    console.print(Grid(("level", "name", "title", "kind"), rows, left=(1, 2, 3)))
 
 
 def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
@@ -138,9 +139,11 @@ def _value(name: str, value: Any) -> str:
     """A value as people write it: "2, 22 x 1, 4"."""
     if isinstance(value, dict):
         parts = (
-            f"{key} {v['from']} to {v['to']}" if isinstance(v, dict) else
-            f"{key} {', '.join(map(str, v))}" for key, v in value.items()
-        )  # fmt: skip
+            f"{key} {v['from']} to {v['to']}"
+            if isinstance(v, dict)
+            else f"{key} {', '.join(map(str, v))}"
+            for key, v in value.items()
+        )
         return "; ".join(parts)
     if isinstance(value, list):
         runs = ((key, len(list(same))) for key, same in groupby(value))

@@ -11,8 +11,8 @@ import numpy as np
 from distributed import Future
 
 import tiledask as td
-from tiledask.dist.cluster import Cluster
-from tiledask.dist.stages import HalfFeedForward, first_that_fails, stack
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.pipelines.stages import HalfFeedForward, first_that_fails, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
@@ -85,16 +85,23 @@ def _rows(copies: Fit, split: Fit) -> list[Claim]:
     embedding, layer, *_ = allocations
     return [
         Claim(
-            "GPUs for fp16 weights alone, 200e9 x 2 B", minimum_devices(flat, "fp16-weights"),
-            _filled(flat, 2, capacity), rule="equal", note="simulated: filled one after the other",
+            "GPUs for fp16 weights alone, 200e9 x 2 B",
+            minimum_devices(flat, "fp16-weights"),
+            _filled(flat, 2, capacity),
+            rule="equal",
+            note="simulated: filled one after the other",
         ),
         Claim(
-            "GPUs for training, 200e9 x 16 B", minimum_devices(flat, "mixed-adam-16"),
-            _filled(flat, 16, capacity), rule="equal",
+            "GPUs for training, 200e9 x 16 B",
+            minimum_devices(flat, "mixed-adam-16"),
+            _filled(flat, 16, capacity),
+            rule="equal",
         ),
         Claim(
-            "full copy: fp16 layer that no longer fits", 1 + (capacity - embedding) // layer,
-            replay(allocations, capacity).failed, rule="equal",
+            "full copy: fp16 layer that no longer fits",
+            1 + (capacity - embedding) // layer,
+            replay(allocations, capacity).failed,
+            rule="equal",
             note="simulated: embedding, then layer after layer, on 40 GB",
         ),
         Claim("full copy: bytes per GPU", copies.memory.peak, unit="bytes"),
@@ -102,7 +109,7 @@ def _rows(copies: Fit, split: Fit) -> list[Claim]:
         Claim("split: bytes per GPU", split.memory.peak, unit="bytes"),
         Claim("split: bytes per GPU, with overhead", split.expected, unit="bytes"),
         Claim("split: verdict", split.verdict),
-    ]  # fmt: skip
+    ]
 
 
 def _filled(parameters: int, each: int, capacity: int, step: int = 1_000_000) -> int:
@@ -116,7 +123,7 @@ def _filled(parameters: int, each: int, capacity: int, step: int = 1_000_000) ->
 
 
 def at_scale(section: Section, start: Callable[..., Cluster]) -> None:
-    """The same question at 1:1000, run: caps of 40 MB, weights of two bytes."""
+    """Whether it fits, at 1:1000 and run: caps of 40 MB, weights of two bytes."""
     with start(workers=DEVICES, memory_cap=CAP) as cluster:
         section.text(
             f"At 1:1000 and run: {DEVICES} workers that the system lets allocate "
@@ -154,32 +161,49 @@ def run_at_scale(cluster: Any) -> tuple[Comparison, dict[str, Ledger]]:
         Claim("full copy: bytes per worker", whole.weight_bytes, unit="bytes"),
         Claim(
             "full copy: MemoryError at layer",
-            fits_layers + 1, simulated, failed[0] if len(set(failed)) == 1 else tuple(failed),
-            rule="equal", note="the first layer that no longer fits, the same on every worker",
+            fits_layers + 1,
+            simulated,
+            failed[0] if len(set(failed)) == 1 else tuple(failed),
+            rule="equal",
+            note="the first layer that no longer fits, the same on every worker",
         ),
         Claim(
             "full copy: workers that raise", DEVICES, None, sum(f > 0 for f in failed), rule="equal"
         ),
         Claim(
             "split: peak bytes per worker",
-            CAP, replay([layer] * 2, CAP, parts[0].workspace_bytes).peak, measured.peak,
-            unit="bytes", rule="at most", note="predicted: the cap; simulated: weights + workspace",
+            CAP,
+            replay([layer] * 2, CAP, parts[0].workspace_bytes).peak,
+            measured.peak,
+            unit="bytes",
+            rule="at most",
+            note="predicted: the cap; simulated: weights + workspace",
         ),
         Claim(
             "split: bytes against the ledger",
-            predicted.peak, None, measured.peak, unit="bytes", rule=("ratio", 0.85, 1.15),
+            predicted.peak,
+            None,
+            measured.peak,
+            unit="bytes",
+            rule=("ratio", 0.85, 1.15),
         ),
         Claim(
             "split: activations between workers",
-            (DEVICES - 1) * batch.nbytes, run.traffic.predicted.total, run.traffic.measured.total,
-            unit="bytes", rule="equal",
+            (DEVICES - 1) * batch.nbytes,
+            run.traffic.predicted.total,
+            run.traffic.measured.total,
+            unit="bytes",
+            rule="equal",
         ),
         Claim(
             "split: relative difference from one device",
-            ROUNDING, None, relative_difference(run.outputs, reference), rule="at most",
+            ROUNDING,
+            None,
+            relative_difference(run.outputs, reference),
+            rule="at most",
             note="float32; one device sums with several threads",
         ),
-    ]  # fmt: skip
+    ]
     fullest = max(measured.rows, key=lambda row: row.bytes)
     return Comparison("The same question run at 1:1000", rows), {
         "predicted": predicted,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import tiledask as td
-from tiledask.dist.run import Run
-from tiledask.dist.stages import stack
+from tiledask.distributed.pipelines.run import PipelineRun
+from tiledask.distributed.pipelines.stages import stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
@@ -67,10 +67,13 @@ def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> Non
         rows += _rows(label, bars[label], simulated, run, workers, m, name)
         rows.append(
             Claim(
-                f"{label}: gradient error against one worker", 1e-12, None,
-                gradient_difference(run, reference), rule="at most",
+                f"{label}: gradient error against one worker",
+                1e-12,
+                None,
+                gradient_difference(run, reference),
+                rule="at most",
             )
-        )  # fmt: skip
+        )
     section.table(Comparison("Idle time", rows))
     section.figure(plots.idle_bars(bars), "idle-time", "Idle share of all device-time.")
     for label, name in zip(list(RUNS)[1:], ("naive", "gpipe", "1f1b"), strict=True):
@@ -82,9 +85,9 @@ def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> Non
         )
 
 
-def _least_disturbed(execute: Callable[[], Run], enough: float) -> Run:
+def _least_disturbed(execute: Callable[[], PipelineRun], enough: float) -> PipelineRun:
     """The least idle of up to TRIES runs; no more than it takes to idle ``enough`` or less."""
-    runs: list[Run] = []
+    runs: list[PipelineRun] = []
     while len(runs) < TRIES:
         runs.append(execute())
         if runs[-1].timeline.bubble_fraction <= enough:
@@ -111,13 +114,20 @@ def _rows(
         Claim(f"{label}: makespan", makespan, simulated.makespan, measured.makespan, "seconds"),
         Claim(
             f"{label}: activations kept at most",
-            in_flight, max(simulated.peak_in_flight), max(measured.peak_in_flight), rule="equal",
+            in_flight,
+            max(simulated.peak_in_flight),
+            max(measured.peak_in_flight),
+            rule="equal",
         ),
         Claim(
             f"{label}: bytes between workers",
-            run.traffic.predicted.total, None, run.traffic.measured.total, "bytes", "equal",
+            run.traffic.predicted.total,
+            None,
+            run.traffic.measured.total,
+            "bytes",
+            "equal",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def gradient_difference(run: Any, reference: Any) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import tiledask as td
-from tiledask.dist.stages import FeedForward, stack
+from tiledask.distributed.pipelines.stages import FeedForward, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
@@ -48,37 +48,60 @@ def layers_on_devices(section: Section, cluster: Any) -> None:
     rows = [
         Claim(
             "contiguous splits into 4 non-empty parts",
-            count_contiguous_splits(LAYERS, DEVICES), len(splits), unit="count", rule="equal",
+            count_contiguous_splits(LAYERS, DEVICES),
+            len(splits),
+            unit="count",
+            rule="equal",
             note="predicted: 23 choose 3; simulated: all of them listed",
         ),
-        Claim("layers on the fullest device", cut.bottleneck, float(best), rule="equal",
-              note="predicted: the exact partition; simulated: the best of all splits"),
         Claim(
-            "crossings, contiguous", DEVICES - 1, td.judge(cut).crossings,
-            contiguous.traffic.measured.count, rule="equal",
+            "layers on the fullest device",
+            cut.bottleneck,
+            float(best),
+            rule="equal",
+            note="predicted: the exact partition; simulated: the best of all splits",
+        ),
+        Claim(
+            "crossings, contiguous",
+            DEVICES - 1,
+            td.judge(cut).crossings,
+            contiguous.traffic.measured.count,
+            rule="equal",
             note="measured: messages between workers",
         ),
         Claim(
-            "crossings, round robin", LAYERS - 1, judged["round robin"].crossings,
-            robin.traffic.measured.count, rule="equal",
+            "crossings, round robin",
+            LAYERS - 1,
+            judged["round robin"].crossings,
+            robin.traffic.measured.count,
+            rule="equal",
         ),
         Claim(
-            "bytes between workers, contiguous", (DEVICES - 1) * _batch().nbytes,
-            contiguous.traffic.predicted.total, contiguous.traffic.measured.total,
-            "bytes", "equal",
+            "bytes between workers, contiguous",
+            (DEVICES - 1) * _batch().nbytes,
+            contiguous.traffic.predicted.total,
+            contiguous.traffic.measured.total,
+            "bytes",
+            "equal",
         ),
         Claim(
             "wrong answers refused", len(WRONG), sum(not v for v in judged.values()), rule="equal"
         ),
         Claim(
-            "output has the bits of one worker's: contiguous", None, None,
-            contiguous.outputs.tobytes() == one.outputs.tobytes(), rule="true",
+            "output has the bits of one worker's: contiguous",
+            None,
+            None,
+            contiguous.outputs.tobytes() == one.outputs.tobytes(),
+            rule="true",
         ),
         Claim(
-            "output has the bits of one worker's: round robin", None, None,
-            robin.outputs.tobytes() == one.outputs.tobytes(), rule="true",
+            "output has the bits of one worker's: round robin",
+            None,
+            None,
+            robin.outputs.tobytes() == one.outputs.tobytes(),
+            rule="true",
         ),
-    ]  # fmt: skip
+    ]
     section.table(Comparison("24 layers on 4 devices", rows))
     section.figure(
         plots.layers_on_devices({"contiguous": cut.place, "round robin": WRONG["round robin"]}),

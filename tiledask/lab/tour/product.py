@@ -13,7 +13,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.lab import plots
-from tiledask.lab.product import GRID, Problem, product_rows
+from tiledask.lab.product_claims import GRID, RandomProduct, product_rows
 from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.products.placement import split
@@ -28,7 +28,7 @@ MESHES = ((1, 4), (4, 1), (2, 2))
 
 def two_levels(section: Section, cluster: Any) -> None:
     """One product counted at both levels; then each level changed under the other."""
-    problem = Problem.random(N)
+    problem = RandomProduct.random(N)
     tile, kernel = _kernel(cluster)
     mesh = td.Mesh(cluster, MESH)
     A, B = td.distribute(problem.a, mesh, GRID), td.distribute(problem.b, mesh, GRID)
@@ -42,7 +42,15 @@ def two_levels(section: Section, cluster: Any) -> None:
         f"sends. Measured: what the workers logged."
     )
     section.table(Comparison("The two-level tiled product", product_rows(problem, C, kernel, tile)))
-    section.figure(plots.owners(_blocks(MESH)), "owners", "Which rank owns which block.")
+    p, q = MESH
+    ranks = [[i * q + j for j in range(q)] for i in range(p)]
+    rows = [0, *(stop for _, stop in split(0, N, p))]
+    columns = [0, *(stop for _, stop in split(0, N, q))]
+    section.figure(
+        plots.owners({name: plots.Blocks(ranks, rows, columns) for name in ("A", "B", "C")}),
+        "owners",
+        "Which rank owns which block.",
+    )
     section.figure(
         plots.traffic_matrix(*C.traffic), "traffic", "Bytes from rank to rank, every cell equal."
     )
@@ -69,7 +77,7 @@ def _tiles(kernel: str) -> tuple[int, ...]:
 
 
 def independence(
-    problem: Problem, cluster: Any, kernel: str
+    problem: RandomProduct, cluster: Any, kernel: str
 ) -> tuple[Comparison, list[list[int]], list[list[float]]]:
     """(the table, bytes between workers and FLOP per byte of a tile as [tile][blocking])."""
     n = 1024
@@ -89,17 +97,24 @@ def independence(
         rows.append(
             Claim(
                 f"blocking {p}x{q}: bytes between workers, tiles {_words(_tiles(kernel))}",
-                n * n * 4 * (p + q - 2), None, _one(m[j] for m in moved), "bytes", "equal",
+                n * n * 4 * (p + q - 2),
+                None,
+                _one(m[j] for m in moved),
+                "bytes",
+                "equal",
             )
-        )  # fmt: skip
+        )
     for i, tile in enumerate(_tiles(kernel)):
         rows.append(
             Claim(
                 f"tile {tile}: FLOP per byte loaded, blockings "
                 f"{_words('x'.join(map(str, s)) for s in MESHES)}",
-                tile / 4, None, _one(intensity[i]), rule="equal",
+                tile / 4,
+                None,
+                _one(intensity[i]),
+                rule="equal",
             )
-        )  # fmt: skip
+        )
     return Comparison("The levels are independent (1024 x 1024 x 1024)", rows), moved, intensity
 
 
@@ -111,11 +126,3 @@ def _one(values: Iterable) -> float | tuple:
 
 def _words(values: Iterable) -> str:
     return ", ".join(map(str, values))
-
-
-def _blocks(mesh: tuple[int, int]) -> dict[str, plots.Blocks]:
-    p, q = mesh
-    ranks = [[i * q + j for j in range(q)] for i in range(p)]
-    rows = [0, *(stop for _, stop in split(0, N, p))]
-    columns = [0, *(stop for _, stop in split(0, N, q))]
-    return {name: plots.Blocks(ranks, rows, columns) for name in ("A", "B", "C")}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 import tiledask as td
-from tiledask.dist.start import choose_device
+from tiledask.distributed.cluster.start import choose_device
 from tiledask.lab.doctor import examine
 from tiledask.lab.report import Report, Section
 from tiledask.lab.table import Claim, Comparison

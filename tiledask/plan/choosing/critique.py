@@ -7,15 +7,16 @@ a layout  ->  fits? balanced? how much is waiting, and for what?      each a Fin
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from tiledask.plan import html
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
-from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.timing.step_values import Numbers
@@ -126,14 +127,15 @@ class PlanCritique:
         found = html.table((), rows, self.fit.layout, style={2: "text-align:left"})
         return f"{found}<ol>{''.join(f'<li>{html.words(each)}</li>' for each in self.advice)}</ol>"
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, object]:
         """The same as plain values, for JSON."""
         return {
-            "layout": str(self.fit.layout), "verdict": self.fit.verdict,
+            "layout": str(self.fit.layout),
+            "verdict": self.fit.verdict,
             "seconds": None if self.step is None else self.step.total,
             "lines": [vars(line) for line in self.lines],
             "advice": [{**vars(each), "layout": str(each.layout)} for each in self.advice],
-        }  # fmt: skip
+        }
 
 
 def critique(
@@ -149,7 +151,7 @@ def critique(
     :func:`tiledask.plan.fitting.fit.fits`, time by
     :func:`tiledask.plan.timing.step.estimate_step`; raises what they raise.
 
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> found = critique(load_model("gpt2-xl"), Layout(pp=8, microbatches=8, tp=1),
     ...                  load_cluster("8xA100-80GB"), sequence=1024)
     >>> [line.about for line in found.lines if not line.good]
@@ -172,16 +174,18 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
     if layout.devices < cluster.devices:
         idle = cluster.devices - layout.devices
         yield Line(
-            "devices", False,
+            "devices",
+            False,
             f"{idle} of {cluster.devices} stay unused: dp {layout.dp} x cp {layout.cp} x tp "
             f"{layout.tp} x pp {layout.pp} = {layout.devices}",
-        )  # fmt: skip
+        )
     if layout.tp > cluster.devices_per_node:
         yield Line(
-            "tensor parallelism", False,
+            "tensor parallelism",
+            False,
             f"tp {layout.tp} leaves its node of {cluster.devices_per_node}: every layer then sums "
             f"over {cluster.between_nodes.name}",
-        )  # fmt: skip
+        )
     if step is None:
         return
     total = step.total
@@ -190,23 +194,26 @@ def _lines(fit: Fit, step: StepEstimate | None) -> Iterator[Line]:
         if share > 0:
             row = next(row for row in step.rows if row.part == part)
             yield Line(
-                part, share <= most,
+                part,
+                share <= most,
                 f"{share:.1%} of a step ({format_seconds(getattr(step, part))}) is waiting for "
                 f"{WAITS[part]}; above {most:.0%} is a fault. {row.formula} ({row.source})",
-            )  # fmt: skip
+            )
     if layout.pp > 1:
         yield _balance(fit)
     if layout.recompute != "none":
         share = step.recompute / total
         yield Line(
-            "recomputation", True,
+            "recomputation",
+            True,
             f"{share:.1%} of a step computes activations again ({layout.recompute})",
-        )  # fmt: skip
+        )
     yield Line(
-        "utilisation", step.mfu >= 0.3,
+        "utilisation",
+        step.mfu >= 0.3,
         f"MFU {step.mfu:.1%}: {step.flops:.3g} FLOP in {format_seconds(total)} on "
         f"{layout.devices} x {cluster.device.name}; below 30 % is a fault",
-    )  # fmt: skip
+    )
 
 
 def _balance(fit: Fit) -> Line:
@@ -214,38 +221,50 @@ def _balance(fit: Fit) -> Line:
     counts = [fit.layout.stage_layers(stage, layers) for stage in range(fit.layout.pp)]
     ratio = max(counts) * len(counts) / sum(counts)
     return Line(
-        "balance", ratio <= 1.1,
+        "balance",
+        ratio <= 1.1,
         f"the fullest of {len(counts)} stages has {max(counts)} layers, {ratio:.3g} times the "
         f"mean of {sum(counts)}/{len(counts)}; above 1.1 is a fault",
-    )  # fmt: skip
+    )
+
+
+_Change = dict[str, Any]
+"""Fields of a Layout with their new values."""
 
 
 def _neighbours(fit: Fit) -> Iterator[Layout]:
     """Layouts of as many sequences a step that differ in one decision."""
     layout, model, cluster = fit.layout, fit.memory.model, fit.cluster
-    changes: list[dict] = []
+    changes: list[_Change] = []
     if layout.tp > 1 and not layout.sequence_parallel:
         changes.append({"sequence_parallel": True})
     changes += [{"recompute": kind} for kind in ("none", "selective") if kind != layout.recompute]
     changes += [{"zero": zero} for zero in range(4) if zero != layout.zero and layout.dp > 1]
     if not layout.flash_attention:
         changes.append({"flash_attention": True})
-        changes += [{"flash_attention": True, "recompute": "full"},
-                    {"flash_attention": True, "sequence_parallel": True}]  # fmt: skip
+        changes += [
+            {"flash_attention": True, "recompute": "full"},
+            {"flash_attention": True, "sequence_parallel": True},
+        ]
     if layout.pp > 1:
         changes += [{"interleave": v} for v in (1, 2, 3, 4, 6, 8) if v != layout.interleave]
         changes += [{"partition": "items"}] if layout.partition != "items" else []
         changes += [
-            {"schedule": name, "interleave": 1} for name in ("1f1b", "zb-h1")
+            {"schedule": name, "interleave": 1}
+            for name in ("1f1b", "zb-h1")
             if name != layout.schedule
-        ]  # fmt: skip
+        ]
     for times in (2, 4, 8):
         if layout.microbatches % times == 0:
             less, more = layout.microbatches // times, layout.microbatch * times
             changes.append({"microbatch": more, "microbatches": less})
         if layout.microbatch % times == 0:
-            changes.append({"microbatch": layout.microbatch // times,
-                            "microbatches": layout.microbatches * times})  # fmt: skip
+            changes.append(
+                {
+                    "microbatch": layout.microbatch // times,
+                    "microbatches": layout.microbatches * times,
+                }
+            )
     changes += _other_shapes(layout, cluster.devices)
     for change in changes:
         if "pp" in change and isinstance(layout.partition, tuple):
@@ -260,7 +279,7 @@ def _neighbours(fit: Fit) -> Iterator[Layout]:
             yield other
 
 
-def _other_shapes(layout: Layout, devices: int) -> Iterator[dict]:
+def _other_shapes(layout: Layout, devices: int) -> Iterator[_Change]:
     """dp, tp and pp traded for each other, and unused devices for more copies; the sequences
     of a step stay, in other numbers of micro-batches."""
     sequences = layout.dp * layout.microbatches
@@ -269,9 +288,9 @@ def _other_shapes(layout: Layout, devices: int) -> Iterator[dict]:
         dp, tp, pp = layout.dp, layout.tp, layout.pp
         for a in ((times, 1, 1), (1, times, 1), (1, 1, times)):
             for b in ((times, 1, 1), (1, times, 1), (1, 1, times), (1, 1, 1)):
-                grown = [n * x for n, x in zip((dp, tp, pp), a, strict=True)]
+                grown = dp * a[0], tp * a[1], pp * a[2]
                 if all(n % y == 0 for n, y in zip(grown, b, strict=True)):
-                    shapes.add(tuple(n // y for n, y in zip(grown, b, strict=True)))
+                    shapes.add((grown[0] // b[0], grown[1] // b[1], grown[2] // b[2]))
     shapes.discard((layout.dp, layout.tp, layout.pp))
     for dp, tp, pp in sorted(shapes):
         fitting = dp * tp * pp * layout.cp <= devices and sequences % dp == 0

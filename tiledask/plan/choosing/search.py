@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from tiledask.plan.fitting.fewest import CHUNKS, context_degrees
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
-from tiledask.plan.fitting.peaks import peaks
+from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
+from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
-from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import Numbers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
@@ -35,9 +35,20 @@ __all__ = ["Plan", "Plans", "Space", "search"]
 
 LARGEST_MICROBATCH = 64
 COLUMNS = (
-    "dp", "tp", "pp", "cp", "ep", "microbatch", "microbatches", "interleave", "zero", "recompute",
-    "sequence_parallel", "flash_attention", "schedule",
-)  # fmt: skip
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "microbatch",
+    "microbatches",
+    "interleave",
+    "zero",
+    "recompute",
+    "sequence_parallel",
+    "flash_attention",
+    "schedule",
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ FIRST = 10
 """Plans of a search that are put in order by their simulated seconds."""
 
 
-class Plans(Sequence):
+class Plans(Sequence[Plan]):
     """The layouts of a search: those that fit, fastest first; then the tight ones; then those
     that do not fit, the nearest first.
 
@@ -144,12 +155,18 @@ class Plans(Sequence):
     """
 
     def __init__(
-        self, model: Model, cluster: ClusterSpec, global_batch: int, recipe: Recipe,
-        sequence: int, columns: dict[str, np.ndarray],
-    ):  # fmt: skip
+        self,
+        model: Model,
+        cluster: ClusterSpec,
+        global_batch: int,
+        recipe: Recipe,
+        sequence: int,
+        columns: dict[str, np.ndarray],
+    ):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
         self._plans: dict[int, Plan] = {}
+        self._rows: dict[str, np.ndarray] = {}
         self._settled = 0
         self._rank(columns)
 
@@ -168,8 +185,12 @@ class Plans(Sequence):
             )
             seconds[inside] = parts.total
         order = np.lexsort((peak, seconds, verdict))
-        rows = columns | {"devices": devices, "peak": peak, "by_formula": seconds,
-                          "verdict": verdict}  # fmt: skip
+        rows = columns | {
+            "devices": devices,
+            "peak": peak,
+            "by_formula": seconds,
+            "verdict": verdict,
+        }
         self._rows = {name: column[order] for name, column in rows.items()}
 
     def settle(self, first: int = FIRST) -> "Plans":
@@ -222,7 +243,13 @@ class Plans(Sequence):
     def __len__(self) -> int:
         return len(self._rows["peak"])
 
-    def __getitem__(self, at: Any) -> Any:
+    @overload
+    def __getitem__(self, at: int) -> Plan: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Plan]: ...
+
+    def __getitem__(self, at: int | slice) -> Plan | list[Plan]:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not -len(self) <= at < len(self):
@@ -284,10 +311,16 @@ class Plans(Sequence):
     def _repr_html_(self) -> str:
         head = ("", "layout", "verdict", "a device", "a step", "tokens/s")
         rows = [
-            (n, plan.layout, plan.verdict, format_bytes(plan.peak), format_seconds(plan.seconds),
-             f"{self.global_batch * self.sequence / plan.seconds:,.0f}")
+            (
+                n,
+                plan.layout,
+                plan.verdict,
+                format_bytes(plan.peak),
+                format_seconds(plan.seconds),
+                f"{self.global_batch * self.sequence / plan.seconds:,.0f}",
+            )
             for n, plan in enumerate(self[:FIRST])
-        ]  # fmt: skip
+        ]
         counts = ", ".join(f"{n:,} {word}" for word, n in self.counts.items())
         title = f"{self.model.name} on {self.cluster}, {self.considered:,} layouts: {counts}"
         return html.table(head, rows, title)
@@ -316,12 +349,12 @@ def search(
     """All layouts of ``space`` that train on ``global_batch`` sequences a step, as Plans.
 
     ``model`` and ``cluster`` may be names, as `load_model` and `load_cluster` read them.
-    Layers are dealt out evenly. ``devices``: numbers of devices to use (default: all of the
-    cluster's). Memory is counted to the byte (:func:`tiledask.plan.fitting.peaks.peaks`). Time is
-    ranked by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's
-    ``seconds`` are those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
+    Layers are cut evenly. ``devices``: numbers of devices to use (default: all of the cluster's).
+    Memory is counted to the byte (:func:`tiledask.plan.fitting.vectorized.peaks`). Time is ranked
+    by the formulas of :func:`tiledask.plan.timing.step_time.step_parts`; a plan's ``seconds`` are
+    those of :func:`tiledask.estimate_step`, and the first 10 stand in their order.
 
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> plans = search(load_model("llama-2-70b"), load_cluster("64xA100-80GB"), 256)
     >>> plans.best.verdict, plans.best.seconds <= plans[1].seconds
     ('fits', True)
@@ -382,9 +415,14 @@ def _columns(rows: list[tuple[int, ...]], space: Space) -> dict[str, np.ndarray]
     """The columns of all layouts: each of ``rows`` with every choice of the rest."""
     shapes = np.array(rows, np.int64).reshape(-1, 8)
     rest = list(
-        product(space.zero, space.recompute, space.sequence_parallel, space.flash_attention,
-                space.schedule)
-    )  # fmt: skip
+        product(
+            space.zero,
+            space.recompute,
+            space.sequence_parallel,
+            space.flash_attention,
+            space.schedule,
+        )
+    )
     which, choice = np.divmod(np.arange(len(shapes) * len(rest)), len(rest))
     columns = {name: shapes[which, n] for n, name in enumerate(COLUMNS[:8])}
     for n, name in enumerate(COLUMNS[8:]):

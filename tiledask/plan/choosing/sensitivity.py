@@ -14,8 +14,8 @@ from tiledask.errors import ConfigError
 from tiledask.plan.choosing.search import Plan, search
 from tiledask.plan.data import short
 from tiledask.plan.inputs.hardware import ClusterSpec, Link
+from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.specs import as_cluster, as_model
 
 __all__ = ["Relaxed", "sensitivity"]
 
@@ -66,7 +66,7 @@ def sensitivity(
     between nodes, devices in a node, and devices (unless ``devices=`` fixes their number).
     ``options`` are those of :func:`tiledask.search`; as there, names are read.
 
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> found = sensitivity(load_model("llama-2-70b"), load_cluster("32xA100-80GB"), 128)
     >>> found[0].limit in ("devices", "peak FLOP/s"), found[0].speedup > 1.5
     (True, True)

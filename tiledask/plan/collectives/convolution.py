@@ -24,8 +24,18 @@ from tiledask.plan.collectives.expected import (
 )
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 
-__all__ = ["Boundary", "Convolution", "by_groups", "by_input", "by_output", "in_pairs", "in_rows",
-           "in_stages", "layerwise", "pool_in_rows"]  # fmt: skip
+__all__ = [
+    "Boundary",
+    "Convolution",
+    "by_groups",
+    "by_input",
+    "by_output",
+    "in_pairs",
+    "in_rows",
+    "in_stages",
+    "layerwise",
+    "pool_in_rows",
+]
 
 Calls = tuple[Expected, ...]
 
@@ -71,8 +81,9 @@ class Convolution:
         return split_rows(rows, self.size[0], self.stride[0], self.padding[0], self.dilation[0])
 
 
-def by_output(conv: Convolution, ranks: int, itemsize: int, gather: bool = False,
-              dx: bool = True) -> Calls:  # fmt: skip
+def by_output(
+    conv: Convolution, ranks: int, itemsize: int, gather: bool = False, dx: bool = True
+) -> Calls:
     """Each rank has some output channels; ``gather`` puts y together on every rank.
     Without ``dx`` no gradient goes on to a layer before.
 
@@ -92,8 +103,9 @@ def by_input(conv: Convolution, ranks: int, itemsize: int) -> Calls:
     return all_reduced("forward/y", elements, ranks, itemsize)
 
 
-def in_pairs(first: Convolution, second: Convolution, ranks: int, itemsize: int,
-             dx: bool = True) -> Calls:  # fmt: skip
+def in_pairs(
+    first: Convolution, second: Convolution, ranks: int, itemsize: int, dx: bool = True
+) -> Calls:
     """``first`` by its output channels and ``second`` by its input channels: the same ones."""
     back = _whole("first/backward/dx", first, ranks, itemsize) if dx else ()
     y = tuple(
@@ -121,9 +133,7 @@ def in_rows(conv: Convolution, rows: Sequence[int], itemsize: int, dx: bool = Tr
     return (*_lent(conv.rows(rows), row, dx), *dw)
 
 
-def pool_in_rows(
-    split: RowSplit, images: int, channels: int, columns: int, itemsize: int
-) -> Calls:  # fmt: skip
+def pool_in_rows(split: RowSplit, images: int, channels: int, columns: int, itemsize: int) -> Calls:
     """Pooling where each rank has ``split.rows``: only rows of windows that cross move."""
     return _lent(split, images * channels * columns * itemsize, True)
 
@@ -147,14 +157,12 @@ class Boundary:
 
     name: str
     units: int
-    """Output channels, or outputs of a linear layer: what is dealt out."""
+    """Output channels, or outputs of a linear layer: what is sharded."""
     each: int = 1
     """Elements of a unit."""
 
 
-def layerwise(
-    layers: Sequence[Boundary], images: int, ranks: int, itemsize: int
-) -> Calls:  # fmt: skip
+def layerwise(layers: Sequence[Boundary], images: int, ranks: int, itemsize: int) -> Calls:
     """Every layer by its output units: gathered for the next layer, summed on the way back."""
 
     def counts(layer: Boundary) -> list[int]:
@@ -168,9 +176,7 @@ def layerwise(
     return tuple(call for calls in (*there, *back) for call in calls)
 
 
-def in_stages(
-    layers: Sequence[Boundary], images: int, ranks: int, itemsize: int
-) -> Calls:  # fmt: skip
+def in_stages(layers: Sequence[Boundary], images: int, ranks: int, itemsize: int) -> Calls:
     """A layer on each rank: its output goes to the next, the gradient of it comes back.
 
     >>> layers = [Boundary("one", 8), Boundary("two", 4), Boundary("three", 2)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.moves import Move, rounds
+from tiledask.plan.collectives.algorithms import Move, rounds
 from tiledask.plan.products.placement import split
 
 __all__ = ["SHAPES_AGREE", "Cost", "cost", "even", "loads"]
@@ -75,9 +75,13 @@ def cost(
 
 @lru_cache(10_000)  # a training has few different ones, of every rank in every micro-batch
 def _cost(
-    kind: str, algorithm: str, counts: tuple[int, ...], itemsize: int, root: int,
+    kind: str,
+    algorithm: str,
+    counts: tuple[int, ...],
+    itemsize: int,
+    root: int,
     sum_itemsize: int | None,
-) -> Cost:  # fmt: skip
+) -> Cost:
     n = ranks_of(kind, counts)
     sent, received, messages = [0] * n, [0] * n, [0] * n
     taken = 0

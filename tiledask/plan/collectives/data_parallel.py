@@ -37,9 +37,13 @@ def buckets(elements: int, itemsize: int, bucket_bytes: int) -> tuple[tuple[int,
 
 
 def averaging(
-    elements: int, ranks: int, itemsize: int, bucket_bytes: int = 25_000_000,
-    counts_samples: bool = False, algorithm: str | None = None,
-) -> Calls:  # fmt: skip
+    elements: int,
+    ranks: int,
+    itemsize: int,
+    bucket_bytes: int = 25_000_000,
+    counts_samples: bool = False,
+    algorithm: str | None = None,
+) -> Calls:
     """An all_reduce for each bucket; before them one of 8 bytes if samples must be counted.
 
     >>> [each.cost.sent[0] for each in averaging(129068, 4, 4)]
@@ -56,8 +60,8 @@ def averaging(
 def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
     """By layer, how many of its numbers each rank keeps.
 
-    A layer is dealt out as evenly as it can be, and those who get one more take turns, so that
-    all layers together are dealt out as evenly as one array: no rank has more than ceil(P / n).
+    A layer is divided as evenly as it can be, and those who get one more take turns, so that
+    all layers together are divided as evenly as one array: no rank has more than ceil(P / n).
 
     >>> shards([5, 5, 5], 4)
     ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1))
@@ -67,9 +71,14 @@ def shards(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def zero_step(
-    layers: Mapping[str, int], ranks: int, zero: int, weight_bytes: int, gradient_bytes: int,
-    early: bool | None = None, algorithm: str | None = None,
-) -> Calls:  # fmt: skip
+    layers: Mapping[str, int],
+    ranks: int,
+    zero: int,
+    weight_bytes: int,
+    gradient_bytes: int,
+    early: bool | None = None,
+    algorithm: str | None = None,
+) -> Calls:
     """All collectives of a step, in order, for ``layers``: numbers by name.
 
     ``early``: gradients are summed layer by layer during the backward, so that nobody keeps all
@@ -82,21 +91,21 @@ def zero_step(
     if zero not in range(4):
         raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
     early = zero >= 2 if early is None else early
-    dealt = dict(zip(layers, shards(list(layers.values()), ranks), strict=True))
+    sharded = dict(zip(layers, shards(list(layers.values()), ranks), strict=True))
 
     def gather(name: str, when: str) -> Calls:
-        return expected(f"{name}/{when}", "all_gather", dealt[name], weight_bytes, algorithm)
+        return expected(f"{name}/{when}", "all_gather", sharded[name], weight_bytes, algorithm)
 
     def add_up(name: str) -> Calls:
         label = f"{name}/gradients"
         if zero == 0:
             return all_reduced(label, layers[name], ranks, gradient_bytes, algorithm)
-        return expected(label, "reduce_scatter", dealt[name], gradient_bytes, algorithm)
+        return expected(label, "reduce_scatter", sharded[name], gradient_bytes, algorithm)
 
     calls: list[Calls] = []
     if zero == 3:
         calls += [gather(name, "forward") for name in layers]
-    for name in reversed(layers):
+    for name in reversed(list(layers)):
         calls += [gather(name, "backward")] if zero == 3 else []
         calls += [add_up(name)] if early else []
     calls += [] if early else [add_up(name) for name in layers]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
 from tiledask.plan.collectives.halo import halo_strips
-from tiledask.plan.collectives.moves import default
 
 __all__ = ["Expected", "all_reduced", "expected", "halo", "transfer"]
 
@@ -20,9 +20,13 @@ class Expected(NamedTuple):
 
 
 def expected(
-    label: str, kind: str, counts: Sequence[int], itemsize: int, algorithm: str | None = None,
+    label: str,
+    kind: str,
+    counts: Sequence[int],
+    itemsize: int,
+    algorithm: str | None = None,
     sum_itemsize: int | None = None,
-) -> tuple[Expected, ...]:  # fmt: skip
+) -> tuple[Expected, ...]:
     """One collective of chunks of ``counts`` elements, as for `cost`; none for a rank alone.
 
     >>> expected("dx", "all_gather", [2, 1, 1], 8)[0].cost.sent
@@ -36,9 +40,13 @@ def expected(
 
 
 def all_reduced(
-    label: str, elements: int, ranks: int, itemsize: int, algorithm: str | None = None,
+    label: str,
+    elements: int,
+    ranks: int,
+    itemsize: int,
+    algorithm: str | None = None,
     sum_itemsize: int | None = None,
-) -> tuple[Expected, ...]:  # fmt: skip
+) -> tuple[Expected, ...]:
     """One all_reduce of an array of ``elements``.
 
     >>> all_reduced("gradients", 129068, 4, 4)[0].cost.sent[0]

@@ -29,9 +29,14 @@ def factor(kind: str, n: int) -> float:
     (1.75, 0.875, 0.875)
     """
     table = {
-        "all_gather": (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_to_all": (n - 1) / n,
-        "all_reduce": 2 * (n - 1) / n, "broadcast": 1.0, "reduce": 1.0, "barrier": 0.0,
-    }  # fmt: skip
+        "all_gather": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
+        "all_to_all": (n - 1) / n,
+        "all_reduce": 2 * (n - 1) / n,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "barrier": 0.0,
+    }
     if kind not in table:
         raise ConfigError(f"no factor for {kind!r}; there are {', '.join(table)}")
     return table[kind] if n > 1 else 0.0
@@ -134,6 +139,11 @@ def _barrier(algorithm: str, b: tuple[int, ...], root: int) -> Bytes:
 
 
 _TABLE = {
-    "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce,
-    "broadcast": _broadcast, "reduce": _reduce, "all_to_all": _all_to_all, "barrier": _barrier,
-}  # fmt: skip
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
+}

@@ -17,20 +17,31 @@ the gathered x is kept.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from tiledask.errors import ConfigError
+from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import Cost, cost, even
-from tiledask.plan.collectives.moves import default
 from tiledask.plan.collectives.shards import deal_heads
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Call", "LayerCalls", "Stream", "bytes_by_rank", "column_linear", "cross_entropy",
-    "decoder_block", "embedding", "mlp", "norm", "row_linear", "self_attention", "swiglu_mlp",
-]  # fmt: skip
+    "Call",
+    "LayerCalls",
+    "Stream",
+    "bytes_by_rank",
+    "column_linear",
+    "cross_entropy",
+    "decoder_block",
+    "embedding",
+    "mlp",
+    "norm",
+    "row_linear",
+    "self_attention",
+    "swiglu_mlp",
+]
 
 
 class Call(NamedTuple):
@@ -56,25 +67,29 @@ class Call(NamedTuple):
         return cost(self.kind, chosen, self.counts, self.itemsize(itemsize))
 
 
+C = TypeVar("C")
+"""The kind of call: a Call, or the GridCall of a layer on a grid."""
+
+
 @dataclass(frozen=True)
-class LayerCalls:
+class LayerCalls(Generic[C]):
     """The collectives of a layer in their order."""
 
-    forward: tuple[Call, ...] = ()
-    backward: tuple[Call, ...] = ()
+    forward: tuple[C, ...] = ()
+    backward: tuple[C, ...] = ()
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[C, ...]:
         """Of a whole step."""
         return self.forward + self.backward
 
-    def then(self, *others: "LayerCalls") -> "LayerCalls":
+    def then(self, *others: "LayerCalls[C]") -> "LayerCalls[C]":
         """This layer, then those; backwards in the opposite order."""
         for other in others:
             self = LayerCalls(self.forward + other.forward, other.backward + self.backward)
         return self
 
-    def to_frame(self, itemsize: int) -> "pd.DataFrame":
+    def to_frame(self: "LayerCalls[Call]", itemsize: int) -> "pd.DataFrame":
         """A row per collective: way, label, kind, ranks, and the most bytes that one rank sends."""
         import pandas as pd
 
@@ -85,7 +100,7 @@ class LayerCalls:
         ]
         return pd.DataFrame(rows, columns=["way", "label", "kind", "ranks", "bytes_sent"])
 
-    def inside(self, label: str) -> "LayerCalls":
+    def inside(self: "LayerCalls[Call]", label: str) -> "LayerCalls[Call]":
         """The same as parts of a layer called ``label``."""
         named = (
             tuple(call._replace(label=f"{label}/{call.label}") for call in calls)
@@ -120,7 +135,7 @@ class Stream:
         return even(self.batch * self.tokens * self.width, self.ranks)
 
 
-def column_linear(x: Stream, name: str = "column_linear") -> LayerCalls:
+def column_linear(x: Stream, name: str = "column_linear") -> LayerCalls[Call]:
     """Of x w, w cut along its columns.
 
     >>> [(c.label, c.kind, c.counts) for c in column_linear(Stream(1, 4, 2, ranks=2)).calls]
@@ -134,7 +149,7 @@ def column_linear(x: Stream, name: str = "column_linear") -> LayerCalls:
     return _calls(x.ranks, [(forward, "all_gather", x.chunks)], back)
 
 
-def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls:
+def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls[Call]:
     """Of x w, w cut along its rows; ``y`` is what comes out."""
     forward, backward = f"{name}/forward", f"{name}/backward"
     if not y.sequence:
@@ -144,30 +159,29 @@ def row_linear(y: Stream, name: str = "row_linear") -> LayerCalls:
     )
 
 
-def embedding(y: Stream, name: str = "embedding") -> LayerCalls:
+def embedding(y: Stream, name: str = "embedding") -> LayerCalls[Call]:
     """Of a table cut along its rows: each rank adds the rows that it has."""
     return row_linear(y, name)
 
 
-def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls:
+def cross_entropy(x: Stream, smoothing: float = 0.0) -> LayerCalls[Call]:
     """Of logits cut along their classes: the maximum and two sums of each token, three if smoothed.
 
     3 b s elements in 2 barriers (Megatron has 3), where gathering the logits would move b s V.
     The sums of halves are taken, and exchanged, in single precision.
     """
     tokens, sums = x.batch * x.tokens, 3 if smoothing else 2
-    of = lambda n: even(n, x.ranks)  # noqa: E731
     made = _calls(
         x.ranks,
         [
-            ("cross_entropy/maximum/forward", "all_reduce", of(tokens)),
-            ("cross_entropy/sums/forward", "all_reduce", of(sums * tokens)),
+            ("cross_entropy/maximum/forward", "all_reduce", even(tokens, x.ranks)),
+            ("cross_entropy/sums/forward", "all_reduce", even(sums * tokens, x.ranks)),
         ],
     )
     return LayerCalls(tuple(call._replace(wide=True) for call in made.forward))
 
 
-def norm(x: Stream, bias: bool = False, name: str = "norm") -> LayerCalls:
+def norm(x: Stream, bias: bool = False, name: str = "norm") -> LayerCalls[Call]:
     """Of a norm of ``x``: its weights' gradients, where every rank sees other tokens."""
     if not x.sequence:
         return LayerCalls()
@@ -175,12 +189,12 @@ def norm(x: Stream, bias: bool = False, name: str = "norm") -> LayerCalls:
     return _calls(x.ranks, backward=[(f"{name}/backward", "all_reduce", counts)])
 
 
-def mlp(x: Stream) -> LayerCalls:
+def mlp(x: Stream) -> LayerCalls[Call]:
     """Of the plain feed-forward layer."""
     return column_linear(x, "w_1").then(row_linear(x, "w_2")).inside("mlp")
 
 
-def swiglu_mlp(x: Stream, fused: bool = False) -> LayerCalls:
+def swiglu_mlp(x: Stream, fused: bool = False) -> LayerCalls[Call]:
     """Of the gated feed-forward layer, gate and up in one matrix or in two."""
     into = ["w_gate_up"] if fused else ["w_gate", "w_up"]
     return _into(x, into).then(row_linear(x, "w_down")).inside("mlp")
@@ -188,7 +202,7 @@ def swiglu_mlp(x: Stream, fused: bool = False) -> LayerCalls:
 
 def self_attention(
     x: Stream, query: int, kv: int, width: int, fused: bool = False, bias: bool = False
-) -> LayerCalls:
+) -> LayerCalls[Call]:
     """Of attention by heads: ``query`` and ``kv`` heads of ``width`` columns."""
     into = _into(x, ["wqkv"] if fused else ["wq", "wk", "wv"])
     _, heads = deal_heads(query, kv, x.ranks)
@@ -202,9 +216,15 @@ def self_attention(
 
 
 def decoder_block(
-    x: Stream, query: int, kv: int, width: int, fused: bool = True, gated: bool = True,
-    norm_bias: bool = False, bias: bool = False,
-) -> LayerCalls:  # fmt: skip
+    x: Stream,
+    query: int,
+    kv: int,
+    width: int,
+    fused: bool = True,
+    gated: bool = True,
+    norm_bias: bool = False,
+    bias: bool = False,
+) -> LayerCalls[Call]:
     """Of a block: norm, attention, norm, feed-forward.
 
     >>> [len(decoder_block(Stream(1, 8, 16, ranks=2), 4, 4, 4, fused).calls)
@@ -233,7 +253,7 @@ def bytes_by_rank(calls: Iterable[Call], ranks: int, itemsize: int) -> tuple[Seq
     return tuple(sent), tuple(received)
 
 
-def _into(x: Stream, names: Sequence[str]) -> LayerCalls:
+def _into(x: Stream, names: Sequence[str]) -> LayerCalls[Call]:
     """Of the matrices that all take x, and are gone through backwards in the same order."""
     all_of = [column_linear(x, name) for name in names]
     return LayerCalls(
@@ -242,11 +262,16 @@ def _into(x: Stream, names: Sequence[str]) -> LayerCalls:
     )
 
 
-def _calls(ranks: int, forward: Iterable[tuple] = (), backward: Iterable[tuple] = ()) -> LayerCalls:
+_Called = tuple[str, str, tuple[int, ...]]
+"""The label, the kind and the counts of a Call."""
+
+
+def _calls(
+    ranks: int, forward: Iterable[_Called] = (), backward: Iterable[_Called] = ()
+) -> LayerCalls[Call]:
     """With all ranks as members; one rank alone calls nothing."""
     if ranks == 1:
         return LayerCalls()
     everyone = tuple(range(ranks))
-    return LayerCalls(
-        *(tuple(Call(*each, everyone) for each in calls) for calls in (forward, backward))
-    )
+    ways = (tuple(Call(*each, everyone) for each in calls) for calls in (forward, backward))
+    return LayerCalls(*ways)

@@ -28,7 +28,8 @@ class Panel(NamedTuple):
 
     @property
     def extent(self) -> int:
-        return self.of_x.stop - self.of_x.start
+        columns: int = self.of_x.stop - self.of_x.start
+        return columns
 
 
 def panels(extent: int, rows: int, columns: int) -> Iterator[Panel]:

@@ -90,9 +90,12 @@ class RowSplit:
 
 
 def split_rows(
-    rows: Sequence[int], size: int, stride: int = 1, padding: tuple[int, int] = (0, 0),
+    rows: Sequence[int],
+    size: int,
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
     dilation: int = 1,
-) -> RowSplit:  # fmt: skip
+) -> RowSplit:
     """The RowSplit of windows of ``size`` rows over an image of which each rank has ``rows``.
 
     ``padding``: rows of zeros above and below. Raises PlacementError if no window fits.
@@ -125,8 +128,10 @@ def split_rows(
         start, stop = int(mine[0]), int(mine[-1]) + reach
         slabs.append(
             Slab(
-                min(max(start, 0), h), min(max(stop, 0), h),
-                min(max(-start, 0), stop - start), min(max(stop - h, 0), stop - start),
+                min(max(start, 0), h),
+                min(max(stop, 0), h),
+                min(max(-start, 0), stop - start),
+                min(max(stop - h, 0), stop - start),
             )
-        )  # fmt: skip
+        )
     return RowSplit(rows, out, tuple(slabs), reach)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
+from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.layers import LayerCalls
-from tiledask.plan.collectives.moves import default
 from tiledask.plan.collectives.panels import panels
 from tiledask.plan.collectives.shards import even_shards
 from tiledask.plan.products.placement import Shard, Tiling
@@ -34,17 +34,19 @@ class GridCall(NamedTuple):
 
 def summa_linear(
     tokens: int, inputs: int, outputs: int, mesh: tuple[int, ...], bias: bool = False
-) -> LayerCalls:
+) -> LayerCalls[GridCall]:
     """Of y [tokens, outputs] = x w, all in blocks, on a mesh (p, q) or (d, p, q).
 
     >>> [call.elements for call in summa_linear(4, 4, 4, (2, 2)).forward]
     [4, 4, 4, 4, 4, 4, 4, 4]
     """
     d, p, q = (1, *mesh)[-3:]
-    rank = lambda k, i, j: (k * p + i) * q + j  # noqa: E731
     of_tokens = Tiling((tokens,), (d, p), (Shard(0), Shard(0)))
     of_outputs = even_shards(outputs, q).counts
     of_inputs = even_shards(inputs, p).counts
+
+    def rank(k: int, i: int, j: int) -> int:
+        return (k * p + i) * q + j
 
     def along_panels(kinds: Iterable[str]) -> Iterator[GridCall]:
         for panel in panels(inputs, p, q):

@@ -1,4 +1,15 @@
-"""From a trace of what devices did to the plan behind it, and to what would be faster."""
+"""From a trace of what devices did to the plan behind it, and to what would be faster.
+
+trace.py        when devices were busy: spans or polled utilisation
+  trace_files.py  the same from files: CSV of intervals, CSV of polls, Chrome's JSON
+  chrome.py       Chrome's JSON, as torch.profiler writes it
+timed.py        a schedule with the seconds of its actions: what explains a trace
+infer.py        the schedule behind rows, whose edges say its times exactly
+blocks.py       the schedule behind busy blocks, in which actions have run together
+nearest.py      the nearest schedule, where none explains every edge
+remedies.py     what would shorten it, simulated change by change
+diagnose.py     all of it together: findings, causes of idle time, remedies
+"""
 
 from tiledask.submodules import submodules
 

@@ -14,8 +14,8 @@ from itertools import groupby
 
 import numpy as np
 
-from tiledask.plan.diagnosis.infer import Fit
-from tiledask.plan.diagnosis.timed import TWO_CHUNKS, Form, Plan, built, is_looped
+from tiledask.plan.diagnosis.infer import TraceFit
+from tiledask.plan.diagnosis.timed import TWO_CHUNKS, Form, TimedSchedule, built, is_looped
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.pipelines.schedules import schedules
@@ -37,9 +37,9 @@ MOST_ACTIONS = 1500
 """Of a schedule that is tried."""
 
 
-def fit_blocks(trace: Trace, near: Form | None = None) -> Fit | None:
-    """A Fit whose edges are those of ``trace`` within half a sample on average; None if none is
-    found.
+def fit_blocks(trace: Trace, near: Form | None = None) -> TraceFit | None:
+    """A TraceFit whose edges are those of ``trace`` within half a sample on average; None if there
+    is none.
 
     Schedules with fewer times go first, and of one kind the guesses that are nearest to begin
     with. Where a device has several chunks, and where few pauses are seen, the search often ends
@@ -229,7 +229,7 @@ class _Search:
         rest = (work - forward)[of_stage] / (kinds - 1)
         return np.concatenate([forward[of_stage], *[rest] * (kinds - 1), [hop]])
 
-    def newton(self, times: np.ndarray) -> Fit | None:
+    def newton(self, times: np.ndarray) -> TraceFit | None:
         """Steps that believe near edges more than far ones, until each is within a sample.
 
         Gives up when three steps have not made the guess much better.
@@ -262,7 +262,7 @@ class _Search:
         rms, error = float(np.sqrt((off**2).mean())), float(np.abs(off).max())
         if rms > self.limit or error > 6 * self.limit:
             return None
-        return Fit(
+        return TraceFit(
             _plan(self.chains, times, self.form),
             error,
             float(np.abs(off).mean()),
@@ -282,7 +282,9 @@ class _Search:
         return rows, np.concatenate([off, trace.busy_per_device - work @ times]), trace.devices
 
 
-def _misses(chains, start, end, sums, trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+def _misses(
+    chains: _Chains, start: np.ndarray, end: np.ndarray, sums: np.ndarray, trace: Trace
+) -> tuple[np.ndarray, np.ndarray]:
     """(sums, seconds off): the trace's edges, and pauses that it does not have."""
     order = chains.order
     first, close = order.turns[:-1], order.turns[1:] - 1
@@ -308,7 +310,9 @@ def _misses(chains, start, end, sums, trace: Trace) -> tuple[np.ndarray, np.ndar
     return np.concatenate(rows), np.concatenate(off)
 
 
-def _match(worked, paused, done, pause) -> np.ndarray:
+def _match(
+    worked: np.ndarray, paused: np.ndarray, done: np.ndarray, pause: np.ndarray
+) -> np.ndarray:
     """For each pause of the trace the one of the guess, rising, by work done and length."""
     if not len(worked):
         return np.empty(0, int)
@@ -333,11 +337,12 @@ def _free(rows: np.ndarray, names: list[str]) -> tuple[str, ...]:
     return tuple(name for name, is_loose in zip(names, loose, strict=True) if is_loose)
 
 
-def _plan(chains: _Chains, times: np.ndarray, form: Form) -> Plan:
+def _plan(chains: _Chains, times: np.ndarray, form: Form) -> TimedSchedule:
     stages = chains.order.stages
     parts = times[:-1].reshape(-1, stages)
     F, rest = parts[0], parts[1:]
     B = rest.sum(axis=0)
     I, W = (rest[0], rest[1]) if len(rest) == 2 else (B / 2, B / 2)
     hop = (float(times[-1]),) * (stages - 1)
-    return Plan(chains.order, *(tuple(t.tolist()) for t in (F, B, I, W)), latency=hop, form=form)
+    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
+    return TimedSchedule(chains.order, forward, backward, inputs, weights, latency=hop, form=form)

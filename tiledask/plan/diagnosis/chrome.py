@@ -10,7 +10,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -79,8 +79,8 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     is_many = len(files) > 1
     twice = [rank for rank, n in Counter(f.rank for f in files).items() if n > 1]
     if is_many and twice and twice[0] is not None:
-        names = [f.name for f in files if f.rank == twice[0]]
-        raise ConfigError(f"{' and '.join(names[:2])} are both of rank {twice[0]}; give one each")
+        same = [f.name for f in files if f.rank == twice[0]]
+        raise ConfigError(f"{' and '.join(same[:2])} are both of rank {twice[0]}; give one each")
     every = [e for f in files for e in f.events]
     if not every:
         raise ConfigError(
@@ -103,8 +103,9 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     chosen, said = _one_step(rows, bool(labels))
     if aside > 0:
         said.append("the optimizer's kernels left out")
-    about = {"transfer": travel, "source": ": ".join([source, *filter(None, [", ".join(said)])])}
-    trace = Trace.of(_outermost(chosen) if labels or not worker else _union(chosen), **about)
+    about = ": ".join([source, *filter(None, [", ".join(said)])])
+    rest = _outermost(chosen) if labels or not worker else _union(chosen)
+    trace = Trace.of(rest, transfer=travel, source=about)
     if labels:
         stage = [d if s < 0 else s for d, s in zip(trace.device, trace.stage, strict=True)]
         trace = replace(trace, stage=trace.stage * 0 + stage)
@@ -115,12 +116,16 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
 # --- files to events ------------------------------------------------------------------------
 
 
+_Json = dict[str, Any]
+"""An object of the file."""
+
+
 class _Read(NamedTuple):
     name: str
     rank: int | None
     base: float
     """Seconds of the clock at ts 0."""
-    events: list[dict]
+    events: list[_Json]
 
 
 def _parsed(name: str, text: str) -> _Read:
@@ -176,22 +181,29 @@ def _on_one_clock(read: list[_Read], scale: float) -> list[_File]:
     return files
 
 
-def _is_span(event: dict) -> bool:
+def _is_span(event: _Json) -> bool:
     """Whether it is a complete event of a program, and none of the profiler's own."""
     own = str(event.get("cat")) == "Trace" or str(event.get("pid")) in ("Spans", "Traces")
     return event.get("ph") == "X" and "ts" in event and not own
 
 
-def _is_id(event: dict) -> bool:
+def _is_id(event: _Json) -> bool:
     return isinstance(_args(event).get("correlation"), int | str)
 
 
-def _args(event: dict) -> dict:
+def _args(event: _Json) -> _Json:
     args = event.get("args")
     return args if isinstance(args, dict) else {}
 
 
-def _event(e: dict, source: str, first: float, shift: float, scale: float, launches) -> _Event:
+def _event(
+    e: _Json,
+    source: str,
+    first: float,
+    shift: float,
+    scale: float,
+    launches: Mapping[object, float] | None,
+) -> _Event:
     start, length = _number(e, "ts", source), _number(e, "dur", source)
     if length < 0:
         raise ConfigError(
@@ -201,13 +213,18 @@ def _event(e: dict, source: str, first: float, shift: float, scale: float, launc
     at = (start - first) * scale + shift
     launch = launches.get(args["correlation"], start) if launches and _is_id(e) else start
     return _Event(
-        str(e.get("name", ""))[:200], str(e.get("cat", "")).lower(), _short(e.get("pid", "")),
-        _short(e.get("tid", 0)), _short(args["device"]) if "device" in args else "",
-        at, at + length * scale, (launch - first) * scale + shift,
-    )  # fmt: skip
+        str(e.get("name", ""))[:200],
+        str(e.get("cat", "")).lower(),
+        _short(e.get("pid", "")),
+        _short(e.get("tid", 0)),
+        _short(args["device"]) if "device" in args else "",
+        at,
+        at + length * scale,
+        (launch - first) * scale + shift,
+    )
 
 
-def _number(event: dict, name: str, source: str) -> float:
+def _number(event: _Json, name: str, source: str) -> float:
     value = event.get(name, math.nan)
     try:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -253,7 +270,9 @@ def _key(event: _Event) -> _Key:
     return event.pid, event.tid, event.device
 
 
-def _device_names(files: list[_File], worker: str, labelled: bool, on_gpu: bool):
+def _device_names(
+    files: list[_File], worker: str, labelled: bool, on_gpu: bool
+) -> list[dict[_Key, str]]:
     """Of each file {key: device}: which events are of one device.
 
     A rank's file is one device, or one per args.device. In a file of several ranks they are told
@@ -385,10 +404,12 @@ def _one_step(rows: list[_Timed], labelled: bool) -> tuple[list[Row], list[str]]
     most = max(len({r.device for r in mine}) for mine in steps.values())
     fewest = 0.5 * max(map(len, steps.values()))
     whole = [
-        mine for step, mine in steps.items()
-        if len({r.device for r in mine}) == most and len(mine) >= fewest
+        mine
+        for step, mine in steps.items()
+        if len({r.device for r in mine}) == most
+        and len(mine) >= fewest
         and (step >= 0 or len(steps) == 1)
-    ]  # fmt: skip
+    ]
     whole = whole or list(steps.values())
 
     def length(mine: list[_Timed]) -> float:
@@ -403,8 +424,9 @@ def _one_step(rows: list[_Timed], labelled: bool) -> tuple[list[Row], list[str]]
 
 def _counted(rows: list[_Timed]) -> list[_Timed]:
     """With steps counted by how often an action has been before."""
-    seen: Counter = Counter()
-    counted, reach = [], {}
+    seen: Counter[tuple[str, _Label]] = Counter()
+    reach: dict[tuple[str, _Label], float] = {}
+    counted: list[_Timed] = []
     for r in sorted(rows, key=lambda r: (r.event.start, -r.event.end)):
         key = r.device, r.label
         if r.event.start < reach.get(key, -math.inf):

@@ -16,10 +16,10 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan import html
 from tiledask.plan.diagnosis.blocks import fit_blocks
-from tiledask.plan.diagnosis.infer import EXACT, MANY, Fit, fit_labelled, fit_rows
+from tiledask.plan.diagnosis.infer import EXACT, MANY, TraceFit, fit_labelled, fit_rows
 from tiledask.plan.diagnosis.nearest import fit_nearest, fit_turns
 from tiledask.plan.diagnosis.remedies import Remedy, equal_stages, partitioned, remedies
-from tiledask.plan.diagnosis.timed import Plan, built
+from tiledask.plan.diagnosis.timed import TimedSchedule, built
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.diagnosis.trace_files import read_trace
 from tiledask.plan.pipelines.schedule import Schedule
@@ -79,7 +79,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     causes: tuple[Cause, ...]
     """They sum to ``idle``, largest first."""
-    plan: Plan | None
+    plan: TimedSchedule | None
     """The plan behind the trace; None if it cannot be told."""
     layers: tuple[float, ...] | None = None
     """Costs of the model's layers, for the remedies."""
@@ -117,12 +117,16 @@ class Diagnosis:
         worst = self["imbalance"]
         m = self["microbatches"].value
         return {
-            "devices": self.devices, "share": f"{share:.0%}", "idle": f"{self.idle_share:.0%}",
-            "rest": f"{self.devices - 1}/{self.devices}", "average": self._average,
+            "devices": self.devices,
+            "share": f"{share:.0%}",
+            "idle": f"{self.idle_share:.0%}",
+            "rest": f"{self.devices - 1}/{self.devices}",
+            "average": self._average,
             "one": "one micro-batch after the other, " if (m or 1) > 1 else "no micro-batches, ",
-            "worst": worst.why.split(" has ")[0], "more": f"{worst.value:.0%}",
+            "worst": worst.why.split(" has ")[0],
+            "more": f"{worst.value:.0%}",
             "of": f"{m} micro-batches on {self.devices} devices: " if m else "",
-        }  # fmt: skip
+        }
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -210,8 +214,15 @@ class Diagnosis:
 
     def _remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
         plan = self.plan
-        now = ("(as it is)", format_seconds(plan.makespan), f"{plan.idle_share:.1%}", "",
-               f"{plan.memory * plan.schedule.microbatches:.3g}")  # fmt: skip
+        if plan is None:
+            return []
+        now = (
+            "(as it is)",
+            format_seconds(plan.makespan),
+            f"{plan.idle_share:.1%}",
+            "",
+            f"{plan.memory * plan.schedule.microbatches:.3g}",
+        )
         return [now] + [
             (
                 r.change,
@@ -227,9 +238,12 @@ class Diagnosis:
         tables = (
             ("inferred", ("", "value", "how sure"), self._finding_rows()),
             ("idle time", ("", "device-seconds", "share", ""), self._cause_rows()),
-            ("remedies, simulated", ("", "makespan", "idle", "saved", "memory"),
-             self._remedy_rows() if self.remedies else []),
-        )  # fmt: skip
+            (
+                "remedies, simulated",
+                ("", "makespan", "idle", "saved", "memory"),
+                self._remedy_rows() if self.remedies else [],
+            ),
+        )
         head = f"<p>{html.words(str(self).splitlines()[0])}</p>"
         head += f"<p>{'<br>'.join(map(html.words, self.summary))}</p>"
         return head + "".join(html.table(top, rows, name) for name, top, rows in tables if rows)
@@ -253,7 +267,7 @@ def _value(finding: Finding) -> str:
 
 
 def diagnose(
-    trace: Timeline | str | PathLike | Any,
+    trace: Timeline | str | PathLike[str] | Any,
     *,
     unit: str | None = None,
     layers: Sequence[float] | None = None,
@@ -298,7 +312,7 @@ def diagnose(
     return Diagnosis(*about, *found, fit.plan, costs, memory_limit, measure)
 
 
-def _fit(trace: Trace) -> Fit | None:
+def _fit(trace: Trace) -> TraceFit | None:
     if trace.is_labelled:
         return fit_labelled(trace)
     if not trace.blocks:
@@ -306,13 +320,13 @@ def _fit(trace: Trace) -> Fit | None:
         turns = trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace))
         return fit_turns(trace) if turns else found or fit_nearest(trace)
     near = fit_nearest(trace) if trace.levels is None else None
-    found = fit_blocks(trace, near and near.plan.form)
+    found = fit_blocks(trace, near.plan.form if near else None)
     if trace.is_one_at_a_time and (found is None or _is_far_fetched(found, trace)):
         return fit_turns(trace)
     return found or near or fit_nearest(trace)
 
 
-def _is_far_fetched(found: Fit, trace: Trace) -> bool:
+def _is_far_fetched(found: TraceFit, trace: Trace) -> bool:
     """Whether a schedule in chunks is to explain turns, and that not exactly: two batches of one
     after the other look like a wave."""
     chunks = found.plan.schedule.stages > trace.devices
@@ -337,7 +351,7 @@ def _measure(trace: Trace) -> str:
 # --- what is inferred -----------------------------------------------------------------------
 
 
-def _findings(trace: Trace, fit: Fit) -> tuple[Finding, ...]:
+def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
     plan, order = fit.plan, fit.plan.schedule
     reproduced = not trace.blocks and not fit.guess and fit.error <= EXACT * trace.makespan
     off = fit.guess or f"simulated edges are within {format_seconds(fit.error)} of the trace's"
@@ -359,16 +373,20 @@ def _findings(trace: Trace, fit: Fit) -> tuple[Finding, ...]:
         findings[3:] = [Finding(f.name, None, "cannot be told", why) for f in findings[3:]]
         fit = replace(fit, has_hops=False, has_turns=False)
     findings += [
-        Finding("imbalance", max(per_device) / mean - 1 if mean else 0.0, timed[0],
-                f"device {per_device.index(max(per_device))} has the most work, over the mean"),
+        Finding(
+            "imbalance",
+            max(per_device) / mean - 1 if mean else 0.0,
+            timed[0],
+            f"device {per_device.index(max(per_device))} has the most work, over the mean",
+        ),
         _latency(plan, fit, timed, trace.devices),
         _overhead(plan, fit, timed),
-    ]  # fmt: skip
+    ]
     return tuple(findings)
 
 
 def _schedule_sure(
-    trace: Trace, fit: Fit, reproduced: bool, off: str
+    trace: Trace, fit: TraceFit, reproduced: bool, off: str
 ) -> tuple[tuple[str, str], tuple[str, str]]:
     """How sure the number of micro-batches is, and the schedule."""
     plan = fit.plan
@@ -403,19 +421,23 @@ def _same_order(a: Schedule | None, b: Schedule) -> bool:
     return a is not None and all(np.array_equal(getattr(a, c), getattr(b, c)) for c in columns)
 
 
-def _stage_times(name: str, kinds: str, values, timed: tuple[str, str], fit: Fit) -> Finding:
+def _stage_times(
+    name: str, kinds: str, values: tuple[float, ...], timed: tuple[str, str], fit: TraceFit
+) -> Finding:
     loose = [f for f in fit.free if f[0] in kinds]
     if not loose:
         return Finding(name, values, *timed)
     stages = sorted({int(f.rsplit(" ", 1)[1]) for f in loose})
     return Finding(
-        name, values, "likely",
+        name,
+        values,
+        "likely",
         f"no edge lies between the actions of stage {', '.join(map(str, stages))}: their sum is "
         f"known, how it divides is a guess",
-    )  # fmt: skip
+    )
 
 
-def _latency(plan: Plan, fit: Fit, timed: tuple[str, str], devices: int) -> Finding:
+def _latency(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str], devices: int) -> Finding:
     if devices == 1:
         return Finding("latency", 0.0, "exact", "one device sends nothing")
     if not fit.has_hops:
@@ -427,7 +449,7 @@ def _latency(plan: Plan, fit: Fit, timed: tuple[str, str], devices: int) -> Find
     return Finding("latency", value, *timed)
 
 
-def _overhead(plan: Plan, fit: Fit, timed: tuple[str, str]) -> Finding:
+def _overhead(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str]) -> Finding:
     if not fit.has_turns:
         why = (
             ""
@@ -459,17 +481,21 @@ def _few_findings(trace: Trace) -> tuple[Finding, ...]:
             Finding(name, None, "cannot be told", why if name == "microbatches" else "")
             for name in ("microbatches", "schedule", "forward", "backward")
         ),
-        Finding("imbalance", float(busy.max() / busy.mean() - 1), "exact",
-                f"device {trace.names[int(busy.argmax())]} has the most work, over the mean"),
+        Finding(
+            "imbalance",
+            float(busy.max() / busy.mean() - 1),
+            "exact",
+            f"device {trace.names[int(busy.argmax())]} has the most work, over the mean",
+        ),
         Finding("latency", None, "cannot be told"),
         Finding("overhead", None, "cannot be told"),
-    )  # fmt: skip
+    )
 
 
 # --- where the idle time comes from ---------------------------------------------------------
 
 
-def _causes(trace: Trace, plan: Plan) -> tuple[Cause, ...]:
+def _causes(trace: Trace, plan: TimedSchedule) -> tuple[Cause, ...]:
     """What the idle time shrinks by as each cause is taken out, one after the other."""
     no_overhead = replace(plan, overhead=0.0)
     no_latency = replace(no_overhead, latency=())

@@ -15,13 +15,20 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.diagnosis.timed import FORWARD_ONLY, TWO_CHUNKS, Form, Plan, built, is_looped
+from tiledask.plan.diagnosis.timed import (
+    FORWARD_ONLY,
+    TWO_CHUNKS,
+    Form,
+    TimedSchedule,
+    built,
+    is_looped,
+)
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.schedules import schedule, schedules
 
-__all__ = ["EXACT", "MANY", "Fit", "fit", "fit_labelled", "fit_rows"]
+__all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
 
 EXACT = 1e-9
 """Share of the makespan within which a simulated time is that of the trace."""
@@ -32,10 +39,10 @@ MOST_CHUNKS = 8
 
 
 @dataclass(frozen=True)
-class Fit:
+class TraceFit:
     """A plan that may be behind a trace."""
 
-    plan: Plan
+    plan: TimedSchedule
     error: float
     """Seconds: the largest distance of an edge from its simulated place."""
     spread: float
@@ -59,8 +66,8 @@ class Fit:
         return rows * math.log(max(self.spread, floor)) + self.parameters * math.log(rows)
 
 
-def fit(order: Schedule, trace: Trace, form: Form | None = None) -> Fit | None:
-    """The Fit of ``trace`` if its rows are the actions of ``order``; None if they cannot be."""
+def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | None:
+    """The TraceFit of ``trace`` if its rows can be the actions of ``order``, else None."""
     if not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
     told = (order.kind, order.stage, order.microbatch)
@@ -78,7 +85,7 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> Fit | None:
     spread = float(np.abs(np.concatenate([length - typical[key], waits.late])).mean())
     hops = len(set(waits.latency)) if waits.has_hops else 0
     parameters = int((count > 0).sum()) + hops + (waits.overhead > 0)
-    return Fit(plan, error, spread, parameters, waits.has_hops, waits.has_turns)
+    return TraceFit(plan, error, spread, parameters, waits.has_hops, waits.has_turns)
 
 
 def _medians(key: np.ndarray, values: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -149,22 +156,26 @@ def _waits(order: Schedule, trace: Trace) -> _Waits | None:
     return _Waits(tuple(latency.tolist()), overhead, bool(hop.any()), bool(turn.any()), late)
 
 
-def _plan(order: Schedule, typical, count, waits: _Waits, form: Form | None) -> Plan:
-    """The Plan of these lengths; a kind that a stage never does follows from the others."""
+def _plan(
+    order: Schedule, typical: np.ndarray, count: np.ndarray, waits: _Waits, form: Form | None
+) -> TimedSchedule:
+    """The schedule with these lengths; a kind that a stage never does follows from the others."""
     F, B, I, W = typical.reshape(4, -1)
     there = count.reshape(4, -1) > 0
     split, whole = there[2], there[1]
     B = np.where(whole, B, I + W)
     I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
-    times = (tuple(t.tolist()) for t in (F, B, I, W))
-    return Plan(order, *times, latency=waits.latency, overhead=waits.overhead, form=form)
+    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
+    return TimedSchedule(
+        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
+    )
 
 
 # --- which schedule -------------------------------------------------------------------------
 
 
-def fit_labelled(trace: Trace) -> Fit:
-    """The Fit of a trace that says which action each row is. Raises ScheduleError if it cannot be.
+def fit_labelled(trace: Trace) -> TraceFit:
+    """The TraceFit of a trace that says each row's action. Raises ScheduleError if it cannot be.
 
     The schedule's name is that of the table's order, if it is one.
     """
@@ -210,29 +221,34 @@ def _own_order(trace: Trace) -> Schedule:
     return validate(Schedule.of(orders, [place[s] for s in range(len(place))], "own order"))
 
 
-def _tuned(plan: Plan, trace: Trace) -> Fit | None:
-    """The Fit of the automatic scheduler's order, if that is what these times lead it to."""
+def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:
+    """The TraceFit of the automatic scheduler's order, if that is what these times lead it to."""
     p, m = plan.schedule.stages, plan.schedule.microbatches
     form = Form("zb-auto", p, 1, m)
     if p != plan.devices or built(form) is None:
         return None
     mean_latency = float(np.mean(plan.latency)) if plan.latency else 0.0
     order = schedule(
-        "zb-auto", p, m, forward=plan.forward, backward_input=plan.backward_input,
-        backward_weight=plan.backward_weight, latency=mean_latency,
-    )  # fmt: skip
+        "zb-auto",
+        p,
+        m,
+        forward=plan.forward,
+        backward_input=plan.backward_input,
+        backward_weight=plan.backward_weight,
+        latency=mean_latency,
+    )
     return fit(order, trace, form)
 
 
-def fit_rows(trace: Trace) -> Fit | None:
-    """The best Fit of rows whose labels are missing, in part or all; None if nothing fits.
+def fit_rows(trace: Trace) -> TraceFit | None:
+    """The best TraceFit of rows whose labels are missing, in part or all; None if nothing fits.
 
     Of two forms that explain the rows as well, the one with fewer times is taken. With more than
     MANY rows the search ends at the first that explains them all.
     """
     floor = max(EXACT * trace.makespan, trace.grain)
     rows = 2 * len(trace.start)
-    found: list[tuple[Form, Fit]] = []
+    found: list[tuple[Form, TraceFit]] = []
     for form in _candidates(trace):
         one = _fit_form(form, trace)
         if one is not None and one.spread < 0.05 * trace.makespan:
@@ -251,7 +267,7 @@ def fit_rows(trace: Trace) -> Fit | None:
     return replace(fit, others=tuple(others))
 
 
-def _fit_form(form: Form, trace: Trace) -> Fit | None:
+def _fit_form(form: Form, trace: Trace) -> TraceFit | None:
     order = built(form) if form.chunks else None
     return None if order is None else fit(order, trace, form)
 

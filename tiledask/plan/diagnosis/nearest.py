@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.plan.diagnosis.infer import Fit
-from tiledask.plan.diagnosis.timed import Form, Plan, built, forms
+from tiledask.plan.diagnosis.infer import TraceFit
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms
 from tiledask.plan.diagnosis.trace import Trace
 
 __all__ = ["fit_nearest", "fit_turns"]
@@ -34,7 +34,7 @@ FOLLOWED = 4
 """Guesses that are improved."""
 
 
-def fit_turns(trace: Trace) -> Fit:
+def fit_turns(trace: Trace) -> TraceFit:
     """The Fit of devices that take turns: each does its work in one go down, and one up.
 
     A backward is taken to be twice a forward. What no device works is the way of results.
@@ -44,15 +44,17 @@ def fit_turns(trace: Trace) -> Fit:
     quiet = max(0.0, trace.makespan - float(busy.sum()))
     hop = quiet / (2 * (p - 1)) if quiet > 1e-3 * trace.makespan else 0.0
     forward, backward = (tuple((busy * part / 3).tolist()) for part in (1, 2))
-    plan = Plan(form.build(), forward, backward, latency=(hop,) * (p - 1), form=form)
+    plan = TimedSchedule(form.build(), forward, backward, latency=(hop,) * (p - 1), form=form)
     guess = f"two or more devices work at once in {trace.overlap:.0%} of the working time"
     return _guessed(plan, guess)
 
 
-def _guessed(plan: Plan, guess: str) -> Fit:
+def _guessed(plan: TimedSchedule, guess: str) -> TraceFit:
     stages = range(plan.schedule.stages)
     free = tuple(f"{kind} of stage {s}" for kind in "FB" for s in stages)
-    return Fit(plan, 0.0, 0.0, len(stages), has_hops=True, has_turns=True, free=free, guess=guess)
+    return TraceFit(
+        plan, 0.0, 0.0, len(stages), has_hops=True, has_turns=True, free=free, guess=guess
+    )
 
 
 class _Times(NamedTuple):
@@ -66,8 +68,8 @@ class _Times(NamedTuple):
     """Seconds."""
 
 
-def fit_nearest(trace: Trace) -> Fit | None:
-    """The Fit that is busy when ``trace`` is, for most of the time; None if none comes near.
+def fit_nearest(trace: Trace) -> TraceFit | None:
+    """The TraceFit that is busy when ``trace`` is, for most of the time; None if none comes near.
 
     Work per device is the trace's. Schedule, micro-batches, latency, overhead and the share of
     forwards are tried, and the best guesses improved step by step.
@@ -85,11 +87,12 @@ def fit_nearest(trace: Trace) -> Fit | None:
     plain = [f for f in found if f[0] <= 1.1 * least + 0.005]
     miss, form, times = min(plain, key=lambda f: (_complexity(f[1]), f[0]))
     idle = trace.idle / (trace.devices * trace.makespan)
-    if miss > MOST_MISSED * 2 * idle * (1 - idle):
+    plan = look.plan(form, times)
+    if plan is None or miss > MOST_MISSED * 2 * idle * (1 - idle):
         return None
-    alike = 1 - look.differs(form, times)
+    alike = 1 - look.differs(plan)
     guess = f"the nearest of the table: devices work or wait as it says {alike:.0%} of the time"
-    return _guessed(look.plan(form, times), guess)
+    return _guessed(plan, guess)
 
 
 def _complexity(form: Form) -> tuple[int, int]:
@@ -148,8 +151,8 @@ class _Look:
         moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * trace.makespan
         return cls(trace, moments, _busy_at(moments, trace.start, trace.end, trace.turns))
 
-    def plan(self, form: Form, times: _Times) -> Plan | None:
-        """The Plan of these times; every chunk of a device has the same."""
+    def plan(self, form: Form, times: _Times) -> TimedSchedule | None:
+        """The TimedSchedule of these times; every chunk of a device has the same."""
         order = built(form)
         if order is None:
             return None
@@ -160,7 +163,9 @@ class _Look:
             tuple((length * part).tolist()) for part in (times.share, 1 - times.share)
         )
         hops = (times.hop,) * (order.stages - 1)
-        return Plan(order, forward, backward, latency=hops, overhead=times.overhead, form=form)
+        return TimedSchedule(
+            order, forward, backward, latency=hops, overhead=times.overhead, form=form
+        )
 
     def miss(self, form: Form, times: _Times) -> float:
         """How far off it is: work at other moments, work done late, another makespan."""
@@ -175,17 +180,19 @@ class _Look:
         late = np.abs(np.cumsum(seen, axis=1) - np.cumsum(self.busy, axis=1)).mean() / MOMENTS
         return float((seen != self.busy).mean()) + LATE * float(late) + 0.5 * off
 
-    def seen(self, plan: Plan) -> np.ndarray:
+    def seen(self, plan: TimedSchedule) -> np.ndarray:
         start = plan.timeline.start + plan.overhead
         zero = start.min()
         return _busy_at(self.moments, start - zero, plan.timeline.end - zero, plan.schedule.turns)
 
-    def differs(self, form: Form, times: _Times) -> float:
+    def differs(self, plan: TimedSchedule) -> float:
         """Share of device-time in which one works and the other does not."""
-        return float((self.seen(self.plan(form, times)) != self.busy).mean())
+        return float((self.seen(plan) != self.busy).mean())
 
 
-def _busy_at(moments, start, end, turns) -> np.ndarray:
+def _busy_at(
+    moments: np.ndarray, start: np.ndarray, end: np.ndarray, turns: np.ndarray
+) -> np.ndarray:
     rows = []
     for a, b in pairwise(turns.tolist()):
         at = np.searchsorted(start[a:b], moments, "right") - 1
@@ -193,7 +200,7 @@ def _busy_at(moments, start, end, turns) -> np.ndarray:
     return np.stack(rows)
 
 
-def _improved(look: _Look, form: Form, times: _Times, miss: float):
+def _improved(look: _Look, form: Form, times: _Times, miss: float) -> tuple[float, Form, _Times]:
     """(miss, form, times) after steps to whatever neighbour is better."""
     unit = float(look.trace.busy_per_device.mean()) / form.microbatches / form.chunks
     for step in (0.2, 0.07, 0.025):
@@ -205,7 +212,7 @@ def _improved(look: _Look, form: Form, times: _Times, miss: float):
                     max(0.0, times.overhead + c * step * unit),
                 )
                 for a, b, c in MOVES
-            ]  # fmt: skip
+            ]
             best, better = min((look.miss(form, t), t) for t in tried)
             if best >= miss:
                 break

@@ -1,10 +1,10 @@
 """What would shorten a pipeline: each change is a plan from a plan, and the simulator judges it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tiledask.errors import PartitionError, ScheduleError
-from tiledask.plan.diagnosis.timed import Form, Plan, built, forms, recut
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built, forms, recut
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.splitting.partition import partition
@@ -39,7 +39,7 @@ class Remedy:
     """One change, and what the simulator says of it."""
 
     change: str
-    plan: Plan
+    plan: TimedSchedule
     """What runs after the change; ``plan.timeline`` is the simulation."""
     makespan: float
     """Seconds."""
@@ -52,7 +52,7 @@ class Remedy:
     fits: bool
     """Whether that is within the memory limit."""
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, object]:
         """Everything but the plan's schedule, as JSON can hold it."""
         return {
             "change": self.change,
@@ -74,7 +74,7 @@ class Remedy:
 
 
 def remedies(
-    plan: Plan, layers: Sequence[float] | None = None, memory_limit: float | None = None
+    plan: TimedSchedule, layers: Sequence[float] | None = None, memory_limit: float | None = None
 ) -> tuple[Remedy, ...]:
     """The best Remedy of each lever that saves something: MOST at most, those that fit in memory
     first, largest gain first.
@@ -86,7 +86,7 @@ def remedies(
     a schedule in chunks, that before a split backward, and weights kept twice last.
 
     >>> form = Form("naive", 4, 1, 1)
-    >>> best = remedies(Plan(form.build(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
+    >>> best = remedies(TimedSchedule(form.build(), (1.0,) * 4, (2.0,) * 4, form=form))[0]
     >>> best.change, best.makespan
     ('8 micro-batches of 1/8 the size, schedule 1f1b', 4.125)
     """
@@ -98,7 +98,7 @@ def remedies(
     return tuple(best[:MOST])
 
 
-def _merit(r: Remedy) -> tuple:
+def _merit(r: Remedy) -> tuple[bool, float, float]:
     return not r.fits, -round(r.gain, 9), r.memory
 
 
@@ -120,7 +120,7 @@ def _effort(order: Schedule) -> tuple[bool, int]:
 
 
 def every_remedy(
-    plan: Plan, layers: Sequence[float] | None = None, memory_limit: float | None = None
+    plan: TimedSchedule, layers: Sequence[float] | None = None, memory_limit: float | None = None
 ) -> Iterator[tuple[str, Remedy]]:
     """(lever, Remedy) for every change that is tried, also those that save nothing."""
     base, m = plan.makespan, plan.schedule.microbatches
@@ -132,7 +132,9 @@ def every_remedy(
         yield lever, Remedy(change, after, after.makespan, after.idle_share, gain, memory, fits)
 
 
-def _changes(plan: Plan, layers: Sequence[float] | None) -> Iterator[tuple[str, str, Plan]]:
+def _changes(
+    plan: TimedSchedule, layers: Sequence[float] | None
+) -> Iterator[tuple[str, str, TimedSchedule]]:
     m, p = plan.schedule.microbatches, plan.devices
     finer = {times: f"{times * m} micro-batches of 1/{times} the size" for times in _finer(m, p)}
     for times, words in finer.items():
@@ -174,15 +176,15 @@ def _finer(microbatches: int, devices: int) -> list[int]:
     ]
 
 
-def _is_plans(form: Form, plan: Plan) -> bool:
+def _is_plans(form: Form, plan: TimedSchedule) -> bool:
     return plan.form is not None and form[:3] == plan.form[:3]
 
 
-def _named(form: Form, plan: Plan) -> str:
+def _named(form: Form, plan: TimedSchedule) -> str:
     return f"schedule {form}" + (", weights twice" if plan.schedule.replicas > 1 else "")
 
 
-def more_microbatches(plan: Plan, microbatches: int) -> Plan | None:
+def more_microbatches(plan: TimedSchedule, microbatches: int) -> TimedSchedule | None:
     """``plan`` with its batch cut into ``microbatches``; None if its order is not in the table.
 
     An action takes time in proportion to its tokens; latency and overhead of each stay the same.
@@ -193,30 +195,41 @@ def more_microbatches(plan: Plan, microbatches: int) -> Plan | None:
     return rescheduled(after, plan.form._replace(microbatches=microbatches))
 
 
-def _scaled(plan: Plan, factor: float) -> Plan:
-    scaled = {name: tuple(t * factor for t in getattr(plan, name)) for name in TIMES}
-    return replace(plan, **scaled)
+def _scaled(plan: TimedSchedule, factor: float) -> TimedSchedule:
+    return _retimed(plan, lambda times: tuple(t * factor for t in times))
 
 
-TIMES = ("forward", "backward", "backward_input", "backward_weight")
+_StageTimes = tuple[float, ...]
+"""Seconds of each stage; () where a plan leaves a kind out."""
 
 
-def equal_stages(plan: Plan) -> Plan:
-    """``plan`` with the same work dealt out evenly over its stages.
+def _retimed(plan: TimedSchedule, change: Callable[[_StageTimes], _StageTimes]) -> TimedSchedule:
+    """``plan`` with ``change`` made to the times of each kind that it has."""
+    forward, backward, inputs, weights = (
+        change(times) if times else ()
+        for times in (plan.forward, plan.backward, plan.backward_input, plan.backward_weight)
+    )
+    return replace(
+        plan,
+        forward=forward,
+        backward=backward,
+        backward_input=inputs,
+        backward_weight=weights,
+    )
 
-    >>> before = Plan(Form("gpipe", 2, 1, 2).build(), (1.0, 3.0), (2.0, 6.0))
+
+def equal_stages(plan: TimedSchedule) -> TimedSchedule:
+    """``plan`` with the same work shared evenly by its stages.
+
+    >>> before = TimedSchedule(Form("gpipe", 2, 1, 2).build(), (1.0, 3.0), (2.0, 6.0))
     >>> equal_stages(before).forward, before.makespan, equal_stages(before).makespan
     ((2.0, 2.0), 21.0, 18.0)
     """
     stages = plan.schedule.stages
-    even = {
-        name: (sum(getattr(plan, name)) / stages,) * stages if getattr(plan, name) else ()
-        for name in TIMES
-    }
-    return replace(plan, **even)
+    return _retimed(plan, lambda times: (sum(times) / stages,) * stages)
 
 
-def partitioned(plan: Plan, layers: Sequence[float]) -> tuple[Plan, str]:
+def partitioned(plan: TimedSchedule, layers: Sequence[float]) -> tuple[TimedSchedule, str]:
     """(``plan`` with its layers cut by the exact partition, the cut as text).
 
     ``layers`` are costs in any one unit; a stage takes its share of the whole time. Raises
@@ -227,14 +240,10 @@ def partitioned(plan: Plan, layers: Sequence[float]) -> tuple[Plan, str]:
     if not whole > 0:
         raise PartitionError("the layers cost nothing: give each its time or its FLOP")
     shares = [time / whole for time in cut.times]
-    after = {
-        name: tuple(sum(getattr(plan, name)) * s for s in shares) if getattr(plan, name) else ()
-        for name in TIMES
-    }
-    return replace(plan, **after), str(cut)
+    return _retimed(plan, lambda times: tuple(sum(times) * s for s in shares)), str(cut)
 
 
-def rescheduled(plan: Plan, form: Form) -> Plan | None:
+def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     """``plan``'s work in the order of another Form; None if that has no such counts, or is large.
 
     More or fewer stages are cut out of the present ones, at equal depth; where the boundaries
@@ -246,23 +255,31 @@ def rescheduled(plan: Plan, form: Form) -> Plan | None:
     if stages != plan.schedule.stages:
         mean = sum(latency) / len(latency) if latency else 0.0
         latency = (mean,) * (stages - 1)
-    times = {name: recut(getattr(plan, name), stages) for name in TIMES}
-    after = replace(plan, form=form, latency=latency, **times)
+    after = _retimed(plan, lambda times: recut(times, stages))
+    after = replace(after, form=form, latency=latency)
     order = built(form)
     if order is not None and form.name == "zb-auto":
         order = _automatic(after, form)
     return None if order is None else replace(after, schedule=order)
 
 
-def _automatic(plan: Plan, form: Form):
-    times = {name: plan.times[name] for name in ("forward", "backward_input", "backward_weight")}
+def _automatic(plan: TimedSchedule, form: Form) -> Schedule | None:
+    times = plan.times
     latency = sum(plan.latency) / len(plan.latency) if plan.latency else 0.0
     try:
-        return schedule(form.name, form.devices, form.microbatches, latency=latency, **times)
+        return schedule(
+            form.name,
+            form.devices,
+            form.microbatches,
+            latency=latency,
+            forward=times["forward"],
+            backward_input=times["backward_input"],
+            backward_weight=times["backward_weight"],
+        )
     except ScheduleError:
         return None
 
 
-def faster_links(plan: Plan, times: float) -> Plan:
+def faster_links(plan: TimedSchedule, times: float) -> TimedSchedule:
     """``plan`` with every latency divided by ``times``."""
     return replace(plan, latency=tuple(c / times for c in plan.latency))

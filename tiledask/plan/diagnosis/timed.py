@@ -1,7 +1,7 @@
 """A schedule with the times of its actions: what a trace is explained by, and what is changed.
 
-Form    which schedule of the table, how many devices, chunks and micro-batches
-Plan    a schedule and the seconds of everything in it; simulated, it says makespan and idle time
+Form            which schedule of the table, how many devices, chunks and micro-batches
+TimedSchedule   a schedule and the seconds of everything in it; simulated: makespan, idle time
 """
 
 import inspect
@@ -23,7 +23,7 @@ __all__ = [
     "FORWARD_ONLY",
     "TWO_CHUNKS",
     "Form",
-    "Plan",
+    "TimedSchedule",
     "built",
     "forms",
     "is_looped",
@@ -89,12 +89,12 @@ def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class TimedSchedule:
     """A schedule and its times, one per stage, in seconds.
 
-    >>> plan = Plan(Form("gpipe", 2, 1, 3).build(), (1.0, 1.0), (2.0, 2.0))
+    >>> plan = TimedSchedule(Form("gpipe", 2, 1, 3).build(), (1.0, 1.0), (2.0, 2.0))
     >>> plan, plan.memory
-    (Plan(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0%), 1.0)
+    (TimedSchedule(gpipe: 2 stages on 2 devices, 3 micro-batches; makespan 12, idle 25.0%), 1.0)
     """
 
     schedule: Schedule
@@ -167,18 +167,22 @@ class Plan:
         """Seconds of work of each device for one micro-batch (mean over micro-batches)."""
         s = self.schedule
         table = np.array(
-            [self.forward, self.backward, *(
-                part or tuple(b / 2 for b in self.backward)
-                for part in (self.backward_input, self.backward_weight)
-            )]
-        )  # fmt: skip
+            [
+                self.forward,
+                self.backward,
+                *(
+                    part or tuple(b / 2 for b in self.backward)
+                    for part in (self.backward_input, self.backward_weight)
+                ),
+            ]
+        )
         work = np.bincount(s.device, table[s.kind, s.stage], minlength=s.devices)
         return tuple((work / s.microbatches).tolist())
 
     def __repr__(self) -> str:
         return (
-            f"Plan({repr(self.schedule)[9:-1].rpartition(',')[0]}; makespan {self.makespan:.6g}, "
-            f"idle {self.idle_share:.1%})"
+            f"TimedSchedule({repr(self.schedule)[9:-1].rpartition(',')[0]}; "
+            f"makespan {self.makespan:.6g}, idle {self.idle_share:.1%})"
         )
 
 

@@ -70,8 +70,8 @@ class Trace:
         rows = list(rows)
         _check_rows(rows, about.get("source", "the trace"))
         first: dict[str, float] = {}
-        for name, start, *_ in rows:
-            first[name] = min(start, first.get(name, np.inf))
+        for name, begin, *_ in rows:
+            first[name] = min(begin, first.get(name, np.inf))
         lazy = [name for name in names if name not in first]
         if lazy:
             raise ConfigError(
@@ -235,8 +235,8 @@ def _check_rows(rows: Sequence[Row], source: str) -> None:
                 f"device {name} of {source} does {kind!r}; kinds are {', '.join(KINDS)}, "
                 f"{TRANSFER} for a transfer, or nothing if it is not known"
             )
-    for label, at in (("stage", 4), ("microbatch", 5)):
-        far = max(row[at] for row in rows)
+    last = {"stage": max(row[4] for row in rows), "microbatch": max(row[5] for row in rows)}
+    for label, far in last.items():
         if far >= max(1000, len(rows)):
             raise ConfigError(
                 f"{label} {far} in {source}, of {len(rows)} row{'s' * (len(rows) > 1)}; they count "
@@ -246,7 +246,7 @@ def _check_rows(rows: Sequence[Row], source: str) -> None:
         raise ConfigError(f"every interval of {source} takes 0 s: there is no work in it")
 
 
-def _natural(name: str) -> tuple:
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """So that device 10 comes after device 9."""
     return tuple(
         (int(w), "") if w.isdecimal() and len(w) < 19 else (-1, w) for w in re.split(r"(\d+)", name)
@@ -259,8 +259,14 @@ def of_timeline(timeline: Timeline) -> Trace:
     >>> of_timeline(Timeline.of(1, [(0, "F", 0, 0, 0.0, 1.0)])).is_labelled
     True
     """
-    columns = (timeline.device, timeline.start, timeline.end, timeline.kind, timeline.stage,
-               timeline.microbatch)  # fmt: skip
+    columns = (
+        timeline.device,
+        timeline.start,
+        timeline.end,
+        timeline.kind,
+        timeline.stage,
+        timeline.microbatch,
+    )
     rows = [
         (str(d), a, b, str(k), s, i)
         for d, a, b, k, s, i in zip(*(c.tolist() for c in columns), strict=True)
@@ -295,8 +301,9 @@ def of_samples(samples: dict[str, tuple[np.ndarray, np.ndarray]], source: str) -
         rows += [(name, a, b, "", -1, -1) for a, b in _blocks(time - time[0], widths, share)]
     grain = max(float(widths[-1]) for _, widths, _ in polls.values())
     trace = Trace.of(rows, list(samples), grain=grain, blocks=True, source=source)
-    trace = replace(trace.merged(1e-6 * grain), grain=grain, levels=_levels(polls))
-    return replace(trace, window=float(trace.levels[:, 0].sum())) if trace.is_coarse else trace
+    levels = _levels(polls)
+    trace = replace(trace.merged(1e-6 * grain), grain=grain, levels=levels)
+    return replace(trace, window=float(levels[:, 0].sum())) if trace.is_coarse else trace
 
 
 def _levels(polls: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -345,7 +352,9 @@ def _blocks(time: np.ndarray, width: np.ndarray, share: np.ndarray) -> list[tupl
     return blocks
 
 
-def _busy_in(k, first, last, time, width, share) -> list[tuple[float, float]]:
+def _busy_in(
+    k: int, first: int, last: int, time: np.ndarray, width: np.ndarray, share: np.ndarray
+) -> list[tuple[float, float]]:
     """What of sample ``k`` is busy, in a run of busy samples from ``first`` to ``last``."""
     a, b, busy = time[k], time[k] + width[k], share[k] * width[k]
     if share[k] == 1:

@@ -8,7 +8,7 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -250,7 +250,8 @@ def _times(column: list[str], source: str, scale: float) -> np.ndarray:
             raise ConfigError(
                 f"{source}: some times have a time zone and some have none; write all in one way"
             ) from None
-        return seconds - seconds.min()
+        later: np.ndarray = seconds - seconds.min()
+        return later
     if not np.isfinite(seconds).all() or (seconds < 0).any():
         line = int(np.flatnonzero(~(seconds >= 0) | ~np.isfinite(seconds))[0])
         raise ConfigError(
@@ -259,7 +260,9 @@ def _times(column: list[str], source: str, scale: float) -> np.ndarray:
     return seconds
 
 
-def _of_long(columns, device: str, share: str, seconds: np.ndarray, source: str) -> Trace:
+def _of_long(
+    columns: Mapping[str, Any], device: str, share: str, seconds: np.ndarray, source: str
+) -> Trace:
     values = _numbers(columns[share], share, source)
     names = np.array(columns[device])
     by_name = {str(n): values[names == n] for n in dict.fromkeys(columns[device])}
@@ -267,7 +270,9 @@ def _of_long(columns, device: str, share: str, seconds: np.ndarray, source: str)
     return of_samples({n: (seconds[names == n], v) for n, v in read.items()}, source)
 
 
-def _shares(values: dict[str, np.ndarray], words: dict[str, Any], source: str):
+def _shares(
+    values: dict[str, np.ndarray], words: dict[str, Any], source: str
+) -> dict[str, np.ndarray]:
     """Shares of 0..1: a number above 1, or a % sign anywhere, says that they are percent."""
     if not values or not all(len(v) for v in values.values()):
         raise ConfigError(f"{source} has no samples; a trace needs two or more for each device")

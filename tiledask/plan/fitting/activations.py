@@ -28,9 +28,13 @@ class Saved:
 
 
 def saved_tensors(
-    model: Model, sequence: int, tp: int, width: int, flash: bool = False,
+    model: Model,
+    sequence: int,
+    tp: int,
+    width: int,
+    flash: bool = False,
     mixture: bool | None = None,
-) -> tuple[Saved, ...]:  # fmt: skip
+) -> tuple[Saved, ...]:
     """Tensors that one layer keeps, as eager execution with fused norms does.
 
     ``width`` is the bytes of one number; dropout masks take one byte. For a GPT with
@@ -45,7 +49,9 @@ def saved_tensors(
 
 
 @lru_cache(maxsize=4096)
-def _saved(model: Model, sequence: int, tp: int, width: int, flash: bool, mixture: bool):
+def _saved(
+    model: Model, sequence: int, tp: int, width: int, flash: bool, mixture: bool
+) -> tuple[Saved, ...]:
     return (
         *_attention(model, sequence, -(-model.heads // tp), tp, width, flash),
         *(_mixture(model, tp, width) if mixture else _dense(model, tp, width)),
@@ -118,8 +124,11 @@ def _mixture(model: Model, tp: int, width: int) -> list[Saved]:
 
 
 def _inside(model: Model, name: str, width_inside: int, width: int) -> list[Saved]:
-    parts = ("gate", "activated gate", "up", "product") if model.mlp == "swiglu" else (
-        "activation input", "activation output")  # fmt: skip
+    parts = (
+        ("gate", "activated gate", "up", "product")
+        if model.mlp == "swiglu"
+        else ("activation input", "activation output")
+    )
     return [Saved(f"{name} {part}", width_inside, width, True) for part in parts]
 
 

@@ -42,8 +42,12 @@ def deepspeed_estimate(
     >>> [round(n / 2**30, 2) for n in own]
     [6.09, 1.43]
     """
-    given = {"parameters": parameters, "gpus_per_node": gpus_per_node, "nodes": nodes,
-             "largest_layer": largest_layer}  # fmt: skip
+    given = {
+        "parameters": parameters,
+        "gpus_per_node": gpus_per_node,
+        "nodes": nodes,
+        "largest_layer": largest_layer,
+    }
     for name, value in given.items():
         least = 0 if name == "largest_layer" else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -7,19 +7,20 @@ tp x pp x cp x ep x ZeRO x recompute x ...  ->  each with the smallest dp that f
 from collections.abc import Iterable
 from itertools import product
 from math import gcd
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tiledask.plan.fitting.fixes import changes
-from tiledask.plan.fitting.many import ORDERS
 from tiledask.plan.fitting.overhead import Overhead, overheads
-from tiledask.plan.fitting.peaks import peaks
+from tiledask.plan.fitting.vectorized import ORDERS, peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.units import divisors
+
+T = TypeVar("T")
 
 __all__ = ["CHUNKS", "context_degrees", "fewest_devices"]
 
@@ -33,9 +34,18 @@ MANY = 2**20
 SOME = 64
 """Layouts, those with most room for states, that are looked at first."""
 FREE = (
-    "dp", "tp", "pp", "cp", "ep", "zero", "recompute", "flash_attention", "sequence_parallel",
-    "microbatch", "interleave",
-)  # fmt: skip
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "zero",
+    "recompute",
+    "flash_attention",
+    "sequence_parallel",
+    "microbatch",
+    "interleave",
+)
 """Fields that ``fewest_devices`` may choose."""
 
 
@@ -46,19 +56,24 @@ def context_degrees(sequence: int) -> list[int]:
 
 
 def fewest_devices(
-    model: Model, start: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int,
-    overhead: Overhead | None = None, free: tuple[str, ...] = FREE,
-) -> Layout | None:  # fmt: skip
+    model: Model,
+    start: Layout,
+    cluster: ClusterSpec,
+    recipe: Recipe,
+    sequence: int,
+    overhead: Overhead | None = None,
+    free: tuple[str, ...] = FREE,
+) -> Layout | None:
     """The Layout with the verdict "fits" on the fewest devices, however many ``cluster`` has; of
     several the one that differs from ``start`` in the fewest fields. None if there is none.
 
     Only the fields ``free`` differ from ``start``: tp divides a node, cp stays or leaves pieces of
     4096 tokens or more, and smaller micro-batches become more of them, so that a copy's work in a
-    step stays. Layers are dealt out evenly; a schedule that ``peaks`` does not know becomes 1F1B.
+    step stays. Layers are divided evenly; a schedule that ``peaks`` does not know becomes 1F1B.
     ``overhead``: the budget of every layout; None: each its own.
 
     >>> from tiledask.plan.inputs.recipes import load_recipe
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> found = fewest_devices(load_model("llama-2-13b"), Layout(), load_cluster("8xA100-40GB"),
     ...                        load_recipe("mixed-adam-16"), 2048)
     >>> found.devices, 13.02 * 16 / 32.5 < 7
@@ -73,9 +88,11 @@ def fewest_devices(
         chosen = {name: column[at] for name, column in columns.items()}
         dp = copies * step[at]
         peak = peaks(model, recipe, sequence, dp=dp, **chosen)
-        total = overhead.total if overhead is not None else overheads(
-            copies * unit[at], dp * chosen["cp"], chosen["zero"]
-        )[1]  # fmt: skip
+        total = (
+            overhead.total
+            if overhead is not None
+            else overheads(copies * unit[at], dp * chosen["cp"], chosen["zero"])[1]
+        )
         return peak + total - cluster.device.memory_bytes
 
     def fewest(at: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -93,10 +110,11 @@ def fewest_devices(
     every = np.arange(len(unit))
     alone = held(1, every) <= 0
     copies = np.where(alone, 1, 0)
-    dealt = np.isin(columns["zero"], [
-        zero for zero in range(4) if any(state.sharded(zero) for state in recipe.states)
-    ])  # fmt: skip
-    rest = every[~alone & dealt] if "dp" in free else every[:0]
+    sharded = np.isin(
+        columns["zero"],
+        [zero for zero in range(4) if any(state.sharded(zero) for state in recipe.states)],
+    )
+    rest = every[~alone & sharded] if "dp" in free else every[:0]
     if len(rest):
         beyond = held(MANY, rest)
         some = rest[np.argsort(beyond, kind="stable")[:SOME]]
@@ -120,19 +138,23 @@ def fewest_devices(
 
 
 def _columns(
-    model: Model, start: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int,
+    model: Model,
+    start: Layout,
+    cluster: ClusterSpec,
+    recipe: Recipe,
+    sequence: int,
     free: tuple[str, ...],
-) -> tuple[dict[str, np.ndarray], np.ndarray]:  # fmt: skip
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Layouts without their dp, by column, and the numbers that each dp is a multiple of."""
 
-    def choices(name: str, every: Iterable) -> list:
+    def choices(name: str, every: Iterable[T]) -> list[T]:
         """``start``'s value, which comes first, and the others if ``name`` is free."""
         now = getattr(start, name)
         return [now, *(v for v in every if v != now)] if name in free else [now]
 
     node = divisors(cluster.devices_per_node) if "tp" in free else [start.tp]
     tps = [tp for tp in node if model.allows_tp(tp)]
-    kept = {
+    kept: dict[str, list[Any]] = {
         "recompute": choices("recompute", RECOMPUTE if recipe.trains else ()),
         "flash_attention": choices("flash_attention", (True, False)),
         "sequence_parallel": choices("sequence_parallel", (True, False)),
@@ -145,11 +167,14 @@ def _columns(
     chunks = choices("interleave", CHUNKS if model.experts and model.dense_layers else (1,))
     size = 1 if "microbatch" in free else start.microbatch
     count = start.microbatch * start.microbatches // size
-    rows, steps = [], []
+    rows: list[tuple[Any, ...]] = []
+    steps: list[int] = []
     for tp, pp, cp, ep in product(
-        tps, choices("pp", range(1, model.layers + 1)),
-        choices("cp", context_degrees(sequence)), eps,
-    ):  # fmt: skip
+        tps,
+        choices("pp", range(1, model.layers + 1)),
+        choices("cp", context_degrees(sequence)),
+        eps,
+    ):
         whole = schedule == "1f1b" and pp > 1 and count % pp == 0
         for v in chunks if whole else (1,):
             if pp * v <= model.layers and own in (None, v):

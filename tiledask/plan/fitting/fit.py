@@ -16,16 +16,15 @@ from tiledask.plan.data import short
 from tiledask.plan.fitting.activations import layer_bytes
 from tiledask.plan.fitting.fixes import SINGLE, SMALLER, Fix, changes, sentence
 from tiledask.plan.fitting.memory import MemoryEstimate, estimate_memory
-from tiledask.plan.fitting.minimum import minimum_devices, zero3_minimum_degree
-from tiledask.plan.fitting.neighbours import Search
 from tiledask.plan.fitting.overhead import VERDICTS, Overhead, judge, overhead_of
+from tiledask.plan.fitting.repair import Search
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run
-from tiledask.plan.inputs.specs import as_cluster, as_model
-from tiledask.plan.units import format_bytes
+from tiledask.plan.units import format_bytes, parse_bytes
 
 __all__ = ["Fit", "Fix", "fits", "minimum_devices", "zero3_minimum_degree"]
 
@@ -137,7 +136,7 @@ class Fit:
         less for each parameter, the one that keeps most; "devices": the fewest with any dp, tp
         and pp, and all else as it is. Empty if the layout fits already.
 
-        >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+        >>> from tiledask.plan.inputs.load import load_cluster, load_model
         >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
         >>> fit = fits(model, Layout(dp=2, tp=8, pp=10), cluster)
         >>> [name for name, fix in fit.fixes.items() if fix], fit.fixes["zero"].layout.zero
@@ -173,9 +172,13 @@ class Fit:
         if layout is None:
             return None
         again = fits(
-            self.memory.model, layout, replace(self.cluster, devices=layout.devices),
-            recipe or self.memory.recipe, self.memory.sequence, self._overhead(layout),
-        )  # fmt: skip
+            self.memory.model,
+            layout,
+            replace(self.cluster, devices=layout.devices),
+            recipe or self.memory.recipe,
+            self.memory.sequence,
+            self._overhead(layout),
+        )
         if again.verdict != "fits":
             if recipe is not None:
                 return None
@@ -183,10 +186,15 @@ class Fit:
         seconds, slower = self._price(again)
         changed = changes(self.layout, layout) + (() if recipe is None else ("recipe",))
         return Fix(
-            layout, changed, layout.devices, max(0, layout.devices - self.cluster.devices),
+            layout,
+            changed,
+            layout.devices,
+            max(0, layout.devices - self.cluster.devices),
             sentence(self.memory, again.memory, self.cluster, again.band, changed, slower, fewest),
-            again.memory.recipe.name, seconds, slower,
-        )  # fmt: skip
+            again.memory.recipe.name,
+            seconds,
+            slower,
+        )
 
     def _price(self, again: "Fit") -> tuple[float | None, float | None]:
         """(seconds of a step after the fix, their ratio to those before); Nones where there
@@ -199,9 +207,9 @@ class Fit:
             return None, None
 
     def _seconds(self, fit: "Fit") -> float:
-        step, memory = self.step, fit.memory
-        if step is None:
-            from tiledask.plan.timing.step import estimate_step as step
+        from tiledask.plan.timing.step import estimate_step
+
+        step, memory = self.step or estimate_step, fit.memory
         most = max(self.cluster.devices, memory.layout.devices)
         cluster = replace(self.cluster, devices=most)
         estimate = step(memory.model, memory.layout, cluster, memory.recipe, memory.sequence)
@@ -244,7 +252,7 @@ def fits(
     ``step`` is the time model that prices fixes, called as step(model, layout, cluster, recipe,
     sequence) for an object with ``total`` seconds (default: ``estimate_step``).
 
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
     >>> fit = fits(model, Layout(dp=160), cluster)
     >>> fit.verdict, fit.smallest_fix.changed
@@ -276,11 +284,11 @@ _OPTIMIZER = "optimizer states"
 
 
 def _largest(memory: MemoryEstimate, stage: int) -> tuple[str, int]:
-    """The largest class on ``stage`` at its fullest moment, what ZeRO-1 deals out as one."""
-    dealt = {state.tensor for state in memory.recipe.states if state.zero == 1}
+    """The largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one."""
+    sharded = {state.tensor for state in memory.recipe.states if state.zero == 1}
     classes: dict[str, int] = {}
     for tensor, size in memory.ledger.by_tensor(stage).items():
-        name = _OPTIMIZER if tensor in dealt else tensor
+        name = _OPTIMIZER if tensor in sharded else tensor
         classes[name] = classes.get(name, 0) + size
     largest = max(classes, key=classes.__getitem__)
     return largest, classes[largest]
@@ -312,12 +320,66 @@ def _why(memory: MemoryEstimate, tensor: str) -> str:
         grows = f"it grows with the micro-batch of {layout.microbatch} x {memory.sequence} tokens"
         return grows + (_scores(memory) if tensor.startswith("recomputed") else "")
     if layout.zero >= zero[tensor] and layout.dp > 1:
-        return f"that is what is left after ZeRO-{layout.zero} dealt it out over dp {layout.dp}"
+        return f"that is what is left after ZeRO-{layout.zero} sharded it over dp {layout.dp}"
     slices = layout.tp * layout.pp
     whole = "all of it" if slices == 1 else f"all of its 1/{slices} of the model"
     if layout.zero >= zero[tensor]:
-        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to deal it out to"
+        return f"dp is 1, so that ZeRO-{layout.zero} has nobody to share it with"
     return (
         f"every data-parallel copy holds {whole}, so more data-parallel devices do not help "
-        f"(ZeRO-{zero[tensor]} would deal it out over dp)"
+        f"(ZeRO-{zero[tensor]} would shard it over dp)"
     )
+
+
+# --- states alone, against the memory of devices filled to the last byte ---------------------
+
+
+def minimum_devices(
+    parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
+) -> int:
+    """The fewest devices whose memory together holds a recipe's states, and nothing else.
+
+    >>> [minimum_devices(200_000_000_000, r) for r in ("fp16-weights", "fp32-weights")]
+    [10, 20]
+    >>> [minimum_devices(200_000_000_000, r) for r in ("mixed-adam-16", "mixed-adam-18")]
+    [80, 90]
+    """
+    whole = _parameters(parameters) * load_recipe(recipe).bytes_per_parameter
+    return -(-whole // _capacity(capacity))
+
+
+def zero3_minimum_degree(
+    parameters: int, recipe: str | Recipe = "mixed-adam-16", capacity: int | str = "40GB"
+) -> int:
+    """The smallest data-parallel degree d at which ZeRO-3 holds a recipe's states:
+    parameters x bytes that it shards / d + parameters x bytes that it leaves whole <= capacity.
+
+    States alone, sharded to the byte: no activations, no gathered weights.
+
+    >>> zero3_minimum_degree(200_000_000_000)
+    80
+    """
+    whole = sum(
+        s.bytes for s in load_recipe(recipe).states if s.of == "parameters" and not s.sharded(3)
+    )
+    each, kept = load_recipe(recipe).bytes_per_parameter, whole * _parameters(parameters)
+    room = _capacity(capacity)
+    if room < kept + each - whole:
+        raise ConfigError(
+            f"a device of {room} B does not hold one parameter of {each} B and what ZeRO-3 leaves "
+            f"whole of the others, {kept} B; no degree helps"
+        )
+    return -(-(each - whole) * parameters // (room - kept))
+
+
+def _parameters(parameters: int) -> int:
+    if isinstance(parameters, bool) or not isinstance(parameters, int) or parameters < 1:
+        raise ConfigError(f"parameters must be an integer of 1 or more, got {parameters!r}")
+    return parameters
+
+
+def _capacity(capacity: int | str) -> int:
+    room = parse_bytes(capacity)
+    if room < 1:
+        raise ConfigError(f"a capacity must be 1 byte or more, got {capacity!r}")
+    return room

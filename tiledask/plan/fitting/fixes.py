@@ -10,13 +10,27 @@ from tiledask.plan.units import format_bytes
 __all__ = ["SINGLE", "SMALLER", "Fix", "changes", "sentence"]
 
 SINGLE = (
-    "zero", "microbatch", "recompute", "flash_attention", "sequence_parallel", "tp", "pp", "dp",
-)  # fmt: skip
+    "zero",
+    "microbatch",
+    "recompute",
+    "flash_attention",
+    "sequence_parallel",
+    "tp",
+    "pp",
+    "dp",
+)
 """Fields that are changed one at a time."""
 OTHERS = ("cp", "ep", "interleave", "schedule", "partition")
 """Fields that change only together with them."""
-SMALLER = ("mixed-adam-18", "mixed-adam-16", "mixed-momentum", "mixed-adam-8bit", "bf16-adam",
-           "bf16-adam-8bit", "lora")  # fmt: skip
+SMALLER = (
+    "mixed-adam-18",
+    "mixed-adam-16",
+    "mixed-momentum",
+    "mixed-adam-8bit",
+    "bf16-adam",
+    "bf16-adam-8bit",
+    "lora",
+)
 """Recipes that a fix may turn to, those that keep most first."""
 
 
@@ -50,9 +64,14 @@ def changes(before: Layout, after: Layout) -> tuple[str, ...]:
 
 
 def sentence(
-    before: MemoryEstimate, after: MemoryEstimate, cluster: ClusterSpec, band: tuple[int, int],
-    changed: tuple[str, ...], slower: float | None, fewest: bool = False,
-) -> str:  # fmt: skip
+    before: MemoryEstimate,
+    after: MemoryEstimate,
+    cluster: ClusterSpec,
+    band: tuple[int, int],
+    changed: tuple[str, ...],
+    slower: float | None,
+    fewest: bool = False,
+) -> str:
     """What changes, what it takes and what is then held: ``band``, bytes on the fullest device
     without and with overhead. ``fewest``: nothing takes fewer devices, but what is held fixed."""
     old, new = before.layout, after.layout

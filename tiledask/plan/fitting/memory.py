@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from tiledask.plan import html
 from tiledask.plan.fitting.states import stage_items, stage_parameters, state_rows
-from tiledask.plan.fitting.working import gathered_rows, serving_rows, training_rows
+from tiledask.plan.fitting.transient import gathered_rows, serving_rows, training_rows
 from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
 from tiledask.plan.inputs.run import check_run
-from tiledask.plan.inputs.specs import as_model
 from tiledask.plan.ledger import Ledger, Row
 from tiledask.plan.units import format_bytes
 
@@ -28,7 +28,7 @@ __all__ = ["MemoryEstimate", "estimate_memory", "stage_parameters", "stage_rows"
 class MemoryEstimate:
     """What a layout needs on each device, and why.
 
-    >>> from tiledask.plan.inputs.specs import load_model
+    >>> from tiledask.plan.inputs.load import load_model
     >>> gpt2 = load_model("gpt2")
     >>> estimate_memory(gpt2, Layout(), sequence=1024).ledger.by_tensor(0)["weights"]
     248879616
@@ -69,8 +69,9 @@ class MemoryEstimate:
         rows = []
         for stage, peak in self.ledger.per_place.items():
             held = self.ledger.by_tensor(stage)
-            rows.append((stage, *(format_bytes(held.get(t, 0)) for t in tensors),
-                         format_bytes(peak)))  # fmt: skip
+            rows.append(
+                (stage, *(format_bytes(held.get(t, 0)) for t in tensors), format_bytes(peak))
+            )
         title = (
             f"{self!r}; the fullest is stage {place} at {moment}. Each stage is shown at its own "
             f"fullest moment; GB = 1e9 bytes."
@@ -98,7 +99,7 @@ def estimate_memory(
     A tensor parallelism that the heads do not allow, or an expert parallelism that the
     experts do not, is a ConfigError, more stages than layers a PartitionError.
 
-    >>> from tiledask.plan.inputs.specs import load_model
+    >>> from tiledask.plan.inputs.load import load_model
     >>> estimate_memory(load_model("gpt-200b"), Layout(tp=8, pp=10, recompute="full"))
     MemoryEstimate(gpt-200b, dp=1 tp=8 pp=10 recompute=full, mixed-adam-16, sequence 2048: peak 42.9 GB per device)
     """  # noqa: E501
@@ -116,7 +117,7 @@ def estimate_memory(
 def stage_rows(
     model: Model, layout: Layout, recipe: Recipe, sequence: int, stage: int
 ) -> Iterator[Row]:
-    """The ledger rows of one stage: states.py for what is always there, working.py for what
+    """The ledger rows of one stage: states.py for what is always there, transient.py for what
     comes and goes."""
     items = stage_items(model, layout, recipe, stage)
     yield from state_rows(layout, recipe, stage, items)

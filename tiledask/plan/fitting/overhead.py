@@ -87,7 +87,7 @@ def default_overhead(devices: int, zero: int = 0) -> Overhead:
 
 
 def overhead_of(layout: Layout) -> Overhead:
-    """The budget of ``layout``: over one copy ZeRO deals out nothing, and changes nothing."""
+    """The budget of ``layout``: over one copy ZeRO shards nothing, and changes nothing."""
     return default_overhead(layout.devices, layout.zero if layout.dp * layout.cp > 1 else 0)
 
 
@@ -96,10 +96,8 @@ def overheads(devices: np.ndarray, copies: np.ndarray, zero: np.ndarray) -> tupl
     ``overhead_of`` has them; ``copies``: dp x cp."""
     budgets = default_overhead(1), default_overhead(2), default_overhead(2, zero=3)
     which = np.where(devices == 1, 0, np.where((zero == 3) & (copies > 1), 2, 1))
-    return tuple(
-        np.array([getattr(budget, name) for budget in budgets])[which]
-        for name in ("certain", "total")
-    )
+    certain = np.array([budget.certain for budget in budgets])[which]
+    return certain, np.array([budget.total for budget in budgets])[which]
 
 
 def judge(peak: Any, certain: Any, total: Any, capacity: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Weights and what training keeps for each: counted per stage, dealt out by ZeRO.
+"""Weights and what training keeps for each: counted per stage, sharded by ZeRO.
 
 one stage's devices      dp x cp copies                dense weights: shards over dp x cp
                          = ep expert groups            experts: 1/ep of them on each device,
@@ -26,7 +26,7 @@ class Share:
     dense: int = 0
     """Those that every data-parallel device holds a copy of."""
     expert: int = 0
-    """Those of experts, which are dealt out over expert parallelism."""
+    """Those of experts, which are sharded over expert parallelism."""
 
     @property
     def total(self) -> int:
@@ -144,23 +144,27 @@ def state_rows(
     }
     for state in recipe.states:
         held = shares[state.of]
-        dealt = state.sharded(layout.zero) and copies > 1
+        sharded = state.sharded(layout.zero) and copies > 1
         size = state.on_device(held.dense, layout.zero, copies)
         size += state.on_device(held.expert, layout.zero, copies // layout.ep)
         yield Row(
-            stage, state.tensor, state.moment, size,
-            _formula(state, held, layout if dealt else None), ZERO if dealt else recipe.source,
-        )  # fmt: skip
+            stage,
+            state.tensor,
+            state.moment,
+            size,
+            _formula(state, held, layout if sharded else None),
+            ZERO if sharded else recipe.source,
+        )
 
 
-def _formula(state: State, held: Share, dealt: Layout | None) -> str:
+def _formula(state: State, held: Share, sharded: Layout | None) -> str:
     what = "parameters" if state.of == "parameters" else "parameters of adapters"
-    over = "" if dealt is None else " / " + _over(dealt)
+    over = "" if sharded is None else " / " + _over(sharded)
     text = f"{state.bytes} B x {held.dense:,} {what}{over}"
     if held.expert:
-        experts = "" if dealt is None else f" / ({_over(dealt)} / ep {dealt.ep})"
+        experts = "" if sharded is None else f" / ({_over(sharded)} / ep {sharded.ep})"
         text += f" + {state.bytes} B x {held.expert:,} of experts{experts}"
-    return text if dealt is None else f"{text} (ZeRO-{dealt.zero})"
+    return text if sharded is None else f"{text} (ZeRO-{sharded.zero})"
 
 
 def _over(layout: Layout) -> str:

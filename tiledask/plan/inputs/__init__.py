@@ -1,4 +1,17 @@
-"""What a plan starts from: a model, its weights, a cluster, a recipe, a layout."""
+"""What a plan starts from: a model, its weights, a cluster, a recipe, a layout.
+
+load.py         a model and a cluster, by shipped name or from a file
+model.py        a model as a list of weights
+  model_sizes.py  its fields
+  model_rules.py  the rules that they obey
+  weights.py      the weights of a layer, one matrix, bias or norm at a time
+hf_config.py    a Hugging Face config.json as a model
+  families.py     what each model_type implies: a new family is one entry here
+hardware.py     devices, links and clusters
+recipes.py      bytes per parameter, and which of them ZeRO shards
+layout.py       degrees of parallelism, micro-batches, schedule
+run.py          a model, a layout and a sequence that can go together
+"""
 
 from tiledask.submodules import submodules
 

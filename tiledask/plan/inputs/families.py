@@ -6,7 +6,7 @@ change their number is either read, or refused unless it holds the value that ch
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 __all__ = ["ALIASES", "FAMILIES", "HARMLESS", "NEUTRAL", "Family"]
@@ -32,13 +32,13 @@ ALIASES = {
 class Family:
     """What a ``model_type`` implies."""
 
-    fixed: Mapping
+    fixed: Mapping[str, object]
     """Model fields that every member has."""
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    biases: Mapping = field(default_factory=dict)
+    biases: Mapping[str, tuple[bool, tuple[str, ...]]] = field(default_factory=dict)
     """Boolean key -> (its default, the Model fields it switches)."""
-    dropout: Mapping = field(default_factory=dict)
+    dropout: Mapping[str, float] = field(default_factory=dict)
     """Dropout key -> its default."""
     tied: bool = False
     """Default of tie_word_embeddings."""
@@ -48,7 +48,7 @@ class Family:
     """What else is read, by functions of hf_config: "sparse step", "dense first", "latent"."""
     router: str = "greedy"
     """Default of topk_method, for a "dense first" family."""
-    neutral: Mapping = field(default_factory=dict)
+    neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Keys that change weights of this family unless they hold one of these values."""
 
 
@@ -64,74 +64,129 @@ _QWEN3 = {**_LLAMA, "mlp_bias": False, "qk_norm": "per_head"}
 _NEVER_BIAS = MappingProxyType({"attention_bias": (False,), "mlp_bias": (False,)})
 _NO_DROPOUT = MappingProxyType({"attention_dropout": 0.0})
 _TWO_DROPOUTS = MappingProxyType({"attention_dropout": 0.0, "hidden_dropout": 0.0})
-_DEEPSEEK = {
-    "fixed": {**_LLAMA, "mlp_bias": False}, "required": (*_BASE, "ffn"), "optional": ("kv_heads",),
-    "biases": _ATTENTION_BIAS, "dropout": _NO_DROPOUT, "readers": ("latent", "dense first"),
-    "neutral": {"mlp_bias": (False,)},
-}  # fmt: skip
+_DEEPSEEK_V2 = Family(
+    {**_LLAMA, "mlp_bias": False},
+    (*_BASE, "ffn"),
+    ("kv_heads",),
+    biases=_ATTENTION_BIAS,
+    dropout=_NO_DROPOUT,
+    readers=("latent", "dense first"),
+    neutral={"mlp_bias": (False,)},
+    classes=("DeepseekV2ForCausalLM",),
+)
 
-FAMILIES = MappingProxyType({
-    "gpt2": Family(
-        _GPT, (*_BASE, "learned_pos"), ("ffn",), tied=True,
-        dropout={"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
-        classes=("GPT2LMHeadModel",),
-    ),
-    "gpt_neox": Family(
-        _GPT, (*_BASE, "ffn"), biases={"attention_bias": (True, _ATTENTION)},
-        dropout=_TWO_DROPOUTS, classes=("GPTNeoXForCausalLM",),
-    ),
-    "bloom": Family(
-        {**_GPT, "embedding_norm": True}, _BASE, ("ffn",), tied=True, dropout=_TWO_DROPOUTS,
-        classes=("BloomForCausalLM",),
-    ),
-    "llama": Family(
-        _LLAMA, (*_BASE, "ffn"), ("kv_heads", "head_dim"), biases=_LLAMA_BIAS,
-        dropout=_NO_DROPOUT, classes=("LlamaForCausalLM", "LLaMAForCausalLM"),
-    ),
-    "smollm3": Family(
-        _LLAMA, (*_BASE, "ffn", "kv_heads"), ("head_dim",), biases=_LLAMA_BIAS, tied=True,
-        dropout=_NO_DROPOUT, classes=("SmolLM3ForCausalLM",),
-    ),
-    "mistral": Family(
-        {**_LLAMA, **_NO_BIAS}, (*_BASE, "ffn", "kv_heads"), ("head_dim",), dropout=_NO_DROPOUT,
-        classes=("MistralForCausalLM",), neutral=_NEVER_BIAS,
-    ),
-    "mixtral": Family(
-        {**_LLAMA, **_NO_BIAS}, (*_BASE, "ffn", "kv_heads", "experts", "top_k"), ("head_dim",),
-        dropout=_NO_DROPOUT, classes=("MixtralForCausalLM",), neutral=_NEVER_BIAS,
-    ),
-    "qwen2": Family(
-        {**_LLAMA, **_QWEN_BIAS}, (*_BASE, "ffn", "kv_heads"), ("head_dim",), dropout=_NO_DROPOUT,
-        classes=("Qwen2ForCausalLM",),
-    ),
-    "qwen2_moe": Family(
-        {**_LLAMA, **_QWEN_BIAS, "shared_gate": True},
-        (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn", "shared_ffn"),
-        biases={"qkv_bias": (True, ("qkv_bias",))}, dropout=_NO_DROPOUT,
-        classes=("Qwen2MoeForCausalLM",), readers=("sparse step",),
-    ),
-    "qwen3": Family(
-        _QWEN3, (*_BASE, "ffn", "kv_heads", "head_dim"), biases=_ATTENTION_BIAS,
-        dropout=_NO_DROPOUT, classes=("Qwen3ForCausalLM",),
-    ),
-    "qwen3_moe": Family(
-        _QWEN3, (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k", "expert_ffn"),
-        biases=_ATTENTION_BIAS, dropout=_NO_DROPOUT, classes=("Qwen3MoeForCausalLM",),
-        readers=("sparse step",),
-    ),
-    "olmo": Family(
-        {"mlp": "swiglu", "norm": "none", "mlp_bias": False}, (*_BASE, "ffn"), ("kv_heads",),
-        biases=_ATTENTION_BIAS, dropout=_NO_DROPOUT, classes=("OlmoForCausalLM",),
-    ),
-    "olmo2": Family(
-        {**_LLAMA, "mlp_bias": False, "qk_norm": "full"}, (*_BASE, "ffn"), ("kv_heads",),
-        biases=_ATTENTION_BIAS, dropout=_NO_DROPOUT, classes=("Olmo2ForCausalLM",),
-    ),
-    "deepseek_v2": Family(**_DEEPSEEK, classes=("DeepseekV2ForCausalLM",)),
-    "deepseek_v3": Family(
-        **_DEEPSEEK, classes=("DeepseekV3ForCausalLM",), router="noaux_tc",
-    ),
-})  # fmt: skip
+FAMILIES = MappingProxyType(
+    {
+        "gpt2": Family(
+            _GPT,
+            (*_BASE, "learned_pos"),
+            ("ffn",),
+            tied=True,
+            dropout={"attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+            classes=("GPT2LMHeadModel",),
+        ),
+        "gpt_neox": Family(
+            _GPT,
+            (*_BASE, "ffn"),
+            biases={"attention_bias": (True, _ATTENTION)},
+            dropout=_TWO_DROPOUTS,
+            classes=("GPTNeoXForCausalLM",),
+        ),
+        "bloom": Family(
+            {**_GPT, "embedding_norm": True},
+            _BASE,
+            ("ffn",),
+            tied=True,
+            dropout=_TWO_DROPOUTS,
+            classes=("BloomForCausalLM",),
+        ),
+        "llama": Family(
+            _LLAMA,
+            (*_BASE, "ffn"),
+            ("kv_heads", "head_dim"),
+            biases=_LLAMA_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("LlamaForCausalLM", "LLaMAForCausalLM"),
+        ),
+        "smollm3": Family(
+            _LLAMA,
+            (*_BASE, "ffn", "kv_heads"),
+            ("head_dim",),
+            biases=_LLAMA_BIAS,
+            tied=True,
+            dropout=_NO_DROPOUT,
+            classes=("SmolLM3ForCausalLM",),
+        ),
+        "mistral": Family(
+            {**_LLAMA, **_NO_BIAS},
+            (*_BASE, "ffn", "kv_heads"),
+            ("head_dim",),
+            dropout=_NO_DROPOUT,
+            classes=("MistralForCausalLM",),
+            neutral=_NEVER_BIAS,
+        ),
+        "mixtral": Family(
+            {**_LLAMA, **_NO_BIAS},
+            (*_BASE, "ffn", "kv_heads", "experts", "top_k"),
+            ("head_dim",),
+            dropout=_NO_DROPOUT,
+            classes=("MixtralForCausalLM",),
+            neutral=_NEVER_BIAS,
+        ),
+        "qwen2": Family(
+            {**_LLAMA, **_QWEN_BIAS},
+            (*_BASE, "ffn", "kv_heads"),
+            ("head_dim",),
+            dropout=_NO_DROPOUT,
+            classes=("Qwen2ForCausalLM",),
+        ),
+        "qwen2_moe": Family(
+            {**_LLAMA, **_QWEN_BIAS, "shared_gate": True},
+            (*_BASE, "ffn", "kv_heads", "experts", "top_k", "expert_ffn", "shared_ffn"),
+            biases={"qkv_bias": (True, ("qkv_bias",))},
+            dropout=_NO_DROPOUT,
+            classes=("Qwen2MoeForCausalLM",),
+            readers=("sparse step",),
+        ),
+        "qwen3": Family(
+            _QWEN3,
+            (*_BASE, "ffn", "kv_heads", "head_dim"),
+            biases=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("Qwen3ForCausalLM",),
+        ),
+        "qwen3_moe": Family(
+            _QWEN3,
+            (*_BASE, "ffn", "kv_heads", "head_dim", "experts", "top_k", "expert_ffn"),
+            biases=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("Qwen3MoeForCausalLM",),
+            readers=("sparse step",),
+        ),
+        "olmo": Family(
+            {"mlp": "swiglu", "norm": "none", "mlp_bias": False},
+            (*_BASE, "ffn"),
+            ("kv_heads",),
+            biases=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("OlmoForCausalLM",),
+        ),
+        "olmo2": Family(
+            {**_LLAMA, "mlp_bias": False, "qk_norm": "full"},
+            (*_BASE, "ffn"),
+            ("kv_heads",),
+            biases=_ATTENTION_BIAS,
+            dropout=_NO_DROPOUT,
+            classes=("Olmo2ForCausalLM",),
+        ),
+        "deepseek_v2": _DEEPSEEK_V2,
+        "deepseek_v3": replace(
+            _DEEPSEEK_V2,
+            classes=("DeepseekV3ForCausalLM",),
+            router="noaux_tc",
+        ),
+    }
+)
 """``model_type`` -> its family."""
 
 HARMLESS = re.compile(
@@ -158,12 +213,14 @@ HARMLESS = re.compile(
 )
 """Keys of training, generation, precision or labels: no parameter count depends on them."""
 
-NEUTRAL = MappingProxyType({
-    "add_cross_attention": (False,),
-    "is_encoder_decoder": (False,),
-    "is_decoder": (False, True),
-    "tie_encoder_decoder": (False,),
-    "cross_attention_hidden_size": (None,),
-    "pruned_heads": ({}, None),
-})  # fmt: skip
+NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "add_cross_attention": (False,),
+        "is_encoder_decoder": (False,),
+        "is_decoder": (False, True),
+        "tie_encoder_decoder": (False,),
+        "cross_attention_hidden_size": (None,),
+        "pruned_heads": ({}, None),
+    }
+)
 """Keys that add or drop weights unless they hold one of these values."""

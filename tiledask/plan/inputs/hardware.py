@@ -142,7 +142,7 @@ def load_device(name: str) -> Device:
     return _device(_find(name))
 
 
-def load_cluster(spec: str | os.PathLike) -> ClusterSpec:
+def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
     """The cluster written as COUNTxNAME, or described in a JSON file.
 
     A file holds ``devices`` (their number) and ``device``: a shipped name or an object
@@ -211,9 +211,15 @@ def _device(fields: Fields) -> Device:
 
 
 _COUNTS = (
-    "l2_bytes", "l2_bytes_per_clock", "registers", "threads", "blocks", "shared_bytes",
-    "block_shared_bytes", "shared_bytes_per_clock",
-)  # fmt: skip
+    "l2_bytes",
+    "l2_bytes_per_clock",
+    "registers",
+    "threads",
+    "blocks",
+    "shared_bytes",
+    "block_shared_bytes",
+    "shared_bytes_per_clock",
+)
 """Of a device, all 0 if not given."""
 
 

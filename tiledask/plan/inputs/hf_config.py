@@ -1,5 +1,7 @@
 """A Hugging Face config.json as a Model: every key is understood, harmless or refused."""
 
+from typing import Any
+
 from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields, short
 from tiledask.plan.inputs.families import ALIASES, FAMILIES, HARMLESS, NEUTRAL, Family
@@ -10,6 +12,8 @@ __all__ = ["families", "model_from_config"]
 
 families = tuple(FAMILIES)
 """The ``model_type`` values that are understood."""
+_Sizes = dict[str, Any]
+"""Fields of a Model, each of its own type."""
 
 
 def model_from_config(config: Fields, name: str) -> Model:
@@ -36,7 +40,7 @@ def model_from_config(config: Fields, name: str) -> Model:
         )
     family = FAMILIES[kind]
     _check_class(config, kind, family)
-    values = {key: _aliased(config, key) for key in family.required}
+    values: _Sizes = {key: _aliased(config, key) for key in family.required}
     values |= {key: _aliased(config, key, 0) for key in family.optional}
     if not values["ffn"]:
         values["ffn"] = 4 * values["hidden"]
@@ -78,14 +82,16 @@ def _aliased(config: Fields, key: str, default: int | None = None) -> int:
     if len(set(found.values())) > 1:
         shown = {alias: short(value) for alias, value in found.items()}
         raise config.fail(given[1], f"says otherwise than {given[0]!r}: {shown}; keep one of them")
-    if not found and default is None:
+    if found:
+        return found[given[0]]
+    if default is None:
         first, *others = ALIASES[key]
         either = f", or write it as {' or '.join(others)}" if others else ""
         raise config.fail(first, f"is missing; add it{either}")
-    return found[given[0]] if found else default
+    return default
 
 
-def _sparse_step(config: Fields, family: Family, values: dict) -> dict:
+def _sparse_step(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """Qwen's mixtures: every decoder_sparse_step-th layer, less mlp_only_layers."""
     step = config.integer("decoder_sparse_step", 1)
     listed = set(config.integers("mlp_only_layers", ()))
@@ -93,14 +99,14 @@ def _sparse_step(config: Fields, family: Family, values: dict) -> dict:
     return {"dense_layers": tuple(i for i in layers if i in listed or (i + 1) % step)}
 
 
-def _dense_first(config: Fields, family: Family, values: dict) -> dict:
+def _dense_first(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """DeepSeek's mixtures: first_k_dense_replace dense layers, then one in moe_layer_freq."""
     experts, width = _aliased(config, "experts", 0), _aliased(config, "expert_ffn", 0)
     top_k, every = _aliased(config, "top_k", 0), config.integer("moe_layer_freq", 1)
     shared = config.integer("n_shared_experts", 0, minimum=0)
     first = config.integer("first_k_dense_replace", 0, minimum=0)
     method = config.text("topk_method", family.router)
-    read = {"mtp_layers": config.integer("num_nextn_predict_layers", 0, minimum=0)}
+    read: _Sizes = {"mtp_layers": config.integer("num_nextn_predict_layers", 0, minimum=0)}
     if not experts:  # null: every layer is dense
         return read
     for key in ("moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace"):
@@ -122,7 +128,7 @@ def _dense_first(config: Fields, family: Family, values: dict) -> dict:
     }
 
 
-def _latent(config: Fields, family: Family, values: dict) -> dict:
+def _latent(config: Fields, family: Family, values: _Sizes) -> _Sizes:
     """Multi-head latent attention; q_lora_rank must be there, null where queries are direct."""
     if "q_lora_rank" not in config.values:
         raise config.fail("q_lora_rank", "is missing; add it, null if queries are not compressed")
@@ -142,13 +148,12 @@ def _latent(config: Fields, family: Family, values: dict) -> dict:
 _READERS = {"sparse step": _sparse_step, "dense first": _dense_first, "latent": _latent}
 
 
-def _few_layers(config: Fields, values: dict) -> int:
+def _few_layers(config: Fields, values: _Sizes) -> int:
     """The layers, once it is safe to count through them."""
-    if values["layers"] > MANY:
-        raise ConfigError(
-            f"{config.where}: layers must be at most {MANY:,}, got {short(values['layers'])}"
-        )
-    return values["layers"]
+    layers: int = values["layers"]
+    if layers > MANY:
+        raise ConfigError(f"{config.where}: layers must be at most {MANY:,}, got {short(layers)}")
+    return layers
 
 
 def _check_class(config: Fields, kind: str, family: Family) -> None:

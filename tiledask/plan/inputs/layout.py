@@ -1,4 +1,4 @@
-"""A layout: how a training run is dealt out over devices, and when micro-batches run.
+"""A layout: how a training run is sharded over devices, and when micro-batches run.
 
 dp copies x cp pieces of each sequence x pp stages x tp slices = devices
 
@@ -9,10 +9,12 @@ slice 1  [layers 0-5] [layers 6-11]
 
 import operator
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd
+from typing import SupportsIndex
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.data import short
@@ -30,9 +32,17 @@ V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
 BOTH_WAYS = ("chimera", "dualpipe")
 """Schedules with two copies of the model, the second one from the last stage to the first."""
 SCHEDULES = (
-    "naive", "gpipe", *LOOPED, "eager-1f1b", "zb-h1", "zb-h2", "zb-auto", *V_SHAPED, "wave",
+    "naive",
+    "gpipe",
+    *LOOPED,
+    "eager-1f1b",
+    "zb-h1",
+    "zb-h2",
+    "zb-auto",
+    *V_SHAPED,
+    "wave",
     *BOTH_WAYS,
-)  # fmt: skip
+)
 """Orders of micro-batches; with ``interleave`` > 1, "1f1b" is the interleaved one."""
 ITEMS = "items"
 """The partition that counts embedding and head as a layer each."""
@@ -58,7 +68,7 @@ class Layout:
     microbatches: int = 1
     """Micro-batches of one copy in a step."""
     zero: int = 0
-    """ZeRO stage: 1 deals out optimizer states over dp, 2 gradients too, 3 weights too."""
+    """ZeRO stage: 1 shards optimizer states over dp, 2 gradients too, 3 weights too."""
     sequence_parallel: bool = False
     """What tensor parallelism leaves whole is cut along the sequence over tp."""
     recompute: str = "none"
@@ -66,9 +76,9 @@ class Layout:
     interleave: int = 1
     """Chunks of layers per stage."""
     cp: int = 1
-    """Context-parallel pieces that every sequence is cut into; ZeRO deals out over dp x cp."""
+    """Context-parallel pieces that every sequence is cut into; ZeRO shards over dp x cp."""
     ep: int = 1
-    """Expert-parallel devices, out of a stage's dp x cp, that the experts are dealt out to."""
+    """Expert-parallel devices, out of a stage's dp x cp, that the experts are divided over."""
     flash_attention: bool = False
     """The attention core keeps no s x s scores: it computes them again in its backward."""
     partition: tuple[int, ...] | str | None = None
@@ -88,7 +98,7 @@ class Layout:
                 raise ConfigError(f"{name} must be True or False, got {short(getattr(self, name))}")
         if self.dp * self.cp % self.ep:
             raise ConfigError(
-                f"ep must divide dp x cp, over which experts are dealt out, got {self.ep} and "
+                f"ep must divide dp x cp, over which experts are sharded, got {self.ep} and "
                 f"{self.dp} x {self.cp}; ep={gcd(self.dp * self.cp, self.ep)} does"
             )
         recomputes = (*RECOMPUTE, SELECTIVE_OP)
@@ -98,10 +108,10 @@ class Layout:
                     f"{name} must be one of {allowed}, got {short(getattr(self, name))}"
                 )
         self._check_interleave()
-        if self.partition not in (None, ITEMS):
-            if isinstance(self.partition, str):
-                object.__setattr__(self, "partition", _read_partition(self.partition))
-            object.__setattr__(self, "partition", self._bounds())
+        given = self.partition
+        if given is not None and given != ITEMS:
+            bounds = self._bounds(_read_partition(given) if isinstance(given, str) else given)
+            object.__setattr__(self, "partition", bounds)
 
     def _check_interleave(self) -> None:
         if self.schedule in (*V_SHAPED, "wave") and self.pp == 1:
@@ -140,13 +150,13 @@ class Layout:
                 f"{self.microbatches} and {self.pp}; {near} works"
             )
 
-    def _bounds(self) -> tuple[int, ...]:
+    def _bounds(self, partition: Iterable[SupportsIndex]) -> tuple[int, ...]:
         try:
-            bounds = tuple(operator.index(bound) for bound in self.partition)
+            bounds = tuple(operator.index(bound) for bound in partition)
         except TypeError:
             raise PartitionError(
                 f"partition must be a sequence of integers such as (0, 6, 12), "
-                f"got {short(self.partition)}"
+                f"got {short(partition)}"
             ) from None
         if len(bounds) != self.chunks + 1:
             raise PartitionError(
@@ -227,7 +237,7 @@ MOST_OF_ANY = 10**8
 """Of any field of a layout, as of a cluster's devices: a larger number is a slip of the hand."""
 
 
-def _integer(name: str, value: object, minimum: int) -> int:
+def _integer(name: str, value: SupportsIndex, minimum: int) -> int:
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -248,10 +258,14 @@ def _read_partition(text: str) -> list[int]:
         if size is None and at == len(parts) - 1 and embeds == "E":
             embeds, ends = None, "E"  # the head alone
         if (
-            not part or match is None or (embeds and at) or (ends and at < len(parts) - 1)
+            not part
+            or match is None
+            or (embeds and at)
+            or (ends and at < len(parts) - 1)
             or (size is None and (times or not (embeds or ends)))
-            or ((embeds or ends) and times) or (len(parts) == 1 and text.upper() in "EH")
-        ):  # fmt: skip
+            or ((embeds or ends) and times)
+            or (len(parts) == 1 and text.upper() in "EH")
+        ):
             raise PartitionError(
                 f"partition {short(text)}: cannot read {short(part)}; write layers of each stage "
                 f"such as 'E+5, 6x10, 5+E' (E the embedding in the first stage, the head in the "
@@ -265,7 +279,7 @@ def _read_partition(text: str) -> list[int]:
 @lru_cache(maxsize=4096)
 def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
     bounds = layout.partition
-    if bounds == ITEMS:
+    if isinstance(bounds, str):  # ITEMS
         return _even_items(layout.chunks, layers)
     if bounds is not None:
         if bounds[-1] != layers:

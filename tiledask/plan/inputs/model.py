@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiledask.errors import ConfigError
+from tiledask.plan import html
 from tiledask.plan.inputs.model_rules import MOST, check_integer, completed
-from tiledask.plan.inputs.model_table import model_html
+from tiledask.plan.inputs.model_sizes import ModelSizes
 from tiledask.plan.inputs.weights import (
     Weight,
     attention,
@@ -25,7 +26,7 @@ __all__ = ["Model", "Weight", "count"]
 
 
 @dataclass(frozen=True, repr=False)
-class Model:
+class Model(ModelSizes):
     """A decoder-only transformer.
 
     Heads, groups of heads or latent attention; dense MLPs or mixtures of experts, whose
@@ -36,94 +37,16 @@ class Model:
     124439808
     """
 
-    hidden: int
-    """Width of the residual stream, h."""
-    layers: int
-    heads: int
-    """Query heads, a."""
-    ffn: int
-    """Inner width of the MLP."""
-    vocab: int
-    """Rows of the embedding matrix, V."""
-    kv_heads: int = 0
-    """Key and value heads; 0 means as many as query heads."""
-    head_dim: int = 0
-    """Width of one head; 0 means hidden / heads, and qk_dim in latent attention."""
-    mlp: str = "gelu"
-    """Kind of MLP; "gelu": two matrices; "swiglu": three, one of them a gate (any activation)."""
-    norm: str = "layernorm"
-    """Kind of norm; "layernorm": weight and bias; "rmsnorm": weight; "none": no parameters."""
-    qkv_bias: bool = True
-    """Biases of query, key and value; in latent attention, of the down-projections."""
-    out_bias: bool = True
-    mlp_bias: bool = True
-    tied: bool = True
-    """The output projection is the embedding matrix."""
-    learned_pos: int = 0
-    """Rows of a learned position embedding; 0 for rotary or ALiBi positions."""
-    experts: int = 0
-    """Experts in each mixture; 0 for a dense model."""
-    top_k: int = 0
-    """Experts that a token visits."""
-    qk_norm: str | None = None
-    """None, "per_head" (one norm of head_dim) or "full" (one over all heads)."""
-    embedding_norm: bool = False
-    """A norm after the embedding, as in BLOOM."""
-    dropout: bool = False
-    """Trained with dropout, whose masks then are kept for the backward pass."""
-    name: str = "model"
-    source: str = ""
-    """Where the numbers come from."""
-    expert_ffn: int = 0
-    """Inner width of one expert; 0 means ffn."""
-    shared_ffn: int = 0
-    """Inner width, all together, of the shared experts that every token passes."""
-    shared_gate: bool = False
-    """A gate of h weights scales what the shared experts add, as in Qwen's mixtures."""
-    router_bias: bool = False
-    """The router adds a bias per expert that balances their load, as in DeepSeek-V3."""
-    dense_layers: tuple[int, ...] = ()
-    """Layers of a mixture model, counted from 0, that have a dense MLP."""
-    kv_lora_rank: int = 0
-    """Width of the key-value latent; more than 0 makes the attention latent (MLA)."""
-    q_lora_rank: int = 0
-    """Width of the query latent; 0 projects queries directly."""
-    qk_nope_head_dim: int = 0
-    """Width of a latent-attention head's query and key without position."""
-    qk_rope_head_dim: int = 0
-    """Width of its rotary part, which all heads of a key share."""
-    v_head_dim: int = 0
-    """Width of a latent-attention head's value."""
-    mtp_layers: int = 0
-    """Multi-token-prediction modules that belong to the model."""
-    with_mtp: bool = False
-    """Count these modules, with the head; published sizes leave them out."""
-
     def __post_init__(self) -> None:
         for field, value in completed(self).items():
             object.__setattr__(self, field, value)
-
-    @property
-    def latent(self) -> bool:
-        """Whether attention is latent (multi-head latent attention, MLA)."""
-        return self.kv_lora_rank > 0
-
-    @property
-    def qk_dim(self) -> int:
-        """Width of a head's query and key."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.latent else self.head_dim
-
-    @property
-    def v_dim(self) -> int:
-        """Width of a head's value."""
-        return self.v_head_dim if self.latent else self.head_dim
 
     @property
     def kv_cache_elements(self) -> int:
         """Elements that one token leaves in the key-value cache of one layer: keys and values
         of all groups, or the latent and the rotary part of the key that all heads share.
 
-        >>> from tiledask.plan.inputs.specs import load_model
+        >>> from tiledask.plan.inputs.load import load_model
         >>> load_model("llama-3.1-405b").kv_cache_elements
         2048
         >>> load_model("deepseek-v3").kv_cache_elements
@@ -136,7 +59,7 @@ class Model:
     @cached_property
     def embedding(self) -> tuple[Weight, ...]:
         """Weights of the first item: token rows, position rows, norm."""
-        weights = (Weight("token embedding", self.vocab, self.hidden),)
+        weights: tuple[Weight, ...] = (Weight("token embedding", self.vocab, self.hidden),)
         if self.learned_pos:
             weights += (Weight("position embedding", self.learned_pos, self.hidden, split=False),)
         return weights + (norm(self, "embedding norm", self.hidden) if self.embedding_norm else ())
@@ -153,7 +76,7 @@ class Model:
     def layer_weights(self, layer: int) -> tuple[Weight, ...]:
         """Weights of layer number ``layer``, from 0: attention, MLP (or experts) and norms.
 
-        >>> from tiledask.plan.inputs.specs import load_model
+        >>> from tiledask.plan.inputs.load import load_model
         >>> v3 = load_model("deepseek-v3")
         >>> count(v3.layer_weights(2)), count(v3.layer_weights(3))
         (583483392, 11507286272)
@@ -248,7 +171,7 @@ class Model:
         return True
 
     def check_tp(self, tp: int) -> None:
-        """Refuse a tensor parallelism that attention heads cannot be dealt out to."""
+        """Refuse a tensor parallelism that attention heads cannot be divided over."""
         check_integer(self.name, "tp", tp, 1, MOST)
         a, g = self.heads, self.kv_heads
         if a % tp:
@@ -281,4 +204,22 @@ class Model:
         return f", {said} {self.mtp_parameters:,} for multi-token prediction"
 
     def _repr_html_(self) -> str:
-        return model_html(self)
+        """A table with a row per item; a mixture also shows what one token uses."""
+        names = ["item", "how many", "each", "parameters"] + ["active"] * bool(self.experts)
+        items = [("embedding", 1, self.embedding), *self.layer_kinds, ("head", 1, self.head)]
+        rows = [_row(name, n, weights) for name, n, weights in items]
+        rows.append(("all", "", "", f"{self.parameters:,}", f"{self.active_parameters:,}"))
+        bold = (len(rows) - 1,)
+        if self.mtp_layers and not self.with_mtp:
+            name = "multi-token prediction, not counted"
+            rows.append(_row(name, self.mtp_layers, self.mtp_module))
+        rows = [row[: len(names)] for row in rows]
+        style = dict.fromkeys(range(1, len(names)), "text-align:right")
+        found = html.table(names, rows, repr(self), style=style, bold=bold)
+        return f"{found}<p><small>{html.words(self.source)}</small></p>"
+
+
+def _row(name: str, n: int, weights: tuple[Weight, ...]) -> tuple[str, ...]:
+    each = count(weights)
+    numbers = n, each, n * each, n * (each - unvisited(weights))
+    return (name, *(f"{number:,}" for number in numbers))

@@ -1,25 +1,33 @@
 """The rules that a model's sizes obey, and the sizes that follow from the others."""
 
-from typing import TYPE_CHECKING
-
 from tiledask.errors import ConfigError
 from tiledask.plan.data import short
-
-if TYPE_CHECKING:
-    from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.model_sizes import ModelSizes
 
 __all__ = ["MANY", "MOST", "check_integer", "completed"]
 
 MANY, MOST = 100_000, 10**9
 
 _INTEGERS = {
-    "hidden": (1, MOST), "layers": (1, MANY), "heads": (1, MANY), "ffn": (1, MOST),
-    "vocab": (1, MOST), "kv_heads": (0, MANY), "head_dim": (0, MOST),
-    "learned_pos": (0, MOST), "experts": (0, MANY), "top_k": (0, MANY),
-    "expert_ffn": (0, MOST), "shared_ffn": (0, MOST), "kv_lora_rank": (0, MOST),
-    "q_lora_rank": (0, MOST), "qk_nope_head_dim": (0, MOST), "qk_rope_head_dim": (0, MOST),
-    "v_head_dim": (0, MOST), "mtp_layers": (0, 1000),
-}  # fmt: skip
+    "hidden": (1, MOST),
+    "layers": (1, MANY),
+    "heads": (1, MANY),
+    "ffn": (1, MOST),
+    "vocab": (1, MOST),
+    "kv_heads": (0, MANY),
+    "head_dim": (0, MOST),
+    "learned_pos": (0, MOST),
+    "experts": (0, MANY),
+    "top_k": (0, MANY),
+    "expert_ffn": (0, MOST),
+    "shared_ffn": (0, MOST),
+    "kv_lora_rank": (0, MOST),
+    "q_lora_rank": (0, MOST),
+    "qk_nope_head_dim": (0, MOST),
+    "qk_rope_head_dim": (0, MOST),
+    "v_head_dim": (0, MOST),
+    "mtp_layers": (0, 1000),
+}
 """Field -> the smallest and the largest value; beyond lies no transformer but a typing error."""
 _WORDS = {
     "mlp": ("gelu", "swiglu"),
@@ -27,14 +35,21 @@ _WORDS = {
     "qk_norm": (None, "per_head", "full"),
 }
 _BOOLEANS = (
-    "qkv_bias", "out_bias", "mlp_bias", "tied", "embedding_norm", "dropout", "shared_gate",
-    "router_bias", "with_mtp",
-)  # fmt: skip
+    "qkv_bias",
+    "out_bias",
+    "mlp_bias",
+    "tied",
+    "embedding_norm",
+    "dropout",
+    "shared_gate",
+    "router_bias",
+    "with_mtp",
+)
 _LATENT = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MIXTURE = ("shared_ffn", "shared_gate", "router_bias", "dense_layers")
 
 
-def completed(model: "Model") -> dict[str, object]:
+def completed(model: ModelSizes) -> dict[str, object]:
     """The fields that follow from the others, once every rule holds; else a ConfigError."""
     for field, (low, high) in _INTEGERS.items():
         check_integer(model.name, field, getattr(model, field), low, high)
@@ -55,7 +70,7 @@ def completed(model: "Model") -> dict[str, object]:
     }
 
 
-def _head_dim(model: "Model", kv_heads: int) -> int:
+def _head_dim(model: ModelSizes, kv_heads: int) -> int:
     parts = {field: getattr(model, field) for field in _LATENT}
     if not model.latent:
         for field in filter(parts.get, parts):
@@ -83,7 +98,7 @@ def _head_dim(model: "Model", kv_heads: int) -> int:
     return model.qk_dim
 
 
-def _check_mixture(model: "Model") -> None:
+def _check_mixture(model: ModelSizes) -> None:
     if not (model.experts == model.top_k == 0 or 1 <= model.top_k <= model.experts):
         raise _error(
             model,
@@ -99,7 +114,7 @@ def _check_mixture(model: "Model") -> None:
         raise _error(model, "with_mtp counts modules that mtp_layers=0 says do not exist")
 
 
-def _layer_numbers(model: "Model") -> tuple[int, ...]:
+def _layer_numbers(model: ModelSizes) -> tuple[int, ...]:
     given = model.dense_layers
     if not isinstance(given, list | tuple | range) or len(given) > model.layers:
         raise _error(
@@ -112,12 +127,12 @@ def _layer_numbers(model: "Model") -> tuple[int, ...]:
     return tuple(sorted(set(given)))
 
 
-def _divides(model: "Model", what: str, value: int, by: str, divisor: int) -> None:
+def _divides(model: ModelSizes, what: str, value: int, by: str, divisor: int) -> None:
     if value % divisor:
         raise _error(model, f"{what} ({value}) must be a multiple of {by} ({divisor})")
 
 
-def _error(model: "Model", rule: str) -> ConfigError:
+def _error(model: ModelSizes, rule: str) -> ConfigError:
     return ConfigError(f"{_called(model.name)}: {rule}")
 
 
@@ -125,7 +140,7 @@ def _called(name: object) -> str:
     return "model" if name == "model" else f"model {name}"
 
 
-def _of(model: "Model", field: str) -> str:
+def _of(model: ModelSizes, field: str) -> str:
     return short(getattr(model, field))
 
 

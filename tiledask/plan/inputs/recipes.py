@@ -1,4 +1,4 @@
-"""Training recipes as data: bytes per parameter, and which of them ZeRO deals out."""
+"""Training recipes as data: bytes per parameter, and which of them ZeRO shards."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,8 +8,16 @@ from tiledask.plan.data import Fields, names, read_named
 from tiledask.plan.inputs.weights import Weight
 from tiledask.plan.ledger import ALWAYS
 
-__all__ = ["Adapters", "Recipe", "State", "Working", "load_recipe", "lora", "recipes",
-           "state_bytes"]  # fmt: skip
+__all__ = [
+    "Adapters",
+    "Recipe",
+    "State",
+    "Working",
+    "load_recipe",
+    "lora",
+    "recipes",
+    "state_bytes",
+]
 
 NEVER = 4
 """A ZeRO stage that there is not: a state that stays whole on every device."""
@@ -26,7 +34,7 @@ class State:
     bytes: int
     """Bytes per parameter."""
     zero: int
-    """The lowest ZeRO stage that deals it out over the data-parallel devices; 4: none does."""
+    """The lowest ZeRO stage that shards it over the data-parallel devices; 4: none does."""
     moment: str = ALWAYS
     of: str = "parameters"
     """What it is kept for: "parameters" (all of the model's) or "adapters"."""
@@ -157,9 +165,12 @@ def _load(name: str) -> Recipe:
 
 def _state(each: Fields) -> State:
     state = State(
-        each.text("tensor"), each.integer("bytes"), each.integer("zero"),
-        each.text("moment", ALWAYS), _one_of(each, "of", OF_STATES, OF_STATES[0]),
-    )  # fmt: skip
+        each.text("tensor"),
+        each.integer("bytes"),
+        each.integer("zero"),
+        each.text("moment", ALWAYS),
+        _one_of(each, "of", OF_STATES, OF_STATES[0]),
+    )
     if state.zero > NEVER:
         raise each.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
     each.done()
@@ -168,9 +179,11 @@ def _state(each: Fields) -> State:
 
 def _working(each: Fields) -> Working:
     working = Working(
-        each.text("tensor"), each.integer("bytes"), _one_of(each, "of", OF_WORKING),
+        each.text("tensor"),
+        each.integer("bytes"),
+        _one_of(each, "of", OF_WORKING),
         each.text("moment"),
-    )  # fmt: skip
+    )
     each.done()
     return working
 
@@ -224,7 +237,7 @@ def state_bytes(
 ) -> dict[str, int]:
     """Bytes of each state on one of ``dp`` data-parallel devices, by tensor class.
 
-    ZeRO deals a state out in equal shards of whole numbers; the fullest device counts.
+    ZeRO cuts a state into equal shards of whole numbers; the fullest device counts.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, Table 1.
 
     >>> sum(state_bytes(7_500_000_000, "mixed-adam-16", zero=1, dp=64).values())

@@ -43,9 +43,9 @@ def check_trains(recipe: Recipe) -> None:
 
 
 def _check_experts(model: Model, layout: Layout) -> None:
-    """Refuse an expert parallelism that the experts cannot be dealt out to."""
+    """Refuse an expert parallelism that the experts cannot be divided over."""
     if layout.ep > 1 and not model.experts:
-        raise ConfigError(f"ep={layout.ep} deals out experts and {model.name} has none; use ep=1")
+        raise ConfigError(f"ep={layout.ep} shards experts and {model.name} has none; use ep=1")
     if layout.ep > 1 and model.experts % layout.ep:
         near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
         raise ConfigError(

@@ -1,17 +1,15 @@
 """The weights of a transformer's layer, one matrix, bias or norm at a time.
 
-attention        query  key  value | attention output           heads are dealt out
+attention        query  key  value | attention output           heads are sharded
 latent attention query down > query up, kv down > kv up | attention output
-MLP              gate  up | down                                rows are dealt out
+MLP              gate  up | down                                rows are sharded
 mixture          router, experts x (gate  up | down), shared (gate  up | down)
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
 
-if TYPE_CHECKING:
-    from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.model_sizes import ModelSizes
 
 __all__ = ["Weight", "attention", "count", "mixture", "mlp", "mtp_module", "norm", "unvisited"]
 
@@ -26,7 +24,7 @@ class Weight:
     size: int
     """Elements of one unit."""
     split: bool = True
-    """Tensor parallelism deals out the units; otherwise every device holds the whole."""
+    """Tensor parallelism shards the units; otherwise every device holds the whole."""
     kind: str = "matrix"
     """One of "matrix", "bias", "norm"."""
     copies: int = 1
@@ -62,13 +60,13 @@ def unvisited(weights: tuple[Weight, ...]) -> int:
     return sum((w.copies - w.active) * w.units * w.size for w in weights)
 
 
-def norm(model: "Model", name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
+def norm(model: ModelSizes, name: str, width: int, split: bool = False) -> tuple[Weight, ...]:
     """A norm of ``width`` elements: weight and bias, weight, or nothing."""
     each = {"layernorm": 2, "rmsnorm": 1, "none": 0}[model.norm]
     return (Weight(name, width, each, split, "norm"),) if each else ()
 
 
-def attention(model: "Model") -> tuple[Weight, ...]:
+def attention(model: ModelSizes) -> tuple[Weight, ...]:
     """Weights of one attention block, its own norms included."""
     into = _latent(model) if model.latent else _heads(model)
     h, a, v = model.hidden, model.heads, model.v_dim
@@ -79,7 +77,7 @@ def attention(model: "Model") -> tuple[Weight, ...]:
     return weights
 
 
-def _heads(model: "Model") -> tuple[Weight, ...]:
+def _heads(model: ModelSizes) -> tuple[Weight, ...]:
     """Query, key and value; keys and values in groups if there are fewer of them."""
     h, a, g, e = model.hidden, model.heads, model.kv_heads, model.head_dim
     heads = (("query", a), ("key", g), ("value", g))
@@ -93,7 +91,7 @@ def _heads(model: "Model") -> tuple[Weight, ...]:
     return weights
 
 
-def _latent(model: "Model") -> tuple[Weight, ...]:
+def _latent(model: ModelSizes) -> tuple[Weight, ...]:
     """Multi-head latent attention: down to a latent vector that every device needs whole,
     up from it by heads (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
@@ -111,19 +109,21 @@ def _latent(model: "Model") -> tuple[Weight, ...]:
     return (*weights, Weight("kv up", a, up * latent, inputs=latent))
 
 
-def _down(model: "Model", name: str, rows: int, normed: int) -> tuple[Weight, ...]:
-    weights = (Weight(f"{name} down", rows, model.hidden, False, inputs=model.hidden),)
+def _down(model: ModelSizes, name: str, rows: int, normed: int) -> tuple[Weight, ...]:
+    weights: tuple[Weight, ...] = (
+        Weight(f"{name} down", rows, model.hidden, False, inputs=model.hidden),
+    )
     if model.qkv_bias:
         weights += (Weight(f"{name} down bias", rows, 1, False, "bias"),)
     return weights + norm(model, f"{name} latent norm", normed)
 
 
-def mlp(model: "Model") -> tuple[Weight, ...]:
+def mlp(model: ModelSizes) -> tuple[Weight, ...]:
     """Weights of a dense MLP."""
     return _mlp(model, "mlp", model.ffn)
 
 
-def mixture(model: "Model") -> tuple[Weight, ...]:
+def mixture(model: ModelSizes) -> tuple[Weight, ...]:
     """Weights of a mixture of experts: router, experts, and what every token passes."""
     h, n = model.hidden, model.experts
     weights = _mlp(model, "mlp", model.expert_ffn, n, model.top_k)
@@ -138,19 +138,20 @@ def mixture(model: "Model") -> tuple[Weight, ...]:
 
 
 def _mlp(
-    model: "Model", name: str, width: int, copies: int = 1, active: int = 1
+    model: ModelSizes, name: str, width: int, copies: int = 1, active: int = 1
 ) -> tuple[Weight, ...]:
-    h, held = model.hidden, {"copies": copies, "active": active}
+    h = model.hidden
+    held = partial(Weight, copies=copies, active=active)
     into = (f"{name} gate", f"{name} up") if model.mlp == "swiglu" else (f"{name} up",)
-    weights = tuple(Weight(part, width, h, inputs=h, **held) for part in into)
-    weights += (Weight(f"{name} down", width, h, inputs=width, row=True, **held),)
+    weights = tuple(held(part, width, h, inputs=h) for part in into)
+    weights += (held(f"{name} down", width, h, inputs=width, row=True),)
     if model.mlp_bias:
-        weights += tuple(Weight(f"{part} bias", width, 1, kind="bias", **held) for part in into)
-        weights += (Weight(f"{name} down bias", h, 1, False, "bias", **held),)
+        weights += tuple(held(f"{part} bias", width, 1, kind="bias") for part in into)
+        weights += (held(f"{name} down bias", h, 1, False, "bias"),)
     return weights
 
 
-def mtp_module(model: "Model", layer: tuple[Weight, ...]) -> tuple[Weight, ...]:
+def mtp_module(model: ModelSizes, layer: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """What one multi-token-prediction module adds: it joins the hidden state and the next
     token's embedding, runs a layer of its own, and shares embedding and output projection
     (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""

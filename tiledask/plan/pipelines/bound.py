@@ -4,12 +4,13 @@ lower bound    device d:  the way to it | all of its work | the way back from it
 critical path  the chain of actions and hops, without a gap, that ends last
 """
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.longest_path import RESULT, longest_path
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
@@ -95,13 +96,14 @@ def _gradient(seconds: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Seconds until the gradient of a stage's input: of B or of I, the shorter if it has both."""
     _, B, I, _ = seconds
     split, whole = there[:, 2:3], there[:, 1:2]
-    return np.where(split & whole, np.minimum(B, I), np.where(split, I, B))
+    shorter: np.ndarray = np.where(split & whole, np.minimum(B, I), np.where(split, I, B))
+    return shorter
 
 
 def _work(schedule: Schedule, seconds: np.ndarray, together: np.ndarray) -> np.ndarray:
     """Seconds by which each action adds to its device's work; a pair's are its forward's."""
     number = schedule.microbatch if seconds.shape[2] > 1 else 0
-    work = seconds[schedule.kind, schedule.stage, number]
+    work: np.ndarray = seconds[schedule.kind, schedule.stage, number]
     if (together >= 0).any():
         first = np.flatnonzero(schedule.paired)
         number = schedule.microbatch[first] if together.shape[1] > 1 else 0
@@ -145,11 +147,15 @@ def critical_path(
     actions counts as latency: the way, a link that carries another block, a device that sends.
     """
     path = longest_path(schedule, seconds, together, links)
+    if path is None:
+        raise ScheduleError("a schedule that cannot run has no critical path; see td.validate")
     start, end, paired = path.start, path.end, schedule.paired
     made_at = np.zeros(path.ready.shape, np.int64)  # the position of who makes each result
     made_at[RESULT[schedule.kind], schedule.stage, schedule.microbatch] = np.arange(len(schedule))
     firsts = set(schedule.turns[:-1].tolist())
-    positions, latency, by_device = [], 0.0, Counter()
+    positions: list[int] = []
+    latency = 0.0
+    by_device: dict[int, float] = defaultdict(float)
     at = int(np.argmax(end))
     while True:
         first = at - 1 if at not in firsts and paired[at - 1] else at
@@ -184,7 +190,9 @@ def _free_after(schedule: Schedule, at: int, end: np.ndarray, links: Links) -> f
     return float(end[at] + sum(sent))
 
 
-def _arrivals(schedule: Schedule, at: int, ready: np.ndarray, made_at: np.ndarray):
+def _arrivals(
+    schedule: Schedule, at: int, ready: np.ndarray, made_at: np.ndarray
+) -> list[tuple[float, int]]:
     """(seconds, position of who made it) of each result from another stage that it uses."""
     k, s, i = schedule.kind[at], schedule.stage[at], schedule.microbatch[at]
     if k == 0:

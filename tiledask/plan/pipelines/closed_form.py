@@ -6,7 +6,7 @@ full backward, c the seconds between two stages. Two shares are in use; they are
   overhead   idle / busy                   over the ideal
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tiledask.errors import ScheduleError
 
@@ -146,7 +146,9 @@ def split_lower_bound(
     return _bound(forward, backward, microbatches, latency, returns=False)
 
 
-def _bound(forward, backward, m: int, c: float, returns: bool) -> float:
+def _bound(
+    forward: Iterable[float], backward: Iterable[float], m: int, c: float, returns: bool
+) -> float:
     best = before = 0.0
     for f, b in zip(forward, backward, strict=True):
         best = max(best, before + m * (f + b))

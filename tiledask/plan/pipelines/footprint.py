@@ -71,14 +71,16 @@ class Footprint:
         found = []
         for device, (times, held) in enumerate(self.steps):
             if self.peaks[device] == most:
-                found.append((times[np.argmax(held)].item(), device))
+                found.append((times[int(np.argmax(held))].item(), device))
         time, device = min(found)
         return Moment(most, device, time)
 
     def at(self, device: int, time: float) -> float:
         """What ``device`` holds at ``time``."""
         times, held = self.steps[device]
-        return held[max(0, np.searchsorted(times, time, side="right") - 1)].item()
+        row = max(0, int(np.searchsorted(times, time, side="right")) - 1)
+        bytes_: float = held[row].item()
+        return bytes_
 
     def over(self, capacity: float) -> tuple[int, ...]:
         """The devices that at some moment hold more than ``capacity``."""
@@ -145,7 +147,7 @@ def _changes(activation: PerStage, weight_part: PerStage | None, stages: int) ->
     return np.stack([whole, -whole, part - whole, -part])
 
 
-def _numbers(values, count: int, name: str, each: str) -> np.ndarray:
+def _numbers(values: PerStage, count: int, name: str, each: str) -> np.ndarray:
     numbers = np.asarray(values)
     if numbers.dtype.kind not in "iuf" or numbers.shape not in ((), (count,)):
         raise ScheduleError(f"{name} must be one number or {count}, one per {each}; got {values!r}")
@@ -156,7 +158,9 @@ def _numbers(values, count: int, name: str, each: str) -> np.ndarray:
     return np.broadcast_to(numbers, count)
 
 
-def _steps(timeline: Timeline, rows: slice, change: np.ndarray, always, trains: bool) -> Steps:
+def _steps(
+    timeline: Timeline, rows: slice, change: np.ndarray, always: float, trains: bool
+) -> Steps:
     """The step function of the device whose spans are ``rows``."""
     columns = timeline.code, timeline.stage, timeline.start, timeline.end
     code, stage, start, end = (column[rows] for column in columns)

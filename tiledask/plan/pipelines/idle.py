@@ -25,14 +25,22 @@ _F, _B, _I, _W, _T = range(5)
 class Spans(Protocol):
     """What is asked of a Timeline."""
 
-    devices: int
-    device: np.ndarray
-    code: np.ndarray
-    stage: np.ndarray
-    microbatch: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    origin: str
+    @property
+    def devices(self) -> int: ...
+    @property
+    def device(self) -> np.ndarray: ...
+    @property
+    def code(self) -> np.ndarray: ...
+    @property
+    def stage(self) -> np.ndarray: ...
+    @property
+    def microbatch(self) -> np.ndarray: ...
+    @property
+    def start(self) -> np.ndarray: ...
+    @property
+    def end(self) -> np.ndarray: ...
+    @property
+    def origin(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,13 @@ def waits(spans: Spans) -> Waits:
     gap = np.maximum(start - free, 0.0)
     made = _made(spans, rows)
     pair = np.flatnonzero(  # a forward and a backward at once wait for what either uses
-        (device[1:] == device[:-1]) & (start[1:] == start[:-1])
+        (device[1:] == device[:-1])
+        & (start[1:] == start[:-1])
         & (spans.end[rows][1:] == spans.end[rows][:-1])
-        & (spans.code[rows][:-1] == _F) & np.isin(spans.code[rows][1:], (_B, _I))
+        & (spans.code[rows][:-1] == _F)
+        & np.isin(spans.code[rows][1:], (_B, _I))
         & (spans.end[rows][1:] > start[1:])
-    )  # fmt: skip
+    )
     made[pair] = np.maximum(made[pair], made[pair + 1])
     until = np.where(gap > 0, np.clip(made, free, np.maximum(start, free)), free)
     true_idle = np.where(gap > 0, until - free, 0.0)
@@ -113,11 +123,12 @@ def _made(spans: Spans, rows: np.ndarray) -> np.ndarray:
     activations[stage[forward] + 1, microbatch[forward]] = made[forward]
     gradient[stage[backward] + 1, microbatch[backward]] = made[backward]
     own = np.maximum(activations[stage + 1, microbatch], gradient[stage + 2, microbatch])
-    return np.where(
+    latest: np.ndarray = np.where(
         forward,
         activations[stage, microbatch],
         np.where(backward, own, gradient[stage + 1, microbatch]),
     )
+    return latest
 
 
 def _arriving(spans: Spans) -> dict[tuple[int, int, int], list[tuple[float, float]]]:

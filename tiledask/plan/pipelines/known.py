@@ -52,27 +52,34 @@ def _at_once(x: _Case) -> bool:
     return x.c == 0
 
 
-_FLUSH = _Formula(_at_once, lambda x: (x.m + x.p - 1) * (x.F + x.B), "(m + p - 1)(F + B)",
-                  "arXiv 2104.04473, section 2.2")  # fmt: skip
+_FLUSH = _Formula(
+    _at_once,
+    lambda x: (x.m + x.p - 1) * (x.F + x.B),
+    "(m + p - 1)(F + B)",
+    "arXiv 2104.04473, section 2.2",
+)
 _LOOP = _Formula(
     lambda x: x.c == 0 and x.m >= x.p,
     lambda x: x.m * x.T + (x.p - 1) * (x.F + x.B),
-    "m v (F + B) + (p - 1)(F + B)", "arXiv 2104.04473, section 2.2",
-)  # fmt: skip
+    "m v (F + B) + (p - 1)(F + B)",
+    "arXiv 2104.04473, section 2.2",
+)
 
 _FORMULAS: dict[str, tuple[_Formula, ...]] = {
     "naive": (
         _Formula(
             lambda x: True,
             lambda x: x.m * (x.p * (x.F + x.B) + 2 * (x.p - 1) * x.c),
-            "m (p (F + B) + 2 (p - 1) c)", "arXiv 1811.06965, figure 2b",
+            "m (p (F + B) + 2 (p - 1) c)",
+            "arXiv 1811.06965, figure 2b",
         ),
     ),
     "gpipe": (
         _Formula(
             lambda x: True,
             lambda x: gpipe_makespan([x.F] * x.p, [x.B] * x.p, x.m, x.c),
-            "(m + p - 1)(F + B) + 2 (p - 1) c", "arXiv 1811.06965, section 2.3",
+            "(m + p - 1)(F + B) + 2 (p - 1) c",
+            "arXiv 1811.06965, section 2.3",
         ),
     ),
     "1f1b": (
@@ -80,7 +87,8 @@ _FORMULAS: dict[str, tuple[_Formula, ...]] = {
         _Formula(
             lambda x: x.p > 1 and x.m % x.p == 0 and 2 * x.c <= min(x.F, x.B),
             lambda x: one_forward_one_backward_makespan(x.p, x.m, x.F, x.B, x.c),
-            "(m + p - 1)(F + B) + c (2 (p - 1) m / p + 2 (p - 2))", "arXiv 2401.10241, Table 5",
+            "(m + p - 1)(F + B) + c (2 (p - 1) m / p + 2 (p - 2))",
+            "arXiv 2401.10241, Table 5",
         ),
     ),
     "eager-1f1b": (_FLUSH,),
@@ -90,50 +98,57 @@ _FORMULAS: dict[str, tuple[_Formula, ...]] = {
         _Formula(
             lambda x: x.c == 0 and x.m >= x.p and min(x.F, x.I) >= x.W,
             lambda x: x.m * x.T + (x.p - 1) * (x.F + x.I - x.W),
-            "m (F + B) + (p - 1)(F + I - W)", "arXiv 2401.10241, Table 2",
+            "m (F + B) + (p - 1)(F + I - W)",
+            "arXiv 2401.10241, Table 2",
         ),
     ),
     "zb-h2": (
         _Formula(
             lambda x: x.c == 0 and x.m >= 2 * x.p and min(x.F, x.I) >= x.W and x.I <= 2 * x.W,
             lambda x: x.m * x.T + (x.p - 1) * x.F,
-            "m (F + B) + (p - 1) F", "arXiv 2401.10241, section 2: no bubble but the way down",
+            "m (F + B) + (p - 1) F",
+            "arXiv 2401.10241, section 2: no bubble but the way down",
         ),
     ),
     "zb-v": (
         _Formula(
             lambda x: x.c == 0 and x.F == x.I == x.W and x.m >= 2 * x.p - 1,
             lambda x: x.m * x.T + (x.p - 1) * x.F,
-            "m v (F + B) + (p - 1) F", "arXiv 2401.10241, section 6",
+            "m v (F + B) + (p - 1) F",
+            "arXiv 2401.10241, section 6",
         ),
     ),
     "chimera": (
         _Formula(
             lambda x: x.c == 0 and x.F == x.B and x.p % 2 == 0 == x.m % x.p,
             lambda x: (2 * x.m + x.p - 2) * x.F,
-            "(2 m + p - 2) F", "arXiv 2107.06925, Table 2",
+            "(2 m + p - 2) F",
+            "arXiv 2107.06925, Table 2",
         ),
         _Formula(
             lambda x: x.c == 0 and x.B >= x.F and x.p % 2 == 0 and x.m == x.p,
             lambda x: x.m * x.T + (x.p - 2) * x.B,
-            "m (F + B) + (p - 2) B", "arXiv 2107.06925, figure 3",
+            "m (F + B) + (p - 2) B",
+            "arXiv 2107.06925, figure 3",
         ),
     ),
     "dualpipe": (
         _Formula(
             lambda x: x.c == 0 and x.F == x.I and x.m % 2 == 0 and x.m >= 2 * x.p,
             lambda x: _overlapped(x, x.m, x.p // 2),
-            "busy + (p / 2 - 1)(F&B + B - 3 W)", "DualPipe's table (arXiv 2412.19437, figure 5)",
+            "busy + (p / 2 - 1)(F&B + B - 3 W)",
+            "DualPipe's table (arXiv 2412.19437, figure 5)",
         ),
     ),
     "dualpipev": (
         _Formula(
             lambda x: x.c == 0 and x.F == x.I and x.m >= 2 * x.p,
             lambda x: _overlapped(x, x.m * 2, x.p),
-            "busy + (p - 1)(F&B + B - 3 W)", "DualPipe's table (arXiv 2412.19437, figure 5)",
+            "busy + (p - 1)(F&B + B - 3 W)",
+            "DualPipe's table (arXiv 2412.19437, figure 5)",
         ),
     ),
-}  # fmt: skip
+}
 
 
 def _overlapped(x: _Case, each: int, half: int) -> float:

@@ -101,7 +101,8 @@ class Links:
     @property
     def hop(self) -> np.ndarray:
         """float64 [2, replicas, stages]: seconds until a result is there, if its link is free."""
-        return self.latency + self.carry
+        hop: np.ndarray = self.latency + self.carry
+        return hop
 
     @property
     def arriving(self) -> np.ndarray:

@@ -6,6 +6,7 @@
 One function, in plain loops: Numba compiles it for schedules large enough to be worth it.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -52,24 +53,59 @@ def longest_path(
     _solved[0] += len(schedule)
     solve = _compiled() if _solved[0] >= LARGE else _solve
     done = solve(
-        schedule.kind, schedule.stage, schedule.microbatch, schedule.paired, schedule.turns,
-        seconds, together, links.latency, links.carry, links.link, links.blocking,
-        ready, free, start, end,
-    )  # fmt: skip
+        schedule.kind,
+        schedule.stage,
+        schedule.microbatch,
+        schedule.paired,
+        schedule.turns,
+        seconds,
+        together,
+        links.latency,
+        links.carry,
+        links.link,
+        links.blocking,
+        ready,
+        free,
+        start,
+        end,
+    )
     return Path(start, end, ready) if done else None
 
 
 @cache
-def _compiled() -> Callable:
-    import numba
-
-    return numba.njit(cache=True)(_solve)
+def _compiled() -> Callable[..., bool]:
+    """The loops, compiled; as they are where Numba isn't there, or not for this NumPy."""
+    try:
+        import numba
+    except ImportError as error:
+        warnings.warn(
+            f"schedules are timed by loops that are not compiled, some 100 times slower: {error}; "
+            f"install the newest Numba, for NumPy {np.__version__}",
+            UserWarning,
+            stacklevel=4,
+        )
+        return _solve
+    compiled: Callable[..., bool] = numba.njit(cache=True)(_solve)
+    return compiled
 
 
 def _solve(
-    kind, stage, microbatch, paired, turns, seconds, together, latency, carry, link, blocking,
-    ready, link_free, start, end,
-):  # fmt: skip
+    kind: np.ndarray,
+    stage: np.ndarray,
+    microbatch: np.ndarray,
+    paired: np.ndarray,
+    turns: np.ndarray,
+    seconds: np.ndarray,
+    together: np.ndarray,
+    latency: np.ndarray,
+    carry: np.ndarray,
+    link: np.ndarray,
+    blocking: bool,
+    ready: np.ndarray,
+    link_free: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+) -> bool:
     """Whether every action could start; fills ``start``, ``end`` and ``ready``.
 
     ``link_free``: when each link has carried its last block.

@@ -9,7 +9,7 @@ Where one stage does B and the next I, each needs the one that is there.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,9 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     return tuple(int(peak) for peak, _ in _peaks(schedule))
 
 
-def _peaks(schedule: Schedule, activation: float = 1.0, weight_part: float | None = None):
+def _peaks(
+    schedule: Schedule, activation: float = 1.0, weight_part: float | None = None
+) -> Iterator[tuple[float, int]]:
     """Per device, (the most that is kept, the turn at which it is first reached)."""
     kept = activation if weight_part is None else weight_part
     change = np.array([activation, -activation, kept - activation, -kept])
@@ -270,7 +272,7 @@ def _next(schedule: Schedule, device: int, turn: int) -> tuple[Action, ...]:
     return order[turn : turn + (2 if pair else 1)]
 
 
-def _cycle(schedule: Schedule, waits: Needs, done, turn: list[int]) -> str:
+def _cycle(schedule: Schedule, waits: Needs, done: Container[Action], turn: list[int]) -> str:
     """Who waits for whom: each device's next action, the result it lacks, and its holder."""
     device = next(d for d, order in enumerate(schedule.orders) if turn[d] < len(order))
     steps: dict[int, str] = {}

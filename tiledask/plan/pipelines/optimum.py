@@ -9,7 +9,7 @@ subject to the data (each result, and its way, before who needs it) and to memor
 of its F to the end of its B or W an activation takes one of ``memory_limit`` places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -89,14 +89,20 @@ def optimal_schedule(
     error = 0 if is_exact else len(all_of_it)  # half a unit for an action, half for its way
     least = lower_bound(all_of_it, seconds, links, np.full((stages, 1), -1.0)).seconds
     found = _solve(
-        all_of_it, np.rint(seconds * unit).astype(int), np.rint(arriving * unit).astype(int),
-        _limits(memory_limit, all_of_it.devices), int(least * unit - error), timeout,
-    )  # fmt: skip
+        all_of_it,
+        np.rint(seconds * unit).astype(int),
+        np.rint(arriving * unit).astype(int),
+        _limits(memory_limit, all_of_it.devices),
+        int(least * unit - error),
+        timeout,
+    )
     times = forward, backward, latency, backward_input, backward_weight
     return Optimum(
-        found.schedule, simulate(found.schedule, *times),
-        max(least, (found.least - error) / unit), found.proven,
-    )  # fmt: skip
+        found.schedule,
+        simulate(found.schedule, *times),
+        max(least, (found.least - error) / unit),
+        found.proven,
+    )
 
 
 def _unordered(stages: int, microbatches: int, place: tuple[int, ...], split: bool) -> Schedule:
@@ -116,7 +122,7 @@ def _unordered(stages: int, microbatches: int, place: tuple[int, ...], split: bo
 def _limits(limit: int | Sequence[int] | None, devices: int) -> list[int] | None:
     if limit is None:
         return None
-    limits = list(limit) if hasattr(limit, "__len__") else [limit] * devices
+    limits = list(limit) if isinstance(limit, Iterable) else [limit] * devices
     if len(limits) != devices or min(limits) < 1:
         raise ScheduleError(
             f"memory_limit is one number of at least 1, or one for each of {devices} devices; got "
@@ -134,6 +140,10 @@ def _unit(*times: np.ndarray) -> tuple[float, bool]:
     return _UNITS / max(values), False
 
 
+_Times = dict[Action, Any]
+"""The solver's variable of each action."""
+
+
 @dataclass(frozen=True)
 class _Found:
     schedule: Schedule
@@ -142,15 +152,21 @@ class _Found:
 
 
 def _solve(
-    schedule: Schedule, seconds: np.ndarray, arriving: np.ndarray, limits: list[int] | None,
-    least: int, timeout: float,
-) -> _Found:  # fmt: skip
+    schedule: Schedule,
+    seconds: np.ndarray,
+    arriving: np.ndarray,
+    limits: list[int] | None,
+    least: int,
+    timeout: float,
+) -> _Found:
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
     horizon = int(seconds.max(axis=2).sum() * schedule.microbatches + arriving.sum() * 2 + 1)
     varies = seconds.shape[2] > 1
-    start, end, interval = {}, {}, {}
+    start: _Times = {}
+    end: _Times = {}
+    interval: _Times = {}
     for a in schedule:
         took = int(seconds[KINDS.index(a.kind), a.stage, a.microbatch if varies else 0])
         start[a] = model.new_int_var(0, horizon, f"start {a}")
@@ -201,7 +217,9 @@ def _data(a: Action, there: Any, arriving: np.ndarray) -> list[tuple[Action, int
     return [(b, hop) for b, hop in needs if b in there]
 
 
-def _limit_memory(model: Any, schedule: Schedule, start, end, limits, horizon: int) -> None:
+def _limit_memory(
+    model: Any, schedule: Schedule, start: _Times, end: _Times, limits: list[int], horizon: int
+) -> None:
     last = "W" if (schedule.kind == KINDS.index("W")).any() else "B"
     for order, limit in zip(schedule.orders, limits, strict=True):
         kept = []

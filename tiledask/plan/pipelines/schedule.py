@@ -135,11 +135,13 @@ class Schedule:
         name: str = "",
     ) -> "Schedule":
         """The schedule whose device d does the actions of the d-th of ``rows``; see :meth:`of`."""
-        rows, place = list(rows), list(place)
+        rows = list(rows)
         turns = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
-        columns = (np.concatenate(c) for c in zip(*rows, strict=True)) if rows else Columns.none()
-        replicas = place if place and hasattr(place[0], "__iter__") else [place]
-        return cls(*columns, turns, tuple(tuple(map(int, row)) for row in replicas), name)
+        joined = Columns(*map(np.concatenate, zip(*rows, strict=True))) if rows else Columns.none()
+        each = list[int | Iterable[int]](place)
+        replicas = tuple(tuple(map(int, row)) for row in each if isinstance(row, Iterable))
+        only = tuple(int(device) for device in each if not isinstance(device, Iterable))
+        return cls(*joined, turns=turns, places=replicas or (only,), name=name)
 
     @property
     def devices(self) -> int:
@@ -231,8 +233,11 @@ class Schedule:
     @cached_property
     def orders(self) -> tuple[tuple[Action, ...], ...]:
         """One row of actions per device."""
-        columns = ([KINDS[k] for k in self.kind.tolist()], self.stage.tolist(),
-                   self.microbatch.tolist())  # fmt: skip
+        columns = (
+            [KINDS[k] for k in self.kind.tolist()],
+            self.stage.tolist(),
+            self.microbatch.tolist(),
+        )
         actions = list(map(Action, *columns))
         return tuple(tuple(actions[a:b]) for a, b in pairwise(self.turns.tolist()))
 

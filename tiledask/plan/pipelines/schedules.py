@@ -8,9 +8,8 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.data import short
-from tiledask.plan.pipelines.chimera import chimera
-from tiledask.plan.pipelines.dualpipe import dualpipe, dualpipev
-from tiledask.plan.pipelines.orders import (
+from tiledask.plan.pipelines.generators.chimera import chimera
+from tiledask.plan.pipelines.generators.classic import (
     count_of,
     eager_one_forward_one_backward,
     gpipe,
@@ -19,9 +18,15 @@ from tiledask.plan.pipelines.orders import (
     naive,
     one_forward_one_backward,
 )
+from tiledask.plan.pipelines.generators.dualpipe import dualpipe, dualpipev
+from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, wave, zb_v
+from tiledask.plan.pipelines.generators.zero_bubble import (
+    interleaved_zero_bubble,
+    zb_auto,
+    zb_h1,
+    zb_h2,
+)
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.v_shape import v_half, v_min, wave, zb_v
-from tiledask.plan.pipelines.zero_bubble import interleaved_zero_bubble, zb_auto, zb_h1, zb_h2
 
 __all__ = ["schedule", "schedules"]
 
@@ -52,7 +57,7 @@ schedules: dict[str, Callable[..., Schedule]] = {
 
 
 def schedule(
-    name: str, stages: int, microbatches: int, *, forward_only: bool = False, **options
+    name: str, stages: int, microbatches: int, *, forward_only: bool = False, **options: Any
 ) -> Schedule:
     """The schedule called ``name`` (see :data:`schedules`), for any number of each.
 
@@ -104,6 +109,7 @@ def _forwards(full: Schedule) -> Schedule:
         )
     kept = full.kind == 0
     turns = np.concatenate([[0], np.cumsum(kept)])[full.turns]
-    columns = (column[kept] for column in (full.kind, full.stage, full.microbatch))
+    kind, stage, microbatch = (c[kept] for c in (full.kind, full.stage, full.microbatch))
     alone = np.zeros(int(kept.sum()), np.bool_)
-    return Schedule(*columns, alone, turns, full.places, f"{full.name}, forward only")
+    name = f"{full.name}, forward only"
+    return Schedule(kind, stage, microbatch, alone, turns, full.places, name)

@@ -105,9 +105,15 @@ def simulate(
         checked(schedule)  # says what is wrong
         raise AssertionError("a schedule that passes every check did not run")
     return Timeline(
-        schedule.devices, schedule.device, schedule.kind, schedule.stage, schedule.microbatch,
-        path.start, path.end, evidence=Evidence(schedule, seconds, both, links),
-    )  # fmt: skip
+        schedule.devices,
+        schedule.device,
+        schedule.kind,
+        schedule.stage,
+        schedule.microbatch,
+        path.start,
+        path.end,
+        evidence=Evidence(schedule, seconds, both, links),
+    )
 
 
 def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) -> np.ndarray:
@@ -130,17 +136,26 @@ def together(schedule: Schedule, seconds: np.ndarray, overlapped: Times | None) 
     return both
 
 
-def _of(schedule: Schedule, positions: np.ndarray, table: np.ndarray, kind: int | None = None):
+def _of(
+    schedule: Schedule, positions: np.ndarray, table: np.ndarray, kind: int | None = None
+) -> np.ndarray:
     """What ``table`` [kinds, stages, microbatches or 1] says of the actions there."""
     kinds = schedule.kind[positions] if kind is None else kind
     number = schedule.microbatch[positions] if table.shape[2] > 1 else 0
-    return table[kinds, schedule.stage[positions], number]
+    found: np.ndarray = table[kinds, schedule.stage[positions], number]
+    return found
 
 
-def durations(schedule, forward, backward, backward_input, backward_weight) -> np.ndarray:
+def durations(
+    schedule: Schedule,
+    forward: Times,
+    backward: Times | None,
+    backward_input: Times | None,
+    backward_weight: Times | None,
+) -> np.ndarray:
     """Seconds by kind: [4, stages, microbatches], or [4, stages, 1] if all micro-batches agree."""
 
-    def table(times, name):
+    def table(times: Times, name: str) -> np.ndarray:
         return _table(times, name, schedule.stages, schedule.microbatches)
 
     given = {"backward_input": backward_input, "backward_weight": backward_weight}

@@ -20,6 +20,8 @@ from tiledask.plan.pipelines.idle import Waits, waits
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tiledask.plan.pipelines.bound import Bound, CriticalPath, Evidence
 
 __all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
@@ -103,7 +105,8 @@ class Timeline:
     @cached_property
     def kind(self) -> np.ndarray:
         """One letter per span: COMPUTE or TRANSFER."""
-        return np.array(list(KINDS))[self.code]
+        kinds: np.ndarray = np.array(list(KINDS))[self.code]
+        return kinds
 
     @cached_property
     def _computes(self) -> np.ndarray:
@@ -127,17 +130,17 @@ class Timeline:
     @cached_property
     def bound(self) -> "Bound | None":
         """What no order of the same actions beats, and why; None for a measured run."""
-        return self.evidence and self.evidence.bound()
+        return self.evidence.bound() if self.evidence else None
 
     @property
     def lower_bound(self) -> float | None:
         """Seconds below which no order of the same actions goes; None for a measured run."""
-        return self.bound and self.bound.seconds
+        return self.bound.seconds if self.bound else None
 
     @cached_property
     def critical_path(self) -> "CriticalPath | None":
         """The chain of actions that decided the makespan; None for a measured run."""
-        return self.evidence and self.evidence.critical_path()
+        return self.evidence.critical_path() if self.evidence else None
 
     @cached_property
     def busy_per_device(self) -> tuple[float, ...]:
@@ -280,7 +283,7 @@ class Timeline:
         hits = np.flatnonzero(rows)
         return f"{self.kind[hits[0]]}{self.microbatch[hits[0]]}" if len(hits) else "idle"
 
-    def to_frame(self):
+    def to_frame(self) -> "pd.DataFrame":
         """A pandas DataFrame with the columns device, kind, stage, microbatch, start, end."""
         import pandas as pd
 

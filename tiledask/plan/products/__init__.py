@@ -1,4 +1,13 @@
-"""One matrix product over many ranks: placements, pieces that move, cost, bounded memory."""
+"""One matrix product over many ranks: placements, pieces that move, cost, bounded memory.
+
+placement.py     how an array is placed on a mesh of ranks: Shard, Replicate, Partial
+comms.py         which pieces of blocks move between ranks, from placements alone
+traffic.py       bytes and messages, predicted and counted alike
+product.py       who multiplies, fetches and sums what: one function per algorithm
+cost.py          the seconds of it from measured rates, and the least that must move
+streaming.py     products of matrices in files: tiles of C within a memory limit
+stream_search.py the fastest cuts for them
+"""
 
 from tiledask.submodules import submodules
 

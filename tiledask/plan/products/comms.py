@@ -34,10 +34,12 @@ class Piece:
 
 
 def _common(a: Region, b: Region) -> Region:
-    return tuple([
-        (a0 if a0 > b0 else b0, a1 if a1 < b1 else b1)
-        for (a0, a1), (b0, b1) in zip(a, b, strict=True)
-    ])  # fmt: skip
+    return tuple(
+        [
+            (a0 if a0 > b0 else b0, a1 if a1 < b1 else b1)
+            for (a0, a1), (b0, b1) in zip(a, b, strict=True)
+        ]
+    )
 
 
 def fetch(
@@ -46,8 +48,8 @@ def fetch(
     """The pieces of ``wanted`` for the rank at mesh coordinates ``at``, in rank order.
 
     From replicated axes the rank's own row or column is asked, so what is at hand is used first.
-    From partial axes every addend is asked, except on those in ``keep``, where the rank goes on
-    with its own addend. Empty pieces are left out.
+    From partial axes every partial sum is asked, except on those in ``keep``, where the rank goes
+    on with its own. Empty pieces are left out.
     """
     choices = [
         (i,) if p == Replicate() or (p == Partial() and axis in keep) else range(size)
@@ -65,12 +67,12 @@ def fetch(
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:
     """Every piece that every rank needs to go from ``source`` to ``target`` in one exchange.
 
-    Raises PlacementError where it would invent addends (to Partial from anything else).
+    Raises PlacementError where it would invent partial sums (to Partial from anything else).
     """
     for axis, (old, new) in enumerate(zip(source.placements, target.placements, strict=True)):
         if isinstance(new, Partial) and not isinstance(old, Partial):
             raise PlacementError(
-                f"mesh axis {axis} goes from {old} to Partial(): an array has no unique addends; "
+                f"mesh axis {axis} goes from {old} to Partial(): partial sums are not unique; "
                 f"Partial() is only what a product leaves behind. Keep {old}"
             )
     keep = tuple(i for i, new in enumerate(target.placements) if isinstance(new, Partial))

@@ -1,7 +1,7 @@
 """What a planned product costs: its time from measured rates, and the least that any must move.
 
 a rank's time  =  multiply + read (or the larger of the two, where reading takes no core)
-                  + sum of the addends
+                  + sum of the partial sums
 the product's  =  the slowest rank's + tasks and requests
 """
 
@@ -11,13 +11,13 @@ from math import prod, sqrt
 
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Region
-from tiledask.plan.products.product import Plan
+from tiledask.plan.products.product import ProductPlan
 
-__all__ = ["Cost", "Rates", "break_even", "cost", "least_moved"]
+__all__ = ["MachineRates", "ProductCost", "break_even", "cost", "least_moved"]
 
 
 @dataclass(frozen=True)
-class Rates:
+class MachineRates:
     """What one machine does, measured while all ranks do it at once."""
 
     flops: float
@@ -41,7 +41,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProductCost:
     """Predicted seconds of a product."""
 
     multiply: float
@@ -53,22 +53,24 @@ class Cost:
     total: float
 
 
-def cost(plan: Plan, itemsize: int, addend_itemsize: int, rates: Rates) -> Cost:
+def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates) -> ProductCost:
     """The predicted seconds of ``plan``, for the slowest of its ranks.
 
-    ``itemsize``: bytes of an element of A and B; ``addend_itemsize``: of C while it is summed.
+    ``itemsize``: bytes of an element of A and B; ``sum_itemsize``: of C while it is summed.
     """
     blocks = [[_extents(region) for region in t.regions] for t in (plan.a, plan.b, plan.work)]
     ranks = [
-        _of_rank(plan, rank, blocks, itemsize, addend_itemsize, rates) for rank in range(plan.ranks)
+        _of_rank(plan, rank, blocks, itemsize, sum_itemsize, rates) for rank in range(plan.ranks)
     ]
-    slowest = max(ranks, key=lambda parts: _together(*parts, rates))
+    multiply, read, add = max(ranks, key=lambda parts: _together(parts, rates))
     stages, requests = (2, 5) if plan.sums else (1, 4)
     overhead = stages * plan.ranks * rates.task + requests * rates.request
-    return Cost(*slowest, overhead, _together(*slowest, rates) + overhead)
+    total = _together((multiply, read, add), rates) + overhead
+    return ProductCost(multiply, read, add, overhead, total)
 
 
-def _together(multiply: float, read: float, add: float, rates: Rates) -> float:
+def _together(parts: tuple[float, float, float], rates: MachineRates) -> float:
+    multiply, read, add = parts
     return (max(multiply, read) if rates.overlapped else multiply + read) + add
 
 
@@ -77,24 +79,29 @@ Shapes = list[tuple[int, ...]]
 
 
 def _of_rank(
-    plan: Plan, rank: int, blocks: list[Shapes], itemsize: int, addend_itemsize: int, rates: Rates
+    plan: ProductPlan,
+    rank: int,
+    blocks: list[Shapes],
+    itemsize: int,
+    sum_itemsize: int,
+    rates: MachineRates,
 ) -> tuple[float, float, float]:
     """(multiply, read, sum) seconds of one rank; ``blocks``: of A, of B and of C as it is made."""
     m, n, _ = plan.extents(rank)
     multiply = read = 0.0
     for panel in plan.panels[rank]:
         k = panel.depth[1] - panel.depth[0]
-        touched = (m * k + k * n) * itemsize + 2 * m * n * addend_itemsize
+        touched = (m * k + k * n) * itemsize + 2 * m * n * sum_itemsize
         pairs = len(panel.a) * len(panel.b)
         multiply += 2 * m * n * k / rates.flops + touched / rates.touch + pairs * rates.call
         for pieces, owned in ((panel.a, blocks[0]), (panel.b, blocks[1])):
             read += _reading((p for p in pieces if p.source != rank), owned, itemsize, rates)
-    added = sum(p.size for p in plan.addends[rank]) * addend_itemsize
-    add = _reading(plan.summed[rank], blocks[2], addend_itemsize, rates) + 2 * added / rates.touch
+    added = sum(p.size for p in plan.partials[rank]) * sum_itemsize
+    add = _reading(plan.summed[rank], blocks[2], sum_itemsize, rates) + 2 * added / rates.touch
     return multiply, read, add
 
 
-def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: Rates) -> float:
+def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: MachineRates) -> float:
     seconds = 0.0
     for p in pieces:
         shape = _extents(p.region)
@@ -158,13 +165,13 @@ def _touched(m: int, n: int, k: int, work: float) -> float:
     """
     small, middle, _ = sorted((m, n, k))
     if work <= small**3:
-        return 3 * work ** (2 / 3)
+        return float(3 * work ** (2 / 3))
     if work <= small * middle**2:
         return 2 * sqrt(small * work) + work / small
     return work / small + work / middle + small * middle
 
 
-def break_even(ranks: int, itemsize: int, rates: Rates) -> int:
+def break_even(ranks: int, itemsize: int, rates: MachineRates) -> int:
     """The n from which an n x n x n product over ``ranks`` beats one rank alone, operands in place.
 
     Each rank of a p x 1 grid reads what it lacks of B. 2**20 if none does below that. The time of
@@ -178,6 +185,6 @@ def break_even(ranks: int, itemsize: int, rates: Rates) -> int:
         alone = flops + 4 * block / rates.touch
         multiply = flops / ranks + (3 / ranks + 1) * block / rates.touch
         read = (1 - 1 / ranks) * block / rates.read
-        pays = _together(multiply, read, 0.0, rates) + overhead < alone
+        pays = _together((multiply, read, 0.0), rates) + overhead < alone
         low, high = (low, n) if pays else (n + 1, high)
     return low

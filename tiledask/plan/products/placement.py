@@ -49,7 +49,7 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """An addend on every rank of this mesh axis; the array is their sum."""
+    """A partial sum on every rank of this mesh axis; the array is their sum."""
 
     def __repr__(self) -> str:
         return "Partial()"

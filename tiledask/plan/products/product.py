@@ -14,6 +14,7 @@ A is [..., k]: any number of leading dimensions (tokens, batches), none for a ve
 or a vector [k]. The plan alone says what moves; the same plan is executed.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from inspect import signature
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
+from typing import SupportsIndex
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.comms import Piece, fetch, traffic_of
@@ -30,8 +32,8 @@ from tiledask.plan.units import divisors
 
 __all__ = [
     "PANEL",
-    "Panel",
-    "Plan",
+    "ProductPanel",
+    "ProductPlan",
     "algorithms",
     "grids",
     "moves_nothing",
@@ -47,7 +49,7 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Panel:
+class ProductPanel:
     """One turn of a rank: C += A[..., depth] @ B[depth, :], over its rows and columns."""
 
     depth: Interval
@@ -57,7 +59,7 @@ class Panel:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ProductPlan:
     """What every rank multiplies, fetches and sums, known before anything runs."""
 
     algorithm: str
@@ -68,9 +70,9 @@ class Plan:
     work: Tiling
     """C while the ranks multiply: Partial() along axes that share out the summed dimension."""
     result: Tiling
-    panels: tuple[tuple[Panel, ...], ...]
+    panels: tuple[tuple[ProductPanel, ...], ...]
     """For each rank, its panels in the order it takes them."""
-    addends: tuple[tuple[Piece, ...], ...]
+    partials: tuple[tuple[Piece, ...], ...]
     """For each rank, the pieces of ``work`` that it sums up; empty where nothing is summed."""
 
     @property
@@ -87,34 +89,34 @@ class Plan:
 
     @cached_property
     def summed(self) -> tuple[tuple[Piece, ...], ...]:
-        """For each rank, the addends that it reads from other ranks."""
+        """For each rank, the partial sums that it reads from other ranks."""
         return tuple(
-            tuple(p for p in mine if p.source != rank) for rank, mine in enumerate(self.addends)
+            tuple(p for p in mine if p.source != rank) for rank, mine in enumerate(self.partials)
         )
 
     @property
     def sums(self) -> bool:
-        """Whether addends are summed after the ranks have multiplied."""
-        return any(self.addends)
+        """Whether partial sums are summed after the ranks have multiplied."""
+        return any(self.partials)
 
     @cached_property
     def sums_in_place(self) -> bool:
-        """Whether a rank can add its own product to the others' addends of its part of C.
+        """Whether a rank can add its own product to the others' partial sums of its part of C.
 
         Where nothing of A and B is fetched, each rank first multiplies what the others sum up,
         and its own part last, on top of what they have sent.
         """
         return self.sums and bool(self.result.shape) and not any(self.fetched)
 
-    def traffic(self, itemsize: int, addend_itemsize: int | None = None, ranks: int = 0) -> Traffic:
+    def traffic(self, itemsize: int, sum_itemsize: int | None = None, ranks: int = 0) -> Traffic:
         """Bytes and messages from rank to rank, for operands of ``itemsize`` bytes an element.
 
-        Addends of half types have 4 (``addend_itemsize``). ``ranks``: of the cluster, if larger.
+        Partial sums of half types have 4 (``sum_itemsize``). ``ranks``: of the cluster, if larger.
         """
         ranks = max(ranks, self.ranks)
         operands = traffic_of(ranks, (p for mine in self.fetched for p in mine), itemsize)
         sums = (p for mine in self.summed for p in mine)
-        return operands + traffic_of(ranks, sums, addend_itemsize or itemsize)
+        return operands + traffic_of(ranks, sums, sum_itemsize or itemsize)
 
     def extents(self, rank: int) -> tuple[int, int, int]:
         """(m, n, k) of what ``rank`` multiplies, all leading dimensions of A taken as one m."""
@@ -135,7 +137,7 @@ class Plan:
     def __repr__(self) -> str:
         t = self.traffic(1)
         return (
-            f"Plan({self.algorithm}{', ' + self.options if self.options else ''}: "
+            f"ProductPlan({self.algorithm}{', ' + self.options if self.options else ''}: "
             f"{t.total:,} elements in {t.count} messages among {self.ranks} ranks)"
         )
 
@@ -154,7 +156,7 @@ _LOCAL = {
 }
 
 
-def local(a: Tiling, b: Tiling) -> Plan:
+def local(a: Tiling, b: Tiling) -> ProductPlan:
     """Every rank multiplies the blocks it holds: nothing moves. The result may be Partial()."""
     _same_mesh("local", a, b)
     work, cut = [], []
@@ -174,7 +176,7 @@ def local(a: Tiling, b: Tiling) -> Plan:
     return _plan("local", "", a, b, a.mesh, work, cut, panel=None, leave=True)
 
 
-def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> Plan:
+def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
     """Every rank computes columns of C from all of A and its columns of B.
 
     A[I, K] @ B[K, J_XY] -> C[I, J_XY]. Costs nothing if A is replicated and B cut by columns.
@@ -184,8 +186,8 @@ def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> Plan:
     return _plan("column_parallel", _width(panel), a, b, a.mesh, work, panel=panel)
 
 
-def row_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> Plan:
-    """Every rank multiplies columns of A by rows of B; a reduce-scatter sums the addends.
+def row_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
+    """Every rank multiplies columns of A by rows of B; a reduce-scatter sums the partial sums.
 
     A[I, K_XY] @ B[K_XY, J] -> C[I, J]{XY} -> C[I_XY, J]: cut along its first dimension, or along
     its longest if the first has fewer rows than there are ranks.
@@ -195,7 +197,9 @@ def row_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> Plan:
     return _plan("row_parallel", _width(panel), a, b, a.mesh, work, axes, panel=panel)
 
 
-def summa(a: Tiling, b: Tiling, *, panel: int = PANEL, grid: tuple[int, int] | None = None) -> Plan:
+def summa(
+    a: Tiling, b: Tiling, *, panel: int = PANEL, grid: tuple[int, int] | None = None
+) -> ProductPlan:
     """C stays; panels of A and B pass by, the same one at every rank at a time.
 
           B  [0j]          a p x q grid with A, B and C all (Shard(0), Shard(1)):
@@ -208,7 +212,7 @@ def summa(a: Tiling, b: Tiling, *, panel: int = PANEL, grid: tuple[int, int] | N
     return _plan("summa", _width(panel), a, b, mesh, _grid_work("summa", a, b), panel=panel)
 
 
-def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> Plan:
+def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> ProductPlan:
     """C stays; on a square grid no block of A or of B has two readers at a time.
 
     step 0   A[i, i+j]   B[i+j, j]       blocks are read from their owners, not passed on, so
@@ -232,10 +236,10 @@ def two_and_a_half_d(
     panel: int = PANEL,
     replication: int | None = None,
     grid: tuple[int, int, int] | None = None,
-) -> Plan:
+) -> ProductPlan:
     """``replication`` layers of a p x q grid, each with its part of k; then C is summed.
 
-    A grid (p, q, c): each layer works like SUMMA on its share of k, and the c addends of each
+    A grid (p, q, c): each layer works like SUMMA on its share of k, and the c partial sums of each
     block of C are summed by a reduce-scatter along the last axis, into (Shard(0), Shard(1),
     Shard(0)). Costs least if A and B are (Shard(0), Shard(1), Replicate()). A layer's share is
     a c-th of every block along k, so that all ranks fetch alike.
@@ -251,13 +255,13 @@ def two_and_a_half_d(
     mesh = _grid("2.5d", a, b, grid, 3, last=replication)
     work = [*_grid_work("2.5d", a, b), Partial()]
     words = f"replication {mesh[2]}, {_width(panel)}"
-    return _plan("2.5d", words, a, b, mesh, work, [2], panel=panel, dealt=True)
+    return _plan("2.5d", words, a, b, mesh, work, [2], panel=panel, sharded=True)
 
 
-def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -> Plan:
+def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -> ProductPlan:
     """The box of m x n x k multiplications in p x q x r parts: one local product per rank.
 
-    Rank (i, j, l) takes an r-th of every block of A[I_i, K] and of B[K, J_j], and the r addends of
+    Rank (i, j, l) takes an r-th of every block of A[I_i, K] and of B[K, J_j], and r partial sums of
     each block of C are summed by a reduce-scatter. The fewest bytes where memory allows.
 
     Agarwal, Balle, Gustavson, Joshi and Palkar, "A three-dimensional approach to parallel matrix
@@ -273,12 +277,12 @@ def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -
         [*_grid_work("3d", a, b), Partial()],
         [2],
         panel=None,
-        dealt=True,
+        sharded=True,
         skewed=True,
     )
 
 
-def gather(a: Tiling, b: Tiling) -> Plan:
+def gather(a: Tiling, b: Tiling) -> ProductPlan:
     """Nothing is cut anew: C keeps a split that A or B has, and blocks come to where they lack."""
     _same_mesh("gather", a, b)
     work, cut = [], []
@@ -296,7 +300,7 @@ def gather(a: Tiling, b: Tiling) -> Plan:
     return _plan("gather", "", a, b, a.mesh, work, cut, panel=None, leave=True)
 
 
-algorithms: Mapping[str, Callable[..., Plan]] = MappingProxyType(
+algorithms: Mapping[str, Callable[..., ProductPlan]] = MappingProxyType(
     {
         "local": local,
         "column_parallel": column_parallel,
@@ -312,13 +316,13 @@ algorithms: Mapping[str, Callable[..., Plan]] = MappingProxyType(
 that), or raises PlacementError."""
 
 
-def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> Plan:
+def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductPlan:
     """The plan of algorithm ``name`` for tilings that multiply; options that are None are left out.
 
     >>> grid = (Shard(0), Shard(1))
     >>> t = Tiling((8, 8), (2, 2), grid)
     >>> plan_product("summa", t, t, panel=2)
-    Plan(summa, panel 2: 128 elements in 16 messages among 4 ranks)
+    ProductPlan(summa, panel 2: 128 elements in 16 messages among 4 ranks)
     """
     if name not in algorithms:
         raise PlacementError(f"no algorithm {name!r}; td.algorithms has {', '.join(algorithms)}")
@@ -392,7 +396,12 @@ def _along_b(placement: Placement) -> str:
 
 
 def _local_result(a: Tiling, pair: tuple[str, str], of_a: Placement) -> Placement:
-    results = {"R": Replicate(), "P": Partial(), "Sd": of_a, "Sn": Shard(len(a.shape) - 1)}
+    results: dict[str, Placement] = {
+        "R": Replicate(),
+        "P": Partial(),
+        "Sd": of_a,
+        "Sn": Shard(len(a.shape) - 1),
+    }
     return results[_LOCAL[pair]]
 
 
@@ -414,7 +423,7 @@ def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
 
 
 def _whole(x: object) -> bool:
-    return hasattr(x, "__index__") and not isinstance(x, bool) and x >= 1
+    return isinstance(x, SupportsIndex) and not isinstance(x, bool) and operator.index(x) >= 1
 
 
 def _width(panel: int) -> str:
@@ -462,7 +471,7 @@ def _same_mesh(name: str, a: Tiling, b: Tiling) -> None:
 def _unsummed(name: str, operand: str, axis: int) -> PlacementError:
     return PlacementError(
         f"{operand} is Partial() along mesh axis {axis}, and {name} would multiply before the "
-        f"addends are summed; td.redistribute {operand} to Replicate() or a Shard first, or the "
+        f"partial sums are added; td.redistribute {operand} to Replicate() or a Shard, or the "
         f"other operand to Replicate() along that axis and use 'local', which leaves C Partial()"
     )
 
@@ -517,15 +526,15 @@ def _plan(
     *,
     panel: int | None,
     skewed: bool = False,
-    dealt: bool = False,
+    sharded: bool = False,
     leave: bool = False,
-) -> Plan:
+) -> ProductPlan:
     """The plan that leaves C as ``work`` and then sums it along the axes in ``cut``.
 
     ``cut``: the mesh axes that share out k. ``panel``: extent of a panel along k, None for as
-    wide as the blocks are. ``skewed``: rank (i, j) begins i + j blocks further. ``dealt``: along
+    wide as the blocks are. ``skewed``: rank (i, j) begins i + j blocks further. ``sharded``: along
     ``cut`` every block of k is shared out, instead of k as a whole. ``leave``: C stays
-    addends, the caller says what becomes of them.
+    partial sums, the caller says what becomes of them.
     """
     keep = _kept(name, a, b, mesh, work, cut)
     columns = len(a.shape) - 1
@@ -536,11 +545,11 @@ def _plan(
     panels = []
     for rank, at in enumerate(tiling.coordinates()):
         region = tiling.region(at)
-        depth = (0, a.shape[-1]) if dealt else inner.region(at)[0]
+        depth = (0, a.shape[-1]) if sharded else inner.region(at)[0]
         of_a = fetch(a, at_a[rank], (*region[:columns], depth), keep)
         of_b = fetch(b, at_b[rank], (depth, *region[columns:]), keep)
         blocks = _blocks(depth, of_a, of_b)
-        if dealt:
+        if sharded:
             blocks = _shares(blocks, at[-1], mesh[-1])
         if skewed:
             turn = sum(at) * len(blocks) // max(mesh) % len(blocks)
@@ -548,14 +557,14 @@ def _plan(
         mine = (p for block in blocks for p in _panels(block, of_a, of_b, panel))
         panels.append(tuple(mine) if of_a and of_b else ())
     result = tiling if leave else _scattered(tiling, cut)
-    addends = [()] * a.ranks
+    partials: list[tuple[Piece, ...]] = [()] * a.ranks
     if any(mesh[axis] > 1 for axis in cut) and not leave:
         at_work = tuple(tiling.coordinates())
-        addends = [
+        partials = [
             tuple(fetch(tiling, at_work[rank], result.region(at), keep))
             for rank, at in enumerate(result.coordinates())
         ]
-    return Plan(name, options, a, b, tiling, result, tuple(panels), tuple(addends))
+    return ProductPlan(name, options, a, b, tiling, result, tuple(panels), tuple(partials))
 
 
 def _kept(
@@ -566,7 +575,7 @@ def _kept(
     work: Sequence[Placement],
     cut: Sequence[int],
 ) -> tuple[int, ...]:
-    """The axes along which an operand's own addends are multiplied and stay addends."""
+    """The axes along which an operand's own partial sums are multiplied and stay partial sums."""
     keep = []
     for operand, tiling in (("A", a), ("B", b)):
         for axis, placement in enumerate(tiling.placements):
@@ -613,7 +622,7 @@ def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:
 
 def _panels(
     block: Interval, of_a: list[Piece], of_b: list[Piece], panel: int | None
-) -> Iterator[Panel]:
+) -> Iterator[ProductPanel]:
     """``block`` panel by panel; whole if nothing of it is fetched.
 
     No piece ends inside of it: a piece has all of it along k, or none.
@@ -625,7 +634,7 @@ def _panels(
     at_hand = all(p.source == p.destination for p in (*over_a, *over_b))
     parts = 1 if panel is None or at_hand else -(-(block[1] - block[0]) // panel)
     for depth in split(*block, parts):
-        yield Panel(
+        yield ProductPanel(
             depth,
             tuple(Piece(p.source, p.destination, (*p.region[:-1], depth)) for p in over_a),
             tuple(Piece(p.source, p.destination, (depth, *p.region[1:])) for p in over_b),

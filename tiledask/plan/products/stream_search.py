@@ -1,7 +1,7 @@
 """The fastest way to stream a product through the memory that is allowed: a search over its cuts.
 
 Larger tiles read less, wider panels read longer runs, and both must fit; and the tiles must be
-dealt out evenly. Few numbers of tiles are worth a look, so that all of them are looked at.
+divided evenly. Few numbers of tiles are worth a look, so that all of them are looked at.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ def plan_stream(problem: Problem, slots: int, memory_limit: int) -> StreamPlan:
 
     Tiles of a chunked C are whole chunks. Raises DoesNotFitError if not even the smallest fit.
 
-    >>> from tiledask.plan.products.streaming import Form
-    >>> f = Form((22528, 22528), 4)
+    >>> from tiledask.plan.products.streaming import StorageLayout
+    >>> f = StorageLayout((22528, 22528), 4)
     >>> plan_stream(Problem(f, f, f, accumulator=4), slots=2, memory_limit=1_000_000_000)
     StreamPlan(22528x22528 @ 22528x22528 in 2 x 2 tiles of up to 11264x11264, panels of 2048: \
 reads 8.12 GB, writes 2.03 GB, peak 902.5 MB a slot)
@@ -89,14 +89,15 @@ def _best(
     """(seconds, cuts) of the fastest cuts in multiples of ``units`` that fit; None if none do."""
     (m, n, k), (along_m, along_n, along_k) = problem.extents, units
     most_p, most_q = -(-m // along_m), -(-n // along_n)
-    best = None
+    best: tuple[float, int, int, int] | None = None
     for w in _widths(k, along_k):
         for p in _counts(most_p):
             tm = _largest(m, along_m, p)
-            fewest = _fewest(
-                most_q,
-                lambda q, tm=tm, w=w: problem.memory(tm, _largest(n, along_n, q), w) <= limit,
-            )
+
+            def fits(q: int, tm: int = tm, w: int = w) -> bool:
+                return problem.memory(tm, _largest(n, along_n, q), w) <= limit
+
+            fewest = _fewest(most_q, fits)
             for q in _balanced(p, fewest, most_q, slots) if fewest else ():
                 seconds = _seconds(problem, units, p, q, w, slots)
                 if best is None or seconds < best[0]:

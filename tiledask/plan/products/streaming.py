@@ -20,7 +20,7 @@ from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.placement import Region
 from tiledask.plan.units import format_bytes
 
-__all__ = ["Cuts", "Form", "Problem", "StreamPlan", "Tile", "covered", "plan_cuts"]
+__all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "covered", "plan_cuts"]
 
 DEPTH = 2
 """Pairs of panels in memory: one is multiplied while the next is read."""
@@ -44,12 +44,12 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Form:
+class StorageLayout:
     """How a matrix lies in its file: what a read of some region costs.
 
-    >>> Form((100, 100), 4).read_bytes(((0, 10), (0, 10)))
+    >>> StorageLayout((100, 100), 4).read_bytes(((0, 10), (0, 10)))
     400
-    >>> Form((100, 100), 4, chunks=(64, 64)).read_bytes(((0, 10), (60, 70)))  # two whole chunks
+    >>> StorageLayout((100, 100), 4, chunks=(64, 64)).read_bytes(((0, 10), (60, 70)))  # two chunks
     32768
     """
 
@@ -110,7 +110,8 @@ class Cuts:
     @property
     def tile(self) -> tuple[int, int]:
         """Extents of the largest tile."""
-        return tuple(max(b - a for a, b in pairwise(e)) for e in (self.rows, self.columns))
+        rows, columns = (max(b - a for a, b in pairwise(e)) for e in (self.rows, self.columns))
+        return rows, columns
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -145,9 +146,9 @@ class Tile(NamedTuple):
 class StreamPlan:
     """What every slot reads, holds and writes, known before anything runs."""
 
-    a: Form
-    b: Form
-    c: Form
+    a: StorageLayout
+    b: StorageLayout
+    c: StorageLayout
     cuts: Cuts
     slots: int
     tiles: tuple[Tile, ...]
@@ -239,9 +240,9 @@ class StreamPlan:
 class Problem:
     """C = A @ B in files, and what it takes a slot to hold a part of it."""
 
-    a: Form
-    b: Form
-    c: Form
+    a: StorageLayout
+    b: StorageLayout
+    c: StorageLayout
     accumulator: int
     """Bytes per element of a tile in memory: C's, but 4 for halves, which are summed in float32."""
     workspace: Callable[[int, int, int], int] = lambda m, n, k: 0
@@ -286,7 +287,7 @@ class Problem:
 def plan_cuts(problem: Problem, cuts: Cuts, slots: int, memory_limit: int) -> StreamPlan:
     """The plan with these ``cuts``; DoesNotFitError if it needs more than ``memory_limit``.
 
-    >>> f = Form((8, 8), 4)
+    >>> f = StorageLayout((8, 8), 4)
     >>> plan = plan_cuts(Problem(f, f, f, 4), Cuts((0, 4, 8), (0, 8), 4), 2, 10**9)
     >>> plan.tiles, plan.bytes_read
     ((Tile(slot=0, region=((0, 4), (0, 8)), begin=0), Tile(slot=1, region=((4, 8), (0, 8)), \
@@ -310,7 +311,7 @@ begin=0)), 768)
 
 
 def _deal(left: Iterable[tuple[Region, int]], k: int, slots: int) -> tuple[Tile, ...]:
-    """The tiles (region, summed up to) dealt to the slots: the most work first, to the idlest."""
+    """The tiles (region, summed up to) of each slot: the most work first, to the idlest."""
     work = [(_area(region) * (k - begin), region, begin) for region, begin in left]
     load = [(0, slot) for slot in range(slots)]
     heapify(load)

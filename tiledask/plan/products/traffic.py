@@ -74,8 +74,6 @@ class Traffic:
             self.messages, other.messages
         )
 
-    __hash__ = None
-
     def __repr__(self) -> str:
         return f"Traffic({self.total:,} bytes in {self.count} messages among {self.ranks} ranks)"
 

@@ -4,16 +4,20 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 from tiledask.errors import PartitionError
 from tiledask.plan.data import short
 from tiledask.plan.splitting.partition import Partition
 
-__all__ = ["read_assignment", "stages_of"]
+__all__ = ["Assignment", "read_assignment", "stages_of"]
+
+Assignment = Partition | str | Iterable[SupportsIndex] | Iterable[Iterable[SupportsIndex]]
+"""A split, text, the device of each layer, or the layers of each device."""
 
 
-def read_assignment(assignment) -> list[list[int]]:
+def read_assignment(assignment: Assignment) -> list[list[int]]:
     """The layers of each device, counted from 1, from any of the forms that `judge` takes.
 
     A :class:`Partition` gives the layers of each stage.
@@ -26,11 +30,13 @@ def read_assignment(assignment) -> list[list[int]]:
     if isinstance(assignment, str):
         return [_read_group(part) for part in _split_text(assignment)]
     try:
-        entries = list(assignment)
-        if entries and all(hasattr(entry, "__index__") for entry in entries):
-            return _from_places([int(entry) for entry in entries])
-        if entries and not any(isinstance(entry, str) for entry in entries):
-            return [[_layer_number(n) for n in entry] for entry in entries]
+        entries = list[SupportsIndex | Iterable[SupportsIndex]](assignment)
+        places = [entry for entry in entries if isinstance(entry, SupportsIndex)]
+        if entries and len(places) == len(entries):
+            return _from_places([int(place) for place in places])
+        groups = [entry for entry in entries if isinstance(entry, Iterable)]
+        if groups and len(groups) == len(entries) and str not in map(type, groups):
+            return [[_layer_number(n) for n in group] for group in groups]
     except TypeError:
         pass
     raise PartitionError(
@@ -60,7 +66,7 @@ def stages_of(groups: Sequence[Sequence[int]], devices: int, chunks: int) -> lis
     return stages
 
 
-def _layer_number(value) -> int:
+def _layer_number(value: SupportsIndex) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise PartitionError(f"a layer is a whole number counted from 1, got {short(value)}")
     return int(value)
@@ -69,7 +75,7 @@ def _layer_number(value) -> int:
 def _from_places(places: list[int]) -> list[list[int]]:
     if min(places) < 0:
         raise PartitionError(f"devices are counted from 0, got device {min(places)}")
-    groups = [[] for _ in range(max(places) + 1)]
+    groups: list[list[int]] = [[] for _ in range(max(places) + 1)]
     for layer, device in enumerate(places, start=1):
         groups[device].append(layer)
     return groups
@@ -85,7 +91,7 @@ def _split_text(text: str) -> list[str]:
 
 def _read_group(text: str) -> list[int]:
     """The layers of "1-3, 7" in the order written."""
-    group = []
+    group: list[int] = []
     for word in text.replace(",", " ").split():
         match = re.fullmatch(r"(\d{1,12})(?:\s*[-–]\s*(\d{1,12}))?", word)
         if not match:

@@ -1,7 +1,9 @@
 """Numbers that people give, read as exact fractions, so that no rounding decides a split."""
 
 import math
+from collections.abc import Sequence, Sized
 from fractions import Fraction
+from typing import SupportsIndex
 
 from tiledask.errors import PartitionError
 from tiledask.plan.data import short
@@ -9,24 +11,28 @@ from tiledask.plan.data import short
 __all__ = ["capacities", "count", "exact", "whole"]
 
 
+Real = float | Fraction
+
 MANY = 10**12
 """Nobody counts further; a number of thousands of digits could not even be printed."""
 
 
-def count(value: int, name: str) -> int:
+def count(value: object, name: str) -> int:
     """``value`` as an int of at least 1.
 
     >>> count(4, "stages")
     4
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < 1:
         raise PartitionError(f"{name} must be a whole number of at least 1, got {short(value)}")
-    if value > MANY:
+    if int(value) > MANY:
         raise PartitionError(f"{name} must be at most {MANY:,}, got {short(value)}")
     return int(value)
 
 
-def exact(values, name: str, length: int | None = None, positive: bool = False) -> list[Fraction]:
+def exact(
+    values: Sequence[Real], name: str, length: int | None = None, positive: bool = False
+) -> list[Fraction]:
     """The values as fractions; what is not usable is refused with its position from 1.
 
     >>> exact([0.5, 2], "cost")
@@ -41,12 +47,13 @@ def exact(values, name: str, length: int | None = None, positive: bool = False) 
     return [_fraction(v, f"{name} number {i}", positive) for i, v in enumerate(values, start=1)]
 
 
-def _fraction(value, name: str, positive: bool) -> Fraction:
+def _fraction(value: Real, name: str, positive: bool) -> Fraction:
+    fraction: Fraction | None = None
     try:
         number = value if isinstance(value, int | Fraction) else float(value)
         fraction = Fraction(number)
     except (TypeError, ValueError, OverflowError):  # not a number, NaN, infinite
-        fraction = None
+        pass
     if fraction is None or fraction < 0 or (positive and fraction == 0):
         rule = "more than 0" if positive else "0 or more"
         raise PartitionError(f"{name} must be a finite number, {rule}; got {short(value)}")
@@ -65,12 +72,12 @@ def whole(values: list[Fraction]) -> list[int]:
     return [v // unit for v in scaled]
 
 
-def capacities(capacity, devices: int) -> list[float]:
+def capacities(capacity: float | Sequence[float], devices: int) -> list[float]:
     """One capacity per device; a single number stands for all, math.inf for no limit.
 
     >>> capacities(80, 2)
     [80, 80]
     """
-    values = capacity if hasattr(capacity, "__len__") else [capacity] * devices
+    values = capacity if isinstance(capacity, Sized) else [capacity] * devices
     exact([1 if v == math.inf else v for v in values], "capacity", devices, positive=True)
     return list(values)

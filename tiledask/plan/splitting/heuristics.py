@@ -109,9 +109,10 @@ def deepspeed(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     if layers <= stages:
         return tuple(min(s, layers) for s in range(stages + 1))
     sums = [0, *accumulate(costs)]
-    best = {0: (0.0, math.inf, (0,))}  # layers so far: largest stage, smallest stage, bounds
+    Split = tuple[float, float, tuple[int, ...]]  # largest stage, smallest stage, bounds
+    best: dict[int, Split] = {0: (0.0, math.inf, (0,))}  # by layers so far
     for _ in range(stages):
-        longer = {}
+        longer: dict[int, Split] = {}
         for end in range(1, layers + 1):
             for start, (most, fewest, bounds) in best.items():
                 if start >= end:
@@ -198,7 +199,8 @@ def misses(cases: Iterable[tuple[Sequence[float], int]]) -> dict[str, Misses]:
     >>> misses([([4, 4, 9, 8], 3), ([1, 1, 1], 3)])["torchgpipe"]
     Misses(cases=2, missed=1, worst=0.8888888888888888, average=0.4444444444444444, empty=1)
     """
-    excess, empty = {name: [] for name in heuristics}, Counter()
+    excess: dict[str, list[float]] = {name: [] for name in heuristics}
+    empty: Counter[str] = Counter()
     for costs, stages in cases:
         best = _bottleneck(costs, partition(costs, stages).bounds)
         for name, split in heuristics.items():

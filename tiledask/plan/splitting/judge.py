@@ -4,17 +4,17 @@ layers   1  2  3  4  5  6 | 7  8  9 10 11 12 |13 14 15 16 17 18 |19 20 21 22 23 
 device        0           |        1         |        2         |        3
                           ^ a crossing: the activations change device here
 
-With chunks, the stages are dealt round the devices: 0 1 2 3 0 1 2 3.
+With chunks, the stages are assigned round the devices: 0 1 2 3 0 1 2 3.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
 
 from tiledask.errors import PartitionError
 from tiledask.plan import html
-from tiledask.plan.splitting.assignment import read_assignment, stages_of
+from tiledask.plan.splitting.assignment import Assignment, read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities, count
 from tiledask.plan.splitting.partition import Partition, layer_costs, partition
 from tiledask.plan.units import format_bytes
@@ -45,6 +45,8 @@ class Verdict:
     @property
     def best(self) -> bool:
         """Legal, and no legal split is faster."""
+        if self.bottleneck is None:
+            return False
         return self.ok and math.isclose(self.bottleneck, self.optimum, rel_tol=1e-12)
 
     def _repr_html_(self) -> str:
@@ -60,7 +62,7 @@ class Verdict:
 
 
 def judge(
-    assignment,
+    assignment: Assignment,
     layers: int | None = None,
     devices: int | None = None,
     costs: Sequence[float] | None = None,
@@ -78,7 +80,7 @@ def judge(
       - the device of each layer, counted from 0: ``[0, 0, 0, 1, 1, 1]``,
       - a :class:`Partition`.
 
-    With ``chunks`` above 1 a device holds so many stages, dealt round the devices: stage s is on
+    With ``chunks`` above 1 a device holds so many stages, assigned round the devices: stage s is on
     device s mod ``devices``. The first two forms may then name the layers of each stage as well.
 
     Without ``costs`` every layer costs 1; a Partition has its own costs, speeds, communication
@@ -121,11 +123,11 @@ def judge(
     place = _place(stages, layers, devices)
     crossings = sum(a != b for a, b in pairwise(place))
     slowest = max(_stage_times(stages, place, costs, speeds, communication))
-    caps = None if memory is None else capacities(capacity, devices)
+    caps = [] if memory is None or capacity is None else capacities(capacity, devices)
     broken = (
         _not_layerwise(stages, place, crossings, devices, chunks)
         or _out_of_order(stages, devices, chunks)
-        or _over_memory(place, memory, caps)
+        or _over_memory(place, () if memory is None else memory, caps)
     )
     if broken:
         return Verdict(False, *broken, crossings, slowest, best)
@@ -142,11 +144,17 @@ def _place(stages: list[list[int]], layers: int, devices: int) -> list[int]:
     return place
 
 
-def _stage_times(stages, place, costs, speeds, communication) -> list[float]:
+def _stage_times(
+    stages: list[list[int]],
+    place: list[int],
+    costs: Sequence[float],
+    speeds: Sequence[float] | None,
+    communication: float | Sequence[float] | None,
+) -> list[float]:
     """Of each stage, cost over its device's speed, plus every send from its layers elsewhere."""
     devices = max(place) + 1 if speeds is None else len(speeds)
     between = len(costs) - 1
-    sends = communication if hasattr(communication, "__len__") else [communication or 0.0] * between
+    sends = communication if isinstance(communication, Sized) else [communication or 0.0] * between
     times = []
     for s, group in enumerate(stages):
         speed = 1.0 if speeds is None else speeds[s % devices]
@@ -159,7 +167,9 @@ def _name(stage: int, devices: int, chunks: int) -> str:
     return f"device {stage}" if chunks == 1 else f"stage {stage} (on device {stage % devices})"
 
 
-def _not_a_cover(groups, layers: int, devices: int, chunks: int) -> tuple[str, str] | None:
+def _not_a_cover(
+    groups: list[list[int]], layers: int, devices: int, chunks: int
+) -> tuple[str, str] | None:
     """(rule, reason) if some layer has not exactly one place among the devices."""
     stages = devices * chunks
     if len(groups) > stages:
@@ -198,7 +208,9 @@ def _not_a_cover(groups, layers: int, devices: int, chunks: int) -> tuple[str, s
     return None
 
 
-def _not_layerwise(stages, place, crossings, devices, chunks) -> tuple[str, str] | None:
+def _not_layerwise(
+    stages: list[list[int]], place: list[int], crossings: int, devices: int, chunks: int
+) -> tuple[str, str] | None:
     """(rule, reason) if a stage has no layers, or layers that are not consecutive."""
     what = "device" if chunks == 1 else "stage"
     for s, group in enumerate(stages):
@@ -226,7 +238,7 @@ def _not_layerwise(stages, place, crossings, devices, chunks) -> tuple[str, str]
     return None
 
 
-def _out_of_order(stages, devices: int, chunks: int) -> tuple[str, str] | None:
+def _out_of_order(stages: list[list[int]], devices: int, chunks: int) -> tuple[str, str] | None:
     """(rule, reason) if the layers do not pass through the stages in rising order."""
     for s, group in enumerate(stages):
         name = _name(s, devices, chunks)
@@ -239,7 +251,7 @@ def _out_of_order(stages, devices: int, chunks: int) -> tuple[str, str] | None:
             through = (
                 "the layers pass through the devices in order"
                 if chunks == 1
-                else f"the stages are dealt round the devices, stage s on device s mod {devices}"
+                else f"the stages are assigned round the devices, stage s on device s mod {devices}"
             )
             return "out of order", (
                 f"{name.capitalize()} starts at layer {group[0]} and "
@@ -249,7 +261,7 @@ def _out_of_order(stages, devices: int, chunks: int) -> tuple[str, str] | None:
 
 
 def _interleaved(place: list[int], devices: int) -> str:
-    """A sentence if the assignment deals equal chunks of layers round the devices."""
+    """A sentence if the assignment assigns equal chunks of layers round the devices."""
     run = next((i for i, d in enumerate(place) if d != place[0]), len(place))
     if devices < 2 or len(place) % (devices * run):
         return ""
@@ -262,8 +274,10 @@ def _interleaved(place: list[int], devices: int) -> str:
     )
 
 
-def _over_memory(place, memory, caps) -> tuple[str, str] | None:
-    for device, cap in enumerate(caps if memory is not None else []):
+def _over_memory(
+    place: list[int], memory: Sequence[float], caps: list[float]
+) -> tuple[str, str] | None:
+    for device, cap in enumerate(caps):
         used = math.fsum(m for m, d in zip(memory, place, strict=True) if d == device)
         if used > cap:
             return "over memory", (

@@ -20,7 +20,7 @@ import numpy as np
 
 from tiledask.errors import PartitionError
 
-__all__ = ["Row", "min_max_bounds"]
+__all__ = ["LayerSums", "min_max_bounds"]
 
 _STATES = 100_000
 """Partial splits that are held at once where the chunks of a device share its memory."""
@@ -37,35 +37,41 @@ _LOOKS = 20_000_000
 _CLOSE = 1e-14
 """Distance, relative to the whole row, below which floats do not decide."""
 
-Limits = list[tuple["Row", list[int]]]
+Limits = list[tuple["LayerSums", list[int]]]
 """What no stage may go beyond: a room for every stage in time, first, and perhaps in memory."""
 
 
-class Row:
+class LayerSums:
     """Sums of consecutive layers against a room per stage, without rounding.
 
     Stage s with the layers a, ..., e - 1 takes sums[e] - sums[a] + speeds[s] * sends[e] of its
     room. All values are whole numbers of any size; ``sends`` has an entry for each of the
     layers + 1 cuts and is 0 at the outer two.
 
-    >>> row = Row([2, 1, 4], [1, 1])
+    >>> row = LayerSums([2, 1, 4], [1, 1])
     >>> row.furthest(0, 0, room=3, top=3), row.within(0, np.array([0, 1]), 3, room=5).tolist()
     (2, [False, True])
     """
 
-    def __init__(self, values: Sequence[int], speeds: Sequence[int], sends=None):
+    def __init__(
+        self, values: Sequence[int], speeds: Sequence[int], sends: list[int] | None = None
+    ):
         self.sums = list(accumulate(values, initial=0))
         self.speeds, self.sends = list(speeds), sends
         dearest, fastest = max(sends or [0]), max(speeds)
         self.scale = self.sums[-1] + fastest * dearest or 1
         self.whole = self.scale < 2**62
+        self._sums: np.ndarray
+        self._speeds: Sequence[float]
+        self._sends: np.ndarray | None
         if self.whole:
             self._sums, self._speeds = np.array(self.sums, np.int64), self.speeds
             self._sends = None if sends is None else np.array(sends, np.int64)
         else:
             self._sums = np.array([v / self.scale for v in self.sums])
             self._speeds = [v / fastest for v in self.speeds]
-            self._sends = sends and np.array([v * fastest / self.scale for v in sends])
+            scaled = [v * fastest / self.scale for v in sends or ()]
+            self._sends = np.array(scaled) if sends else None
 
     def unlimited(self) -> list[int]:
         """Rooms that every stage keeps within."""
@@ -85,13 +91,15 @@ class Row:
                 end -= 1
         return max(end, start)
 
-    def within(self, s: int, starts, ends, room: int) -> np.ndarray:
+    def within(self, s: int, starts: np.ndarray, ends: np.ndarray, room: int) -> np.ndarray:
         """Whether stage s keeps its room, for arrays of starts and ends that broadcast."""
         used = self._sums[ends] - self._sums[starts]
-        if self.sends:
+        if self._sends is not None:
             used = used + self._speeds[s] * self._sends[ends]
+        keeps: np.ndarray
         if self.whole:
-            return used <= room
+            keeps = used <= room
+            return keeps
         excess = used - room / self.scale
         keeps = excess <= 0
         close = np.abs(excess) <= _CLOSE
@@ -119,16 +127,19 @@ class Row:
         far = self._sums[starts] + (room if self.whole else room / self.scale + _CLOSE)
         return int((np.searchsorted(self._sums, far, side="right") - 1 - starts).max())
 
-    def times(self, s: int, starts, ends, sending: bool = True) -> np.ndarray:
+    def times(
+        self, s: int, starts: int | np.ndarray, ends: int | np.ndarray, sending: bool = True
+    ) -> np.ndarray:
         """Times of stage s as floats, for comparison with each other."""
         used = self._sums[ends] - self._sums[starts]
-        if self.sends and sending:
+        if self._sends is not None and sending:
             used = used + self._speeds[s] * self._sends[ends]
-        return used / self._speeds[s]
+        seconds: np.ndarray = used / self._speeds[s]
+        return seconds
 
 
 def min_max_bounds(
-    time: Row, memory: Row | None = None, capacity: Sequence[int] = ()
+    time: LayerSums, memory: LayerSums | None = None, capacity: Sequence[int] = ()
 ) -> tuple[int, ...] | None:
     """The bounds of a split whose slowest stage is as fast as any split allows.
 
@@ -137,7 +148,7 @@ def min_max_bounds(
     returns the most even one (least sum of squared stage times, in floating point), and of
     those the one with the longest first stages. None if memory allows no split at all.
 
-    >>> min_max_bounds(Row([4, 4, 9, 8], [1, 1, 1]))
+    >>> min_max_bounds(LayerSums([4, 4, 9, 8], [1, 1, 1]))
     (0, 2, 3, 4)
     """
     stages = len(time.speeds)
@@ -158,7 +169,9 @@ def min_max_bounds(
 
 
 def _fastest(
-    time: Row, split: Callable[[list[int]], tuple[int, ...] | None], low: Fraction = Fraction(0)
+    time: LayerSums,
+    split: Callable[[list[int]], tuple[int, ...] | None],
+    low: Fraction = Fraction(0),
 ) -> tuple[int, ...] | None:
     """The fastest of all that ``split`` finds within rooms; None if it never finds one.
 
@@ -258,11 +271,14 @@ def _most_even(limits: Limits) -> tuple[int, ...]:
     best of those near the line.
     """
     cuts, time = _cuts(limits, _tops(limits)), limits[0][0]
+    if cuts is None:
+        raise AssertionError("limits that some split keeps within have cuts")
     layers = len(time.sums) - 1
-    cost = time.times(np.argmax(time.speeds), 0, np.arange(layers + 1), sending=False)
+    cost = time.times(int(np.argmax(time.speeds)), 0, np.arange(layers + 1), sending=False)
     weight = np.cumsum([0.0] + [(v / max(time.speeds)) ** 2 for v in time.speeds])
     line = np.searchsorted(cost, cost[-1] * weight / weight[-1])
-    reach, squares, bounds = _NEAR, math.inf, ()
+    reach, squares = _NEAR, math.inf
+    bounds: tuple[int, ...] = ()
     while squares == math.inf:
         near = [c[np.abs(c - middle) <= reach] for c, middle in zip(cuts, line, strict=True)]
         squares, bounds = _least_squares(limits, near)
@@ -311,7 +327,9 @@ def _least_squares(limits: Limits, cuts: list[np.ndarray]) -> tuple[float, tuple
     return float(after[0]), tuple(bounds)
 
 
-def _best_ends(limits: Limits, s: int, starts, width: int, after):
+def _best_ends(
+    limits: Limits, s: int, starts: np.ndarray, width: int, after: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """For each start the best end and its value: two [starts] arrays; inf where none is allowed."""
     ends = np.minimum(starts[:, None] + np.arange(width, 0, -1), len(after) - 1)
     value = limits[0][0].times(s, starts[:, None], ends) ** 2 + after[ends]
@@ -322,12 +340,16 @@ def _best_ends(limits: Limits, s: int, starts, width: int, after):
     return ends[rows, column], value[rows, column]
 
 
-def _fits_together(bounds: Sequence[int], memory: Row, capacity: Sequence[int]) -> bool:
+def _fits_together(bounds: Sequence[int], memory: LayerSums, capacity: Sequence[int]) -> bool:
     """Whether the stages of each device fit its capacity together."""
     held = [0] * len(capacity)
     for s, (a, b) in enumerate(pairwise(bounds)):
         held[s % len(held)] += memory.used(s, a, b)
     return all(used <= room for used, room in zip(held, capacity, strict=True))
+
+
+_Grown = dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]
+"""Partial splits: (end, memory that is free on each device) -> (squares, -bounds)."""
 
 
 def _shared(limits: Limits, capacity: Sequence[int]) -> tuple[int, ...] | None:
@@ -342,10 +364,11 @@ def _shared(limits: Limits, capacity: Sequence[int]) -> tuple[int, ...] | None:
     layers, stages, devices = len(time.sums) - 1, len(time.speeds), len(capacity)
     if tops[-1] < layers:
         return None
-    grown = {(0, tuple(capacity)): (0.0, (0,))}  # (end, free) -> (squares, -bounds)
+    grown: _Grown = {(0, tuple(capacity)): (0.0, (0,))}
     for s in range(stages):
-        device, last, longer = s % devices, s + devices >= stages, {}
-        ends_of = {}
+        device, last = s % devices, s + devices >= stages
+        longer: _Grown = {}
+        ends_of: dict[int, list[tuple[int, int, float]]] = {}
         for (start, free), (squares, bounds) in grown.items():
             if start not in ends_of:
                 ends_of[start] = [
@@ -372,4 +395,4 @@ def _shared(limits: Limits, capacity: Sequence[int]) -> tuple[int, ...] | None:
             )
         grown = longer
     best = min(grown.values(), default=None)
-    return best and tuple(-b for b in best[1])
+    return tuple(-b for b in best[1]) if best else None

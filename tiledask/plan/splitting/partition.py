@@ -6,17 +6,18 @@ bounds   0                  6                 12                 18             
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, pairwise
+from typing import SupportsIndex
 
 from tiledask.errors import PartitionError
 from tiledask.plan import html
 from tiledask.plan.data import short
 from tiledask.plan.splitting.exact import capacities, count, exact, whole
-from tiledask.plan.splitting.minmax import Row, min_max_bounds
+from tiledask.plan.splitting.minmax import LayerSums, min_max_bounds
 from tiledask.plan.units import format_bytes
 
 __all__ = [
@@ -117,14 +118,22 @@ def layer_costs(costs: int | Sequence[float]) -> Sequence[float]:
     >>> layer_costs(3)
     [1.0, 1.0, 1.0]
     """
-    number = hasattr(costs, "__index__") and not hasattr(costs, "__len__")
-    layers = count(costs, "layers") if number else len(costs) if hasattr(costs, "__len__") else 0
+    number = isinstance(costs, SupportsIndex) and not isinstance(costs, Sized)
+    if isinstance(costs, int) or number:
+        return [1.0] * _few(count(costs, "layers"))
+    if isinstance(costs, Sized):
+        _few(len(costs))
+    return costs
+
+
+def _few(layers: int) -> int:
+    """``layers``, if they are not too many to be worked out."""
     if layers > MOST_LAYERS:
         raise PartitionError(
             f"a partition is worked out for {MOST_LAYERS:,} layers at most, got {short(layers)}; "
             f"put layers that stay together into one"
         )
-    return [1.0] * layers if number else costs
+    return layers
 
 
 def partition(
@@ -191,7 +200,10 @@ def partition(
     time = _time_row(exact_costs, exact_speeds * chunks, sends if devices > 1 else [])
     bounds = min_max_bounds(time, *_memory_row(len(costs), stages, devices, memory, capacity))
     if bounds is None:
-        raise PartitionError(_why_too_small(memory, capacity, stages, devices))
+        if memory is None or capacity is None:
+            raise AssertionError("there is a split of every row without limits")
+        caps = capacities(capacity, devices)
+        raise PartitionError(_why_too_small(memory, caps, stages, devices))
     sent = () if devices == 1 else tuple(map(float, sends))
     return Partition(bounds, tuple(map(float, costs)), tuple(map(float, speeds)), sent)
 
@@ -216,43 +228,47 @@ def count_contiguous_splits(layers: int, stages: int) -> int:
     return math.comb(count(layers, "layers") - 1, count(stages, "stages") - 1)
 
 
-def _sends(communication, layers: int) -> list[Fraction]:
+def _sends(communication: float | Sequence[float] | None, layers: int) -> list[Fraction]:
     """The time to send across each cut between two layers; empty for none at all."""
     if communication is None:
         return []
-    one = not hasattr(communication, "__len__")
-    values = [communication] * (layers - 1) if one else communication
+    values = communication if isinstance(communication, Sized) else [communication] * (layers - 1)
     return exact(values, "communication", layers - 1)
 
 
-def _time_row(costs: list[Fraction], speeds: list[Fraction], sends: list[Fraction]) -> Row:
+def _time_row(costs: list[Fraction], speeds: list[Fraction], sends: list[Fraction]) -> LayerSums:
     """Stage times in whole numbers: cost / speed + send, all in one unit of time."""
     scale = math.lcm(*(v.denominator for v in speeds))
     whole_speeds = [int(v * scale) for v in speeds]
     values = whole([v * scale for v in costs] + sends)
     layers, sent = values[: len(costs)], values[len(costs) :]
-    return Row(layers, whole_speeds, [0, *sent, 0] if any(sent) else None)
+    return LayerSums(layers, whole_speeds, [0, *sent, 0] if any(sent) else None)
 
 
-def _memory_row(layers: int, stages: int, devices: int, memory, capacity):
-    """(sizes of the layers, room of each device) in whole numbers; empty for no limit."""
+def _memory_row(
+    layers: int,
+    stages: int,
+    devices: int,
+    memory: Sequence[float] | None,
+    capacity: float | Sequence[float] | None,
+) -> tuple[LayerSums | None, list[int]]:
+    """(sizes of the layers, room of each device) in whole numbers; (None, []) for no limit."""
     if (memory is None) != (capacity is None):
         raise PartitionError("memory (of each layer) and capacity (of each device) go together")
-    if memory is None:
-        return ()
+    if memory is None or capacity is None:
+        return None, []
     sizes = exact(memory, "memory", layers)
     scale = math.lcm(*(v.denominator for v in sizes))
-    row = Row([int(v * scale) for v in sizes], [1] * stages)
+    row = LayerSums([int(v * scale) for v in sizes], [1] * stages)
     rooms = [
-        math.inf if c == math.inf else Fraction(c) * scale // 1
+        row.scale if c == math.inf else min(Fraction(c) * scale // 1, row.scale)
         for c in capacities(capacity, devices)
     ]
-    return row, [min(room, row.scale) for room in rooms]
+    return row, rooms
 
 
-def _why_too_small(memory, capacity, stages: int, devices: int) -> str:
+def _why_too_small(memory: Sequence[float], caps: list[float], stages: int, devices: int) -> str:
     """Which layer fits nowhere, or how much larger the capacities would have to be."""
-    caps = capacities(capacity, devices)
     layer = max(range(len(memory)), key=memory.__getitem__)
     if memory[layer] > max(caps):
         return (

@@ -7,17 +7,24 @@ Members in one node use its links only. Across nodes a ring leaves each node as 
 group has members there, each through its own adapter (NCCL builds one ring an adapter).
 """
 
-from typing import Any
-
 import numpy as np
 
+from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "bandwidth", "latency", "members", "p2p",
-           "zero_passes"]  # fmt: skip
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "bandwidth",
+    "latency",
+    "members",
+    "p2p",
+    "zero_passes",
+]
 
 
-def members(size, stride, cluster: ClusterSpec):
+def members(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Members of a group of ``size`` devices, ``stride`` apart, that share a node.
 
     >>> from tiledask.plan.inputs.hardware import load_cluster
@@ -25,24 +32,25 @@ def members(size, stride, cluster: ClusterSpec):
     >>> [int(members(8, stride, dgx)) for stride in (1, 2, 8)]
     [8, 4, 1]
     """
-    return np.minimum(size, np.maximum(1, cluster.devices_per_node // stride))
+    here: Values = np.minimum(size, np.maximum(1, cluster.devices_per_node // stride))
+    return here
 
 
-def bandwidth(size, stride, cluster: ClusterSpec):
+def bandwidth(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Bytes/s at which each member of the group passes a ring's data on."""
     here = members(size, stride, cluster)
     within, between = cluster.within_node.reached, cluster.between_nodes.reached
     return np.where(here >= size, within, np.minimum(within, here * between))
 
 
-def latency(size, stride, cluster: ClusterSpec):
+def latency(size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds that a message of no bytes takes through the group: a tree, nodes above devices."""
     here = members(size, stride, cluster)
     inside = np.log2(np.maximum(here, 1)) * cluster.within_node.latency
     return inside + np.ceil(np.log2(np.maximum(size / here, 1))) * cluster.between_nodes.latency
 
 
-def all_gather(whole, size, stride, cluster: ClusterSpec):
+def all_gather(whole: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds until each of ``size`` ranks holds all ``whole`` bytes; reduce-scatter is equal.
 
     A ring moves (n-1)/n of the whole through each rank (Thakur et al. 2005, section 4).
@@ -56,13 +64,13 @@ def all_gather(whole, size, stride, cluster: ClusterSpec):
     return np.where(np.asarray(size) > 1, moved + latency(size, stride, cluster), 0.0)
 
 
-def all_reduce(whole, size, stride, cluster: ClusterSpec):
+def all_reduce(whole: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds of a sum over ``size`` ranks: a reduce-scatter, then an all-gather."""
     return 2 * all_gather(whole, size, stride, cluster)
 
 
-def all_to_all(mine, size, stride, cluster: ClusterSpec):
-    """Seconds in which each rank deals its ``mine`` bytes out to ``size`` ranks in equal parts.
+def all_to_all(mine: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
+    """Seconds in which each rank scatters its ``mine`` bytes over ``size`` ranks in equal parts.
 
     What goes to other nodes leaves through the rank's own adapter.
     """
@@ -73,7 +81,7 @@ def all_to_all(mine, size, stride, cluster: ClusterSpec):
     return np.where(np.asarray(size) > 1, moved, 0.0)
 
 
-def p2p(moved, size, stride, cluster: ClusterSpec):
+def p2p(moved: Values, size: Values, stride: Values, cluster: ClusterSpec) -> Values:
     """Seconds from one member of the chain to the next; between nodes if any link is."""
     inside = members(size, stride, cluster) >= size
     link = np.where(inside, cluster.within_node.reached, cluster.between_nodes.reached)
@@ -81,7 +89,7 @@ def p2p(moved, size, stride, cluster: ClusterSpec):
     return np.where(np.asarray(size) > 1, moved / link + wait, 0.0)
 
 
-def zero_passes(zero: Any, microbatches: Any = 1) -> tuple[Any, Any]:
+def zero_passes(zero: Values, microbatches: Values = 1) -> tuple[Values, Values]:
     """(of gradients, of weights): how often a step of a stage of ZeRO moves all of them through a
     ring, numbers or columns. Each time every rank sends (n-1)/n of the bytes, in a reduce-scatter
     or an all-gather; an all-reduce is one of each.

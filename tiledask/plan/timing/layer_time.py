@@ -7,37 +7,45 @@ A product [t, k] x [k, n] costs twice more backward: its inputs' gradient [t, n]
 weight's [k, t] x [t, n]. Numbers of the layout may be NumPy arrays.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.timing.roofline import Rates, ceil_div, gemm_bytes, gemm_seconds, memory_seconds
 
 __all__ = [
-    "NOTHING", "Product", "Seconds", "attention_core", "logits", "passes", "products",
+    "NOTHING",
+    "Product",
+    "Seconds",
+    "attention_core",
+    "logits",
+    "passes",
+    "products",
     "weight_products",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
 class Seconds:
     """Seconds of a forward and of a backward pass; they add up part by part."""
 
-    forward: float | np.ndarray = 0.0
-    backward: float | np.ndarray = 0.0
+    forward: Values = 0.0
+    backward: Values = 0.0
 
     __array_ufunc__ = None  # array x Seconds is Seconds' own affair, not NumPy's
 
     def __add__(self, other: "Seconds") -> "Seconds":
         return Seconds(self.forward + other.forward, self.backward + other.backward)
 
-    def __rmul__(self, times) -> "Seconds":
+    def __rmul__(self, times: Values) -> "Seconds":
         return Seconds(times * self.forward, times * self.backward)
 
     @property
-    def total(self):
+    def total(self) -> Values:
         return self.forward + self.backward
 
 
@@ -51,7 +59,7 @@ class Product:
     name: str
     weights: tuple[Weight, ...]
 
-    def shape(self, tp):
+    def shape(self, tp: Values) -> tuple[Values, Values]:
         """(k, n) on one of ``tp`` devices: rows cut k, columns cut n, whole ones neither."""
         first = self.weights[0]
         if first.row:
@@ -60,7 +68,7 @@ class Product:
         return first.inputs, sum(w.size * _units(w, tp) // w.inputs for w in self.weights)
 
 
-def _units(weight: Weight, tp):
+def _units(weight: Weight, tp: Values) -> Values:
     return ceil_div(weight.units, tp) if weight.split else weight.units
 
 
@@ -73,7 +81,7 @@ def products(weights: tuple[Weight, ...]) -> tuple[Product, ...]:
      ('mlp up', (64, 128)), ('mlp down', (128, 64))]
     """
 
-    def alike(w: Weight):
+    def alike(w: Weight) -> tuple[str, int, int, int]:
         alone = w.name if w.row or not w.split else ""
         return alone, w.inputs, w.copies, w.active
 
@@ -82,7 +90,13 @@ def products(weights: tuple[Weight, ...]) -> tuple[Product, ...]:
 
 
 def weight_products(
-    weights: tuple[Weight, ...], tokens, tp, ep, rates: Rates, width: int, gradient: int
+    weights: tuple[Weight, ...],
+    tokens: Values,
+    tp: Values,
+    ep: Values,
+    rates: Rates,
+    width: int,
+    gradient: int,
 ) -> Seconds:
     """Seconds of all products with weights for ``tokens`` on one device.
 
@@ -93,7 +107,8 @@ def weight_products(
     for product in products(weights):
         first = product.weights[0]
         k, n = product.shape(tp)
-        batch, rows = 1, tokens
+        batch: Values = 1
+        rows = tokens
         if first.copies > 1:
             batch, rows = ceil_div(first.copies, ep), tokens * first.active * ep / first.copies
         forward = gemm_seconds(rows, k, n, rates, width, batch)
@@ -103,7 +118,15 @@ def weight_products(
     return total
 
 
-def weight_gradient(tokens, k, n, rates: Rates, width: int, gradient: int, batch=1):
+def weight_gradient(
+    tokens: Values,
+    k: Values,
+    n: Values,
+    rates: Rates,
+    width: int,
+    gradient: int,
+    batch: Values = 1,
+) -> Values:
     """Seconds of [k, tokens] x [tokens, n], added to the gradients of earlier micro-batches.
 
     Gradients as wide as the product's numbers are added by a kernel of its own, which reads
@@ -117,11 +140,19 @@ def weight_gradient(tokens, k, n, rates: Rates, width: int, gradient: int, batch
     if gradient <= width:
         return product + memory_seconds((width + 2 * gradient) * weights, rates)
     moved = gemm_bytes(k, tokens, n, width, batch) + (2 * gradient - width) * weights
-    return np.maximum(product, memory_seconds(moved, rates))
+    seconds: Values = np.maximum(product, memory_seconds(moved, rates))
+    return seconds
 
 
 def attention_core(
-    model: Model, microbatch, queries, keys, tp, flash, rates: Rates, width: int
+    model: Model,
+    microbatch: Values,
+    queries: Values,
+    keys: Values,
+    tp: Values,
+    flash: Values,
+    rates: Rates,
+    width: int,
 ) -> Seconds:
     """Seconds of scores, softmax and context of ``queries`` rows against ``keys`` of each head.
 
@@ -134,7 +165,7 @@ def attention_core(
     batch = microbatch * ceil_div(model.heads, tp)
     scores = 1.0 * batch * queries * keys
 
-    def shapes(d):
+    def shapes(d: int) -> Iterator[Values]:
         """[q, d] x [d, s], [q, s] x [s, d] and [s, q] x [q, d]."""
         for m, k, n in ((queries, d, keys), (queries, keys, d), (keys, queries, d)):
             yield gemm_seconds(m, k, n, rates, width, batch)
@@ -155,7 +186,13 @@ def attention_core(
 
 
 def passes(
-    model: Model, weights: tuple[Weight, ...], tokens, whole, tp, rates: Rates, width: int
+    model: Model,
+    weights: tuple[Weight, ...],
+    tokens: Values,
+    whole: Values,
+    tp: Values,
+    rates: Rates,
+    width: int,
 ) -> Seconds:
     """Seconds of the element-wise kernels outside the attention core, limited by memory.
 
@@ -168,11 +205,13 @@ def passes(
     """
     h, norms = model.hidden, 2 * (model.norm != "none")
     mask, biases = model.dropout / width, model.out_bias + model.mlp_bias
-    there = h * (norms * 2 + 2 * (3 + mask)) * whole
-    back = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
+    there: Values = h * (norms * 2 + 2 * (3 + mask)) * whole
+    back: Values = h * (norms * 3 + 2 * (3 + (2 + 1 / width) * model.dropout) + biases) * whole
     a, g = ceil_div(model.heads, tp), ceil_div(model.kv_heads, tp)
     context, qkv = a * model.v_dim, a * model.qk_dim + g * (model.qk_dim + model.v_dim)
-    inner = sum(ceil_div(w.inputs, tp) * w.active for w in weights if w.row and "mlp" in w.name)
+    inner: Values = sum(
+        ceil_div(w.inputs, tp) * w.active for w in weights if w.row and "mlp" in w.name
+    )
     gated = model.mlp == "swiglu"
     there = there + ((3 if gated else 2) * inner + 2 * context) * tokens
     back = back + ((5 if gated else 3) * inner + 2 * context + 2 * qkv) * tokens
@@ -185,7 +224,9 @@ def passes(
     )
 
 
-def logits(model: Model, tokens, tp, rates: Rates, width: int, gradient: int) -> Seconds:
+def logits(
+    model: Model, tokens: Values, tp: Values, rates: Rates, width: int, gradient: int
+) -> Seconds:
     """Seconds of the logits and of the cross-entropy over the vocabulary, cut over ``tp``.
 
     The product, and passes over single-precision logits: cast, maximum, exponential, sum and

@@ -6,8 +6,12 @@ All sizes may be NumPy arrays: a search prices thousands of layouts at once.
 """
 
 from dataclasses import dataclass
+from functools import reduce
+from typing import overload
 
 import numpy as np
+
+from tiledask.plan.arrays import Values
 
 __all__ = ["TILES", "Rates", "ceil_div", "gemm_bytes", "gemm_seconds", "memory_seconds"]
 
@@ -34,12 +38,20 @@ class Rates:
     """The same, backward."""
 
 
-def ceil_div(a, b):
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+
+
+@overload
+def ceil_div(a: Values, b: Values) -> Values: ...
+
+
+def ceil_div(a: Values, b: Values) -> Values:
     """a / b rounded up, for numbers and arrays of them."""
     return -(-a // b)
 
 
-def gemm_bytes(m, k, n, width=2, batch=1):
+def gemm_bytes(m: Values, k: Values, n: Values, width: int = 2, batch: Values = 1) -> Values:
     """Bytes of both operands and the result, each moved once.
 
     >>> gemm_bytes(2, 3, 4)
@@ -48,7 +60,9 @@ def gemm_bytes(m, k, n, width=2, batch=1):
     return width * batch * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
 
 
-def gemm_seconds(m, k, n, rates: Rates, width=2, batch=1):
+def gemm_seconds(
+    m: Values, k: Values, n: Values, rates: Rates, width: int = 2, batch: Values = 1
+) -> Values:
     """Seconds of ``batch`` products [m, k] x [k, n] of numbers of ``width`` bytes.
 
     Tiles run in waves, one tile a multiprocessor, and the last wave is paid in full (NVIDIA,
@@ -60,18 +74,22 @@ def gemm_seconds(m, k, n, rates: Rates, width=2, batch=1):
     [1.0, 1.61, 2.0]
     """
     if rates.multiprocessors:
-        computed = np.minimum.reduce([
-            ceil_div(batch * ceil_div(m, rows) * ceil_div(n, columns), rates.multiprocessors)
-            * (rows * columns * rates.multiprocessors / share)
-            for rows, columns, share in TILES
-        ])  # fmt: skip
+        computed: Values = reduce(
+            np.minimum,
+            (
+                ceil_div(batch * ceil_div(m, rows) * ceil_div(n, columns), rates.multiprocessors)
+                * (rows * columns * rates.multiprocessors / share)
+                for rows, columns, share in TILES
+            ),
+        )
     else:
         computed = 1.0 * batch * m * n
     products = 2.0 * k * computed / rates.flops * (1 + rates.depth / k)
-    return np.maximum(products, gemm_bytes(m, k, n, width, batch) / rates.memory)
+    seconds: Values = np.maximum(products, gemm_bytes(m, k, n, width, batch) / rates.memory)
+    return seconds
 
 
-def memory_seconds(moved, rates: Rates):
+def memory_seconds(moved: Values, rates: Rates) -> Values:
     """Seconds of element-wise kernels that read and write ``moved`` bytes in all.
 
     >>> memory_seconds(2e9, Rates(flops=1, memory=2e12))

@@ -9,12 +9,13 @@ from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 
 from tiledask.errors import ConfigError
+from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
+from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
-from tiledask.plan.inputs.specs import as_cluster, as_model
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -47,9 +48,9 @@ def estimate_step(
     data/calibration or a Calibration; the device's own by default.
     Ranks stand as Megatron-LM orders them: tp within a node, then cp (and ep), dp, pp.
     Raises ConfigError for a layout of more devices than the cluster has, heads that tp cannot
-    deal out, a recipe that does not train, or a sequence that is not a whole number of 1 or more.
+    divide, a recipe that does not train, or a sequence that is not a whole number of 1 or more.
 
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> layout = Layout(tp=8, pp=4, dp=2, microbatches=64, recompute="selective")
     >>> estimate_step(load_model("llama-2-70b"), layout, load_cluster("64xA100-80GB"),
     ...               sequence=4096)  # doctest: +ELLIPSIS
@@ -63,9 +64,16 @@ def estimate_step(
     short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
     simulated = layout.pp > 1 and (short or layout.schedule not in CLOSED_FORMS)
     return StepEstimate(
-        model, layout, cluster, recipe, sequence, calibration,
-        _over_stages(time, layout, simulated), time.mean_layer(), simulated,
-    )  # fmt: skip
+        model,
+        layout,
+        cluster,
+        recipe,
+        sequence,
+        calibration,
+        _over_stages(time, layout, simulated),
+        time.mean_layer(),
+        simulated,
+    )
 
 
 def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]) -> float:
@@ -88,17 +96,25 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
 @lru_cache(maxsize=64)
 def _order(name: str, chunks: int, microbatches: int, devices: int | None) -> Schedule:
     """A schedule, kept: a search simulates the same ones for many layouts."""
-    options = {} if devices is None else {"devices": devices}
-    return schedule(name, chunks, microbatches, **options)
+    if devices is None:
+        return schedule(name, chunks, microbatches)
+    return schedule(name, chunks, microbatches, devices=devices)
 
 
 def _chunks(time: StepTime, layout: Layout) -> list[Work]:
     """One micro-batch's Work in each chunk, in model order."""
     model = time.model
     dense, mixture = (
-        next((time.layer(weights) for name, _, weights in model.layer_kinds
-              if (name == "mixture layer") == wanted), Work()) for wanted in (False, True)
-    )  # fmt: skip
+        next(
+            (
+                time.layer(weights)
+                for name, _, weights in model.layer_kinds
+                if (name == "mixture layer") == wanted
+            ),
+            Work(),
+        )
+        for wanted in (False, True)
+    )
     send = time.transfer() if layout.pp > 1 else Work()
 
     @cache
@@ -115,7 +131,7 @@ def _chunks(time: StepTime, layout: Layout) -> list[Work]:
     return chunks
 
 
-def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts:
+def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float]:
     """The Parts of a layout whose stages are summed one by one."""
     chunks = _chunks(time, layout)
     part = 0.5 if layout.schedule in BOTH_WAYS else 1  # each copy gets half of the micro-batches
@@ -136,12 +152,12 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts:
         bubble *= m if layout.schedule == "naive" else 1
     fullest = max(layout.stage_layers(stage, time.model.layers) for stage in range(layout.pp))
     names = ("compute", "recompute", "tp", "cp", "ep", "pp")
-    seconds = {name: m * getattr(slow, name).total for name in names} | {
+    seconds: dict[str, Values] = {name: m * getattr(slow, name).total for name in names} | {
         "dp": time.reduction(fullest, slow.seconds),
         "bubble": max(0.0, bubble),
         "optimizer": time.optimizer(fullest),
     }
-    return Parts(**{name: float(value) for name, value in seconds.items()})
+    return Parts[float](**{name: float(value) for name, value in seconds.items()})
 
 
 def _check(

@@ -39,7 +39,7 @@ class StepEstimate:
     recipe: Recipe
     sequence: int
     calibration: Calibration
-    parts: Parts
+    parts: Parts[float]
     work: Work
     """Seconds of one micro-batch in one layer (the mean one)."""
     simulated: bool
@@ -99,9 +99,13 @@ class StepEstimate:
     def _flops(self) -> Flops:
         layout, frozen = self.layout, not self.recipe.gradient_bytes
         return step_flops(
-            self.model, layout.sequences, self.sequence, layout.recompute,
-            layout.flash_attention, frozen,
-        )  # fmt: skip
+            self.model,
+            layout.sequences,
+            self.sequence,
+            layout.recompute,
+            layout.flash_attention,
+            frozen,
+        )
 
     @property
     def flops(self) -> float:
@@ -180,34 +184,68 @@ class StepEstimate:
         if self._flops.hardware > self.flops:
             title += f", HFU {self.hfu:.1%}"
         rows = [
-            (row.part, format_seconds(row.seconds), f"{row.seconds / self.total:.1%}",
-             row.formula, row.source)
+            (
+                row.part,
+                format_seconds(row.seconds),
+                f"{row.seconds / self.total:.1%}",
+                row.formula,
+                row.source,
+            )
             for row in self.rows
             if row.seconds
-        ]  # fmt: skip
+        ]
         head = ("part", "time", "share", "formula", "source")
         return html.table(head, rows, title, style=dict.fromkeys((1, 2), "text-align:right"))
 
 
 _ACCOUNT = (
-    ("compute", "{s.layout.microbatches} micro-batches x the slowest stage: products by shape, "
-     "attention core, passes over memory, logits", "roofline; tiledask/plan/timing/layer_time.py"),
-    ("recompute", "recompute={s.layout.recompute}: the forward pass of what is not kept, again",
-     "Korthikanti et al. 2022, arXiv:2205.05198, section 5"),
-    ("tp", "2 sums forward and 2 backward a layer over tp={s.layout.tp}, and 2 recomputed with "
-     "recompute=full; less what hides behind products", "Shoeybi et al. 2019, arXiv:1909.08053, "
-     "section 3; Korthikanti et al. 2022, section 4.2.2"),
-    ("cp", "(cp - 1) turns of keys and values round cp={s.layout.cp}, less the attention core",
-     "Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3"),
-    ("ep", "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}",
-     "Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2"),
-    ("pp", "2 x interleave={s.layout.interleave} transfers a micro-batch of 1/tp of the "
-     "activations", "Narayanan et al. 2021, arXiv:2104.04473, section 4.1"),
-    ("bubble", "(sum of stages - slowest) / interleave of one micro-batch: (p-1)/v for equal "
-     "stages in 1F1B, p={s.layout.pp}, v={s.layout.interleave}; here {s.layout.schedule}{s._how}",
-     "Narayanan et al. 2021, section 2.2"),
-    ("dp", "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
-     "the last backward pass", "Rajbhandari et al. 2020, arXiv:1910.02054, section 7"),
-    ("optimizer", "states read and written once, gradients four times, at the memory bandwidth",
-     "roofline; recipe {s.recipe.name}"),
-)  # fmt: skip
+    (
+        "compute",
+        "{s.layout.microbatches} micro-batches x the slowest stage: products by shape, "
+        "attention core, passes over memory, logits",
+        "roofline; tiledask/plan/timing/layer_time.py",
+    ),
+    (
+        "recompute",
+        "recompute={s.layout.recompute}: the forward pass of what is not kept, again",
+        "Korthikanti et al. 2022, arXiv:2205.05198, section 5",
+    ),
+    (
+        "tp",
+        "2 sums forward and 2 backward a layer over tp={s.layout.tp}, and 2 recomputed with "
+        "recompute=full; less what hides behind products",
+        "Shoeybi et al. 2019, arXiv:1909.08053, section 3; Korthikanti et al. 2022, section 4.2.2",
+    ),
+    (
+        "cp",
+        "(cp - 1) turns of keys and values round cp={s.layout.cp}, less the attention core",
+        "Liu et al. 2023, Ring Attention, arXiv:2310.01889, section 3",
+    ),
+    (
+        "ep",
+        "2 exchanges of all tokens forward and 2 backward a mixture over ep={s.layout.ep}",
+        "Lepikhin et al. 2020, GShard, arXiv:2006.16668, section 3.2",
+    ),
+    (
+        "pp",
+        "2 x interleave={s.layout.interleave} transfers a micro-batch of 1/tp of the activations",
+        "Narayanan et al. 2021, arXiv:2104.04473, section 4.1",
+    ),
+    (
+        "bubble",
+        "(sum of stages - slowest) / interleave of one micro-batch: (p-1)/v for equal stages in "
+        "1F1B, p={s.layout.pp}, v={s.layout.interleave}; here {s.layout.schedule}{s._how}",
+        "Narayanan et al. 2021, section 2.2",
+    ),
+    (
+        "dp",
+        "gradients over dp x cp = {s._copies}, zero={s.layout.zero}, less what hides behind "
+        "the last backward pass",
+        "Rajbhandari et al. 2020, arXiv:1910.02054, section 7",
+    ),
+    (
+        "optimizer",
+        "states read and written once, gradients four times, at the memory bandwidth",
+        "roofline; recipe {s.recipe.name}",
+    ),
+)

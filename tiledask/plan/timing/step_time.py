@@ -10,6 +10,7 @@ from operator import add
 
 import numpy as np
 
+from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import SELECTIVE_OP
 from tiledask.plan.inputs.model import Model, Weight
@@ -29,7 +30,7 @@ from tiledask.plan.timing.layer_time import (
     weight_products,
 )
 from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
-from tiledask.plan.timing.roofline import ceil_div, memory_seconds
+from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
 from tiledask.plan.timing.step_values import Numbers, Parts, Work
 
 __all__ = ["Numbers", "Parts", "StepTime", "stage_layers", "step_parts"]
@@ -47,7 +48,7 @@ class StepTime:
     calibration: Calibration
 
     @property
-    def rates(self):
+    def rates(self) -> Rates:
         return rates_of(self.cluster.device, self.recipe, self.calibration)
 
     @property
@@ -55,12 +56,12 @@ class StepTime:
         return self.recipe.compute_bytes
 
     @property
-    def tokens(self):
+    def tokens(self) -> Values:
         """Tokens of a micro-batch on one device."""
         return self.n.microbatch * ceil_div(self.sequence, self.n.cp)
 
     @property
-    def whole(self):
+    def whole(self) -> Values:
         """Of them, those whose residual stream a device works on outside the products."""
         each = ceil_div(ceil_div(self.sequence, self.n.cp), self.n.tp)
         return np.where(self.n.sequence_parallel, self.n.microbatch * each, self.tokens)
@@ -71,9 +72,15 @@ class StepTime:
         """One layer of ``weights``."""
         n, model, rates, width = self.n, self.model, self.rates, self.width
         core = attention_core(
-            model, n.microbatch, ceil_div(self.sequence, n.cp), self.sequence, n.tp,
-            n.flash_attention, rates, width,
-        )  # fmt: skip
+            model,
+            n.microbatch,
+            ceil_div(self.sequence, n.cp),
+            self.sequence,
+            n.tp,
+            n.flash_attention,
+            rates,
+            width,
+        )
         matrices = weight_products(
             weights, self.tokens, n.tp, n.ep, rates, width, self.recipe.gradient_bytes
         )
@@ -95,12 +102,12 @@ class StepTime:
 
     def mean_layer(self) -> Work:
         """The mean over all layers of the model."""
-        kinds = self.model.layer_kinds
+        total = self.model.layers
         return reduce(
-            add, ((count / self.model.layers) * self.layer(weights) for _, count, weights in kinds)
+            add, (n / total * self.layer(weights) for _, n, weights in self.model.layer_kinds)
         )
 
-    def _sum(self):
+    def _sum(self) -> Values:
         """Seconds of a sum of the residual stream over tp."""
         moved = 1.0 * self.tokens * self.model.hidden * self.width
         return all_reduce(moved, self.n.tp, 1, self.cluster)
@@ -164,11 +171,11 @@ class StepTime:
 
     # the end of the step -----------------------------------------------------------------
 
-    def held(self, layers):
+    def held(self, layers: Values) -> tuple[Values, Values]:
         """(dense, expert) weights on a device of a stage of ``layers`` layers and an embedding."""
         n, model = self.n, self.model
 
-        def count(weights, experts):
+        def count(weights: tuple[Weight, ...], experts: bool) -> Values:
             kept = [w for w in weights if (w.copies > 1) == experts]
             each = (w.size * (ceil_div(w.units, n.tp) if w.split else w.units) for w in kept)
             spread = (ceil_div(w.copies, n.ep) if experts else 1 for w in kept)
@@ -178,12 +185,15 @@ class StepTime:
         if not model.tied:
             tables = np.where(np.asarray(n.pp) == 1, 2 * tables, tables)
         mean = [
-            sum(many / model.layers * count(weights, experts) for _, many, weights in
-                model.layer_kinds) for experts in (False, True)
-        ]  # fmt: skip
+            sum(
+                many / model.layers * count(weights, experts)
+                for _, many, weights in model.layer_kinds
+            )
+            for experts in (False, True)
+        ]
         return layers * mean[0] + tables, layers * mean[1]
 
-    def reduction(self, layers, work: Seconds):
+    def reduction(self, layers: Values, work: Seconds) -> Values:
         """Seconds that the reduction of gradients (and ZeRO's weights) is waited for.
 
         ``work``: seconds of one micro-batch; its backward pass can hide the reduction, its
@@ -198,7 +208,8 @@ class StepTime:
         # of the weights that ZeRO-3 gathers, those for the backward passes wait beside the sums
         beside = np.where(zero == 3, of_weights / 2, 0)
         before = np.where(zero == 3, of_weights / 2, trained * of_weights)
-        summed, gathered = 0.0, 0.0
+        summed: Values = 0.0
+        gathered: Values = 0.0
         dense, experts = self.held(layers)
         for held, size, apart in ((dense, ranks, n.tp), (experts, ranks // n.ep, n.tp * n.ep)):
             here = np.asarray(held) > 0
@@ -213,7 +224,7 @@ class StepTime:
         summed = summed - np.minimum(part * summed, hiding * work.backward)
         return summed + gathered - np.minimum(part * gathered, hiding * work.forward)
 
-    def optimizer(self, layers):
+    def optimizer(self, layers: Values) -> Values:
         """Seconds of the update, limited by memory: each state read and written once, the
         weights written, the gradients read for their norm, their cast and the update, and set
         to zero."""
@@ -228,7 +239,7 @@ class StepTime:
         return memory_seconds(moved, self.rates)
 
 
-def stage_layers(n: Numbers, layers: int):
+def stage_layers(n: Numbers, layers: int) -> tuple[Values, Values]:
     """(layers of the first stage, layers of the last): the first chunks get one more."""
     chunks = n.pp * n.interleave
     each, more = layers // chunks, layers % chunks
@@ -243,23 +254,27 @@ def step_parts(
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
     calibration: str | Calibration | None = None,
-) -> Parts:
+) -> Parts[Values]:
     """The Parts of a step; arrays where ``n`` holds arrays.
 
     The slowest stage, the first (embedding) or the last (head), works through all
     micro-batches; before and after, it waits while one micro-batch passes the other stages:
     (sum of stages - slowest) / v, which for p equal stages is (p-1)/v of a micro-batch.
 
-    >>> from tiledask.plan.inputs.specs import load_cluster, load_model
+    >>> from tiledask.plan.inputs.load import load_cluster, load_model
     >>> n = Numbers(tp=8, pp=np.array([4, 8]), dp=np.array([16, 8]), microbatches=64)
     >>> parts = step_parts(load_model("llama-2-70b"), load_cluster("512xA100-80GB"), n)
     >>> bool(parts.total[0] < parts.total[1]), bool(parts.bubble[0] < parts.bubble[1])
     (False, True)
     """
     time = StepTime(
-        model, cluster, n, load_recipe(recipe), sequence,
+        model,
+        cluster,
+        n,
+        load_recipe(recipe),
+        sequence,
         load_calibration(calibration or cluster.device.calibration),
-    )  # fmt: skip
+    )
     layer, embedding, head = time.mean_layer(), time.embedding(), time.head()
     send = n.interleave * time.transfer()
     at_first, at_last = stage_layers(n, model.layers)
@@ -277,8 +292,8 @@ def step_parts(
     every = model.layers * layer.total + embedding.total + head.total + n.pp * send.total
     fill = np.maximum(0.0, every - slowest.total)
     naive = np.asarray(n.schedule) == "naive"
-    return Parts(
-        *(n.microbatches * getattr(slowest, f.name).total for f in fields(Work)),
+    return Parts[Values](
+        **{f.name: n.microbatches * getattr(slowest, f.name).total for f in fields(Work)},
         dp=time.reduction(at_first, slowest.seconds),
         bubble=np.where(naive, n.microbatches * fill, fill / n.interleave),
         optimizer=time.optimizer(at_first),

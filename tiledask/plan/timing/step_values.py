@@ -3,35 +3,38 @@
 Each number may be one value or an array with one value per layout.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
+from typing import Generic, TypeVar
 
-import numpy as np
-
+from tiledask.plan.arrays import Array, Values
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.timing.layer_time import NOTHING, Seconds
 
 __all__ = ["Numbers", "Parts", "Work"]
+
+V = TypeVar("V", float, Values)
 
 
 @dataclass(frozen=True)
 class Numbers:
     """The numbers of a Layout: each one value, or an array with one value per layout."""
 
-    dp: int | np.ndarray = 1
-    tp: int | np.ndarray = 1
-    pp: int | np.ndarray = 1
-    cp: int | np.ndarray = 1
-    ep: int | np.ndarray = 1
-    microbatch: int | np.ndarray = 1
-    microbatches: int | np.ndarray = 1
-    zero: int | np.ndarray = 0
-    interleave: int | np.ndarray = 1
-    sequence_parallel: bool | np.ndarray = False
-    flash_attention: bool | np.ndarray = False
-    recompute: str | np.ndarray = "none"
-    schedule: str | np.ndarray = "1f1b"
+    dp: int | Array = 1
+    tp: int | Array = 1
+    pp: int | Array = 1
+    cp: int | Array = 1
+    ep: int | Array = 1
+    microbatch: int | Array = 1
+    microbatches: int | Array = 1
+    zero: int | Array = 0
+    interleave: int | Array = 1
+    sequence_parallel: bool | Array = False
+    flash_attention: bool | Array = False
+    recompute: str | Array = "none"
+    schedule: str | Array = "1f1b"
 
     @classmethod
     def of(cls, layout: Layout) -> "Numbers":
@@ -55,33 +58,35 @@ class Work:
     def __add__(self, other: "Work") -> "Work":
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def __rmul__(self, times) -> "Work":
+    def __rmul__(self, times: Values) -> "Work":
         return Work(*(times * getattr(self, f.name) for f in fields(self)))
 
     @property
     def seconds(self) -> Seconds:
         """Forward and backward, everything together."""
-        return reduce(add, (getattr(self, f.name) for f in fields(self)))
+        every: Iterator[Seconds] = (getattr(self, f.name) for f in fields(self))
+        return reduce(add, every)
 
     @property
-    def total(self):
+    def total(self) -> Values:
         return self.seconds.total
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Generic[V]):
     """Seconds of a step by what they go to, on the stage that the others wait for."""
 
-    compute: float | np.ndarray
-    recompute: float | np.ndarray
-    tp: float | np.ndarray
-    cp: float | np.ndarray
-    ep: float | np.ndarray
-    pp: float | np.ndarray
-    dp: float | np.ndarray
-    bubble: float | np.ndarray
-    optimizer: float | np.ndarray
+    compute: V
+    recompute: V
+    tp: V
+    cp: V
+    ep: V
+    pp: V
+    dp: V
+    bubble: V
+    optimizer: V
 
     @property
-    def total(self):
-        return sum(getattr(self, f.name) for f in fields(self))
+    def total(self) -> V:
+        every: Iterator[V] = (getattr(self, f.name) for f in fields(self))
+        return sum(every)

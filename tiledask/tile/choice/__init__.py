@@ -1,47 +1,47 @@
 """The choice of tile as arithmetic: what each level moves, what bounds it, what is the fastest.
 
 config.py           Config: how a kernel tiles, and its shared memory
-  shipped.py        the configurations by kernel, and the candidates on a device
+  configs.py        the configurations by kernel, and the candidates on a device
 residency.py        occupancy: blocks of a multiprocessor, and which limit binds
 raster.py           which tiles run together: waves, their tail, what DRAM moves
 hierarchy.py        levels_of: one formula at four levels
 bound.py            predict: the roofline at every level; order
-carried.py          extents 1 .. 32 up to the ridge; a tile carried to another device
+transfer.py         extents 1 .. 32 up to the ridge; a tile carried to another device
 tuning.py           tune: candidates measured here, beside the predicted order
   timing.py             the seconds of each
-  remembered.py         the fastest, in a file of the user's cache
+  tuning_cache.py       the fastest, in a file of the user's cache
   at_hand.py            the device at hand
 chosen.py           tuned: the remembered tile, or the predicted best
 """
 
 from tiledask.tile.choice.bound import Prediction, order, predict
-from tiledask.tile.choice.carried import (
+from tiledask.tile.choice.chosen import Chosen, tuned
+from tiledask.tile.choice.config import Config
+from tiledask.tile.choice.configs import Candidates, candidates, config_of, configs
+from tiledask.tile.choice.hierarchy import Level, Levels, levels_of
+from tiledask.tile.choice.raster import DramTraffic, Waves, dram_traffic, raster, waves
+from tiledask.tile.choice.residency import Occupancy, occupancy
+from tiledask.tile.choice.transfer import (
     Carried,
+    CarriedConfig,
     Extent,
-    Move,
     carry,
     extents,
     ridge,
     ridge_extent,
 )
-from tiledask.tile.choice.chosen import Chosen, tuned
-from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.hierarchy import Level, Levels, levels_of
-from tiledask.tile.choice.raster import DramTraffic, Waves, dram_traffic, raster, waves
-from tiledask.tile.choice.residency import Occupancy, occupancy
-from tiledask.tile.choice.shipped import Candidates, candidates, config_of, configs
 from tiledask.tile.choice.tuning import Trial, Tuning, rank_correlation, tune
 
 __all__ = [
     "Candidates",
     "Carried",
+    "CarriedConfig",
     "Chosen",
     "Config",
     "DramTraffic",
     "Extent",
     "Level",
     "Levels",
-    "Move",
     "Occupancy",
     "Prediction",
     "Trial",

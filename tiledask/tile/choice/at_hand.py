@@ -52,7 +52,9 @@ def described(name: str, memory: int, facts: Mapping[str, Any]) -> Device | None
     if not same:
         return None
     nearest = min(same, key=lambda device: abs(device.memory_bytes - memory))
-    told = {field: int(facts[key]) for field, key in _REPORTED.items() if facts.get(key)}
+    told: dict[str, Any] = {
+        field: int(facts[key]) for field, key in _REPORTED.items() if facts.get(key)
+    }
     return replace(nearest, **told)
 
 

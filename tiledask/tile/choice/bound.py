@@ -7,9 +7,9 @@ from tiledask.errors import KernelError
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.units import format_seconds
 from tiledask.tile.choice.config import Config
+from tiledask.tile.choice.configs import config_of
 from tiledask.tile.choice.hierarchy import Levels, levels_of
 from tiledask.tile.choice.residency import Occupancy, as_device, occupancy, refusal
-from tiledask.tile.choice.shipped import config_of
 
 __all__ = ["Prediction", "order", "predict"]
 
@@ -31,12 +31,12 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """At least."""
+        """Seconds at least."""
         return self.levels.seconds
 
     @property
     def flops_per_second(self) -> float:
-        """At most, of the product's own 2 m n k."""
+        """FLOP/s at most, of the product's own 2 m n k."""
         return 2 * self.levels.m * self.levels.n * self.levels.k / self.seconds
 
     @property
@@ -86,9 +86,11 @@ def order(
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(prediction: Prediction) -> tuple:
+def _rank(prediction: Prediction) -> tuple[float, float, int, int]:
     levels = prediction.levels
     return (
-        prediction.seconds, sum(levels.times.values()), levels["L2 -> shared memory"].moved,
+        prediction.seconds,
+        sum(levels.times.values()),
+        levels["L2 -> shared memory"].moved,
         -levels.config.stages,
-    )  # fmt: skip
+    )

@@ -7,11 +7,11 @@ from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.backend import as_dtype, namespace, probe
 from tiledask.tile.choice.at_hand import cpu_name, device_at_hand
 from tiledask.tile.choice.bound import order
-from tiledask.tile.choice.remembered import key_of, recall
+from tiledask.tile.choice.configs import candidates
 from tiledask.tile.choice.residency import as_device
-from tiledask.tile.choice.shipped import candidates
 from tiledask.tile.choice.tuning import with_tile
-from tiledask.tile.levels import Tile
+from tiledask.tile.choice.tuning_cache import key_of, recall
+from tiledask.tile.cuda.hopper_tile import AnyTile
 
 __all__ = ["Chosen", "tuned"]
 
@@ -20,7 +20,7 @@ __all__ = ["Chosen", "tuned"]
 class Chosen:
     """A tile, and where it comes from."""
 
-    tile: Tile
+    tile: AnyTile
     source: str
     """"measured", "predicted", or "default" where there is nothing to predict by."""
     why: str
@@ -41,7 +41,7 @@ def tuned(
     is predicted but bytes, of which the largest tile moves the fewest however small the cache is:
     without a measurement its tile is the kernel's own.
     """
-    info = with_tile(kernel)
+    info, usual = with_tile(kernel)
     dtype = as_dtype(dtype).name
     name, facts = _at(device, info.arrays == "cupy")
     found = recall(key_of(name, kernel, dtype, m, n, k))
@@ -50,7 +50,7 @@ def tuned(
         product = "x".join(map(str, entry.get("product", ())))
         return Chosen(tile, "measured", f"on {name}, {entry.get('measured', '')}, for {product}")
     if facts is None:
-        return Chosen(info.tile, "default", f"nothing was measured on {name}; see tune")
+        return Chosen(usual, "default", f"nothing was measured on {name}; see tune")
     allowed = candidates(kernel, facts, dtype)
     built = [c for c in allowed if not info.tiles or c.block in info.tiles]
     if not built:

@@ -77,7 +77,7 @@ class Config:
 
     @property
     def warps(self) -> int:
-        """Of a block, each of 32 threads."""
+        """Warps of a block, each of 32 threads."""
         return -(-self.threads // 32)
 
     @property
@@ -99,7 +99,7 @@ class Config:
         return self.block[0] * self.cluster[0], self.block[1] * self.cluster[1]
 
     def with_block(self, block: int | Tile) -> "Config":
-        """The same with another block tile; the warp's stays where it divides."""
+        """This configuration with another block tile; the warp's stays where it divides."""
         tm, tn, tk = as_tile(block)
         rows, columns = self.warp
         warp = (rows if tm % rows == 0 else tm, columns if tn % columns == 0 else tn)

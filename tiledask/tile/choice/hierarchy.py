@@ -17,9 +17,9 @@ from tiledask.plan import html
 from tiledask.plan.inputs.hardware import ClusterSpec, Device, Link
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.choice.config import Config
+from tiledask.tile.choice.configs import config_of
 from tiledask.tile.choice.raster import DramTraffic, Waves, dram_traffic, waves
 from tiledask.tile.choice.residency import as_device, occupancy
-from tiledask.tile.choice.shipped import config_of
 from tiledask.tile.levels import traffic
 
 __all__ = ["LEVELS", "Level", "Levels", "levels_of"]
@@ -42,13 +42,13 @@ class Level:
     stored: int
     """Bytes of C."""
     flops: int
-    """Of the product."""
+    """FLOP of the product."""
     bandwidth: float
     """Bytes per second at most; 0 if unknown."""
     resident: int = 0
     """Bytes of ``loaded`` that lie there already: a worker's own blocks."""
     stretch: float = 1.0
-    """By which tiles that cannot be dealt out evenly lengthen the time."""
+    """Lengthens the time where tiles cannot be shared out evenly."""
 
     @property
     def moved(self) -> int:
@@ -62,7 +62,7 @@ class Level:
 
     @property
     def seconds(self) -> float:
-        """At full bandwidth; 0 if that is unknown."""
+        """Seconds at full bandwidth; 0 if that is unknown."""
         return self.stretch * self.moved / self.bandwidth if self.bandwidth else 0.0
 
 
@@ -126,11 +126,14 @@ class Levels:
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for x in self.levels:
             yield (
-                x.name, "x".join(map(str, x.tile)), format_bytes(x.loaded),
-                format_bytes(x.moved), f"{x.intensity:.4g}",
+                x.name,
+                "x".join(map(str, x.tile)),
+                format_bytes(x.loaded),
+                format_bytes(x.moved),
+                f"{x.intensity:.4g}",
                 f"{format_bytes(x.bandwidth)}/s" if x.bandwidth else "unknown",
                 format_seconds(x.seconds) if x.bandwidth else "unknown",
-            )  # fmt: skip
+            )
 
     def __repr__(self) -> str:
         rows = [_HEAD, *self._rows()]
@@ -179,7 +182,8 @@ def levels_of(
             f"its bytes"
         )
     if isinstance(device, ClusterSpec):
-        device, link = device.device, link or device.within_node
+        link = link or device.within_node
+        device = device.device
     device, levels = as_device(device), []
     traffic(m, n, k, config.block, config.itemsize)  # refuses extents that are none
     if workers is not None:
@@ -194,9 +198,17 @@ def levels_of(
         _registers(k, config, device, schedule, flops),
     ]
     return Levels(
-        m, n, k, config, device, workers, tuple(levels),
-        _arithmetic(k, config, device, schedule) / device.peak(config.peak), schedule, dram,
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        config,
+        device,
+        workers,
+        tuple(levels),
+        _arithmetic(k, config, device, schedule) / device.peak(config.peak),
+        schedule,
+        dram,
+    )
 
 
 def _between(
@@ -212,9 +224,14 @@ def _between(
     total = traffic(m, n, k, (*tile, k), config.itemsize)
     once = (m + n) * k * config.itemsize
     return Level(
-        LEVELS[0], tile, total.loaded, 0, total.flops,
-        rows * columns * link.reached if link else 0.0, resident=once,
-    )  # fmt: skip
+        LEVELS[0],
+        tile,
+        total.loaded,
+        0,
+        total.flops,
+        rows * columns * link.reached if link else 0.0,
+        resident=once,
+    )
 
 
 def _registers(k: int, config: Config, device: Device, schedule: Waves, flops: int) -> Level:
@@ -226,9 +243,14 @@ def _registers(k: int, config: Config, device: Device, schedule: Waves, flops: i
     a = wanted.a * max(1, _REQUEST / (rows * config.itemsize))
     b = wanted.b * max(1, _REQUEST / (columns * config.itemsize))
     return Level(
-        LEVELS[3], config.warp, round(a + b), 0, flops, device.shared_bandwidth,
+        LEVELS[3],
+        config.warp,
+        round(a + b),
+        0,
+        flops,
+        device.shared_bandwidth,
         stretch=schedule.stretch,
-    )  # fmt: skip
+    )
 
 
 def _arithmetic(k: int, config: Config, device: Device, schedule: Waves) -> float:

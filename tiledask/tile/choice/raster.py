@@ -1,4 +1,4 @@
-"""Which tiles of C run at the same time, and what that costs: waves, their tail, DRAM's traffic.
+"""Waves: the tiles of C that run at the same time, their tail, and DRAM's traffic.
 
     group = 2, 4 slots             the order of tiles, and waves a, b, c of 4 at a time
       0  2  4 | 6  8                 a a b | b c
@@ -22,7 +22,7 @@ __all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "super_tile", "touc
 
 
 _MOST_WAVES = 5_000
-"""That are walked one by one: about a second."""
+"""Most waves that are walked one by one: about a second."""
 
 
 def raster(rows: int, columns: int, group: int = 1) -> Iterator[tuple[int, int]]:
@@ -48,7 +48,7 @@ class Waves:
     """
 
     rows: int
-    """Of tiles; whole clusters."""
+    """Rows of tiles; whole clusters."""
     columns: int
     slots: int
     """Tiles that run at one time: blocks of a multiprocessor, times multiprocessors."""
@@ -76,7 +76,7 @@ class Waves:
 
     @property
     def busiest(self) -> int:
-        """Tiles that some multiprocessor must compute, however they are dealt out."""
+        """Tiles that some multiprocessor must compute, however they are assigned."""
         return -(-self.tiles // self.multiprocessors)
 
     @property
@@ -101,9 +101,12 @@ def waves(m: int, n: int, config: Config, device: Device | str) -> Waves:
     team = up * across
     slots = device.multiprocessors * max(1, occupancy(config, device).blocks)
     return Waves(
-        -(-rows // up) * up, -(-columns // across) * across, max(team, slots // team * team),
-        device.multiprocessors, config.persistent,
-    )  # fmt: skip
+        -(-rows // up) * up,
+        -(-columns // across) * across,
+        max(team, slots // team * team),
+        device.multiprocessors,
+        config.persistent,
+    )
 
 
 def super_tile(config: Config, slots: int) -> tuple[int, int]:
@@ -165,26 +168,39 @@ def dram_traffic(
     if device.l2_bytes and step > device.l2_bytes:
         alone = traffic(m, n, k, (*config.loaded_together, tk), size)
         return DramTraffic(
-            alone.a, alone.b, c, config.loaded_together, False,
+            alone.a,
+            alone.b,
+            c,
+            config.loaded_together,
+            False,
             f"a wave's step along k is {format_bytes(step)}, more than L2's "
             f"{format_bytes(device.l2_bytes)}: nothing is shared",
-        )  # fmt: skip
+        )
     if schedule.count > _MOST_WAVES:
         even = traffic(m, n, k, (*tile, tk), size)
         return DramTraffic(
-            even.a, even.b, c, tile, False,
+            even.a,
+            even.b,
+            c,
+            tile,
+            False,
             f"{schedule.count} waves are too many to walk: each is taken to be as the first, and "
             f"L2 to keep none from wave to wave",
-        )  # fmt: skip
+        )
     cache = _Panels(rows, columns, device.l2_bytes)
     for begin in range(0, len(rows) * len(columns), schedule.slots):
         cache.load(*touched(begin, begin + schedule.slots, len(rows), len(columns), config.group))
+    of_a, of_b = cache.loaded
     size_of_l2 = format_bytes(device.l2_bytes) if device.l2_bytes else "an unknown number of bytes"
     return DramTraffic(
-        *cache.loaded, c, tile, cache.kept,
+        of_a,
+        of_b,
+        c,
+        tile,
+        cache.kept,
         f"a wave shares in L2 what it needs, {format_bytes(step)} a step along k; L2 has "
         f"{size_of_l2}, and {'keeps some' if cache.kept else 'keeps none'} from wave to wave",
-    )  # fmt: skip
+    )
 
 
 def touched(

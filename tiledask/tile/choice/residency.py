@@ -1,4 +1,4 @@
-"""How many blocks a multiprocessor holds at one time, and which of its limits decides that."""
+"""Occupancy: the blocks that a multiprocessor holds at one time, and the limit that decides it."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,9 @@ SHARED_UNIT = 128
 RESERVE = 1024
 """Bytes of shared memory that the system takes of each block, from capability 8.0 on."""
 MOST_REGISTERS = 255
-"""That one thread can name."""
+"""Registers that one thread can name."""
 MOST_THREADS = 1024
-"""Of one block."""
+"""Threads of one block."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Occupancy:
     warps: int
     """Of one block."""
     most_warps: int
-    """That a multiprocessor can hold; 0 if unknown."""
+    """Warps that a multiprocessor can hold; 0 if unknown."""
     limits: tuple[tuple[str, int], ...]
     """(what is limited, blocks that it allows), of those limits that are known."""
 
@@ -111,7 +111,8 @@ def refusal(config: Config, device: Device | str) -> str:
     device = as_device(device)
     if not config.peak:
         return f"{config.kernel!r} runs on a CPU; td.tile.traffic counts its bytes"
-    if not _capable(config, device):
+    has, least = device.capability, config.capability
+    if has and least and not (has == least if config.exactly else _at_least(has, least)):
         only = "exactly" if config.exactly else "or higher"
         return (
             f"needs compute capability {config.capability} {only}, and {device.name} has "
@@ -137,14 +138,6 @@ def refusal(config: Config, device: Device | str) -> str:
             f"{occupancy(config, device).binding}: smaller tiles or fewer threads"
         )
     return ""
-
-
-def _capable(config: Config, device: Device) -> bool:
-    if not config.capability or not device.capability:
-        return True
-    if config.exactly:
-        return config.capability == device.capability
-    return _at_least(device.capability, config.capability)
 
 
 def _at_least(capability: str, least: str) -> bool:

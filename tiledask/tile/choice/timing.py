@@ -8,11 +8,14 @@ import numpy as np
 
 from tiledask.errors import DeadlineError, KernelError
 from tiledask.tile.backend import accumulator, as_dtype, namespace, synchronize
-from tiledask.tile.levels import Tile
+from tiledask.tile.cuda.hopper_tile import AnyTile, HopperTile
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
 
 __all__ = ["Runs", "by", "measure"]
+
+Measured = tuple[dict[AnyTile, list[float]], list[tuple[AnyTile, str]]]
+"""(seconds of each tile in each round, (tile, why) of those without any)."""
 
 
 class Runs:
@@ -34,11 +37,11 @@ class Runs:
             self.rng.standard_normal(shape, dtype=wide).astype(self.dtype) for shape in self.shapes
         )
 
-    def once(self, tile: Tile) -> None:
+    def once(self, tile: AnyTile) -> None:
         matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
         synchronize(self.out)
 
-    def seconds(self, tile: Tile) -> float:
+    def seconds(self, tile: AnyTile) -> float:
         if self.xp is np:
             begun = time.perf_counter()
             self.once(tile)
@@ -48,15 +51,16 @@ class Runs:
         matmul(self.a, self.b, self.kernel, tile, self.out, precision=self.precision)
         end.record()
         end.synchronize()
-        return self.xp.cuda.get_elapsed_time(begin, end) / 1e3
+        milliseconds: float = self.xp.cuda.get_elapsed_time(begin, end)
+        return milliseconds / 1e3
 
 
 def measure(
-    run: Runs, tiles: list[Tile], repeats: int, deadline: float, progress: bool
-) -> tuple[dict[Tile, list[float]], list[tuple[Tile, str]]]:
+    run: Runs, tiles: list[AnyTile], repeats: int, deadline: float, progress: bool
+) -> Measured:
     """Seconds of each tile in each round, and why some have none."""
-    times: dict[Tile, list[float]] = {tile: [] for tile in tiles}
-    failed: dict[Tile, str] = {}
+    times: dict[AnyTile, list[float]] = {tile: [] for tile in tiles}
+    failed: dict[AnyTile, str] = {}
     end = time.monotonic() + deadline
     with _bar(len(tiles) * repeats, progress) as advance:
         for number in range(repeats):
@@ -75,7 +79,9 @@ def measure(
     return _left(times, failed, deadline)
 
 
-def _left(times: dict[Tile, list[float]], failed: dict[Tile, str], deadline: float) -> tuple:
+def _left(
+    times: dict[AnyTile, list[float]], failed: dict[AnyTile, str], deadline: float
+) -> Measured:
     found = {tile: seconds for tile, seconds in times.items() if seconds}
     late = f"the deadline of {deadline:g} s had passed"
     missing = [(tile, failed.get(tile, late)) for tile in times if tile not in found]
@@ -107,6 +113,6 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
         yield lambda what: bar.update(task, advance=1, description=f"measured {what}")
 
 
-def by(tile: Tile) -> str:
+def by(tile: AnyTile) -> str:
     """(64, 64, 8) as "64x64x8"."""
-    return "x".join(map(str, tile))
+    return tile.name if isinstance(tile, HopperTile) else "x".join(map(str, tile))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -14,22 +13,26 @@ from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.backend import as_dtype, namespace, probe
 from tiledask.tile.choice.at_hand import cpu_name, device_at_hand
 from tiledask.tile.choice.bound import predict
-from tiledask.tile.choice.config import Config
-from tiledask.tile.choice.remembered import key_of, remember
-from tiledask.tile.choice.shipped import candidates as candidates_of
-from tiledask.tile.choice.shipped import config_of
+from tiledask.tile.choice.configs import candidates as candidates_of
+from tiledask.tile.choice.configs import config_of
 from tiledask.tile.choice.timing import Runs, by, measure
-from tiledask.tile.levels import Tile, as_tile, traffic
+from tiledask.tile.choice.tuning_cache import key_of, remember
+from tiledask.tile.cuda.hopper_tile import AnyTile, as_tile
+from tiledask.tile.levels import Tile, traffic
 from tiledask.tile.table import KernelInfo, kernels
 
 __all__ = ["Trial", "Tuning", "rank_correlation", "tune", "with_tile"]
+
+
+_EXTENTS = (32, 64, 128, 256, 512, 1024)
+"""Of the square tiles of "tiled" that are measured."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """One tile, predicted and measured."""
 
-    tile: Tile
+    tile: AnyTile
     predicted: float
     """Seconds at least on a GPU; bytes moved on a CPU; NaN for a GPU of which nothing is known."""
     measured: float
@@ -50,9 +53,9 @@ class Tuning:
     by: str
     """What the prediction is: "bytes" or "seconds"; empty if there is none."""
     trials: tuple[Trial, ...]
-    refused: tuple[tuple[Tile, str], ...]
+    refused: tuple[tuple[AnyTile, str], ...]
     """(tile, why it was not measured)."""
-    carried: Tile | None
+    carried: AnyTile | None
     file: str
     """Where the best is remembered; empty if it is not."""
 
@@ -63,8 +66,9 @@ class Tuning:
     @property
     def correlation(self) -> float:
         """Spearman's, between the predicted and the measured order; NaN where either has none."""
-        return rank_correlation([t.predicted for t in self.trials],
-                                [t.measured for t in self.trials])  # fmt: skip
+        return rank_correlation(
+            [t.predicted for t in self.trials], [t.measured for t in self.trials]
+        )
 
     @property
     def gain(self) -> float:
@@ -79,10 +83,14 @@ class Tuning:
             known = trial.predicted == trial.predicted
             speed = 2 * self.m * self.n * self.k / trial.measured / 1e9
             yield (
-                by(trial.tile), words(trial.predicted) if known else "unknown",
-                str(place[trial]) if known else "-", format_seconds(trial.measured), str(i),
-                f"{speed:.4g}", "carried over" if trial.tile == self.carried else "",
-            )  # fmt: skip
+                by(trial.tile),
+                words(trial.predicted) if known else "unknown",
+                str(place[trial]) if known else "-",
+                format_seconds(trial.measured),
+                str(i),
+                f"{speed:.4g}",
+                "carried over" if trial.tile == self.carried else "",
+            )
 
     @property
     def _head(self) -> tuple[str, ...]:
@@ -97,9 +105,10 @@ class Tuning:
             found += [f"rank correlation of predicted and measured order: {self.correlation:.2f}"]
         if self.by == "bytes":
             found += ["on a CPU only the bytes are predicted, not the time"]
-        if self.gain == self.gain:
-            found += [f"the tile carried over, {by(self.carried)}, takes {self.gain:.3g} times as"
-                      f" long"]  # fmt: skip
+        if self.carried and self.gain == self.gain:
+            found += [
+                f"the tile carried over, {by(self.carried)}, takes {self.gain:.3g} times as long"
+            ]
         found += [f"not {by(tile)}: {why}" for tile, why in self.refused]
         return (*found, f"remembered in {self.file}") if self.file else tuple(found)
 
@@ -129,9 +138,9 @@ def tune(
     n: int,
     k: int,
     dtype: str = "float32",
-    candidates: Sequence[int | Tile] | None = None,
+    candidates: Sequence[int | AnyTile] | None = None,
     *,
-    carried: int | Tile | None = None,
+    carried: int | AnyTile | None = None,
     repeats: int = 5,
     deadline: float = 60.0,
     seed: int = 0,
@@ -140,12 +149,12 @@ def tune(
 ) -> Tuning:
     """Measure tiles of ``kernel`` in a product [m, k] x [k, n], here, and remember the fastest.
 
-    ``candidates`` are tiles; by default those of `candidates` that the kernel is built for, and
-    its own. ``carried``, a tile brought from another device, is measured with them, so that the
-    best is never slower than it. Each of ``repeats`` rounds draws fresh normal numbers and runs
-    every tile once, after one run that is not timed; the medians count. GPUs are timed by CUDA
-    events. After ``deadline`` seconds no more is begun: a tile without a time yet is listed as
-    such, and if none has one, that is a DeadlineError.
+    ``candidates`` are tiles, of wgmma_ws_persistent `hopper_tiles` too; by default those of
+    `candidates` that the kernel is built for, and its own. ``carried``, a tile brought from another
+    device, is measured with them, so that the best is never slower than it. Each of ``repeats``
+    rounds draws fresh normal numbers and runs every tile once, after one run that is not timed; the
+    medians count. GPUs are timed by CUDA events. After ``deadline`` seconds no more is begun: a
+    tile without a time yet is listed as such, and if none has one, that is a DeadlineError.
 
     A CPU's prediction is the bytes between its memory and its cache, and so an order, no time.
     """
@@ -154,14 +163,14 @@ def tune(
             f"repeats is 1 or more and deadline above 0 s, got {repeats} and {deadline}"
         )
     traffic(m, n, k, 1, 4)  # refuses extents that are none
-    info = with_tile(kernel)
+    info, usual = with_tile(kernel)
     if not info.available:
         raise KernelError(f"kernel {kernel!r} cannot run here: {info.why_not}")
     dtype, gpu = as_dtype(dtype).name, info.arrays == "cupy"
     device = device_at_hand() if gpu else None
     name = probe().devices[namespace("cupy").cuda.Device().id].name if gpu else cpu_name()
-    carried = None if carried is None else as_tile(carried)
-    tiles, refused = _tiles(kernel, dtype, device, candidates, carried)
+    brought = None if carried is None else as_tile(carried)
+    tiles, refused = _tiles(info, usual, dtype, device, candidates, brought)
     run = Runs(kernel, m, n, k, dtype, seed)
     times, failed = measure(run, tiles, repeats, deadline, progress)
     predicted = {tile: _predicted(kernel, m, n, k, dtype, tile, device, gpu) for tile in times}
@@ -173,18 +182,27 @@ def tune(
         file = remember(key, trials[0].tile, trials[0].measured, (m, n, k))
     by = ("seconds" if device else "") if gpu else "bytes"
     return Tuning(
-        kernel, m, n, k, dtype, name, by, tuple(trials), (*refused, *failed), carried,
+        kernel,
+        m,
+        n,
+        k,
+        dtype,
+        name,
+        by,
+        tuple(trials),
+        (*refused, *failed),
+        brought,
         str(file or ""),
-    )  # fmt: skip
+    )
 
 
-def with_tile(kernel: str) -> KernelInfo:
-    """What is known of a kernel that has a tile to choose; others are a KernelError."""
+def with_tile(kernel: str) -> tuple[KernelInfo, Tile]:
+    """(what is known of a kernel that has a tile to choose, its own); others are a KernelError."""
     info = kernels.get(kernel)
     if info is None or info.tile is None:
         having = ", ".join(each.name for each in kernels.values() if each.tile)
         raise KernelError(f"kernel {kernel!r} has no tile to choose; those that have: {having}")
-    return info
+    return info, info.tile
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
@@ -205,22 +223,27 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 def _ranks(values: np.ndarray) -> np.ndarray:
     below = (values[None, :] < values[:, None]).sum(axis=1)
     equal = (values[None, :] == values[:, None]).sum(axis=1)
-    return below + (equal + 1) / 2
+    ranks: np.ndarray = below + (equal + 1) / 2
+    return ranks
 
 
 def _tiles(
-    kernel: str, dtype: str, device: Device | None, wanted: Any, carried: Tile | None
-) -> tuple[list[Tile], list[tuple[Tile, str]]]:
-    """What to measure, and what not and why."""
-    info = kernels[kernel]
+    info: KernelInfo,
+    usual: Tile,
+    dtype: str,
+    device: Device | None,
+    wanted: Sequence[int | AnyTile] | None,
+    carried: AnyTile | None,
+) -> tuple[list[AnyTile], list[tuple[AnyTile, str]]]:
+    """(tiles to measure, (tile, why not) of the others)."""
     given = [as_tile(tile) for tile in wanted] if wanted is not None else []
-    refused: list[tuple[Tile, str]] = []
+    refused: list[tuple[AnyTile, str]] = []
     if wanted is None:
-        given = [info.tile, *(info.tiles or ())]
+        given = [usual, *info.tiles]
         if info.arrays == "numpy":
-            given += [config.block for config in _numpy_space(dtype)]
+            given += [config_of("tiled", dtype, extent).block for extent in _EXTENTS]
         elif device and not info.tiles:
-            found = candidates_of(kernel, device, dtype)
+            found = candidates_of(info.name, device, dtype)
             given += [config.block for config in found]
             refused = [(config.block, why) for config, why in found.refused]
     if carried:
@@ -231,15 +254,12 @@ def _tiles(
     return taken, [(tile, why) for tile, why in dict(refused).items() if tile not in taken]
 
 
-def _numpy_space(dtype: str) -> list[Config]:
-    return [config_of("tiled", dtype, extent) for extent in (32, 64, 128, 256, 512, 1024)]
-
-
 def _predicted(
-    kernel: str, m: int, n: int, k: int, dtype: str, tile: Tile, device: Device | None, gpu: bool
+    kernel: str, m: int, n: int, k: int, dtype: str, tile: AnyTile, device: Device | None, gpu: bool
 ) -> float:
     if not gpu:
-        return float(traffic(m, n, k, tile, as_dtype(dtype).itemsize).total)
+        config = config_of(kernel, dtype, tile)
+        return float(traffic(m, n, k, config.block, config.itemsize).total)
     try:
         config = config_of(kernel, dtype, tile)
         return predict(m, n, k, config, device).seconds if device else float("nan")

@@ -6,13 +6,13 @@ test measured of the code is true of the code that runs.
 
 import atexit
 import hashlib
-import io
+import os
 import re
 import shutil
 import tempfile
+import time
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -24,7 +24,7 @@ from tiledask.tile.backend import namespace
 from tiledask.tile.cache import cache_folder, closed_folder, read_own, write_whole
 from tiledask.tile.cuda.source import source
 
-__all__ = ["Resources", "arch_of", "compile_for", "loaded", "resources"]
+__all__ = ["Resources", "arch_of", "bring", "brought_along", "compile_for", "loaded", "resources"]
 
 Macros = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ class Resources:
     """What ptxas says that one thread, and one block, of a kernel takes."""
 
     registers: int
-    """Of a thread, at launch."""
+    """Registers of a thread, at launch."""
     spilled: int
     """Bytes of registers that did not fit and go through memory, stores and loads, per thread."""
     stack: int
@@ -61,20 +61,47 @@ def arch_of(name: str, capability: str) -> str:
 
 def compile_for(name: str, macros: Macros, arch: str) -> tuple[bytes, str]:
     """(machine code, what the compiler said) of the kernel ``name``; KernelError where it fails."""
-    core = import_module("cuda.core")
-    log = io.StringIO()
-    options = core.ProgramOptions(
-        std="c++17", arch=arch, ptxas_options=["-v"],
-        define_macro=[(key, str(value)) for key, value in macros.items()] or None,
-    )  # fmt: skip
     try:
-        code = core.Program(source(name), "c++", options).compile("cubin", logs=log).code
-    except Exception as error:  # NVRTCError, or a library that is missing
+        code, log, failure = _nvrtc(name, source(name), _options(macros, arch))
+    except Exception as error:  # the library is missing, or is another
+        code, log, failure = b"", "", str(error) or type(error).__name__
+    if failure:
+        defined = " ".join(f"{key}={value}" for key, value in macros.items()) or "no macros"
         raise KernelError(
-            f"kernel {name!r} did not compile for {arch} with {_listed(macros)}: "
-            f"{' '.join(str(error).split())[:600]}"
-        ) from error
-    return bytes(code), log.getvalue()
+            f"kernel {name!r} did not compile for {arch} with {defined}: "
+            f"{' '.join(f'{failure}: {log}'.split())[:600]}"
+        )
+    return code, log
+
+
+def _options(macros: Macros, arch: str) -> list[str]:
+    defined = [f"-D{key}={value}" for key, value in sorted(macros.items())]
+    return [f"-arch={arch}", "--std=c++17", "-Xptxas=-v", *defined]
+
+
+def _nvrtc(name: str, text: str, options: list[str]) -> tuple[bytes, str, str]:
+    """(machine code, what was said, the error's name) of the compiler; no code, or no error."""
+    nvrtc = import_module("cuda.bindings.nvrtc")
+
+    def checked(result: Any, *found: Any) -> Any:
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(result.name)
+        return found[0] if found else None
+
+    program = checked(*nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], []))
+    try:
+        given = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        said = bytearray(checked(*nvrtc.nvrtcGetProgramLogSize(program)))
+        checked(*nvrtc.nvrtcGetProgramLog(program, said))
+        log = said.rstrip(b"\0").decode(errors="replace")
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return b"", log, result.name
+        code = bytearray(checked(*nvrtc.nvrtcGetCUBINSize(program)))
+        checked(*nvrtc.nvrtcGetCUBIN(program, code))
+        return bytes(code), log, ""
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
 
 
 def resources(log: str) -> Resources:
@@ -93,9 +120,12 @@ def resources(log: str) -> Resources:
     spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
     remarks = tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line))
     return Resources(
-        number(r"Used (\d+) registers"), spilled, number(r"(\d+) bytes stack frame"),
-        number(r"(\d+) bytes smem"), remarks,
-    )  # fmt: skip
+        number(r"Used (\d+) registers"),
+        spilled,
+        number(r"(\d+) bytes stack frame"),
+        number(r"(\d+) bytes smem"),
+        remarks,
+    )
 
 
 def loaded(name: str, macros: Macros, capability: str) -> Any:
@@ -112,18 +142,14 @@ def _loaded(name: str, macros: tuple[tuple[str, Any], ...], arch: str) -> Any:
 def _kept(name: str, macros: Macros, arch: str) -> Path:
     """The file with the machine code; made, and put there whole, if it is not there.
 
-    Its name says of which text it is and what its bytes are: other bytes are compiled anew.
+    Its name says of which text it is, by which compiler, and what its bytes are: other bytes are
+    compiled anew. Machine code that was brought along is taken whatever compiler is here.
     """
-    nvrtc = import_module("cuda.bindings.nvrtc")
-    key = repr((source(name), sorted(macros.items()), arch, nvrtc.nvrtcVersion()[1:]))
-    begin = f"{name}-{arch}-{_digest(key.encode())}"
-    folder = _folder()
-    for path in sorted(folder.glob(f"{begin}-*.cubin")):
-        with suppress(OSError):
-            if path.name == f"{begin}-{_digest(read_own(path, _LARGEST))}.cubin":
-                return path
-    code, _ = compile_for(name, macros, arch)
-    file = f"{begin}-{_digest(code)}.cubin"
+    begin, folder = _begin(name, macros, arch), _folder()
+    for path, _ in _whole(folder, f"{begin}-{_version()}"):
+        return path
+    code = _brought(begin) or compile_for(name, macros, arch)[0]
+    file = f"{begin}-{_version()}-{_digest(code)}.cubin"
     try:
         write_whole(folder / file, code)  # two processes may do this at once: each file is whole
     except OSError as error:
@@ -133,8 +159,74 @@ def _kept(name: str, macros: Macros, arch: str) -> Path:
     return folder / file
 
 
+def brought_along(name: str) -> bool:
+    """Whether there is machine code of the kernel ``name`` in the folders of TILEDASK_CUBINS."""
+    return _any_in(tuple(_folders()), name)
+
+
+@cache
+def _any_in(folders: tuple[Path, ...], name: str) -> bool:
+    return any(True for folder in folders for _ in folder.glob(f"{name}-*.cubin"))
+
+
+def bring(folder: Path, name: str, macros: Macros, arch: str) -> tuple[int, float]:
+    """(bytes, seconds) of machine code that is put into ``folder``; 0 s if it was there.
+
+    Who gives that folder in TILEDASK_CUBINS compiles none of it, with whatever NVRTC, or without.
+    """
+    begin = _begin(name, macros, arch)
+    for _, code in _whole(folder, begin):
+        return len(code), 0.0
+    begun = time.perf_counter()
+    code, _ = compile_for(name, macros, arch)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{begin}-{_digest(code)}.cubin", code)
+    return len(code), time.perf_counter() - begun
+
+
+def _brought(begin: str) -> bytes | None:
+    for folder in _folders():
+        for _, code in _whole(folder, begin, say=True):
+            return code
+    return None
+
+
+def _folders() -> list[Path]:
+    return [Path(each) for each in os.environ.get("TILEDASK_CUBINS", "").split(os.pathsep) if each]
+
+
+def _begin(name: str, macros: Macros, arch: str) -> str:
+    """The beginning of the names of files with this machine code."""
+    return f"{name}-{arch}-{_digest(repr((source(name), _options(macros, arch))).encode())}"
+
+
+def _whole(folder: Path, begin: str, say: bool = False) -> Iterator[tuple[Path, bytes]]:
+    """Files whose names begin so and end with the digest of what is in them; and that."""
+    for path in sorted(folder.glob(f"{begin}-*.cubin")):
+        try:
+            code = read_own(path, _LARGEST)
+            if path.name == f"{begin}-{_digest(code)}.cubin":
+                yield path, code
+                continue
+            why = "its bytes are not those that its name says"
+        except OSError as error:
+            why = str(error)
+        if say:
+            warnings.warn(f"{path} is not used: {why}; bring it again", UserWarning, stacklevel=6)
+
+
+@cache
+def _version() -> str:
+    """NVRTC's version, as files are named; "none" where there is none."""
+    try:
+        _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
+    except Exception:  # a missing library is a RuntimeError of its own kind
+        return "none"
+    return f"{major}.{minor}"
+
+
 def _folder() -> Path:
-    """Where machine code is kept, and nobody else can put any; if need be, until we end."""
+    """The folder of machine code, where nobody else can put any; if need be, only until we end."""
     folder = cache_folder() / "kernels"
     try:
         return closed_folder(folder)
@@ -161,7 +253,3 @@ def _say(folder: Path, error: OSError) -> None:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:24]
-
-
-def _listed(macros: Macros) -> str:
-    return " ".join(f"{key}={value}" for key, value in macros.items()) or "no macros"

@@ -1,39 +1,52 @@
 // What becomes of a sum on its way into C: activation(alpha * sum + beta * C + bias).
 //
-// Everything is computed in float32 and rounded once, to C's type. beta = 0 does not read C, which
-// may be uninitialised memory: 0 * NaN is NaN.
+//   C    ---.       .---> before        Everything is computed in float32 and rounded once, to C's
+//            v      |                   type. beta = 0 does not read C, which may be uninitialised
+//   sum ---> y -----+---> C             memory: 0 * NaN is NaN. What lies beyond C's edges is neither
+//            ^        gelu              read nor written, by a predicate of each access: no branches.
+//   bias ---'
+//
+// A value of C is a round trip to memory away, a thousand cycles and more. A thread therefore asks for
+// all that it needs before it touches any of it (Share), and waits once instead of once for each.
+//
+// On the compiler's command line, 1 or 0: HAS_BETA, HAS_BIAS, HAS_GELU, HAS_BEFORE (what there is of
+// this; nothing unless told), BIAS_BY_ROW (the bias has a value per row, else per column), PAIRS (C
+// moves by two neighbours of a row: rows start at multiples of two elements and end there).
 
 #pragma once
 
 #include "gpu.cuh"
 
-// What a kernel never does is left out of it: 0 on the compiler's command line, all of it unless told.
 #ifndef HAS_BETA
-#define HAS_BETA 1
+#define HAS_BETA 0
 #endif
 #ifndef HAS_BIAS
-#define HAS_BIAS 1
+#define HAS_BIAS 0
 #endif
 #ifndef HAS_GELU
-#define HAS_GELU 1
+#define HAS_GELU 0
 #endif
 #ifndef HAS_BEFORE
-#define HAS_BEFORE 1
+#define HAS_BEFORE 0
+#endif
+#ifndef BIAS_BY_ROW
+#define BIAS_BY_ROW 0
+#endif
+#ifndef PAIRS
+#define PAIRS 0
 #endif
 
 typedef long long stride_t;  // a product of two ints overflows 32 bits from 46341 x 46341 on
 
 struct Epilogue {
     float alpha, beta;
-    const float* bias;  // one per column, or per row; null: none
-    int bias_by_row;
-    int gelu;
+    const float* bias;
 };
 
 // Element (i, j) of matrix z lies at data[z * batch + i * row + j * col], strides in elements.
 template <class T> struct Result {
     T* data;
-    T* before;  // null, or where the values before the activation go, laid out as C is
+    T* before;  // where the values before the activation go, laid out as C is
     stride_t row, col, batch;
 
     __device__ inline stride_t at(int z, int i, int j) const {
@@ -41,47 +54,112 @@ template <class T> struct Result {
     }
 };
 
-// GELU by its tanh form, as tiledask.tile.functions.gelu has it: 0.7978845608 = sqrt(2 / pi).
+// GELU by its tanh form, as tiledask.tile.functions.gelu has it, without tanh, which has branches:
+//
+//   x/2 (1 + tanh u) = x / (1 + e^-2u),  u = sqrt(2 / pi) (x + 0.044715 x^3)
+//
+// e^-2u = 2^(-2u / ln 2), and 2 sqrt(2 / pi) / ln 2 = 2.302208198. For x far below 0 the power is
+// infinite and its reciprocal 0: the result is -0.
 __device__ inline float gelu(float x) {
-    return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+    const float slope = 2.302208198f;
+    return x * reciprocal(1.0f + power_of_2(-x * (slope + slope * 0.044715f * x * x)));
 }
 
-// The value that goes to element `at` of C, and the one before the activation to `before`.
-template <class T>
-__device__ inline float finished(const Epilogue& e, const Result<T>& c, stride_t at,
-                                 int i, int j, float sum) {
-    float y = e.alpha * sum;
-    if (HAS_BETA && e.beta != 0.0f) y += e.beta * to_float(c.data[at]);
-    if (HAS_BIAS && e.bias) y += e.bias[e.bias_by_row ? i : j];
-    if (HAS_BEFORE && c.before) c.before[at] = from_float<T>(y);
-    return HAS_GELU && e.gelu ? gelu(y) : y;
-}
-
+// One element of C.
 template <class T>
 __device__ inline void store(const Epilogue& e, const Result<T>& c, int z, int i, int j, float sum) {
     const stride_t at = c.at(z, i, j);
-    c.data[at] = from_float<T>(finished(e, c, at, i, j, sum));
+    float y = e.alpha * sum;
+    if (HAS_BETA) y += e.beta * to_float(c.data[at]);
+    if (HAS_BIAS) y += e.bias[BIAS_BY_ROW ? i : j];
+    if (HAS_BEFORE) c.before[at] = from_float<T>(y);
+    c.data[at] = from_float<T>(HAS_GELU ? gelu(y) : y);
 }
 
 template <class T> struct __align__(2 * sizeof(T)) Pair { T x, y; };
 
-// Elements (i, j) and (i, j + 1), in one write where they are neighbours on a boundary of two.
-template <class T>
-__device__ inline void store_pair(const Epilogue& e, const Result<T>& c, int z, int i, int j, int n,
-                                  float first, float second) {
-    if (j >= n) return;
-    const stride_t at = c.at(z, i, j);
-    const T x = from_float<T>(finished(e, c, at, i, j, first));
-    if (j + 1 == n) {
-        c.data[at] = x;
-        return;
+// What a thread has of C: pairs of neighbours in a row, in ROWS rows, ROW_STEP from one to the next,
+// and COLS of them across, COL_STEP columns from one to the next. Pair p of row r is in
+// y[2 (p ROWS + r)] and the next: as wgmma leaves its sums.
+template <class T, int ROWS, int ROW_STEP, int COLS, int COL_STEP> struct Share {
+    static constexpr int N = ROWS * COLS;
+    const Result<T>& c;
+    int i, j;         // the first element
+    int down, right;  // rows and columns from there to the edges of C
+    stride_t first;   // elements from where C begins
+
+    __device__ inline Share(const Result<T>& c, int z, int i, int j, int m, int n)
+        : c(c), i(i), j(j), down(m - i), right(n - j), first(c.at(z, i, j)) {}
+
+    // Whether element q of pair p of row r is inside of C.
+    __device__ inline bool inside(int r, int p, int q) const {
+        return r * ROW_STEP < down && p * COL_STEP + q < right;
     }
-    const T y = from_float<T>(finished(e, c, at + c.col, i, j + 1, second));
-    T* to = c.data + at;
-    if (c.col == 1 && reinterpret_cast<unsigned long long>(to) % sizeof(Pair<T>) == 0) {
-        *reinterpret_cast<Pair<T>*>(to) = Pair<T>{x, y};
-    } else {
-        to[0] = x;
-        to[c.col] = y;
+    __device__ inline stride_t at(int r, int p) const {
+        return first + r * ROW_STEP * c.row + p * COL_STEP * col();
     }
-}
+    __device__ inline stride_t col() const { return PAIRS ? 1 : c.col; }
+
+    // Sums -> what goes to C, and the values before the activation to where they are wanted.
+    __device__ inline void finish(const Epilogue& e, float* y) const {
+        Pair<T> held[N];
+        float bias[2 * COLS], row_bias[ROWS];
+        if (HAS_BETA) read(held);
+        if (HAS_BIAS && BIAS_BY_ROW) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                row_bias[r] = global_read_if(r * ROW_STEP < down, e.bias + i + r * ROW_STEP);
+            }
+        }
+        if (HAS_BIAS && !BIAS_BY_ROW) {
+#pragma unroll
+            for (int q = 0; q < 2 * COLS; ++q) {
+                const int column = q / 2 * COL_STEP + q % 2;
+                bias[q] = global_read_if(column < right, e.bias + j + column);
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < 2 * N; ++q) {
+            const int r = q / 2 % ROWS, p = q / 2 / ROWS;
+            y[q] *= e.alpha;
+            if (HAS_BETA) y[q] += e.beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x);
+            if (HAS_BIAS) y[q] += BIAS_BY_ROW ? row_bias[r] : bias[2 * p + q % 2];
+        }
+        if (HAS_BEFORE) write(c.before, y);
+        if (HAS_GELU) {
+#pragma unroll
+            for (int q = 0; q < 2 * N; ++q) y[q] = gelu(y[q]);
+        }
+    }
+
+    __device__ inline void store(const float* y) const { write(c.data, y); }
+
+    __device__ inline void read(Pair<T> (&held)[N]) const {
+#pragma unroll
+        for (int q = 0; q < N; ++q) {
+            const int r = q % ROWS, p = q / ROWS;
+            const T* from = c.data + at(r, p);
+            if (PAIRS) {
+                held[q] = global_read_if(inside(r, p, 0), reinterpret_cast<const Pair<T>*>(from));
+            } else {
+                held[q].x = global_read_if(inside(r, p, 0), from);
+                held[q].y = global_read_if(inside(r, p, 1), from + col());
+            }
+        }
+    }
+
+    __device__ inline void write(T* data, const float* y) const {
+#pragma unroll
+        for (int q = 0; q < N; ++q) {
+            const int r = q % ROWS, p = q / ROWS;
+            T* to = data + at(r, p);
+            const Pair<T> x = {from_float<T>(y[2 * q]), from_float<T>(y[2 * q + 1])};
+            if (PAIRS) {
+                global_write_if(inside(r, p, 0), reinterpret_cast<Pair<T>*>(to), x);
+            } else {
+                global_write_if(inside(r, p, 0), to, x.x);
+                global_write_if(inside(r, p, 1), to + col(), x.y);
+            }
+        }
+    }
+};

@@ -46,6 +46,20 @@ __device__ inline unsigned rounded_for_tf32(unsigned bits) {
     return x == x ? bits + 0x1000 : bits;
 }
 
+// 2^x by the unit for special functions: within a factor of 1 +- 2^-22; what is below 2^-126 is 0.
+__device__ inline float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// 1 / x by that unit: one unit in the last place off; what is below 2^-126 is 0.
+__device__ inline float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // -- addresses ------------------------------------------------------------------------------------
 
 __device__ inline unsigned shared_address(const void* p) {
@@ -64,6 +78,45 @@ __device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFF, x, 0)
 
 // One value of global memory that nobody writes while the kernel runs.
 template <class T> __device__ inline T global_read(const T* p) { return *p; }
+
+// One value of 2, 4 or 8 bytes of global memory, or 0 where it is not `there`. Asked for at this place
+// of the program: the compiler puts off a read as it is written in C++ to where its value is wanted,
+// and each of many then waits for the one before it. The 0 also tells that no earlier value is wanted:
+// without it every register here would be taken since the kernel began.
+template <class T> __device__ inline T global_read_if(bool there, const T* p) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "");
+    union { unsigned words[2]; T value; } x = {{0, 0}};
+    if constexpr (sizeof(T) == 2) {
+        asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
+                     "@there ld.global.u16 %0, [%1];\n}"
+                     : "+r"(x.words[0]) : "l"(p), "r"(int(there)) : "memory");
+    } else if constexpr (sizeof(T) == 4) {
+        asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
+                     "@there ld.global.u32 %0, [%1];\n}"
+                     : "+r"(x.words[0]) : "l"(p), "r"(int(there)) : "memory");
+    } else {
+        asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %3, 0;\n"
+                     "@there ld.global.v2.u32 {%0, %1}, [%2];\n}"
+                     : "+r"(x.words[0]), "+r"(x.words[1]) : "l"(p), "r"(int(there)) : "memory");
+    }
+    return x.value;
+}
+
+// Lets the line at `p` come from memory into L2, where a later read finds it; nobody waits.
+__device__ inline void fetch_into_l2_if(bool there, const void* p) {
+    if (there) asm volatile("prefetch.global.L2 [%0];" :: "l"(p));
+}
+
+// Writes one value if its place is `there`, without a branch.
+template <class T> __device__ inline void global_write_if(bool there, T* p, T value) {
+    if constexpr (sizeof(T) == 2) {  // in the order of the program: ptxas would work at all at once
+        asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n"
+                     "@there st.global.u16 [%1], %0;\n}"
+                     :: "h"(value.bits), "l"(p), "r"(int(there)) : "memory");
+    } else {
+        if (there) *p = value;
+    }
+}
 
 // One value of shared memory in one instruction; `p` is a multiple of its size, of 16 bytes at most.
 template <class T> __device__ inline T shared_read(const void* p) {
@@ -98,7 +151,7 @@ template <int N> __device__ inline void copies_wait() {
 
 // -- tensor cores of one warp ------------------------------------------------------------------------
 //
-// A fragment is a small matrix dealt out over the 32 lanes: g = lane / 4, t = lane % 4.
+// A fragment is a small matrix shared out over the 32 lanes: g = lane / 4, t = lane % 4.
 //
 //   A, 16 rows        a[0] (g, 2t..)   a[2] (g, 2t+8..)     B   b[0] (2t.., g)    D   d[0,1] (g, 2t..)
 //   x 16 of k         a[1] (g+8, 2t..) a[3] (g+8, 2t+8..)       b[1] (2t+8.., g)      d[2,3] (g+8, 2t..)

@@ -82,6 +82,11 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
 
 struct __align__(64) TensorMap { unsigned long long words[16]; };
 
+// Lets the copy engine read a map before the first copy wants it; nobody waits.
+__device__ inline void fetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
+
 // One thread asks; the bytes land in `to` and are counted by `barrier`.
 __device__ inline void tile_load(void* to, const TensorMap& map, Barrier* barrier,
                                  int x, int y, int z) {
@@ -101,11 +106,15 @@ __device__ inline void tile_load_to(unsigned short blocks, void* to, const Tenso
                     "r"(x), "r"(y), "r"(z), "h"(blocks) : "memory");
 }
 
-// Writes two neighbours, at a multiple of 4, into a tile that a bulk copy or the tensor cores read
-// next. Between them: tile_writes_done by every writer, then a barrier.
+// Writes two neighbours, at a multiple of both together, into a tile that a bulk copy or the tensor
+// cores read next. Between them: tile_writes_done by every writer, then a barrier.
 template <class T> __device__ inline void tile_write(void* to, T x, T y) {
     const unsigned both = unsigned(x.bits) | unsigned(y.bits) << 16;
     asm volatile("st.shared.b32 [%0], %1;" :: "r"(shared_address(to)), "r"(both) : "memory");
+}
+__device__ inline void tile_write(void* to, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                 :: "r"(shared_address(to)), "f"(x), "f"(y) : "memory");
 }
 __device__ inline void tile_writes_done() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -4,134 +4,142 @@ Each gets a, b and out of 2 dimensions, or all of 3, checked before; launches on
 stream in use, and does not wait.
 """
 
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import array_namespace, namespace, on_device
+from tiledask.tile.backend import Array, array_namespace, namespace
 from tiledask.tile.cuda import build, tensor_map
-from tiledask.tile.cuda.operands import Matrix, address_of, matrix, padded, readable
+from tiledask.tile.cuda.hopper_tile import (
+    WGMMA_TILES,
+    AnyTile,
+    HopperTile,
+    chosen,
+    memory_of,
+    wgmma_memory,
+)
+from tiledask.tile.cuda.operands import Matrix, MatrixLayout, address_of, matrix, padded, readable
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
 
 __all__ = [
-    "MMA_TILES", "SGEMM_TILES", "SMEM_TILES", "WGMMA_TILES", "mma_multistage", "mma_tf32",
+    "MMA_K_BYTES",
+    "MMA_TILES",
+    "SGEMM_TILES",
+    "SMEM_TILES",
+    "WGMMA_TILES",
+    "LaunchPlan",
+    "mma_multistage",
+    "mma_tf32",
     "panels_memory",
-    "sgemm_warptiled", "smem_tiled", "wgmma_memory", "wgmma_ws_persistent",
-]  # fmt: skip
+    "planned",
+    "sgemm_warptiled",
+    "smem_tiled",
+    "wgmma_memory",
+    "wgmma_ws_persistent",
+]
 
 SMEM_TILES = ((16, 16, 16), (32, 32, 32))
 SGEMM_TILES = ((128, 128, 16), (64, 64, 16))
 MMA_TILES = ((128, 128, 32), (64, 64, 32), (128, 128, 16), (64, 64, 16))
-"""64 bytes of k at a time: 32 halves, or 16 of float32."""
-WGMMA_TILES = ((128, 256, 64), (128, 128, 64))
+MMA_K_BYTES = 64
+"""Bytes of k at a time: 32 halves, or 16 of float32."""
 
 _MAX_EXTENT = 2**31 - 512
 """Rows and columns are 32-bit ints on the device, and the last tile may end some beyond them."""
 _MAX_GRID_YZ = 65_535
 """Blocks in the grid's y and z directions (CUDA C++ Programming Guide, table of capabilities)."""
-_SHARED_BYTES = 227 * 1024
-"""Of a block of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications)."""
+_PLANS = 4096
 _TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
 
 
-def smem_tiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
+def smem_tiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """The textbook kernel; operands and C of any strides."""
-    extent = tile[0]
-    a, b, c = matrix(a), matrix(b), matrix(out)
-    _check_extents("smem_tiled", a, b)
-    if -(-c.rows // extent) > _MAX_GRID_YZ:
-        raise KernelError(
-            f"smem_tiled has one row of thread blocks per {extent} rows, up to {_MAX_GRID_YZ} of "
-            f"them, so at most {_MAX_GRID_YZ * extent} rows, got {c.rows}; cut the product into "
-            f"blocks or use kernel='cublas'"
-        )
-    grid = (-(-c.columns // extent), -(-c.rows // extent))
-    _launch("smem_tiled", {"TILE": extent}, grid, (extent, extent), 0, a, b, c, epilogue)
-    return _loads((extent,) * 3, *grid, a, b, c, epilogue)
+    return _launch(_smem(a, b, out, tile, epilogue), epilogue)
 
 
-def sgemm_warptiled(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
+def sgemm_warptiled(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> TileTraffic:
     """float32 on CUDA cores. Copies an operand whose rows and columns both lie apart."""
-    return _panels("sgemm_warptiled", a, b, out, tile, epilogue)
+    return _launch(_panels("sgemm_warptiled", a, b, out, tile, epilogue), epilogue)
 
 
-def mma_multistage(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
-    """Halves on a warp's tensor cores. Copies an operand whose rows and columns both lie apart."""
-    return _panels("mma_multistage", a, b, out, _64_bytes(tile, a.itemsize), epilogue)
+def mma_multistage(
+    a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue
+) -> TileTraffic:
+    """Halves on a warp's tensor cores, or float32 rounded to TF32, of whose mantissa they read 10
+    bits. Copies an operand whose rows and columns both lie apart."""
+    return _launch(_mma(a, b, out, tile, epilogue), epilogue)
 
 
-def mma_tf32(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
-    """float32 rounded to TF32, the 10 bits of mantissa that tensor cores read, by that kernel."""
-    own = tile == MMA_TILES[0]  # of halves: nobody chose it
-    tile = (*tile[:2], 16) if own else _64_bytes(tile, a.itemsize)
-    return _panels("mma_multistage", a, b, out, tile, epilogue)
+mma_tf32 = mma_multistage
+"""`mma_multistage` of float32 operands, which nobody gets but who asks for it."""
 
 
-def _64_bytes(tile: Tile, itemsize: int) -> Tile:
-    if tile[2] * itemsize != 64:
-        raise KernelError(
-            f"mma_multistage takes 64 bytes of k at a time, {64 // itemsize} elements of "
-            f"{itemsize} bytes, got a tile of {tile[2]}; use {(*tile[:2], 64 // itemsize)}"
-        )
-    return tile
-
-
-def wgmma_ws_persistent(a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> None:
+def wgmma_ws_persistent(
+    a: Array, b: Array, out: Array, tile: AnyTile | None, epilogue: Epilogue
+) -> TileTraffic:
     """Halves on Hopper's tensor cores, tiles brought by its copy engine.
 
-    Copies an operand whose lines of elements do not all start on boundaries of 16 bytes. C leaves
-    through shared memory where its rows do, and where it is neither read nor wanted before the
-    activation; elsewhere element by element.
+    What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py). Copies an operand
+    whose lines of elements do not all start on boundaries of 16 bytes. C leaves through shared
+    memory where its rows do and it is of the operands' type and neither read nor wanted before the
+    activation, and with a HopperTile wherever its rows do; else by pairs, or element by element.
     """
-    name = "wgmma_ws_persistent"
-    a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
-    a, b = padded(a), padded(b)
-    _check_extents(name, a, b)
-    columns = tile[1]
-    staged = int(
-        c.by_rows and c.boundary == 16 and c.array.dtype == a.array.dtype
-        and not epilogue.loads_c and epilogue.preactivation is None
-    )  # fmt: skip
-    cluster = 2 if c.rows > 128 else 1
-    stages, shared = wgmma_memory(columns, staged)
-    macros = {
-        "TYPE": _TYPES[a.array.dtype.name], "OUT": _TYPES[c.array.dtype.name],
-        "TILE_N": columns, "STAGES": stages, "CLUSTER": cluster, "STAGED": staged,
-        "A_TURNED": int(not a.by_rows), "B_TURNED": int(b.by_rows),
-        **_used(epilogue),
-    }  # fmt: skip
-    box_a = (64, 64, 1) if macros["A_TURNED"] else (64, 128, 1)
-    box_b = (64, 64, 1) if macros["B_TURNED"] else (64, columns // cluster, 1)
+    plan, a, b, c, before = _hopper(a, b, out, tile, epilogue, _multiprocessors())
+    m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
+    assert plan.maps is not None  # this kernel has them
+    box_a, box_b, box_c = plan.maps
     map_a, map_b = _map(a, box_a), _map(b, box_b)
-    map_c = _map(c, (64, 64, 1)) if staged else np.zeros_like(map_a)
-    tiles = -(-c.rows // (128 * cluster)) * -(-c.columns // columns) * c.batches
-    blocks = min(tiles, _multiprocessors() // cluster) * cluster
-    before = _before(epilogue, c, turned)
-    with on_device(out):
-        kernel = _kernel(name, macros, shared)
-        kernel((blocks,), (384,), (
-            *map(np.int32, (c.rows, c.columns, a.columns, c.batches)),
-            map_a, np.int32(a.batch > 0), map_b, np.int32(b.batch > 0), map_c,
-            c.array, _NULL if before is None else before.array, *c.strides,
-            *_ending(epilogue, turned),
-        ), shared_mem=shared)  # fmt: skip
+    map_c = _map(c, box_c) if box_c else map_a  # not read, but on its boundary
+    _kernel(plan.name, plan.macros, plan.shared)(
+        plan.grid,
+        plan.block,
+        (
+            m,
+            n,
+            k,
+            batches,
+            map_a,
+            a_batched,
+            map_b,
+            b_batched,
+            map_c,
+            c.array,
+            _NULL if before is None else before.array,
+            *strides,
+            *_ending(epilogue),
+        ),
+        shared_mem=plan.shared,
+    )
+    return plan.traffic
 
 
-def wgmma_memory(columns: int, staged: int) -> tuple[int, int]:
-    """(stages, bytes of shared memory) of `wgmma_ws_persistent`: as many stages as a block holds.
+def planned(
+    kernel: str,
+    a: Array,
+    b: Array,
+    out: Array,
+    tile: Any,
+    epilogue: Epilogue,
+    multiprocessors: int = 132,
+) -> "LaunchPlan":
+    """What a launch on such arrays would be; they may be NumPy's, and there need not be a GPU.
 
-    A stage is 128 rows of A and ``columns`` of B, 128 bytes each, and two barriers; C goes through
-    shared memory if ``staged``.
+    ``tile`` is of the kind that ``kernel`` takes.
 
-    >>> wgmma_memory(256, staged=1), wgmma_memory(256, staged=0)
-    ((3, 213040), (4, 196672))
+    >>> a = np.zeros((64, 64), np.float32)
+    >>> planned("smem_tiled", a, a, a, (16, 16, 16), Epilogue()).grid
+    (4, 4)
     """
-    stage = (128 + columns) * 128 + 16
-    tile_of_c = staged * 128 * columns * 2
-    stages = (_SHARED_BYTES - tile_of_c) // stage
-    return stages, stages * stage + tile_of_c
+    if kernel == "wgmma_ws_persistent":
+        return _hopper(a, b, out, tile, epilogue, multiprocessors).plan
+    if kernel == "mma_multistage":
+        return _mma(a, b, out, tile, epilogue).plan
+    if kernel == "smem_tiled":
+        return _smem(a, b, out, tile, epilogue).plan
+    return _panels(kernel, a, b, out, tile, epilogue).plan
 
 
 def panels_memory(
@@ -154,67 +162,315 @@ def panels_memory(
     return stages, stages * ((rows + columns) * k + more) * itemsize
 
 
-# -- what the kernels share -----------------------------------------------------------------------
+# -- a launch's operands, and its plan: all but addresses -----------------------------------------
 
 
-def _panels(name: str, a: Any, b: Any, out: Any, tile: Tile, epilogue: Epilogue) -> TileTraffic:
-    """Launches a kernel of one tile a block, whose panels come by ``cp.async``."""
+class _Prepared(NamedTuple):
+    """A plan, and the matrices that it is for: those given, or copies, or the transposed ones."""
+
+    plan: "LaunchPlan"
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    before: Matrix | None
+
+
+def _smem(a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> _Prepared:
+    a, b, c = matrix(a), matrix(b), matrix(out)
+    before = _before(epilogue, c, False)
+    plan = _smem_plan(a.layout, b.layout, c.layout, tile[0], _parts(epilogue, before, False))
+    return _Prepared(plan, a, b, c, before)
+
+
+def _mma(a: Array, b: Array, out: Array, tile: Tile | None, epilogue: Epilogue) -> _Prepared:
+    size = a.itemsize
+    tile = tile or MMA_TILES[0 if size == 2 else 2]
+    if tile[2] * size != MMA_K_BYTES:
+        each = MMA_K_BYTES // size
+        raise KernelError(
+            f"mma_multistage takes {MMA_K_BYTES} bytes of k at a time, {each} elements of {size} "
+            f"bytes, got a tile of {tile[2]}; use {(*tile[:2], each)}"
+        )
+    return _panels("mma_multistage", a, b, out, tile, epilogue)
+
+
+def _panels(name: str, a: Array, b: Array, out: Array, tile: Tile, epilogue: Epilogue) -> _Prepared:
+    """The launch of a kernel of one tile a block, whose panels come by ``cp.async``."""
     a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
+    before = _before(epilogue, c, turned)
+    parts = _parts(epilogue, before, turned)
+    plan = _panels_plan(name, a.layout, b.layout, c.layout, tile, parts)
+    return _Prepared(plan, a, b, c, before)
+
+
+def _hopper(
+    a: Array, b: Array, out: Array, tile: AnyTile | None, epilogue: Epilogue, multiprocessors: int
+) -> _Prepared:
+    a, b, c, turned = _by_rows(readable(a), readable(b), matrix(out))
+    a, b = padded(a), padded(b)
+    before = _before(epilogue, c, turned)
+    parts = _parts(epilogue, before, turned)
+    plan = _hopper_plan(a.layout, b.layout, c.layout, tile, parts, multiprocessors)
+    return _Prepared(plan, a, b, c, before)
+
+
+class LaunchPlan(NamedTuple):
+    """A variant of a kernel and its launch, for operands that lie so; kept, as many are alike."""
+
+    name: str
+    macros: dict[str, Any]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    numbers: tuple[np.generic, ...]
+    """Extents and strides, in the kernel's types and order."""
+    traffic: TileTraffic
+    maps: "tuple[_Box, _Box, _Box | None] | None" = None
+    """What the tensor maps of A, B and C are made of; None for C where it is not brought."""
+
+
+class _Box(NamedTuple):
+    """A tensor map, its address aside."""
+
+    dtype: str
+    sizes: tuple[int, int, int]
+    """Along a line, of lines, of matrices."""
+    strides: tuple[int, int]
+    """Bytes from line to line, from matrix to matrix."""
+    box: tuple[int, int, int]
+
+
+class _Parts(NamedTuple):
+    """What there is of the epilogue."""
+
+    beta: bool
+    bias: bool
+    gelu: bool
+    before: int
+    """0, or the boundary on which every line of what goes there starts."""
+    turned: bool
+    """Whether the bias, of C's columns, is one of rows of the transposed product."""
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """The parts that a variant of a kernel needs to have (epilogue.cuh)."""
+        return {
+            "HAS_BETA": int(self.beta),
+            "HAS_BIAS": int(self.bias),
+            "HAS_GELU": int(self.gelu),
+            "HAS_BEFORE": int(self.before > 0),
+            "BIAS_BY_ROW": int(self.bias and self.turned),
+        }
+
+    def pairs(self, c: MatrixLayout) -> int:
+        """Whether C, and what goes beside it, moves by two neighbours of a row (epilogue.cuh)."""
+        boundary = min(c.boundary, self.before or 16)
+        return int(c.by_rows and c.columns % 2 == 0 and boundary >= 2 * c.itemsize)
+
+
+def _parts(epilogue: Epilogue, before: Matrix | None, turned: bool) -> _Parts:
+    return _Parts(
+        epilogue.loads_c,
+        epilogue.bias is not None,
+        epilogue.activation is not None,
+        0 if before is None else before.layout.boundary,
+        turned,
+    )
+
+
+@lru_cache(_PLANS)
+def _smem_plan(
+    a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, extent: int, parts: _Parts
+) -> LaunchPlan:
+    _check_extents("smem_tiled", a, b)
+    if -(-c.rows // extent) > _MAX_GRID_YZ:
+        raise KernelError(
+            f"smem_tiled has one row of thread blocks per {extent} rows, up to {_MAX_GRID_YZ} of "
+            f"them, so at most {_MAX_GRID_YZ * extent} rows, got {c.rows}; cut the product into "
+            f"blocks or use kernel='cublas'"
+        )
+    grid = (-(-c.columns // extent), -(-c.rows // extent))
+    return LaunchPlan(
+        "smem_tiled",
+        {"TILE": extent, **parts.macros},
+        grid,
+        (extent, extent),
+        0,
+        _numbers(a, b, c),
+        _loads((extent, extent, extent), *grid, a, b, c, parts),
+    )
+
+
+@lru_cache(_PLANS)
+def _panels_plan(
+    name: str, a: MatrixLayout, b: MatrixLayout, c: MatrixLayout, tile: Tile, parts: _Parts
+) -> LaunchPlan:
     _check_extents(name, a, b)
     rows, columns, k = tile
-    a_turned, b_turned, size = not a.by_rows, b.by_rows, a.array.itemsize
-    stages, shared = panels_memory(name, tile, size, a_turned, b_turned)
+    a_turned, b_turned = not a.by_rows, b.by_rows
+    stages, shared = panels_memory(name, tile, a.itemsize, a_turned, b_turned)
     macros = {
-        "TYPE": _TYPES[a.array.dtype.name], "OUT": _TYPES[c.array.dtype.name],
-        "TILE_M": rows, "TILE_N": columns, "TILE_K": k, "STAGES": stages,
-        "A_TURNED": int(a_turned), "B_TURNED": int(b_turned),
-        "A_BYTES": _piece(a), "B_BYTES": _piece(b),
-    }  # fmt: skip
+        "TYPE": _TYPES[a.dtype],
+        "OUT": _TYPES[c.dtype],
+        "TILE_M": rows,
+        "TILE_N": columns,
+        "TILE_K": k,
+        "STAGES": stages,
+        "A_TURNED": int(a_turned),
+        "B_TURNED": int(b_turned),
+        "A_BYTES": _piece(a),
+        "B_BYTES": _piece(b),
+        "PAIRS": parts.pairs(c),
+        **parts.macros,
+    }
     across, down = -(-c.columns // columns), -(-c.rows // rows)
-    _launch(name, macros, (across * down,), (128,), shared, a, b, c, epilogue, turned)
-    return _loads(tile, across, down, a, b, c, epilogue)
+    return LaunchPlan(
+        name,
+        macros,
+        (across * down, 1),
+        (128,),
+        shared,
+        _numbers(a, b, c),
+        _loads(tile, across, down, a, b, c, parts),
+    )
+
+
+def _piece(x: MatrixLayout) -> int:
+    """Bytes that one instruction may copy of a line: 16, 4 or an element's."""
+    return 16 if x.boundary == 16 else max(x.itemsize, min(x.boundary, 4))
+
+
+def _numbers(a: MatrixLayout, b: MatrixLayout, c: MatrixLayout) -> tuple[np.generic, ...]:
+    return (*map(np.int32, (c.rows, c.columns, a.columns)), *a.strides, *b.strides, *c.strides)
 
 
 def _loads(
-    tile: Tile, across: int, down: int, a: Matrix, b: Matrix, c: Matrix, epilogue: Epilogue
+    tile: Tile,
+    across: int,
+    down: int,
+    a: MatrixLayout,
+    b: MatrixLayout,
+    c: MatrixLayout,
+    parts: _Parts,
 ) -> TileTraffic:
-    """What a grid of ``across`` x ``down`` thread blocks loads that walks along k in steps of tk.
+    """What ``across`` x ``down`` tiles of C load, each along k in steps of tk.
 
-    From the bounds of the launch and of the kernel's own loop: blocks guard their edges, so that a
-    row of A is loaded once per column of blocks, a column of B once per row of them. Of the
-    product as it is launched: where C lies by columns, A is what was B, transposed.
+    From the bounds of the launch and of the kernel's own loop: edges are guarded, so that a row of
+    A is loaded once per column of tiles, a column of B once per row of them. Of the product as it
+    is launched: where C lies by columns, A is what was B, transposed.
     """
-    stored = c.batches * c.rows * c.columns * c.array.itemsize
+    stored = c.batches * c.rows * c.columns * c.itemsize
     return TileTraffic(
-        c.rows, c.columns, a.columns, tile, a.array.itemsize,
+        c.rows,
+        c.columns,
+        a.columns,
+        tile,
+        a.itemsize,
         tiles=c.batches * across * down * -(-a.columns // tile[2]),
-        a=c.batches * across * a.rows * a.columns * a.array.itemsize,
-        b=c.batches * down * b.rows * b.columns * b.array.itemsize,
-        c=stored, c_loaded=stored if epilogue.loads_c else 0,
-    )  # fmt: skip
+        a=c.batches * across * a.rows * a.columns * a.itemsize,
+        b=c.batches * down * b.rows * b.columns * b.itemsize,
+        c=stored,
+        c_loaded=stored if parts.beta else 0,
+    )
 
 
-def _piece(x: Matrix) -> int:
-    """Bytes that one instruction may copy of a line: 16, 4 or an element's."""
-    return 16 if x.boundary == 16 else max(x.array.itemsize, min(x.boundary, 4))
+@lru_cache(_PLANS)
+def _hopper_plan(
+    a: MatrixLayout,
+    b: MatrixLayout,
+    c: MatrixLayout,
+    tile: AnyTile | None,
+    parts: _Parts,
+    multiprocessors: int,
+) -> LaunchPlan:
+    _check_extents("wgmma_ws_persistent", a, b)
+    can, reads = c.by_rows and c.boundary == 16, parts.beta or parts.before
+    if not isinstance(tile, HopperTile):
+        usual = can and c.dtype == a.dtype and not reads
+        tile = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, usual, tile)
+    columns, cluster, staged = tile.tile[1], tile.cluster, tile.staged and can
+    panels = tile.panels if staged else 0
+    macros = {
+        "TYPE": _TYPES[a.dtype],
+        "OUT": _TYPES[c.dtype],
+        "TILE_N": columns,
+        "STAGES": tile.stages,
+        "CLUSTER": cluster,
+        "RASTER": tile.raster,
+        "STAGED": int(staged),
+        "A_TURNED": int(not a.by_rows),
+        "B_TURNED": int(b.by_rows),
+        "PAIRS": 1 if staged and not reads else parts.pairs(c),
+        **parts.macros,
+        **({"C_PANELS": panels} if staged else {}),
+    }
+    box_a = (64, 128, 1) if a.by_rows else (64, 64, 1)
+    box_b = (64, 64, 1) if b.by_rows else (64, columns // cluster, 1)
+    # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
+    # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
+    together = (128 * cluster, columns, 64)
+    down, across = -(-c.rows // together[0]), -(-c.columns // columns)
+    tiles = down * across * c.batches
+    box_c = (128 // c.itemsize, 64, 1)
+    return LaunchPlan(
+        "wgmma_ws_persistent",
+        macros,
+        (min(tiles, tile.at_once(multiprocessors)) * cluster,),
+        (384,),
+        memory_of(columns, tile.stages, panels),
+        (
+            *map(np.int32, (c.rows, c.columns, a.columns, c.batches, a.batch > 0, b.batch > 0)),
+            *c.strides,
+        ),
+        _loads(together, across, down, a, b, c, parts),
+        (_extents(a, box_a), _extents(b, box_b), _extents(c, box_c) if staged else None),
+    )
 
 
-def _launch(
-    name: str, macros: dict, grid: tuple, block: tuple, shared: int,
-    a: Matrix, b: Matrix, c: Matrix, epilogue: Epilogue, turned: bool = False,
-) -> None:  # fmt: skip
+def _extents(x: MatrixLayout, box: tuple[int, int, int]) -> _Box:
+    length, lines = (x.columns, x.rows) if x.by_rows else (x.rows, x.columns)
+    across = (x.row if x.by_rows else x.column) * x.itemsize
+    batches = x.batches if x.batch else 1
+    further = x.batch * x.itemsize if x.batch else -(-lines * across // 16) * 16
+    return _Box(x.dtype, (length, lines, batches), (across, further), box)
+
+
+def _check_extents(name: str, a: MatrixLayout, b: MatrixLayout) -> None:
+    m, k, n = a.rows, a.columns, b.columns
+    if max(m, n, k) > _MAX_EXTENT:
+        raise KernelError(
+            f"{name} counts rows and columns in 32 bits, up to {_MAX_EXTENT}, "
+            f"got {m} x {k} by {k} x {n}; cut the product into blocks or use kernel='cublas'"
+        )
+
+
+# -- launches -------------------------------------------------------------------------------------
+
+
+def _launch(prepared: _Prepared, epilogue: Epilogue) -> TileTraffic:
     """Launches a kernel whose grid has the batch as its third direction."""
-    before = _before(epilogue, c, turned)
-    with on_device(c.array):
-        kernel = _kernel(name, {**macros, **_used(epilogue)}, shared)
-        for first in range(0, c.batches, _MAX_GRID_YZ):
-            count = min(_MAX_GRID_YZ, c.batches - first)
-            kernel((*(*grid, 1)[:2], count), block, (
-                *map(np.int32, (c.rows, c.columns, a.columns)),
-                a.part(first), *a.strides, b.part(first), *b.strides,
-                c.part(first), _NULL if before is None else before.part(first), *c.strides,
-                *_ending(epilogue, turned),
-            ), shared_mem=shared)  # fmt: skip
+    plan, a, b, c, before = prepared
+    kernel, ending = _kernel(plan.name, plan.macros, plan.shared), _ending(epilogue)
+    extents, a_strides, b_strides, c_strides = (plan.numbers[i : i + 3] for i in (0, 3, 6, 9))
+    for first in range(0, c.layout.batches, _MAX_GRID_YZ):
+        count = min(_MAX_GRID_YZ, c.layout.batches - first)
+        kernel(
+            (*plan.grid, count),
+            plan.block,
+            (
+                *extents,
+                a.part(first),
+                *a_strides,
+                b.part(first),
+                *b_strides,
+                c.part(first),
+                _NULL if before is None else before.part(first),
+                *c_strides,
+                *ending,
+            ),
+            shared_mem=plan.shared,
+        )
+    return plan.traffic
 
 
 _NULL = np.uint64(0)
@@ -223,31 +479,19 @@ _NULL = np.uint64(0)
 def _by_rows(a: Matrix, b: Matrix, c: Matrix) -> tuple[Matrix, Matrix, Matrix, bool]:
     """(a, b, c, False), or the transposed product (b^T, a^T, c^T, True) if C's columns lie
     together: threads that are neighbours write neighbours of a row."""
-    if c.by_rows or not c.by_columns:
+    if c.layout.by_rows or not c.layout.by_columns:
         return a, b, c, False
     return b.turned, a.turned, c.turned, True
 
 
-def _used(epilogue: Epilogue) -> dict[str, int]:
-    """What of the epilogue a variant of a kernel needs to have (epilogue.cuh)."""
-    return {
-        "HAS_BETA": int(epilogue.loads_c),
-        "HAS_BIAS": int(epilogue.bias is not None),
-        "HAS_GELU": int(epilogue.activation is not None),
-        "HAS_BEFORE": int(epilogue.preactivation is not None),
-    }
-
-
-def _ending(epilogue: Epilogue, turned: bool) -> tuple:
-    """The last arguments of every kernel: alpha, beta, bias, whether by row, GELU."""
-    bias = _NULL
-    if epilogue.bias is not None:
-        bias = array_namespace(epilogue.bias).ascontiguousarray(epilogue.bias)
-    gelu = int(epilogue.activation is not None)
-    return (
-        np.float32(epilogue.alpha), np.float32(epilogue.beta), bias, np.int32(turned),
-        np.int32(gelu),
-    )  # fmt: skip
+def _ending(epilogue: Epilogue) -> tuple[np.float32, np.float32, Array]:
+    """The last arguments of every kernel: alpha, beta, bias."""
+    bias = epilogue.bias
+    if bias is None:
+        bias = _NULL
+    elif bias.strides[0] != bias.itemsize:
+        bias = array_namespace(bias).ascontiguousarray(bias)
+    return np.float32(epilogue.alpha), np.float32(epilogue.beta), bias
 
 
 def _before(epilogue: Epilogue, c: Matrix, turned: bool) -> Matrix | None:
@@ -256,47 +500,43 @@ def _before(epilogue: Epilogue, c: Matrix, turned: bool) -> Matrix | None:
         return None
     found = matrix(epilogue.preactivation)
     found = found.turned if turned else found
-    if (found.row, found.column, found.batch) != (c.row, c.column, c.batch):
+    given, wanted = ((x.layout.batch, x.layout.row, x.layout.column) for x in (found, c))
+    if given != wanted:
         raise KernelError(
-            f"on a GPU preactivation must lie as out does, strides of "
-            f"{(c.batch, c.row, c.column)} elements, got "
-            f"{(found.batch, found.row, found.column)}; make it with cupy.empty_like(out)"
+            f"on a GPU preactivation must lie as out does, strides of {wanted} elements, got "
+            f"{given}; make it with cupy.empty_like(out)"
         )
     return found
 
 
-def _map(x: Matrix, box: tuple[int, int, int]) -> np.ndarray:
-    """A tensor map of three dimensions: along a line, from line to line, from matrix to matrix."""
-    size = x.array.itemsize
-    length, lines = (x.columns, x.rows) if x.by_rows else (x.rows, x.columns)
-    across = (x.row if x.by_rows else x.column) * size
-    batches = x.batches if x.batch else 1
-    further = x.batch * size if x.batch else -(-lines * across // 16) * 16
-    return tensor_map.encode(
-        x.array.dtype, address_of(x.array), (length, lines, batches), (across, further), box
-    )
+def _map(x: Matrix, box: _Box) -> np.ndarray:
+    return tensor_map.encode(box.dtype, address_of(x.array), box.sizes, box.strides, box.box)
 
 
-def _kernel(name: str, macros: dict, shared: int) -> Any:
+# -- the device in use ----------------------------------------------------------------------------
+
+
+def _kernel(name: str, macros: dict[str, Any], shared: int) -> Any:
     """The kernel on the device in use, allowed this much dynamic shared memory."""
-    kernel = build.loaded(name, macros, _capability())
+    device = _device()
+    return _ready(name, tuple(macros.items()), shared, device.id, device.compute_capability)
+
+
+@cache
+def _ready(
+    name: str, macros: tuple[tuple[str, Any], ...], shared: int, device: int, capability: str
+) -> Any:
+    """A kernel is one object for all devices, but what it is allowed is said on each, once."""
+    kernel = build.loaded(name, dict(macros), capability)
     if shared > 48 * 1024:
         kernel.max_dynamic_shared_size_bytes = shared
     return kernel
 
 
-def _capability() -> str:
-    return namespace("cupy").cuda.Device().compute_capability
-
-
 def _multiprocessors() -> int:
-    return namespace("cupy").cuda.Device().attributes["MultiProcessorCount"]
+    count: int = _device().attributes["MultiProcessorCount"]
+    return count
 
 
-def _check_extents(name: str, a: Matrix, b: Matrix) -> None:
-    m, k, n = a.rows, a.columns, b.columns
-    if max(m, n, k) > _MAX_EXTENT:
-        raise KernelError(
-            f"{name} counts rows and columns in 32 bits, up to {_MAX_EXTENT}, "
-            f"got {m} x {k} by {k} x {n}; cut the product into blocks or use kernel='cublas'"
-        )
+def _device() -> Any:
+    return namespace("cupy").cuda.Device()

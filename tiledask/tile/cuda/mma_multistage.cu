@@ -119,7 +119,7 @@ mma_multistage(int m, int n, int k,
                const TYPE* a, stride_t a_row, stride_t a_col, stride_t a_batch,  // 0: one for all
                const TYPE* b, stride_t b_row, stride_t b_col, stride_t b_batch,
                OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
-               float alpha, float beta, const float* bias, int bias_by_row, int gelu) {
+               float alpha, float beta, const float* bias) {
     TYPE* memory = reinterpret_cast<TYPE*>(dynamic_shared());
     const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
     const int z = blockIdx.z, steps = (k + TILE_K - 1) / TILE_K;
@@ -162,20 +162,25 @@ mma_multistage(int m, int n, int k,
     }
 
     const Result<OUT> result = {c, before, c_row, c_col, c_batch};
-    const Epilogue e = {alpha, beta, bias, bias_by_row, gelu};
+    const Epilogue e = {alpha, beta, bias};
     const int lane = threadIdx.x % 32;
     float* rows = reinterpret_cast<float*>(memory) + threadIdx.x / 32 * 16 * ROW_PITCH;
     // since the last barrier only what nobody multiplies is read: the stages are free for sums
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < MMA_ROWS; ++i) {
 #pragma unroll
         for (int j = 0; j < 2 * MMA_COLS; ++j) {
             float* to = rows + lane / 4 * ROW_PITCH + 8 * j + lane % 4 * 2;
-            const float (&d)[4] = sums[i][j];
+            const float (&d)[4] = sums[0][j];
             shared_write(to, Pair<float>{d[0], d[1]});
             shared_write(to + 8 * ROW_PITCH, Pair<float>{d[2], d[3]});
         }
+#pragma unroll
+        for (int q = 0; q < (MMA_ROWS - 1) * 8 * MMA_COLS; ++q) {  // the next rows become the first
+            const int r = q / (8 * MMA_COLS), j = q / 4 % (2 * MMA_COLS);
+            sums[r][j][q % 4] = sums[r + 1][j][q % 4];
+        }
         const Place corner = {tile.row + warp.row + 16 * i, tile.col + warp.col};
-        store_rows<16, ROW_PITCH>(e, result, z, corner, 1, m, n, rows);
+        store_rows<16, 1, ROW_PITCH>(e, result, z, corner, m, n, rows);
     }
 }

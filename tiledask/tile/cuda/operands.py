@@ -1,21 +1,21 @@
-"""What a kernel is told of its matrices: where elements lie, and on which boundaries."""
+"""Matrices as a kernel sees them: strides, boundaries, and copies of those that it cannot read."""
 
-from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from tiledask.tile.backend import array_namespace, on_device
+from tiledask.tile.backend import Array, array_namespace, name_of, on_device
 
-__all__ = ["Matrix", "address_of", "matrix", "padded", "readable"]
+__all__ = ["Matrix", "MatrixLayout", "address_of", "bits", "matrix", "padded", "readable"]
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix [rows, columns], or a batch of them [batch, rows, columns], as a kernel sees it."""
+class MatrixLayout(NamedTuple):
+    """How a matrix [rows, columns], or a batch of them [batch, rows, columns], lies in memory."""
 
-    array: Any
+    dtype: str
+    itemsize: int
     batches: int
     rows: int
     columns: int
@@ -36,16 +36,9 @@ class Matrix:
         return self.row == 1
 
     @property
-    def turned(self) -> "Matrix":
-        """The transposed matrix; the same elements."""
-        return Matrix(
-            self.array.swapaxes(-1, -2), self.batches, self.columns, self.rows, self.column,
-            self.row, self.batch, self.boundary,
-        )  # fmt: skip
-
-    def part(self, first: int) -> Any:
-        """The array from matrix ``first`` of the batch on."""
-        return self.array[first:] if self.batch else self.array
+    def turned(self) -> "MatrixLayout":
+        """The layout of the transposed matrix."""
+        return self._replace(rows=self.columns, columns=self.rows, row=self.column, column=self.row)
 
     @property
     def strides(self) -> tuple[np.int64, np.int64, np.int64]:
@@ -53,17 +46,40 @@ class Matrix:
         return np.int64(self.row), np.int64(self.column), np.int64(self.batch)
 
 
-def matrix(x: Any) -> Matrix:
+class Matrix(NamedTuple):
+    """An array as a kernel sees it."""
+
+    array: Array
+    layout: MatrixLayout
+
+    @property
+    def turned(self) -> "Matrix":
+        """The transposed matrix; the same elements."""
+        return Matrix(self.array.swapaxes(-1, -2), self.layout.turned)
+
+    def part(self, first: int) -> Array:
+        """The array from matrix ``first`` of the batch on."""
+        return self.array[first:] if first and self.layout.batch else self.array
+
+
+def matrix(x: Array) -> Matrix:
     """``x`` [rows, columns] or [batch, rows, columns] as a kernel sees it; nothing is copied.
 
-    >>> m = matrix(np.zeros((5, 7), np.float32)[:, ::2])
-    >>> m.row, m.column, m.batch, m.by_rows
+    >>> lies = matrix(np.zeros((5, 7), np.float32)[:, ::2]).layout
+    >>> lies.row, lies.column, lies.batch, lies.by_rows
     (7, 2, 0, False)
     """
-    size = x.itemsize
-    batches, (rows, columns) = (x.shape[0] if x.ndim == 3 else 1), x.shape[-2:]
-    row, column = (stride // size for stride in x.strides[-2:])
-    batch = x.strides[0] // size if x.ndim == 3 and batches > 1 else 0
+    return Matrix(x, _layout(x.dtype, x.shape, x.strides, address_of(x) % 16))
+
+
+@lru_cache(4096)
+def _layout(
+    dtype: np.dtype, shape: tuple[int, ...], strides: tuple[int, ...], address: int
+) -> MatrixLayout:
+    size = dtype.itemsize
+    batches, (rows, columns) = (shape[0] if len(shape) == 3 else 1), shape[-2:]
+    row, column = (stride // size for stride in strides[-2:])
+    batch = strides[0] // size if batches > 1 else 0
     if columns == 1 and row != 1:
         column = 1
     elif rows == 1 and column != 1:
@@ -75,44 +91,47 @@ def matrix(x: Any) -> Matrix:
     elif columns == 1 and row == 1:
         column = apart
     across = row if column == 1 else column
-    return Matrix(
-        x, batches, rows, columns, row, column, batch,
-        gcd(address_of(x), 16, across * size, batch * size),
-    )  # fmt: skip
+    boundary = gcd(address, 16, across * size, batch * size)
+    return MatrixLayout(name_of(dtype), size, batches, rows, columns, row, column, batch, boundary)
 
 
-def readable(x: Any) -> Matrix:
+def readable(x: Array) -> Matrix:
     """``x`` with neighbours along its rows or its columns: itself, or else a copy."""
     found = matrix(x)
-    if found.by_rows or found.by_columns:
+    if found.layout.by_rows or found.layout.by_columns:
         return found
     with on_device(x):
-        return matrix(array_namespace(x).array(x, order="C"))
+        return matrix(array_namespace(x).array(bits(x), order="C").view(x.dtype))
 
 
 def padded(found: Matrix) -> Matrix:
-    """The same elements with every line on a boundary of 16 bytes, as bulk copies need it.
+    """``found`` with every line on a boundary of 16 bytes, as bulk copies need it.
 
     Itself if it is so already, else a copy with up to 15 bytes more a line.
     """
-    if found.boundary == 16:
+    x, lies = found
+    if lies.boundary == 16:
         return found
-    x = found.array
-    xp, each = array_namespace(x), 16 // x.itemsize
-    lines, length = (found.rows, found.columns) if found.by_rows else (found.columns, found.rows)
+    xp, each = array_namespace(x), 16 // lies.itemsize
+    lines, length = (lies.rows, lies.columns) if lies.by_rows else (lies.columns, lies.rows)
     width = -(-length // each) * each
-    shared = found.batch == 0
+    shared = lies.batch == 0
     with on_device(x):
-        room = xp.empty((1 if shared else found.batches, lines, width), x.dtype)
-        view = room[..., :length] if found.by_rows else room[..., :length].swapaxes(-1, -2)
-        view[...] = x[:1] if shared and x.ndim == 3 else x
+        room = xp.empty((1 if shared else lies.batches, lines, width), x.dtype)
+        view = room[..., :length] if lies.by_rows else room[..., :length].swapaxes(-1, -2)
+        bits(view)[...] = bits(x[:1] if shared and x.ndim == 3 else x)
     copied = matrix(view[0] if shared else view)
-    return Matrix(
-        copied.array, found.batches, found.rows, found.columns,
-        width if found.by_rows else 1, 1 if found.by_rows else width, copied.batch, 16,
-    )  # fmt: skip
+    row, column = (width, 1) if lies.by_rows else (1, width)
+    batch = copied.layout.batch
+    return Matrix(copied.array, lies._replace(row=row, column=column, batch=batch, boundary=16))
 
 
-def address_of(x: Any) -> int:
+def bits(x: Array) -> Array:
+    """The elements of ``x`` as integers of their size: halves are not copied, assigned, compared
+    or broadcast as numbers by every array library."""
+    return x.view(f"u{x.itemsize}")
+
+
+def address_of(x: Array) -> int:
     """Where the first element of ``x`` lies, in the host's memory or the device's."""
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr

@@ -14,7 +14,7 @@
 // lies beyond the matrix becomes 0 in shared memory and is not read, so that ragged edges need no
 // special case in the product.
 //
-// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES.
+// On the compiler's command line: TILE_M, TILE_N, TILE_K, STAGES; RASTER, to be tried out.
 
 #pragma once
 
@@ -24,7 +24,10 @@ const int WARP_M = TILE_M < 128 ? 32 : 64, WARP_N = TILE_N < 128 ? 32 : 64;  // 
 const int WARPS_DOWN = TILE_M / WARP_M, WARPS_ACROSS = TILE_N / WARP_N;
 const int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
 const int BLOCKS = THREADS > 128 ? 1 : 2;  // per multiprocessor, with 255 registers a thread
-const int RASTER = 8;  // rows of tiles that are walked column by column, for the sake of L2
+
+#ifndef RASTER
+#define RASTER 8  // rows of tiles that are walked column by column, for the sake of L2
+#endif
 
 static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "TILE_M, TILE_N: 32, 64, 128, 192...");
 static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
@@ -142,20 +145,30 @@ template <class T, int EXTENT, int TURNED, int BOUNDARY, class Layout> struct Co
     }
 };
 
-// Rows of a warp's part of C, every `step` from `corner` on, that its lanes have put into shared
-// memory. The warp writes them line by line, whatever the places of its sums are; and a loop that
-// reads memory stays rolled, while one over registers is unrolled, 128 times the whole epilogue.
-template <int ROWS, int PITCH>
+// ROWS rows of a warp's part of C, every STEP from `corner` on, that its lanes have put into shared
+// memory. The warp writes them line by line, whatever the places of its sums are. The code for all rows
+// of a tile would outgrow the cache of instructions: it is in a loop, in which the sums that come next
+// move to where the first were, as a register cannot be chosen at run time.
+template <int ROWS, int STEP, int PITCH>
 __device__ inline void store_rows(const Epilogue& e, const Result<OUT>& c, int z, Place corner,
-                                  int step, int m, int n, const float* rows) {
+                                  int m, int n, const float* rows) {
+    const int ACROSS = WARP_N / 2, DOWN = 32 / ACROSS;  // lanes
+    const int AT_ONCE = ROWS / DOWN < 8 ? ROWS / DOWN : 8;            // rows of a lane
+    const int row = threadIdx.x % 32 / ACROSS, col = threadIdx.x % ACROSS * 2;
     __syncwarp();  // all lanes have put theirs
-#pragma unroll 1
-    for (int i = 0; i < ROWS; ++i, corner.row += step) {
-        if (corner.row >= m) break;
-        for (int j = threadIdx.x % 32 * 2; j < WARP_N; j += 64) {
-            const Pair<float> x = shared_read<Pair<float>>(rows + i * PITCH + j);
-            store_pair(e, c, z, corner.row, corner.col + j, n, x.x, x.y);
+#pragma unroll
+    for (int first = row; first < row + ROWS; first += AT_ONCE * DOWN) {
+        float y[2 * AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Pair<float> x = shared_read<Pair<float>>(rows + (first + i * DOWN) * PITCH + col);
+            y[2 * i] = x.x;
+            y[2 * i + 1] = x.y;
         }
+        const Share<OUT, AT_ONCE, DOWN * STEP, 1, 0> share(
+            c, z, corner.row + first * STEP, corner.col + col, m, n);
+        share.finish(e, y);
+        share.store(y);
     }
     __syncwarp();  // all lanes have read them, the next may come
 }

@@ -102,7 +102,7 @@ sgemm_warptiled(int m, int n, int k,
                 const TYPE* a, stride_t a_row, stride_t a_col, stride_t a_batch,  // 0: one for all
                 const TYPE* b, stride_t b_row, stride_t b_col, stride_t b_batch,
                 OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
-                float alpha, float beta, const float* bias, int bias_by_row, int gelu) {
+                float alpha, float beta, const float* bias) {
     float* memory = reinterpret_cast<float*>(dynamic_shared());
     const Place tile = place_of(blockIdx.x, m, n), warp = place_of_warp();
     const Lane lane;
@@ -145,21 +145,23 @@ sgemm_warptiled(int m, int n, int k,
     }
 
     const Result<OUT> result = {c, before, c_row, c_col, c_batch};
-    const Epilogue e = {alpha, beta, bias, bias_by_row, gelu};
+    const Epilogue e = {alpha, beta, bias};
     float* rows = memory + threadIdx.x / 32 * 8 * ROW_PITCH;
     __syncthreads();  // everyone has read the last stage
+#pragma unroll 1
+    for (int r = 0; r < 4; ++r) {  // row r of every lane: 8 rows, 4 apart
 #pragma unroll
-    for (int i = 0; i < PATCHES_DOWN; ++i) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {  // row r of every lane: 8 rows, 4 apart
+        for (int i = 0; i < PATCHES_DOWN; ++i) {
 #pragma unroll
             for (int j = 0; j < PATCHES_ACROSS; ++j) {
-                const float (&x)[4] = sums[i][j][r];
+                float (&x)[4][4] = sums[i][j];
                 shared_write(rows + lane.row * ROW_PITCH + j * PATCH_N + lane.col * 4,
-                             Four{x[0], x[1], x[2], x[3]});
+                             Four{x[0][0], x[0][1], x[0][2], x[0][3]});
+#pragma unroll
+                for (int q = 0; q < 12; ++q) x[q / 4][q % 4] = x[q / 4 + 1][q % 4];  // the next row
             }
             const Place corner = {tile.row + warp.row + i * PATCH_M + r, tile.col + warp.col};
-            store_rows<8, ROW_PITCH>(e, result, z, corner, 4, m, n, rows);
+            store_rows<8, 4, ROW_PITCH>(e, result, z, corner, m, n, rows);
         }
     }
 }

@@ -57,7 +57,7 @@ smem_tiled(int m, int n, int k,
            const float* a, stride_t a_row, stride_t a_col, stride_t a_batch,   // m x k
            const float* b, stride_t b_row, stride_t b_col, stride_t b_batch,   // k x n
            float* c, float* before, stride_t c_row, stride_t c_col, stride_t c_batch,  // m x n
-           float alpha, float beta, const float* bias, int bias_by_row, int gelu) {
+           float alpha, float beta, const float* bias) {
     __shared__ float a_tile[TILE * TILE];
     __shared__ float b_tile[TILE * TILE];
 
@@ -79,7 +79,7 @@ smem_tiled(int m, int n, int k,
     }
 
     if (y < m - row0 && x < n - col0) {
-        const Epilogue e = {alpha, beta, bias, bias_by_row, gelu};
+        const Epilogue e = {alpha, beta, bias};
         const Result<float> result = {c, before, c_row, c_col, c_batch};
         store(e, result, z, row0 + y, col0 + x, sum);
     }

@@ -7,6 +7,7 @@ from importlib.resources import files
 __all__ = ["HEADERS", "KERNELS", "file_text", "source"]
 
 KERNELS = ("smem_tiled", "sgemm_warptiled", "mma_multistage", "wgmma_ws_persistent")
+"""Ours, the simplest first."""
 HEADERS = ("gpu.cuh", "hopper.cuh", "epilogue.cuh", "panels.cuh")
 
 

@@ -1,23 +1,40 @@
-"""What Hopper's copy engine is told of a matrix: where it lies, and the box that a copy takes."""
+"""Tensor maps: a matrix as Hopper's copy engine sees it, and the box that a copy takes.
 
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+The driver makes it, called where its library publishes the function: it wants room for the map on a
+boundary of 64 bytes, which the bindings' own object does not have.
+"""
+
+import ctypes
+import sys
+from functools import cache, lru_cache
 
 import numpy as np
 
 from tiledask.errors import KernelError
 
-__all__ = ["MOST", "encode"]
+__all__ = ["MAP", "MOST", "encode"]
 
 MOST = 2**32
 """Elements in a dimension (CUDA Driver API, cuTensorMapEncodeTiled)."""
 
-_TYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16"}
+MAP = np.dtype([("opaque", "<u8", 16)])
+"""CUtensorMap of cuda.h."""
+
+_BOUNDARY = 64
+_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+"""CUtensorMapDataType of cuda.h, as the next line has its CUtensorMapInterleave and so on."""
+_INTERLEAVE_NONE, _SWIZZLE_128B, _L2_PROMOTION_256B, _OOB_FILL_NONE = 0, 3, 3, 0
+
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
+@lru_cache(1024)
 def encode(
-    dtype: Any, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+    dtype: str,
+    address: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
 ) -> np.ndarray:
     """A CUtensorMap, as an array of one element that a launch passes by value.
 
@@ -25,27 +42,60 @@ def encode(
     to the next in each further dimension. The box is 128 bytes wide and swizzled (hopper.cuh);
     what lies outside the matrix reads as 0. Raises KernelError for what the driver refuses: an
     address or stride that is no multiple of 16 bytes, a box of more than 256 in a dimension.
+
+    A map holds these numbers and nothing of the memory there, whose addresses are of one device
+    each, so that the same arguments get the same map, as long as it is kept.
     """
-    driver = import_module("cuda.bindings.driver")
-    kinds = driver.CUtensorMapDataType
-    result, made = driver.cuTensorMapEncodeTiled(
-        getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[np.dtype(dtype).name]}"),
-        len(sizes),
+    driver, rank = _driver(), len(sizes)
+    room = np.zeros(MAP.itemsize + _BOUNDARY, np.uint8)
+    begin = -room.ctypes.data % _BOUNDARY
+    made = room[begin : begin + MAP.itemsize].view(MAP)
+    result = driver.cuTensorMapEncodeTiled(
+        made.ctypes.data,
+        _TYPES[dtype],
+        rank,
         address,
-        [driver.cuuint64_t(x) for x in sizes],
-        [driver.cuuint64_t(x) for x in strides],
-        [driver.cuuint32_t(x) for x in box],
-        [driver.cuuint32_t(1) for _ in sizes],
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        _INTERLEAVE_NONE,
+        _SWIZZLE_128B,
+        _L2_PROMOTION_256B,
+        _OOB_FILL_NONE,
     )
-    if result != driver.CUresult.CUDA_SUCCESS:
+    if result:
+        name, said = ctypes.c_char_p(), f"error {result}"
+        if not driver.cuGetErrorName(result, ctypes.byref(name)) and name.value is not None:
+            said = f"{name.value.decode()} ({result})"
         raise KernelError(
-            f"the driver refuses a tensor map of {tuple(sizes)} elements, strides {tuple(strides)} "
-            f"bytes, box {tuple(box)}, at an address that is {address % 16} beyond a multiple of "
-            f"16: {result}"
+            f"the driver refuses a tensor map of {sizes} elements, strides {strides} bytes, box "
+            f"{box}, at an address that is {address % 16} beyond a multiple of 16: "
+            f"{said}; addresses and strides are multiples of 16 bytes, strides below "
+            f"2^40, a box is 1 to 256 in each dimension and 128 bytes wide at most"
         )
-    words = np.array([int(word) for word in made.opaque], np.uint64)
-    return words.view(np.dtype([("opaque", "<u8", 16)]))
+    made.setflags(write=False)  # others get it too
+    return made
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    """The driver's library, its functions declared as in cuda.h."""
+    number, address = ctypes.c_uint32, ctypes.c_void_p
+    try:
+        found = ctypes.CDLL(_LIBRARY)
+        found.cuTensorMapEncodeTiled.argtypes = [
+            address,
+            ctypes.c_int,
+            number,
+            address,
+            *[ctypes.POINTER(t) for t in (ctypes.c_uint64, ctypes.c_uint64, number, number)],
+            *[ctypes.c_int] * 4,
+        ]
+    except (OSError, AttributeError) as error:
+        raise KernelError(
+            f"the NVIDIA driver's library {_LIBRARY} does not make tensor maps ({error}); they "
+            f"need a driver of CUDA 12.0 or later (525 or later); install one, or use "
+            f"kernel='mma_multistage'"
+        ) from None
+    return found

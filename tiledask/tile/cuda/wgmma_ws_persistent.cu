@@ -28,8 +28,9 @@
 // only when the consumers of both blocks say so.
 //
 // On the compiler's command line: TYPE (bf16, f16), OUT (the same, or float), TILE_N (64, 128, 256),
-// STAGES, CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n), STAGED (1: C
-// goes through shared memory and out by the copy engine; OUT must be TYPE, and beta 0).
+// STAGES (2 or more), CLUSTER (1, 2), A_TURNED (1: A is contiguous along m), B_TURNED (1: along n),
+// STAGED (1: C goes through shared memory and out by the copy engine, so its rows start at multiples
+// of 16 bytes), and of the epilogue what epilogue.cuh has. To be tried out: C_PANELS, RASTER.
 
 #include "epilogue.cuh"
 #include "hopper.cuh"
@@ -40,16 +41,39 @@ const int CONSUMERS = 2, ROWS = TILE_M / CONSUMERS;  // of C, for one warp group
 const int GROUP_THREADS = 128;
 const int A_BYTES = TILE_M * TILE_K * 2, B_BYTES = TILE_K * TILE_N * 2;
 const int STAGE_BYTES = A_BYTES + B_BYTES;
-const int PANEL_BYTES = ROWS * ROW_BYTES;              // 64 columns of C, for one warp group
-const int C_BYTES = ROWS * TILE_N * 2;                 // all of its columns
-const int RASTER = 8;  // rows of clusters that are walked column by column, for the sake of L2
+const int PANEL_BYTES = ROWS * ROW_BYTES;
+
+#ifndef RASTER
+#define RASTER 8  // rows of clusters that are walked column by column, for the sake of L2
+#endif
+
+// C leaves in panels of 128 bytes by the ROWS of a warp group. It has room for C_PANELS of them, and
+// stores its part of a tile in as many passes as that takes.
+#ifndef C_PANELS
+#define C_PANELS (TILE_N / 64)
+#endif
+const int PANEL_COLS = ROW_BYTES / sizeof(OUT), PASS_COLS = C_PANELS * PANEL_COLS;
+
+// Columns whose C and bias are asked for at once: as many as there are registers for, which addresses
+// of elements take too that move one by one.
+const bool FEW_ADDRESSES = PAIRS || (!HAS_BETA && !HAS_BEFORE);
+const int AT_ONCE = FEW_ADDRESSES && PASS_COLS >= 64             ? 64
+                    : HAS_BETA && HAS_BEFORE && sizeof(OUT) == 2 ? 16
+                                                                 : 32;
+// Elements that go to two places, or come and go one by one, take so much code that a loop is better.
+const bool UNROLLED = FEW_ADDRESSES && !HAS_BEFORE;
+const int TIMES = UNROLLED ? TILE_N : 1;
+
+static_assert(STAGES >= 2, "one stage is multiplied while others are filled");
+static_assert(TILE_N % (64 * CLUSTER) == 0, "each block loads its share of B by 64 columns");
+static_assert(!STAGED || TILE_N % PASS_COLS == 0, "a whole number of passes");
 
 struct Shared {
     char* base;
     __device__ inline char* a(int stage) const { return base + stage * STAGE_BYTES; }
     __device__ inline char* b(int stage) const { return a(stage) + A_BYTES; }
     __device__ inline char* c(int consumer) const {
-        return base + STAGES * STAGE_BYTES + consumer * C_BYTES;
+        return base + STAGES * STAGE_BYTES + consumer * C_PANELS * PANEL_BYTES;
     }
     __device__ inline Barrier* full(int stage) const {
         return reinterpret_cast<Barrier*>(c(STAGED ? CONSUMERS : 0)) + stage;
@@ -148,59 +172,79 @@ __device__ inline void release(const Shared& s, int stage, int thread) {
     if (thread < CLUSTER) barrier_arrive_at(s.empty(stage), thread);
 }
 
-// Sums -> C, element by element: any strides, beta, the values before the activation.
-__device__ inline void store_direct(const Epilogue& e, const Result<OUT>& c, const Place& at,
-                                    int consumer, int m, int n, const float (&sums)[TILE_N / 2]) {
-    const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
-    const int row = at.row + consumer * ROWS + thread / 32 * 16 + lane / 4;
+// C, which will be added to, on its way from memory to L2 while the tile is multiplied: each thread
+// asks for every other line of 128 bytes of a row.
+__device__ inline void fetch_c(const Result<OUT>& c, const Place& at, int consumer, int m, int n) {
+    const int thread = threadIdx.x % GROUP_THREADS, i = at.row + consumer * ROWS + thread % ROWS;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int i = row + half * 8;
-        if (i >= m) continue;
-#pragma unroll
-        for (int j = 0; j < TILE_N / 8; ++j) {
-            store_pair(e, c, at.batch, i, at.col + j * 8 + lane % 4 * 2, n,
-                       sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
-        }
+    for (int j = thread / ROWS * PANEL_COLS; j < TILE_N; j += 2 * PANEL_COLS) {
+        fetch_into_l2_if(i < m && at.col + j < n, c.data + c.at(at.batch, i, at.col + j));
     }
 }
 
+// What a thread has of AT_ONCE columns of C: two rows, 8 apart, and a pair in every 8 columns.
+typedef Share<OUT, 2, 8, AT_ONCE / 8, 8> Part;
+
+// In a loop that is not unrolled the next AT_ONCE columns have to become the first, where its code
+// finds them: a register cannot be chosen at run time.
+__device__ inline void move_up(float (&sums)[TILE_N / 2]) {
+    if (UNROLLED) return;
+#pragma unroll
+    for (int q = 0; q < (TILE_N - AT_ONCE) / 2; ++q) sums[q] = sums[q + AT_ONCE / 2];
+}
+
 #if STAGED
-// Sums -> shared memory, in panels of 64 columns -> C by the copy engine, which works on while the
-// next tile is multiplied.
-__device__ inline void store_staged(const Epilogue& e, const Result<OUT>& c, const TensorMap& map_c,
-                                    const Shared& s, const Place& at, int consumer, int m, int n,
-                                    const float (&sums)[TILE_N / 2]) {
+// Sums -> shared memory, in panels -> C by the copy engine, which works on while the next columns are
+// computed, or the next tile is multiplied.
+__device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const TensorMap& map_c,
+                                  const Shared& s, const Place& at, int consumer, int m, int n,
+                                  float (&sums)[TILE_N / 2]) {
     const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
-    const int row = thread / 32 * 16 + lane / 4;  // within this consumer's rows
+    const int row = thread / 32 * 16 + lane / 4, col = lane % 4 * 2;  // of this consumer's part
     char* panels = s.c(consumer);
-    if (thread == 0) stores_have_read();  // the tile before this one
-    group_sync(1 + consumer, GROUP_THREADS);
+#pragma unroll TIMES
+    for (int first = 0; first < TILE_N; first += PASS_COLS) {
+        if (thread == 0) stores_have_read();  // the pass before this one
+        group_sync(1 + consumer, GROUP_THREADS);
+#pragma unroll TIMES
+        for (int j = 0; j < PASS_COLS; j += AT_ONCE) {
+            float* y = sums + (UNROLLED ? first + j : 0) / 2;
+            Part(c, at.batch, at.row + consumer * ROWS + row, at.col + first + j + col, m, n)
+                .finish(e, y);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int r = row + half * 8, i = at.row + consumer * ROWS + r;
-#pragma unroll
-        for (int j = 0; j < TILE_N / 8; ++j) {
-            const int col = at.col + j * 8 + lane % 4 * 2;
-            float y[2];
-#pragma unroll
-            for (int q = 0; q < 2; ++q) {
-                // beyond the edges nothing is stored, but there is no bias to read either
-                const bool inside = !HAS_BIAS || (i < m && col + q < n);
-                y[q] = inside ? finished(e, c, 0, i, col + q, sums[4 * j + 2 * half + q]) : 0.0f;
+            for (int q = 0; q < AT_ONCE / 4; ++q) {
+                const int r = row + q % 2 * 8, byte = (j + q / 2 * 8 + col) * sizeof(OUT);
+                tile_write(panels + byte / ROW_BYTES * PANEL_BYTES + r * ROW_BYTES +
+                               (byte % ROW_BYTES / 16 ^ r % 8) * 16 + byte % 16,
+                           from_float<OUT>(y[2 * q]), from_float<OUT>(y[2 * q + 1]));
             }
-            char* to = panels + j / 8 * PANEL_BYTES + r * ROW_BYTES + ((j ^ r) & 7) * 16;
-            tile_write(to + lane % 4 * 4, from_float<OUT>(y[0]), from_float<OUT>(y[1]));
+            move_up(sums);
+        }
+        tile_writes_done();
+        group_sync(1 + consumer, GROUP_THREADS);
+        if (thread == 0) {
+            for (int j = 0; j < C_PANELS; ++j) {
+                tile_store(map_c, panels + j * PANEL_BYTES, at.col + first + j * PANEL_COLS,
+                           at.row + consumer * ROWS, at.batch);
+            }
+            stores_commit();
         }
     }
-    tile_writes_done();
-    group_sync(1 + consumer, GROUP_THREADS);
-    if (thread == 0) {
-        for (int j = 0; j < TILE_N / 64; ++j) {
-            tile_store(map_c, panels + j * PANEL_BYTES, at.col + j * 64,
-                       at.row + consumer * ROWS, at.batch);
-        }
-        stores_commit();
+}
+#else
+// Sums -> C, wherever its elements lie.
+__device__ inline void store_tile(const Epilogue& e, const Result<OUT>& c, const TensorMap&,
+                                  const Shared&, const Place& at, int consumer, int m, int n,
+                                  float (&sums)[TILE_N / 2]) {
+    const int thread = threadIdx.x % GROUP_THREADS, lane = thread % 32;
+    const int row = at.row + consumer * ROWS + thread / 32 * 16 + lane / 4;
+#pragma unroll TIMES
+    for (int j = 0; j < TILE_N; j += AT_ONCE) {
+        float* y = sums + (UNROLLED ? j : 0) / 2;
+        const Part part(c, at.batch, row, at.col + j + lane % 4 * 2, m, n);
+        part.finish(e, y);
+        part.store(y);
+        move_up(sums);
     }
 }
 #endif
@@ -212,6 +256,7 @@ __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Re
     Ring ring = {0, 0};
     for (int tile = first; tile < tiles; tile += step) {
         const Place at = place_of(tile, m, n);
+        if (HAS_BETA && PAIRS) fetch_c(c, at, consumer, m, n);
         float sums[TILE_N / 2];
         int before = 0;  // the stage multiplied last
         for (int k0 = 0; k0 < k; k0 += TILE_K) {
@@ -225,11 +270,7 @@ __device__ inline void consume(const Shared& s, const TensorMap& map_c, const Re
         }
         wgmma_wait<0>();
         release(s, before, thread);
-#if STAGED
-        store_staged(e, c, map_c, s, at, consumer, m, n, sums);
-#else
-        store_direct(e, c, at, consumer, m, n, sums);
-#endif
+        store_tile(e, c, map_c, s, at, consumer, m, n, sums);
     }
 #if STAGED
     if (thread == 0) stores_are_done();
@@ -242,10 +283,13 @@ wgmma_ws_persistent(int m, int n, int k, int batches,
                     const __grid_constant__ TensorMap map_b, int b_batched,
                     const __grid_constant__ TensorMap map_c,  // STAGED only
                     OUT* c, OUT* before, stride_t c_row, stride_t c_col, stride_t c_batch,
-                    float alpha, float beta, const float* bias, int bias_by_row, int gelu) {
+                    float alpha, float beta, const float* bias) {
     const Shared s = {dynamic_shared()};
     const int group = warp_uniform(threadIdx.x / GROUP_THREADS);  // 0 produces, 1 and 2 consume
     if (threadIdx.x == 0) {
+        fetch_map(map_a);
+        fetch_map(map_b);
+        if (STAGED) fetch_map(map_c);
         for (int stage = 0; stage < STAGES; ++stage) {
             barrier_init(s.full(stage), 1);
             barrier_init(s.empty(stage), CONSUMERS * CLUSTER);
@@ -265,7 +309,7 @@ wgmma_ws_persistent(int m, int n, int k, int batches,
     } else {
         registers_up_to<232>();
         const Result<OUT> result = {c, before, c_row, c_col, c_batch};
-        const Epilogue e = {alpha, beta, bias, bias_by_row, gelu};
+        const Epilogue e = {alpha, beta, bias};
         consume(s, map_c, result, e, m, n, k, group - 1, first, tiles, step);
     }
     cluster_sync();  // nobody leaves while others still write into its shared memory

@@ -1,4 +1,4 @@
-"""What small models are trained on here: a text and pictures that came with the package.
+"""Data sets for small models: a text and pictures that came with the package.
 
 text.py      load_text: characters as numbers, batches by seed and step
 images.py    load_images: pictures and labels, batches by seed and step

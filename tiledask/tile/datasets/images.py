@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.layers.counter import key, positions, splitmix64
+from tiledask.tile.layers.rng import key, positions, splitmix64
 
 __all__ = ["Images", "load_images", "pictures"]
 
@@ -36,20 +37,22 @@ class Images:
         if not 0 < share < 1:
             raise ConfigError(f"pictures are split between 0 and 1, got {share}; 0.8 is usual")
         at = round(share * len(self))
-        first, rest = slice(None, at), slice(at, None)
-        return tuple(
-            replace(self, pixels=self.pixels[part], labels=self.labels[part])
-            for part in (first, rest)
-        )
+        first = replace(self, pixels=self.pixels[:at], labels=self.labels[:at])
+        return first, replace(self, pixels=self.pixels[at:], labels=self.labels[at:])
 
-    def inputs(self, at: Any = slice(None), dtype: Any = "float32") -> np.ndarray:
+    def inputs(self, at: Any = slice(None), dtype: DTypeLike = "float32") -> np.ndarray:
         """[count, 1, rows, columns] from 0 to 1, as a convolution takes them."""
-        return (self.pixels[at][:, None] / np.float32(255)).astype(as_dtype(dtype))
+        pixels: np.ndarray = self.pixels[at][:, None]
+        return (pixels / np.float32(255)).astype(as_dtype(dtype))
 
     def batch(
-        self, seed: int, step: int, size: int, rows: slice | Sequence[int] = slice(None),
-        dtype: Any = "float32",
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        self,
+        seed: int,
+        step: int,
+        size: int,
+        rows: slice | Sequence[int] = slice(None),
+        dtype: DTypeLike = "float32",
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(inputs [rows, 1, height, width], labels [rows]) of a step's batch of ``size`` pictures.
 
         Batches follow each other through all pictures, in another order each time. ``rows`` of
@@ -84,7 +87,7 @@ def pictures() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def load_images(name: str | os.PathLike) -> Images:
+def load_images(name: str | os.PathLike[str]) -> Images:
     """The shipped pictures of that name, or those in an .npz file with ``pixels`` and ``labels``.
 
     >>> load_images("digits")

@@ -3,11 +3,12 @@
 a point's ink = 1 within the pen's radius of a stroke, 0 a pixel further, a ramp between
 """
 
+from collections.abc import Iterator
 from math import cos, pi, sin
 
 import numpy as np
 
-from tiledask.tile.layers.counter import key, positions, uniforms
+from tiledask.tile.layers.rng import key, positions, uniforms
 
 __all__ = ["digit"]
 
@@ -42,7 +43,9 @@ def digit(label: int, number: int, seed: int = 0) -> np.ndarray:
     >>> picture.shape, int(picture.max())
     ((28, 28), 255)
     """
-    stream = iter(uniforms(key(seed, "strokes", label, number), positions((64,))).tolist())
+    stream: Iterator[float] = iter(
+        uniforms(key(seed, "strokes", label, number), positions((64,))).tolist()
+    )
 
     def drawn(low: float, high: float) -> float:
         return low + (high - low) * next(stream)
@@ -69,4 +72,5 @@ def _inked(points: np.ndarray, radius: float) -> np.ndarray:
     share = (to * along).sum(-1) / np.maximum((along * along).sum(-1), 1e-12)
     away = to - np.clip(share, 0, 1)[..., None] * along
     distance = np.sqrt((away * away).sum(-1)).min(-1)
-    return np.clip(radius + 0.5 - distance, 0, 1)
+    ink: np.ndarray = np.clip(radius + 0.5 - distance, 0, 1)
+    return ink

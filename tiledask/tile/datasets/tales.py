@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tiledask.tile.layers.counter import key, positions, uniforms
+from tiledask.tile.layers.rng import key, positions, uniforms
 
 __all__ = ["tales"]
 
@@ -56,9 +56,9 @@ def tales(count: int, seed: int = 0) -> tuple[str, float]:
 def _gift(dice: _Dice) -> str:
     who, what, n = dice.one_of(SHE + HE), dice.one_of(THINGS), dice.one_of(range(2, 10))
     other = dice.one_of([name for name in SHE + HE if name != who])
-    given = dice.one_of(range(1, n))
+    given, pronoun = dice.one_of(range(1, n)), "She" if who in SHE else "He"
     return (
-        f"{who} has {_many(n, what)}. {_pronoun(who)} gives {given} of them to {other}. "
+        f"{who} has {_many(n, what)}. {pronoun} gives {given} of them to {other}. "
         f"Now {who} has {_many(n - given, what)}."
     )
 
@@ -90,7 +90,3 @@ def _many(n: int, thing: str) -> str:
 
 def _a(thing: str) -> str:
     return f"an {thing}" if thing[0] in "aeiou" else f"a {thing}"
-
-
-def _pronoun(who: str) -> str:
-    return "She" if who in SHE else "He"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import data_file, read
-from tiledask.tile.layers.counter import key, positions, splitmix64
+from tiledask.tile.backend import Array
+from tiledask.tile.layers.rng import key, positions, splitmix64
 
 __all__ = ["Text", "load_text", "texts"]
 
@@ -53,7 +53,7 @@ class Text:
                 f"{self.characters!r}"
             ) from None
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: Array) -> str:
         """The text of numbers, in a row."""
         return "".join(self.characters[i] for i in ids)
 
@@ -65,9 +65,13 @@ class Text:
         return replace(self, ids=self.ids[:at]), replace(self, ids=self.ids[at:])
 
     def batch(
-        self, seed: int, step: int, size: int, sequence: int,
+        self,
+        seed: int,
+        step: int,
+        size: int,
+        sequence: int,
         rows: slice | Sequence[int] = slice(None),
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(ids, targets), each [rows, sequence] int32, of a step's batch of ``size`` rows.
 
         Each row begins anywhere in the text; targets are one character on. ``rows`` of the batch
@@ -101,7 +105,7 @@ def texts() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def load_text(name: str | os.PathLike) -> Text:
+def load_text(name: str | os.PathLike[str]) -> Text:
     """The shipped text of that name, or the text in a UTF-8 file.
 
     >>> load_text("tales")

@@ -3,20 +3,19 @@
 self_attention.py   projections, heads, rotary positions; and back
   attention.py        any query head at any kv head; softmax
   rotary.py           pairs of columns turned by their position
-mlp.py              out, bend, back: plain and SwiGLU
+mlp.py              up, activation, down: plain and SwiGLU
   activations.py      relu, gelu, silu, the gate
-  linear.py           x w + b
+  linear.py           x w + b; the linear layers inside of a layer, by name
   fused.py            the two in one product
 norms.py            LayerNorm, RMSNorm
 embedding.py        rows of a table, or of a part of it
 cross_entropy.py    the loss, in pieces that devices with some of the classes add up
 conv.py             convolution in two dimensions
 pooling.py            the largest, the mean; flatten
-windows.py            the windows of an image, and their sum back
+im2col.py           the windows of an image, and their sum back
 dropout.py          a mask that follows from each element's place
 parameters.py       numbers by name and place, the same whatever the split
-counter.py            random numbers without a state
-by_name.py          the linear layers inside of a layer
+rng.py              random numbers without a state
 operands.py         what all of them ask of their operands; halves
 
 One convention:
@@ -29,8 +28,8 @@ One convention:
 - There is a gradient for each operand, in their order; None for one that was None. Integers have
   none. Layers of many weights take them in a dict and return a dict of the same names.
 - Nothing that is passed in is changed. ``bytes_kept`` counts what forwards keep.
-- Operands are of one type: float64, float32, float16 or bfloat16. Halves are summed, bent and
-  normalised in float32 and rounded where a function returns; a loss of halves stays float32.
+- Operands are of one type: float64, float32, float16 or bfloat16. Halves are summed, activated
+  and normalised in float32, and rounded where a function returns; a loss of halves stays float32.
 - NumPy and CuPy arrays alike; shapes that do not go together raise KernelError, a ValueError.
 """
 
@@ -53,14 +52,22 @@ from tiledask.tile.layers.attention import (
     softmax,
     softmax_grad,
 )
-from tiledask.tile.layers.conv import (
+from tiledask.tile.layers.convolution.conv import (
     conv2d,
     conv2d_grad,
     conv2d_grad_input,
     conv2d_grad_weight,
     conv2d_parameters,
 )
-from tiledask.tile.layers.counter import key, normals, positions, uniforms
+from tiledask.tile.layers.convolution.im2col import windows
+from tiledask.tile.layers.convolution.pooling import (
+    avg_pool2d,
+    avg_pool2d_grad,
+    flatten,
+    flatten_grad,
+    max_pool2d,
+    max_pool2d_grad,
+)
 from tiledask.tile.layers.cross_entropy import (
     LossRule,
     count_targets,
@@ -91,14 +98,7 @@ from tiledask.tile.layers.mlp import (
 from tiledask.tile.layers.norms import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad
 from tiledask.tile.layers.operands import bytes_kept
 from tiledask.tile.layers.parameters import Nudge, Parameter, draw, initialise, matrix
-from tiledask.tile.layers.pooling import (
-    avg_pool2d,
-    avg_pool2d_grad,
-    flatten,
-    flatten_grad,
-    max_pool2d,
-    max_pool2d_grad,
-)
+from tiledask.tile.layers.rng import key, normals, positions, uniforms
 from tiledask.tile.layers.rotary import Angles, rotary_angles, rotate, rotate_grad
 from tiledask.tile.layers.self_attention import (
     Heads,
@@ -107,7 +107,6 @@ from tiledask.tile.layers.self_attention import (
     self_attention_grad,
     self_attention_parameters,
 )
-from tiledask.tile.layers.windows import windows
 
 __all__ = [
     "ACTIVATIONS",

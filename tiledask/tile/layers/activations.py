@@ -1,14 +1,14 @@
-"""What bends a layer: relu, gelu and silu element by element, and the gate of SwiGLU.
+"""Activations: relu, gelu and silu element by element, and the gate of SwiGLU.
 
 Each is computed in float32 for halves. `ACTIVATIONS` has them by name.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
 from tiledask.tile import functions
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, rounded, wide
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-def relu(x: Any) -> tuple[Any, Any]:
+def relu(x: Array) -> tuple[Array, Array]:
     """(max(x, 0), kept); keeps y, which the next layer keeps anyway. The slope at 0 is 0.
 
     >>> import numpy as np
@@ -37,12 +37,12 @@ def relu(x: Any) -> tuple[Any, Any]:
     return y, y
 
 
-def relu_grad(dy: Any, kept: Any) -> Any:
+def relu_grad(dy: Array, kept: Array) -> Array:
     """dx of `relu`."""
     return rounded(wide(dy) * (wide(kept) > 0), dy)
 
 
-def gelu(x: Any) -> tuple[Any, Any]:
+def gelu(x: Array) -> tuple[Array, Array]:
     """(x times the normal distribution function of x, kept), in its tanh form; keeps x.
 
     >>> import numpy as np
@@ -53,12 +53,12 @@ def gelu(x: Any) -> tuple[Any, Any]:
     return rounded(functions.gelu(wide(x)), x), x
 
 
-def gelu_grad(dy: Any, kept: Any) -> Any:
+def gelu_grad(dy: Array, kept: Array) -> Array:
     """dx of `gelu`."""
     return rounded(functions.gelu_grad(wide(dy), wide(kept)), dy)
 
 
-def silu(x: Any) -> tuple[Any, Any]:
+def silu(x: Array) -> tuple[Array, Array]:
     """(x / (1 + exp(-x)), kept); keeps x. Also called swish (arXiv:1710.05941).
 
     >>> import numpy as np
@@ -69,7 +69,7 @@ def silu(x: Any) -> tuple[Any, Any]:
     return rounded(wide(x) * _sigmoid(wide(x)), x), x
 
 
-def silu_grad(dy: Any, kept: Any) -> Any:
+def silu_grad(dy: Array, kept: Array) -> Array:
     """dx of `silu`."""
     return rounded(wide(dy) * _silu_slope(wide(kept)), dy)
 
@@ -77,11 +77,11 @@ def silu_grad(dy: Any, kept: Any) -> Any:
 class KeptGate(NamedTuple):
     """What `swiglu` keeps."""
 
-    gate: Any
-    up: Any
+    gate: Array
+    up: Array
 
 
-def swiglu(gate: Any, up: Any) -> tuple[Any, KeptGate]:
+def swiglu(gate: Array, up: Array) -> tuple[Array, KeptGate]:
     """(silu(gate) up, kept), element by element; keeps both. Shazeer, arXiv:2002.05202.
 
     >>> import numpy as np
@@ -98,7 +98,7 @@ def swiglu(gate: Any, up: Any) -> tuple[Any, KeptGate]:
     return rounded(y, gate), KeptGate(gate, up)
 
 
-def swiglu_grad(dy: Any, kept: KeptGate) -> tuple[Any, Any]:
+def swiglu_grad(dy: Array, kept: KeptGate) -> tuple[Array, Array]:
     """(dgate, dup) of `swiglu`."""
     gate, up, d = wide(kept.gate), wide(kept.up), wide(dy)
     dgate, dup = d * up * _silu_slope(gate), d * gate * _sigmoid(gate)
@@ -108,10 +108,10 @@ def swiglu_grad(dy: Any, kept: KeptGate) -> tuple[Any, Any]:
 class Activation(NamedTuple):
     """A function of one array and its gradient."""
 
-    forward: Callable[[Any], tuple[Any, Any]]
-    """x -> (y, kept)."""
-    grad: Callable[[Any, Any], Any]
-    """(dy, kept) -> dx."""
+    forward: Callable[[Array], tuple[Array, Array]]
+    """The function: x -> (y, kept)."""
+    grad: Callable[[Array, Array], Array]
+    """Its gradient: (dy, kept) -> dx."""
 
 
 ACTIVATIONS = {
@@ -128,13 +128,13 @@ def find_activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: Array) -> Array:
     # exp of what is negative never overflows, and nothing cancels on either side
     xp = array_namespace(x)
     e = xp.exp(-abs(x))
     return xp.where(x >= 0, 1, e) / (1 + e)
 
 
-def _silu_slope(x: Any) -> Any:
+def _silu_slope(x: Array) -> Array:
     s = _sigmoid(x)
     return s * (1 + x * (1 - s))

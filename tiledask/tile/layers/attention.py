@@ -9,16 +9,22 @@ of 8 heads over 2 kv heads, the device with query heads 3, 4 and 5 has both, wit
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.backend import Array, accumulator, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_shape, rounded, wide
 
-__all__ = ["KeptAttention", "attention", "attention_grad", "shared_heads", "softmax",
-           "softmax_grad"]  # fmt: skip
+__all__ = [
+    "KeptAttention",
+    "attention",
+    "attention_grad",
+    "shared_heads",
+    "softmax",
+    "softmax_grad",
+]
 
 
 def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
@@ -37,7 +43,7 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
 
 
-def softmax(x: Any) -> tuple[Any, Any]:
+def softmax(x: Array) -> tuple[Array, Array]:
     """(exp(x) over its sum along the last axis, kept); keeps y.
 
     >>> softmax(np.array([0.0, 0.0, -np.inf]))[0].tolist()
@@ -48,7 +54,7 @@ def softmax(x: Any) -> tuple[Any, Any]:
     return y, y
 
 
-def _softmax_in(y: Any) -> Any:
+def _softmax_in(y: Array) -> Array:
     """``y``, in which its own softmax was computed."""
     y -= y.max(axis=-1, keepdims=True)
     array_namespace(y).exp(y, out=y)
@@ -56,7 +62,7 @@ def _softmax_in(y: Any) -> Any:
     return y
 
 
-def softmax_grad(dy: Any, kept: Any) -> Any:
+def softmax_grad(dy: Array, kept: Array) -> Array:
     """dx of `softmax`: y (dy - the sum of dy y)."""
     y, d = wide(kept), wide(dy)
     dx = d - (d * y).sum(axis=-1, keepdims=True)
@@ -67,19 +73,24 @@ def softmax_grad(dy: Any, kept: Any) -> Any:
 class KeptAttention(NamedTuple):
     """What attention keeps: its operands and the probabilities."""
 
-    q: Any
-    k: Any
-    v: Any
-    p: Any
+    q: Array
+    k: Array
+    v: Array
+    p: Array
     """[b, query heads, s, t], in the operands' type."""
     kv_of: tuple[int, ...]
     scale: float
 
 
 def attention(
-    q: Any, k: Any, v: Any, kv_of: Sequence[int] | None = None, causal: bool = True,
-    scale: float | None = None, offset: int = 0,
-) -> tuple[Any, KeptAttention]:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    kv_of: Sequence[int] | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    offset: int = 0,
+) -> tuple[Array, KeptAttention]:
     """(softmax(scale q k^T) v [b, query heads, s, f], kept), Vaswani et al., arXiv:1706.03762.
 
     q [b, query heads, s, e], k [b, kv heads, t, e], v [b, kv heads, t, f]. ``kv_of`` is the kv
@@ -108,7 +119,7 @@ def attention(
     return rounded(y, q), KeptAttention(q, k, v, p, kv_of, scale)
 
 
-def attention_grad(dy: Any, kept: KeptAttention) -> tuple[Any, Any, Any]:
+def attention_grad(dy: Array, kept: KeptAttention) -> tuple[Array, Array, Array]:
     """(dq, dk, dv) of `attention`; a kv head's gradient is the sum over its query heads."""
     q, k, v, p, kv_of, scale = kept
     check_floats(dy=dy, q=q)
@@ -122,13 +133,13 @@ def attention_grad(dy: Any, kept: KeptAttention) -> tuple[Any, Any, Any]:
     return rounded(dq, dy), rounded(dk, dy), rounded(dv, dy)
 
 
-def _per_query(x: Any, kv_of: tuple[int, ...]) -> Any:
+def _per_query(x: Array, kv_of: tuple[int, ...]) -> Array:
     """[b, query heads, t, e]: of each query head its kv head; the same array if that is all."""
     x = wide(x)
     return x if kv_of == tuple(range(x.shape[1])) else x[:, list(kv_of)]
 
 
-def _summed(d: Any, kv_of: tuple[int, ...], kv_heads: int) -> Any:
+def _summed(d: Array, kv_of: tuple[int, ...], kv_heads: int) -> Array:
     """[b, kv heads, t, e]: the transpose of `_per_query`; zeros for a head that nobody looks at."""
     if kv_of == tuple(range(kv_heads)):
         return d
@@ -137,7 +148,7 @@ def _summed(d: Any, kv_of: tuple[int, ...], kv_heads: int) -> Any:
 
 
 def _checked(
-    q: Any, k: Any, v: Any, kv_of: Sequence[int] | None, causal: bool, offset: int
+    q: Array, k: Array, v: Array, kv_of: Sequence[int] | None, causal: bool, offset: int
 ) -> tuple[int, ...]:
     check_shape("q", q, (None,) * 4, "batch, heads, tokens, width")
     b, heads, _, e = q.shape

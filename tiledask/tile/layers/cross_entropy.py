@@ -20,10 +20,10 @@ device the loss is wrong as soon as there are two.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LossRule:
-    """What the loss of a token is, the same on every device."""
+    """The loss of a token, the same on every device."""
 
     vocabulary: int
     """Classes on all devices together."""
@@ -60,20 +60,24 @@ class LossRule:
 class KeptLoss(NamedTuple):
     """What `cross_entropy` keeps."""
 
-    logits: Any
-    targets: Any
-    maximum: Any
+    logits: Array
+    targets: Array
+    maximum: Array
     """[...] of each token."""
-    exponentials: Any
+    exponentials: Array
     """[...] S of each token."""
     rule: LossRule
-    count: float
+    divisor: float
+    """The loss is the sum over the tokens, divided by it."""
 
 
 def cross_entropy(
-    logits: Any, targets: Any, smoothing: float = 0.0, ignore: int = -100,
+    logits: Array,
+    targets: Array,
+    smoothing: float = 0.0,
+    ignore: int = -100,
     count: float | None = None,
-) -> tuple[Any, KeptLoss]:  # fmt: skip
+) -> tuple[Array, KeptLoss]:
     """(loss, kept) for logits [..., V] and targets [...]; the loss is a scalar array.
 
     The sum over tokens whose target is not ``ignore``, over ``count``: by default the number of
@@ -96,13 +100,13 @@ def cross_entropy(
     return loss, KeptLoss(logits, targets, maximum, sums[0], rule, count)
 
 
-def cross_entropy_grad(dloss: float, kept: KeptLoss) -> Any:
+def cross_entropy_grad(dloss: float, kept: KeptLoss) -> Array:
     """dlogits of `cross_entropy`. ``dloss`` is 1, or the scale of a scaled loss."""
     logits, targets, maximum, exponentials, rule, count = kept
     return logits_grad(dloss, logits, targets, maximum, exponentials, rule, count)
 
 
-def count_targets(targets: Any, rule: LossRule) -> int:
+def count_targets(targets: Array, rule: LossRule) -> int:
     """How many targets have a loss. Raises KernelError for those outside of the vocabulary.
 
     >>> import numpy as np
@@ -120,7 +124,7 @@ def count_targets(targets: Any, rule: LossRule) -> int:
     return int(counted.size)
 
 
-def local_maximum(logits: Any) -> Any:
+def local_maximum(logits: Array) -> Array:
     """[...] the largest logit of each token among the columns held here [..., n]."""
     check_floats(logits=logits)
     if not logits.shape[-1]:
@@ -128,7 +132,9 @@ def local_maximum(logits: Any) -> Any:
     return wide(logits).max(axis=-1)
 
 
-def local_sums(logits: Any, targets: Any, maximum: Any, rule: LossRule, first: int = 0) -> Any:
+def local_sums(
+    logits: Array, targets: Array, maximum: Array, rule: LossRule, first: int = 0
+) -> Array:
     """[2, ...] or, with smoothing, [3, ...]: the columns' parts of S, of z_y - m and of T.
 
     The columns held here are classes ``first``, first + 1, ... ``maximum`` [...] is that of all
@@ -151,7 +157,7 @@ def local_sums(logits: Any, targets: Any, maximum: Any, rule: LossRule, first: i
     return xp.stack([*sums, shifted.sum(axis=-1)] if rule.smoothing else sums)
 
 
-def loss_of_sums(sums: Any, targets: Any, rule: LossRule, count: float) -> Any:
+def loss_of_sums(sums: Array, targets: Array, rule: LossRule, count: float) -> Array:
     """The loss, a scalar array, from what `local_sums` of all devices add up to.
 
     Each device gets the same number. ``count`` is `count_targets`, 1 for the sum, or the number of
@@ -171,9 +177,15 @@ def loss_of_sums(sums: Any, targets: Any, rule: LossRule, count: float) -> Any:
 
 
 def logits_grad(
-    dloss: float, logits: Any, targets: Any, maximum: Any, exponentials: Any, rule: LossRule,
-    count: float, first: int = 0,
-) -> Any:  # fmt: skip
+    dloss: float,
+    logits: Array,
+    targets: Array,
+    maximum: Array,
+    exponentials: Array,
+    rule: LossRule,
+    count: float,
+    first: int = 0,
+) -> Array:
     """dlogits [..., n] of the columns held here; ``maximum`` and ``exponentials`` of all columns.
 
     Of halves it is computed in float32 and rounded once. Where 1 / count is too small for float16,
@@ -190,14 +202,14 @@ def logits_grad(
     return rounded(p, logits)
 
 
-def _local(targets: Any, rule: LossRule, first: int, columns: int) -> tuple[Any, Any]:
+def _local(targets: Array, rule: LossRule, first: int, columns: int) -> tuple[Array, Array]:
     """(column here, whether it is the target's) of each token; column 0 stands for none."""
     at = targets.astype("int64") - first
     here = (at >= 0) & (at < columns) & _counts(targets, rule)
     return at * here, here
 
 
-def _counts(targets: Any, rule: LossRule) -> Any:
+def _counts(targets: Array, rule: LossRule) -> Array:
     """Whether each token has a loss."""
     return targets.astype("int64") != rule.ignore
 

@@ -1,10 +1,11 @@
 """Dropout whose mask follows from a key and each element's place, not from who draws it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile.layers.counter import Part, positions, uniforms
+from tiledask.tile.backend import Array
 from tiledask.tile.layers.operands import check_floats, rounded, wide
+from tiledask.tile.layers.rng import Part, positions, uniforms
 
 __all__ = ["KeptDropout", "dropout", "dropout_grad"]
 
@@ -12,17 +13,17 @@ __all__ = ["KeptDropout", "dropout", "dropout_grad"]
 class KeptDropout(NamedTuple):
     """What dropout keeps."""
 
-    stays: Any
-    """Of booleans, a byte each."""
+    stays: Array
+    """Booleans, a byte each: whether an element stays."""
     rate: float
 
 
 def dropout(
-    x: Any, rate: float, key: int, shape: tuple[int, ...] | None = None, part: Part = None
-) -> tuple[Any, KeptDropout]:
+    x: Array, rate: float, key: int, shape: tuple[int, ...] | None = None, part: Part = None
+) -> tuple[Array, KeptDropout]:
     """(y, kept): each element of x is zero with probability ``rate``, else over (1 - rate).
 
-    ``key`` is `counter.key` of a seed and of all that shall draw another mask: layer, step,
+    ``key`` is `rng.key` of a seed and of all that shall draw another mask: layer, step,
     micro-batch. If x is ``part`` of an array of ``shape`` (a slice, or indices, by axis), its mask
     is that part of the whole array's mask. Srivastava et al., JMLR 15 (2014), scaled in training.
 
@@ -45,10 +46,10 @@ def dropout(
     return _masked(x, stays, rate), KeptDropout(stays, rate)
 
 
-def dropout_grad(dy: Any, kept: KeptDropout) -> Any:
+def dropout_grad(dy: Array, kept: KeptDropout) -> Array:
     """dx of `dropout`: dy under the same mask."""
     return _masked(dy, kept.stays, kept.rate)
 
 
-def _masked(x: Any, stays: Any, rate: float) -> Any:
+def _masked(x: Array, stays: Array, rate: float) -> Array:
     return rounded(wide(x) * stays / (1 - rate), x)

@@ -5,10 +5,10 @@ token 1 -> t[1]         token 1 -> 0            t[1]
 token 7 -> 0            token 7 -> t[7]         t[7]
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
 
 __all__ = ["KeptEmbedding", "embedding", "embedding_grad"]
@@ -17,14 +17,14 @@ __all__ = ["KeptEmbedding", "embedding", "embedding_grad"]
 class KeptEmbedding(NamedTuple):
     """What the embedding keeps."""
 
-    tokens: Any
+    tokens: Array
     first: int
     rows: int
 
 
 def embedding(
-    tokens: Any, table: Any, first: int = 0, vocabulary: int | None = None
-) -> tuple[Any, KeptEmbedding]:
+    tokens: Array, table: Array, first: int = 0, vocabulary: int | None = None
+) -> tuple[Array, KeptEmbedding]:
     """(y [..., h], kept) for tokens [...] and the rows ``first``, first + 1, ... of a table.
 
     Tokens without a row here give zeros, so the sum over the devices is the whole table's. With
@@ -40,13 +40,18 @@ def embedding(
     array_namespace(tokens, table)
     check_shape("table", table, (None, None), "rows held here by width")
     if vocabulary is not None:
-        _check_tokens(tokens, vocabulary)
+        wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+        if wrong.size:
+            raise KernelError(
+                f"tokens are 0 .. {vocabulary - 1}, got {int(wrong[0])} ({wrong.size} of "
+                f"{tokens.size} are outside)"
+            )
     kept = KeptEmbedding(tokens, first, len(table))
     at, here = _local(kept)
     return xp.where(here[..., None], table[at], table.dtype.type(0)), kept
 
 
-def embedding_grad(dy: Any, kept: KeptEmbedding) -> Any:
+def embedding_grad(dy: Array, kept: KeptEmbedding) -> Array:
     """dtable [rows, h]: for each row the sum of dy over its tokens, on a GPU in no fixed order."""
     xp = check_floats(dy=dy)
     at, here = _local(kept)
@@ -55,18 +60,8 @@ def embedding_grad(dy: Any, kept: KeptEmbedding) -> Any:
     return rounded(total, dy)
 
 
-def _local(kept: KeptEmbedding) -> tuple[Any, Any]:
+def _local(kept: KeptEmbedding) -> tuple[Array, Array]:
     """(row here, whether there is one) of each token; row 0 stands for none."""
     at = kept.tokens.astype("int64") - kept.first
     here = (at >= 0) & (at < kept.rows)
     return at * here, here
-
-
-def _check_tokens(tokens: Any, vocabulary: int) -> None:
-    xp = array_namespace(tokens)
-    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
-    if wrong.size:
-        raise KernelError(
-            f"tokens are 0 .. {vocabulary - 1}, got {int(xp.ravel(wrong)[0])} ({wrong.size} of "
-            f"{tokens.size} are outside)"
-        )

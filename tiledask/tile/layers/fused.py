@@ -1,11 +1,9 @@
-"""The linear layer and what bends it in one product: the sums never leave the kernel unbent.
+"""The linear layer and its activation in one product, finished in the kernel's accumulators.
 
-g = bend(x w + b)        and z = x w + b, which the backward needs, written on the way
+g = activation(x w + b)  and z = x w + b, which the backward needs, written on the way
 """
 
-from typing import Any
-
-from tiledask.tile.backend import HALVES, array_namespace
+from tiledask.tile.backend import HALVES, Array, array_namespace
 from tiledask.tile.epilogue import ACTIVATIONS as ENDINGS
 from tiledask.tile.layers.activations import find_activation
 from tiledask.tile.layers.linear import linear
@@ -13,26 +11,26 @@ from tiledask.tile.layers.operands import by_token, check_floats, check_shape
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
 
-__all__ = ["bent_linear", "kernel_for"]
+__all__ = ["activated_linear", "kernel_for"]
 
 _HOPPER = "wgmma_ws_persistent"
 
 
-def bent_linear(x: Any, w: Any, b: Any, activation: str) -> tuple[Any, Any]:
+def activated_linear(x: Array, w: Array, b: Array, activation: str) -> tuple[Array, Array]:
     """(g [..., out], what ``activation`` keeps) for x [..., in], w [in, out] and b [out] or None.
 
     One product with an epilogue where the kernels have one for the activation (GELU), so that z is
-    written once and never read; of halves g is bent from the float32 sums, not from z as rounded.
+    written once and never read; of halves g comes from the float32 sums, not from z as rounded.
     Otherwise a product, and then the activation.
 
     >>> import numpy as np
-    >>> g, z = bent_linear(np.ones((2, 3)), np.ones((3, 1)), None, "gelu")
+    >>> g, z = activated_linear(np.ones((2, 3)), np.ones((3, 1)), None, "gelu")
     >>> g.round(4).tolist(), z.tolist()
     ([[2.9964], [2.9964]], [[3.0], [3.0]])
     """
-    bend = find_activation(activation)
+    found = find_activation(activation)
     if activation not in ENDINGS or not (x.size and w.size):
-        return bend.forward(linear(x, w, b)[0])
+        return found.forward(linear(x, w, b)[0])
     check_floats(x=x, w=w, b=b)
     check_shape("w", w, (x.shape[-1], None), "as many rows as x has columns, by outputs")
     if b is not None:
@@ -44,7 +42,7 @@ def bent_linear(x: Any, w: Any, b: Any, activation: str) -> tuple[Any, Any]:
     return g.reshape(shape), z.reshape(shape)
 
 
-def kernel_for(x: Any) -> str:
+def kernel_for(x: Array) -> str:
     """The kernel for products of x with an ending: ours for halves on Hopper, else the library's.
 
     >>> import numpy as np

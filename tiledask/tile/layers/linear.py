@@ -1,7 +1,9 @@
-"""The linear layer: y = x w + b, with or without b."""
+"""The linear layer: y = x w + b, with or without b; of two arrays, or of a dict by name."""
 
-from typing import Any
+from collections.abc import Iterable
 
+from tiledask.errors import KernelError
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.operands import (
     by_token,
     check_floats,
@@ -11,10 +13,23 @@ from tiledask.tile.layers.operands import (
     wide,
 )
 
-__all__ = ["linear", "linear_grad", "linear_grad_input", "linear_grad_weight"]
+__all__ = [
+    "Arrays",
+    "apply",
+    "apply_grad",
+    "check_weights",
+    "fuse",
+    "linear",
+    "linear_grad",
+    "linear_grad_input",
+    "linear_grad_weight",
+]
+
+Arrays = dict[str, Array]
+"""Arrays by name."""
 
 
-def linear(x: Any, w: Any, b: Any = None) -> tuple[Any, Any]:
+def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Array]:
     """(y [..., out], kept) for x [..., in], w [in, out] and b [out], or no b; keeps x.
 
     Of halves the whole sum, b included, is float32 and rounded once.
@@ -33,7 +48,9 @@ def linear(x: Any, w: Any, b: Any = None) -> tuple[Any, Any]:
     return rounded(y, x), x
 
 
-def linear_grad(dy: Any, kept: Any, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+def linear_grad(
+    dy: Array, kept: Array, w: Array, b: Array | None = None
+) -> tuple[Array, Array, Array]:
     """(dx, dw, db) of `linear`; db is None where b is.
 
     >>> import numpy as np
@@ -46,16 +63,66 @@ def linear_grad(dy: Any, kept: Any, w: Any, b: Any = None) -> tuple[Any, Any, An
     return linear_grad_input(dy, w), dw, None if b is None else db
 
 
-def linear_grad_input(dy: Any, w: Any) -> Any:
+def linear_grad_input(dy: Array, w: Array) -> Array:
     """dx = dy w^T [..., in]: the half of the backward that the layer before waits for."""
     check_floats(dy=dy, w=w)
     return rounded(multiply(dy, w.T), dy)
 
 
-def linear_grad_weight(dy: Any, x: Any) -> tuple[Any, Any]:
+def linear_grad_weight(dy: Array, x: Array) -> tuple[Array, Array]:
     """(dw [in, out], db [out]) = (x^T dy, the sum of dy): the half that nobody waits for."""
     check_floats(dy=dy, x=x)
     check_shape("dy", dy, (*x.shape[:-1], None), "as many rows as x has")
     dy, x = by_token(dy), by_token(x)
     db = wide(dy).sum(axis=0)
     return rounded(multiply(x.T, dy), dy), rounded(db, dy)
+
+
+# -- by name: weight w<name> and bias b<name> in one dict ------------------------------------------
+
+
+def check_weights(weights: Arrays, names: Iterable[str]) -> None:
+    """None; raises KernelError unless there is a w<name> for each name, and nothing but biases.
+
+    >>> check_weights({"w_1": 0, "b_1": 0, "w_2": 0}, ["_1", "_2"])
+    """
+    needed = [f"w{name}" for name in names]
+    allowed = [*needed, *(f"b{name}" for name in names)]
+    missing = [name for name in needed if name not in weights]
+    unknown = [name for name in weights if name not in allowed]
+    if missing or unknown:
+        raise KernelError(
+            f"the weights are {', '.join(needed)}, and biases with b for w, got "
+            f"{', '.join(weights) or 'none'}"
+            + (f"; {', '.join(missing)} missing" if missing else "")
+            + (f"; {', '.join(unknown)} unknown" if unknown else "")
+        )
+
+
+def apply(x: Array, weights: Arrays, name: str) -> Array:
+    """x w<name> + b<name>, without what it keeps: x."""
+    return linear(x, weights[f"w{name}"], weights.get(f"b{name}"))[0]
+
+
+def apply_grad(dy: Array, x: Array, weights: Arrays, name: str, grads: Arrays) -> Array:
+    """dx of `apply`; writes the gradients of w<name>, and of b<name> if there is one, to grads."""
+    b = weights.get(f"b{name}")
+    dx, dw, db = linear_grad(dy, x, weights[f"w{name}"], b)
+    grads |= {f"w{name}": dw} if b is None else {f"w{name}": dw, f"b{name}": db}
+    return dx
+
+
+def fuse(weights: Arrays, names: tuple[str, ...], into: str) -> Arrays:
+    """The same weights with those of ``names`` side by side, under one name.
+
+    >>> import numpy as np
+    >>> fused = fuse({"wq": np.ones((2, 3)), "wk": np.ones((2, 1))}, ("q", "k"), "qk")
+    >>> fused["wqk"].shape
+    (2, 4)
+    """
+    fused = {name: w for name, w in weights.items() if name[1:] not in names}
+    for kind in "wb":
+        parts = [weights[kind + name] for name in names if kind + name in weights]
+        if parts:
+            fused[kind + into] = array_namespace(*parts).concatenate(parts, axis=-1)
+    return fused

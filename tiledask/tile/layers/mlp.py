@@ -1,4 +1,4 @@
-"""The feed-forward layer: out, bend, back; plain, or gated as in SwiGLU.
+"""The feed-forward layer: up, activation, down; plain, or gated as in SwiGLU.
 
     mlp          x --w_1-- z --gelu-- g --w_2-- y
     swiglu_mlp   x --w_gate-- silu --(times)-- g --w_down-- y
@@ -10,27 +10,37 @@ b_gate, b_up or b_gate_up, and b_down, where they are there. A device that holds
 columns, and their rows of the last matrix, computes its term of the sum.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.activations import KeptGate, find_activation, swiglu, swiglu_grad
-from tiledask.tile.layers.by_name import Arrays, apply, apply_grad, check_weights, fuse
-from tiledask.tile.layers.fused import bent_linear
+from tiledask.tile.layers.fused import activated_linear
+from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse
 from tiledask.tile.layers.operands import rounded, wide
 from tiledask.tile.layers.parameters import Parameter, matrix
 
-__all__ = ["KeptMLP", "KeptSwiGLU", "fuse_gate_up", "mlp", "mlp_grad", "mlp_parameters",
-           "swiglu_mlp", "swiglu_mlp_grad", "swiglu_mlp_parameters"]  # fmt: skip
+__all__ = [
+    "KeptMLP",
+    "KeptSwiGLU",
+    "fuse_gate_up",
+    "mlp",
+    "mlp_grad",
+    "mlp_parameters",
+    "swiglu_mlp",
+    "swiglu_mlp_grad",
+    "swiglu_mlp_parameters",
+]
 
 
 class KeptMLP(NamedTuple):
     """What `mlp` keeps."""
 
-    x: Any
-    bent: Any
+    x: Array
+    before: Array
     """What the activation keeps."""
-    g: Any
+    """What the activation keeps."""
+    g: Array
     """What w_2 multiplies."""
     activation: str
 
@@ -44,8 +54,8 @@ def mlp_parameters(hidden: int, inner: int, bias: bool = True) -> dict[str, Para
     return matrix("_1", hidden, inner, bias) | matrix("_2", inner, hidden, bias)
 
 
-def mlp(x: Any, weights: Arrays, activation: str = "gelu") -> tuple[Any, KeptMLP]:
-    """(y [..., h], kept) for x [..., h]: w_2 bends(w_1 x), by the activation's name.
+def mlp(x: Array, weights: Arrays, activation: str = "gelu") -> tuple[Array, KeptMLP]:
+    """(y [..., h], kept) for x [..., h]: w_2 activation(w_1 x), by its name.
 
     >>> import numpy as np
     >>> w = {"w_1": np.array([[1.0, -1.0]]), "w_2": np.array([[1.0], [1.0]])}
@@ -53,15 +63,15 @@ def mlp(x: Any, weights: Arrays, activation: str = "gelu") -> tuple[Any, KeptMLP
     [[3.0]]
     """
     check_weights(weights, ["_1", "_2"])
-    g, bent = bent_linear(x, weights["w_1"], weights.get("b_1"), activation)
-    return apply(g, weights, "_2"), KeptMLP(x, bent, g, activation)
+    g, before = activated_linear(x, weights["w_1"], weights.get("b_1"), activation)
+    return apply(g, weights, "_2"), KeptMLP(x, before, g, activation)
 
 
-def mlp_grad(dy: Any, kept: KeptMLP, weights: Arrays) -> tuple[Any, Arrays]:
+def mlp_grad(dy: Array, kept: KeptMLP, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
     dg = apply_grad(dy, kept.g, weights, "_2", grads)
-    dz = find_activation(kept.activation).grad(dg, kept.bent)
+    dz = find_activation(kept.activation).grad(dg, kept.before)
     dx = apply_grad(dz, kept.x, weights, "_1", grads)
     return dx, grads
 
@@ -69,9 +79,9 @@ def mlp_grad(dy: Any, kept: KeptMLP, weights: Arrays) -> tuple[Any, Arrays]:
 class KeptSwiGLU(NamedTuple):
     """What `swiglu_mlp` keeps."""
 
-    x: Any
+    x: Array
     gate: KeptGate
-    g: Any
+    g: Array
     """What w_down multiplies."""
 
 
@@ -90,7 +100,7 @@ def swiglu_mlp_parameters(
     return made | matrix("_down", inner, hidden, bias)
 
 
-def swiglu_mlp(x: Any, weights: Arrays) -> tuple[Any, KeptSwiGLU]:
+def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, KeptSwiGLU]:
     """(y [..., h], kept) for x [..., h]: w_down (silu(w_gate x) w_up x).
 
     >>> import numpy as np
@@ -108,7 +118,7 @@ def swiglu_mlp(x: Any, weights: Arrays) -> tuple[Any, KeptSwiGLU]:
     return apply(g, weights, "_down"), KeptSwiGLU(x, kept, g)
 
 
-def swiglu_mlp_grad(dy: Any, kept: KeptSwiGLU, weights: Arrays) -> tuple[Any, Arrays]:
+def swiglu_mlp_grad(dy: Array, kept: KeptSwiGLU, weights: Arrays) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
     dg = apply_grad(dy, kept.g, weights, "_down", grads)
@@ -128,7 +138,7 @@ def fuse_gate_up(weights: Arrays) -> Arrays:
     return fuse(weights, ("_gate", "_up"), "_gate_up")
 
 
-def _halves(z: Any) -> tuple[Any, Any]:
+def _halves(z: Array) -> tuple[Array, Array]:
     """(gate, up), views of z [..., gate | up]."""
     inner, odd = divmod(z.shape[-1], 2)
     if odd:

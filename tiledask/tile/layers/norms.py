@@ -4,9 +4,10 @@ Statistics, and the whole chain of operations, are float32 for halves; only y is
 programs round x / rms to halves before they multiply by w; their last bit differs.)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
+from tiledask.tile.backend import Array
 from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
 
 __all__ = ["KeptNorm", "layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
@@ -15,15 +16,17 @@ __all__ = ["KeptNorm", "layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_gr
 class KeptNorm(NamedTuple):
     """What a norm keeps: its input and a number or two per token."""
 
-    x: Any
+    x: Array
     """[..., width]."""
-    inverse: Any
+    inverse: Array
     """[..., 1] by what each token was multiplied: 1 / deviation, or 1 / root mean square."""
-    mean: Any
+    mean: Array
     """[..., 1], or 0 where none is taken off."""
 
 
-def layer_norm(x: Any, w: Any, b: Any = None, eps: float = 1e-5) -> tuple[Any, KeptNorm]:
+def layer_norm(
+    x: Array, w: Array, b: Array | None = None, eps: float = 1e-5
+) -> tuple[Array, KeptNorm]:
     """(y, kept) = (x - mean) / sqrt(variance + eps) w + b over the last axis, w and b [width].
 
     The variance is the mean of squares, not divided by width - 1. Ba et al., arXiv:1607.06450.
@@ -44,7 +47,9 @@ def layer_norm(x: Any, w: Any, b: Any = None, eps: float = 1e-5) -> tuple[Any, K
     return rounded(y, x), KeptNorm(x, inverse, mean)
 
 
-def layer_norm_grad(dy: Any, kept: KeptNorm, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+def layer_norm_grad(
+    dy: Array, kept: KeptNorm, w: Array, b: Array | None = None
+) -> tuple[Array, Array, Array]:
     """(dx, dw, db) of `layer_norm`; db is None where b is.
 
     n = (x - mean) / deviation,  d = dy w
@@ -60,7 +65,7 @@ def layer_norm_grad(dy: Any, kept: KeptNorm, w: Any, b: Any = None) -> tuple[Any
     return rounded(d, dy), dw, db
 
 
-def rms_norm(x: Any, w: Any, eps: float = 1e-6) -> tuple[Any, KeptNorm]:
+def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, KeptNorm]:
     """(y, kept) = x / sqrt(mean(x^2) + eps) w over the last axis, w [width].
 
     Zhang and Sennrich, arXiv:1910.07467.
@@ -75,14 +80,14 @@ def rms_norm(x: Any, w: Any, eps: float = 1e-6) -> tuple[Any, KeptNorm]:
     return rounded(wider * inverse * wide(w), x), KeptNorm(x, inverse, 0)
 
 
-def rms_norm_grad(dy: Any, kept: KeptNorm, w: Any) -> tuple[Any, Any]:
+def rms_norm_grad(dy: Array, kept: KeptNorm, w: Array) -> tuple[Array, Array]:
     """(dx, dw) of `rms_norm`: dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
     normed, d, dw = _through_w(dy, kept, w)
     dx = (d - normed * (d * normed).mean(axis=-1, keepdims=True)) * kept.inverse
     return rounded(dx, dy), dw
 
 
-def _checked(x: Any, w: Any, b: Any, eps: float) -> Any:
+def _checked(x: Array, w: Array, b: Array, eps: float) -> Array:
     xp = check_floats(x=x, w=w, b=b)
     for name, weight in (("w", w), ("b", b)):
         if weight is not None:
@@ -92,7 +97,7 @@ def _checked(x: Any, w: Any, b: Any, eps: float) -> Any:
     return xp
 
 
-def _through_w(dy: Any, kept: KeptNorm, w: Any) -> tuple[Any, Any, Any]:
+def _through_w(dy: Array, kept: KeptNorm, w: Array) -> tuple[Array, Array, Array]:
     """(n, the gradient of n, dw); both new."""
     check_floats(dy=dy, x=kept.x, w=w)
     normed = wide(kept.x) - kept.mean
@@ -100,5 +105,5 @@ def _through_w(dy: Any, kept: KeptNorm, w: Any) -> tuple[Any, Any, Any]:
     return normed, wide(dy) * wide(w), rounded(_over_tokens(wide(dy) * normed), dy)
 
 
-def _over_tokens(x: Any) -> Any:
+def _over_tokens(x: Array) -> Array:
     return by_token(x).sum(axis=0)

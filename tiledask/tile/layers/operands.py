@@ -1,20 +1,27 @@
-"""What every layer asks of its operands, and how halves are computed: widened, rounded once."""
+"""Checks of a layer's operands, and how halves are computed: widened, rounded once."""
 
 from math import prod
 from types import ModuleType
-from typing import Any
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import accumulator, array_namespace, name_of
+from tiledask.tile.backend import Array, accumulator, array_namespace, name_of
 from tiledask.tile.product import matmul
 
-__all__ = ["by_token", "bytes_kept", "check_floats", "check_integers", "check_shape", "multiply",
-           "rounded", "wide"]  # fmt: skip
+__all__ = [
+    "by_token",
+    "bytes_kept",
+    "check_floats",
+    "check_integers",
+    "check_shape",
+    "multiply",
+    "rounded",
+    "wide",
+]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def check_floats(**operands: Any) -> ModuleType:
+def check_floats(**operands: Array | None) -> ModuleType:
     """NumPy or CuPy, whose the operands are; those that are None don't count.
 
     Raises KernelError unless all are floats of one element type, in one place.
@@ -39,14 +46,14 @@ def check_floats(**operands: Any) -> ModuleType:
     return xp
 
 
-def check_integers(name: str, value: Any) -> None:
+def check_integers(name: str, value: Array) -> None:
     """None; raises KernelError unless ``value`` holds integers: tokens, targets, positions."""
     array_namespace(value)
     if value.dtype.kind not in "iu":
         raise KernelError(f"{name} are integers, got {value.dtype}; cast with .astype('int64')")
 
 
-def check_shape(name: str, value: Any, shape: tuple[int | None, ...], why: str) -> None:
+def check_shape(name: str, value: Array, shape: tuple[int | None, ...], why: str) -> None:
     """None; raises KernelError unless ``value`` has this shape (None: any extent), saying why.
 
     >>> import numpy as np
@@ -66,17 +73,17 @@ def check_shape(name: str, value: Any, shape: tuple[int | None, ...], why: str) 
         raise KernelError(f"{name} must be [{wanted}] ({why}), got [{got}]; reshape or slice it")
 
 
-def wide(x: Any) -> Any:
+def wide(x: Array) -> Array:
     """``x`` in the type in which it is summed: float32 for halves, itself otherwise."""
     return x.astype(accumulator(x.dtype), copy=False)
 
 
-def rounded(y: Any, like: Any) -> Any:
+def rounded(y: Array, like: Array) -> Array:
     """``y`` in the element type of ``like``, the operand; no copy if it has that already."""
     return y.astype(like.dtype, copy=False)
 
 
-def multiply(a: Any, b: Any) -> Any:
+def multiply(a: Array, b: Array) -> Array:
     """a b [..., n] for a [..., k] and b [k, n], halves summed in float32 and not rounded yet.
 
     >>> import numpy as np
@@ -94,12 +101,12 @@ def multiply(a: Any, b: Any) -> Any:
     return out.reshape(*a.shape[:-1], b.shape[1])
 
 
-def by_token(x: Any) -> Any:
+def by_token(x: Array) -> Array:
     """[tokens, width] for x [..., width], none of either included."""
     return x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def bytes_kept(*kept: Any) -> int:
+def bytes_kept(*kept: Array) -> int:
     """Bytes of the arrays in what forwards keep; an array that several of them keep counts once.
 
     >>> import numpy as np

@@ -1,18 +1,20 @@
 """Parameters by name, drawn so that each device gets its part of the same numbers.
 
 A number follows from the seed, the parameter's name and its place in the whole array (see
-`counter`): a device draws its part without the rest, and the other devices need not be asked.
+rng.py): a device draws its part without the rest, and the other devices need not be asked.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import as_dtype, namespace
-from tiledask.tile.layers.counter import Part, key, normals, positions, uniforms
+from tiledask.tile.backend import Array, as_dtype, namespace
+from tiledask.tile.layers.rng import Part, key, normals, positions, uniforms
 
 __all__ = ["Nudge", "Parameter", "draw", "initialise", "matrix"]
 
@@ -24,7 +26,7 @@ class Parameter:
     """What a parameter is before anything is learned."""
 
     shape: tuple[int, ...]
-    """Of the whole array, whoever holds it."""
+    """Shape of the whole array, whoever holds it."""
     kind: str = "normal"
     """"normal", "uniform", "zeros" or "ones"."""
     scale: float = 1.0
@@ -54,15 +56,20 @@ class Nudge(NamedTuple):
     """Every number a rounding up or down: the same training, its sums rounded otherwise."""
 
     number: int
-    """Which way each goes is drawn by this number."""
+    """The draw that says which way each element goes."""
     dtype: str
     """Whose rounding."""
 
 
 def draw(
-    parameter: Parameter, seed: int, name: str, part: Part = None, dtype: Any = "float32",
-    xp: str = "numpy", nudge: Nudge | None = None,
-) -> Any:  # fmt: skip
+    parameter: Parameter,
+    seed: int,
+    name: str,
+    part: Part = None,
+    dtype: DTypeLike = "float32",
+    xp: str = "numpy",
+    nudge: Nudge | None = None,
+) -> Array:
     """The numbers of ``part`` (a slice, or indices, by axis) of a parameter; all, if left out.
 
     Drawn by NumPy in float64 and then cast, so that NumPy and CuPy start from the same numbers.
@@ -81,17 +88,21 @@ def draw(
     else:
         values = np.full(at.shape, float(parameter.kind == "ones"))
     if nudge is not None:
-        from ml_dtypes import finfo  # NumPy's knows no bfloat16
-
+        finfo = import_module("ml_dtypes").finfo  # NumPy's knows no bfloat16
         up = uniforms(key(seed, name, "nudge", nudge.number), at) < 0.5
         values = values * (1 + np.where(up, 1, -1) * finfo(as_dtype(nudge.dtype)).eps)
     return namespace(xp).asarray(values.astype(as_dtype(dtype)))
 
 
 def initialise(
-    parameters: dict[str, Parameter], seed: int, parts: dict[str, Part] | None = None,
-    prefix: str = "", dtype: Any = "float32", xp: str = "numpy", nudge: Nudge | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    parameters: dict[str, Parameter],
+    seed: int,
+    parts: dict[str, Part] | None = None,
+    prefix: str = "",
+    dtype: DTypeLike = "float32",
+    xp: str = "numpy",
+    nudge: Nudge | None = None,
+) -> dict[str, Array]:
     """Arrays by name. ``parts`` says what is held of each; a name left out is held whole.
 
     ``prefix`` goes before every name when numbers are drawn: layers of one kind differ by it.

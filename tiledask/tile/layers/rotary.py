@@ -10,9 +10,10 @@ Column j is paired with j + w/2, as in checkpoints of Hugging Face. The paper, S
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import accumulator, array_namespace, namespace, to_numpy
+from tiledask.tile.backend import Array, accumulator, array_namespace, as_dtype, namespace, to_numpy
 from tiledask.tile.layers.operands import check_floats, check_integers, check_shape, rounded, wide
 
 __all__ = ["Angles", "rotary_angles", "rotate", "rotate_grad"]
@@ -21,12 +22,16 @@ __all__ = ["Angles", "rotary_angles", "rotate", "rotate_grad"]
 class Angles(NamedTuple):
     """What turns a head's columns: cosine and sine [tokens, w/2] of each angle."""
 
-    cos: Any
-    sin: Any
+    cos: Array
+    sin: Array
 
 
 def rotary_angles(
-    positions: Any, width: int, base: float = 10_000.0, dtype: Any = "float32", xp: str = "numpy"
+    positions: Any,
+    width: int,
+    base: float = 10_000.0,
+    dtype: DTypeLike = "float32",
+    xp: str = "numpy",
 ) -> Angles:
     """The angles of tokens at ``positions`` [tokens], of heads whose first ``width`` columns turn.
 
@@ -46,11 +51,11 @@ def rotary_angles(
         )
     frequencies = base ** (-2.0 * np.arange(width // 2) / width)
     angles = to_numpy(positions)[:, None] * frequencies  # [tokens, width/2]
-    module, kind = namespace(xp), accumulator(dtype)
+    module, kind = namespace(xp), accumulator(as_dtype(dtype))
     return Angles(*(module.asarray(f(angles).astype(kind)) for f in (np.cos, np.sin)))
 
 
-def rotate(x: Any, angles: Angles) -> tuple[Any, Angles]:
+def rotate(x: Array, angles: Angles) -> tuple[Array, Angles]:
     """(x [..., tokens, e] turned, kept); keeps the angles alone.
 
     >>> x = np.array([[1.0, 0.0]])
@@ -67,12 +72,12 @@ def rotate(x: Any, angles: Angles) -> tuple[Any, Angles]:
     return rounded(_turned(wide(x), *angles), x), angles
 
 
-def rotate_grad(dy: Any, kept: Angles) -> Any:
+def rotate_grad(dy: Array, kept: Angles) -> Array:
     """dx of `rotate`: turned back, for the transpose of a rotation is its inverse."""
     return rounded(_turned(wide(dy), kept.cos, -kept.sin), dy)
 
 
-def _turned(x: Any, cos: Any, sin: Any) -> Any:
+def _turned(x: Array, cos: Array, sin: Array) -> Array:
     half = cos.shape[-1]
     left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = [left * cos - right * sin, left * sin + right * cos, rest]

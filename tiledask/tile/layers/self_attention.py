@@ -11,18 +11,24 @@ columns of wq, wk, wv and their rows of wo, and what comes out is its term of th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad, shared_heads
-from tiledask.tile.layers.by_name import Arrays, apply, apply_grad, check_weights, fuse
+from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse
 from tiledask.tile.layers.operands import check_shape, rounded, wide
 from tiledask.tile.layers.parameters import Parameter, matrix
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
-__all__ = ["Heads", "KeptSelfAttention", "fuse_qkv", "self_attention", "self_attention_grad",
-           "self_attention_parameters"]  # fmt: skip
+__all__ = [
+    "Heads",
+    "KeptSelfAttention",
+    "fuse_qkv",
+    "self_attention",
+    "self_attention_grad",
+    "self_attention_parameters",
+]
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Heads:
     width: int
     """Columns of a head."""
     kv_of: Sequence[int] = ()
-    """By query head; left out, equally many neighbours share a kv head."""
+    """The kv head of each query head; left out, equally many neighbours share a kv head."""
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -56,10 +62,10 @@ class Heads:
 class KeptSelfAttention(NamedTuple):
     """What the layer keeps."""
 
-    x: Any
+    x: Array
     core: KeptAttention
     """q and k in it are turned already."""
-    c: Any
+    c: Array
     """[b, s, heads e], what wo multiplies."""
     angles: Angles | None
     heads: Heads
@@ -82,9 +88,13 @@ def self_attention_parameters(
 
 
 def self_attention(
-    x: Any, weights: Arrays, heads: Heads, angles: Angles | None = None, causal: bool = True,
+    x: Array,
+    weights: Arrays,
+    heads: Heads,
+    angles: Angles | None = None,
+    causal: bool = True,
     scale: float | None = None,
-) -> tuple[Any, KeptSelfAttention]:  # fmt: skip
+) -> tuple[Array, KeptSelfAttention]:
     """(y [b, s, h], kept) for x [b, s, h]; with ``angles``, q and k are turned by them.
 
     >>> import numpy as np
@@ -102,7 +112,9 @@ def self_attention(
     return apply(c, weights, "o"), KeptSelfAttention(x, core, c, angles, heads)
 
 
-def self_attention_grad(dy: Any, kept: KeptSelfAttention, weights: Arrays) -> tuple[Any, Arrays]:
+def self_attention_grad(
+    dy: Array, kept: KeptSelfAttention, weights: Arrays
+) -> tuple[Array, Arrays]:
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
     dc = apply_grad(dy, kept.c, weights, "o", grads)
@@ -122,7 +134,7 @@ def fuse_qkv(weights: Arrays) -> Arrays:
     return fuse(weights, ("q", "k", "v"), "qkv")
 
 
-def _project(x: Any, weights: Arrays, heads: Heads) -> list[Any]:
+def _project(x: Array, weights: Arrays, heads: Heads) -> list[Array]:
     """q, k and v [b, s, columns]."""
     columns = heads.columns
     names = {"qkv": sum(columns.values())} if "wqkv" in weights else columns
@@ -137,12 +149,12 @@ def _project(x: Any, weights: Arrays, heads: Heads) -> list[Any]:
     return [parts[0][..., :q], parts[0][..., q : q + kv], parts[0][..., q + kv :]]
 
 
-def _by_head(x: Any, width: int) -> Any:
+def _by_head(x: Array, width: int) -> Array:
     """[b, s, heads e] as [b, heads, s, e]."""
     return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
 
 
-def _merged(x: Any) -> Any:
+def _merged(x: Array) -> Array:
     """[b, heads, s, e] as [b, s, heads e]."""
     b, heads, s, e = x.shape
     return x.swapaxes(1, 2).reshape(b, s, heads * e)

@@ -1,4 +1,4 @@
-"""What turns gradients into new weights: rules, precisions, scales of the loss, clipping.
+"""Optimizers: rules, mixed precision, loss scales, clipping of gradients.
 
 rules.py       SGD, Adam, AdamW: one step of arrays, element by element
 mixed.py       the weights, their single-precision masters and the moments; a step of all of them

@@ -9,15 +9,15 @@ part. What several devices hold counts once: only one of them may add it up.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.tile.backend import Array
 
 __all__ = ["clip", "clip_factor", "global_norm", "square_sum"]
 
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, Array]
 
 
 def square_sum(grads: Arrays) -> float:
@@ -49,7 +49,7 @@ def clip_factor(norm: float, limit: float) -> float:
     return limit / norm if norm > limit else 1.0
 
 
-def clip(grads: Arrays, limit: float, norm: float | None = None) -> tuple[dict[str, Any], float]:
+def clip(grads: Arrays, limit: float, norm: float | None = None) -> tuple[dict[str, Array], float]:
     """(gradients of a norm of at most ``limit``, the norm that they had).
 
     ``norm``: that of everybody's gradients, where these are a shard. Gradients that are not finite

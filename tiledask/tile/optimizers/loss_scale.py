@@ -1,4 +1,4 @@
-"""By what the loss is multiplied, so that gradients in fp16 are neither 0 nor infinite.
+"""The loss scale, with which gradients in fp16 are neither 0 nor infinite.
 
     2^-24    2^-14                                       65504
       |--------|------------------------------------------|        what fp16 can hold
@@ -10,14 +10,15 @@ just below what overflows. Micikevicius et al. 2018, arXiv:1710.03740, sections 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+
+from numpy.typing import DTypeLike
 
 from tiledask.errors import ConfigError, DivergedError
-from tiledask.tile.backend import accumulator, array_namespace
+from tiledask.tile.backend import Array, accumulator, array_namespace
 
 __all__ = ["LossScale", "all_finite", "unscaled"]
 
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,11 @@ class LossScale:
 
         Raises DivergedError after ``patience`` overflows in a row that could not lower the scale.
         """
-        if not finite:
-            return self._lowered()
-        good = self.good + 1
-        if self.interval is None or good < self.interval:
-            return replace(self, good=good, stuck=0)
-        return replace(self, scale=min(self.scale * self.growth, self.ceiling), good=0, stuck=0)
-
-    def _lowered(self) -> "LossScale":
+        if finite:
+            good = self.good + 1
+            if self.interval is None or good < self.interval:
+                return replace(self, good=good, stuck=0)
+            return replace(self, scale=min(self.scale * self.growth, self.ceiling), good=0, stuck=0)
         lower = self.scale if self.interval is None else max(self.scale * self.backoff, self.floor)
         stuck = self.stuck + 1 if lower == self.scale else 0
         if stuck >= self.patience:
@@ -113,7 +111,7 @@ def all_finite(grads: Arrays) -> bool:
     return all(bool(array_namespace(g).isfinite(g).all()) for g in grads.values())
 
 
-def unscaled(grads: Arrays, scale: float, dtype: Any = None) -> dict[str, Any]:
+def unscaled(grads: Arrays, scale: float, dtype: DTypeLike | None = None) -> dict[str, Array]:
     """Gradients of the loss itself, in ``dtype``; left out, halves become float32.
 
     Widened first and divided then: the other way round what was saved is lost again.

@@ -9,22 +9,22 @@ adds them up (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.tile.backend import HALVES, accumulator, array_namespace, as_dtype
+from tiledask.tile.backend import HALVES, Array, accumulator, array_namespace, as_dtype
 from tiledask.tile.optimizers.clipping import clip, square_sum
 from tiledask.tile.optimizers.loss_scale import LossScale, unscaled
 from tiledask.tile.optimizers.rules import Rule
 
 __all__ = ["TrainState", "advance", "begin", "flush"]
 
-Arrays = dict[str, Any]
+Arrays = dict[str, Array]
 MASTER = "master weights"
 
 
@@ -64,7 +64,7 @@ class TrainState:
         return {f"{tensor}/{name}": a for tensor, arrays in classes for name, a in arrays.items()}
 
     @classmethod
-    def of(cls, flat: Mapping[str, Any], t: int) -> "TrainState":
+    def of(cls, flat: Mapping[str, Array], t: int) -> "TrainState":
         """The state of which `flat` was taken, after ``t`` steps."""
         classes: dict[str, Arrays] = {}
         for key, array in flat.items():
@@ -78,9 +78,14 @@ class TrainState:
 
 
 def begin(
-    weights: Mapping[str, Any], rule: Rule, dtype: Any = None, *, master: bool | None = None,
-    states: Any = None, recipe: str | Recipe | None = None,
-) -> TrainState:  # fmt: skip
+    weights: Mapping[str, Array],
+    rule: Rule,
+    dtype: DTypeLike | None = None,
+    *,
+    master: bool | None = None,
+    states: DTypeLike | None = None,
+    recipe: str | Recipe | None = None,
+) -> TrainState:
     """The state before the first step, from weights as they were drawn.
 
     dtype
@@ -97,22 +102,30 @@ def begin(
     if recipe is not None:
         dtype, master, states = _of_recipe(load_recipe(recipe), rule)
     given = dict(weights)
-    cast = {name: _cast(w, dtype or w.dtype) for name, w in given.items()}
+    cast = {name: flush(w, dtype or w.dtype).copy() for name, w in given.items()}
     half = any(w.dtype.name in HALVES for w in cast.values())
     masters = {}
     if half if master is None else master:
-        masters = {name: _copy(w, accumulator(w.dtype)) for name, w in given.items()}
+        masters = {name: w.astype(accumulator(w.dtype), copy=True) for name, w in given.items()}
+    held = None if states is None else as_dtype(states)
     moments = {
-        kept: {name: _zeros(w, states) for name, w in (masters or cast).items()}
+        kept: {
+            name: array_namespace(w).zeros(w.shape, w.dtype if held is None else held)
+            for name, w in (masters or cast).items()
+        }
         for kept in rule.keeps
     }
     return TrainState(cast, masters, moments)
 
 
 def advance(
-    state: TrainState, rule: Rule, grads: Mapping[str, Any], scale: LossScale | None = None,
-    limit: float | None = None, together: Any = None,
-) -> tuple[TrainState, LossScale | None, float]:  # fmt: skip
+    state: TrainState,
+    rule: Rule,
+    grads: Mapping[str, Array],
+    scale: LossScale | None = None,
+    limit: float | None = None,
+    together: Callable[[float], float] | None = None,
+) -> tuple[TrainState, LossScale | None, float]:
     """(new state, new scale, norm) after a step with gradients of ``scale.scale`` times the loss.
 
     scale
@@ -132,7 +145,12 @@ def advance(
     >>> state.weights["w"].tolist(), norm
     ([0.5], 8.0)
     """
-    _check_names(state, grads)
+    if missing := sorted(set(state.weights) ^ set(grads)):
+        raise ConfigError(
+            f"a step needs a gradient for each of {len(state.weights)} weights and no other, got "
+            f"{len(grads)}; {missing[0]!r} is on one side only: pass zeros where a weight had no "
+            f"part"
+        )
     stepped = state.master or state.weights
     wide = {
         name: unscaled({name: g}, scale.scale if scale else 1, _work(stepped[name]))[name]
@@ -167,7 +185,7 @@ def _stepped(state: TrainState, rule: Rule, grads: Arrays) -> TrainState:
     return replace(state, weights=weights, master=master, moments=moments, t=t)
 
 
-def flush(x: Any, dtype: Any) -> Any:
+def flush(x: Array, dtype: DTypeLike) -> Array:
     """``x`` rounded to ``dtype``, beyond whose range is infinity, as the hardware does it.
 
     >>> flush(np.array([65519.0, 65520.0]), "float16").tolist()
@@ -177,7 +195,7 @@ def flush(x: Any, dtype: Any) -> Any:
         return x.astype(as_dtype(dtype), copy=False)
 
 
-def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[Any, bool, Any]:
+def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[DTypeLike, bool, DTypeLike | None]:
     """(dtype, master, states) that hold what the recipe counts."""
     known = {2: np.float16, 4: np.float32, 8: np.float64}
     held = {s.tensor: s.bytes for s in recipe.states if s.of == "parameters"}
@@ -192,28 +210,6 @@ def _of_recipe(recipe: Recipe, rule: Rule) -> tuple[Any, bool, Any]:
     return known[held["weights"]], MASTER in held, known[kept.pop()] if kept else None
 
 
-def _work(w: Any) -> np.dtype:
-    """In what a step of ``w`` is computed: as a fused kernel does, halves in float32."""
+def _work(w: Array) -> np.dtype:
+    """The type in which a step of ``w`` is computed: as a fused kernel does, halves in float32."""
     return accumulator(w.dtype)
-
-
-def _copy(x: Any, dtype: Any) -> Any:
-    return x.astype(as_dtype(dtype), copy=True)
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    return flush(x, dtype).copy()
-
-
-def _zeros(w: Any, dtype: Any) -> Any:
-    return array_namespace(w).zeros(w.shape, as_dtype(dtype) if dtype is not None else w.dtype)
-
-
-def _check_names(state: TrainState, grads: Iterable[str]) -> None:
-    missing = sorted(set(state.weights) ^ set(grads))
-    if missing:
-        raise ConfigError(
-            f"a step needs a gradient for each of {len(state.weights)} weights and no other, got "
-            f"{len(list(grads))}; {missing[0]!r} is on one side only: pass zeros where a weight "
-            f"had no part"
-        )

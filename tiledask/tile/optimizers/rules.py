@@ -13,29 +13,30 @@ d for weight_decay, mu for momentum, tau for dampening, B for betas and tiny for
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.tile.backend import array_namespace
+from tiledask.tile.backend import Array, array_namespace
 
 __all__ = ["SGD", "Adam", "AdamW", "Rule", "rule_for"]
 
-States = Mapping[str, Any]
+States = Mapping[str, Array]
 """Arrays of the weights' shape by the planner's words: "momentum", "variance"."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What an optimizer is: `SGD`, `Adam` or `AdamW`."""
+    """An optimizer's rule: `SGD`, `Adam` or `AdamW`."""
 
     rate: float = 1e-3
     """The learning rate."""
 
-    keeps = ()
-    """Names of what it keeps for each weight."""
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Names of what it keeps for each weight."""
+        return ()
 
-    def step(self, w: Any, g: Any, states: States, t: int) -> tuple[Any, dict[str, Any]]:
+    def step(self, w: Array, g: Array, states: States, t: int) -> tuple[Array, dict[str, Array]]:
         """(new weights, new states) of step ``t``, from 1; ``states`` are zeros before the first.
 
         All arrays have one shape and one element type, in which everything is computed; none is
@@ -83,7 +84,7 @@ class SGD(Rule):
     def keeps(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
-    def step(self, w: Any, g: Any, states: States, t: int) -> tuple[Any, dict[str, Any]]:
+    def step(self, w: Array, g: Array, states: States, t: int) -> tuple[Array, dict[str, Array]]:
         if self.weight_decay:
             g = g + self.weight_decay * w
         if not self.momentum:
@@ -117,16 +118,17 @@ class Adam(Rule):
     def keeps(self) -> tuple[str, ...]:
         return ("momentum", "variance")
 
-    def step(self, w: Any, g: Any, states: States, t: int) -> tuple[Any, dict[str, Any]]:
+    def step(self, w: Array, g: Array, states: States, t: int) -> tuple[Array, dict[str, Array]]:
         return self._moved(w, g + self.weight_decay * w if self.weight_decay else g, states, t)
 
-    def _moved(self, w: Any, g: Any, states: States, t: int) -> tuple[Any, dict[str, Any]]:
+    def _moved(self, w: Array, g: Array, states: States, t: int) -> tuple[Array, dict[str, Array]]:
         m = self.beta1 * states["momentum"] + (1 - self.beta1) * g
         v = self.beta2 * states["variance"] + (1 - self.beta2) * g * g
         root = array_namespace(v).sqrt(v / (1 - self.beta2**t))
         return w - self.rate / (1 - self.beta1**t) * m / (root + self.tiny), {
-            "momentum": m, "variance": v,
-        }  # fmt: skip
+            "momentum": m,
+            "variance": v,
+        }
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
     """Times the rate is the share of each weight that goes in a step."""
 
-    def step(self, w: Any, g: Any, states: States, t: int) -> tuple[Any, dict[str, Any]]:
+    def step(self, w: Array, g: Array, states: States, t: int) -> tuple[Array, dict[str, Array]]:
         return self._moved(w * (1 - self.rate * self.weight_decay), g, states, t)
 
 

@@ -19,14 +19,15 @@ from rich.console import Console
 from tiledask.errors import KernelError
 from tiledask.lab.bench.records import goals_table, record
 from tiledask.lab.bench.tiles import shown
-from tiledask.lab.bench.tiles.clock import Clock, Stopped, clock_for
+from tiledask.lab.bench.tiles.clock import ContestClock, Stopped, clock_for
 from tiledask.lab.bench.tiles.device import clocks, device_of, facts_of
 from tiledask.lab.bench.tiles.goals import goals, ladder, missing, predictions
-from tiledask.lab.bench.tiles.jobs import JOBS, Job
-from tiledask.lab.bench.tiles.rounds import Way, Work, contest
+from tiledask.lab.bench.tiles.jobs import JOBS, Contest
+from tiledask.lab.bench.tiles.rounds import Contender, Gemm, contest
 from tiledask.lab.bench.tiles.trial import trial
 from tiledask.lab.bench.tiles.two_level import two_level
 from tiledask.lab.bench.tiles.ways import TORCH, TRITON, ways_of
+from tiledask.lab.ladders import recorded
 from tiledask.tile.backend import probe
 
 __all__ = ["Bench", "main"]
@@ -43,9 +44,16 @@ class Bench:
     """A run over jobs within ``seconds``; what it found is in `facts` at any moment."""
 
     def __init__(
-        self, arrays: str, jobs: Sequence[Job], seconds: float, rounds: int, *,
-        without: Sequence[str] = (), console: Console | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        arrays: str,
+        jobs: Sequence[Contest],
+        seconds: float,
+        rounds: int,
+        *,
+        without: Sequence[str] = (),
+        console: Console | None = None,
+        seed: int = 0,
+    ) -> None:
         self.arrays, self.jobs, self.seconds, self.rounds = arrays, jobs, seconds, rounds
         self.without, self.console, self.seed = without, console or Console(), seed
         self.end = time.monotonic() + seconds
@@ -83,13 +91,15 @@ class Bench:
         """Ours on a GPU only: NumPy's cannot take the process along."""
         ours = [
             (name, work.precision)
-            for job in self.jobs for work in job.works for name in job.names
+            for job in self.jobs
+            for work in job.works
+            for name in job.names
             if name not in (TORCH, TRITON, *self.without)
-        ]  # fmt: skip
+        ]
         if self.arrays == "cupy":
             self.refused = trial(list(dict.fromkeys(ours)), self.arrays, say=self._say)
 
-    def _one(self, job: Job, work: Work, clock: Clock, left: int) -> None:
+    def _one(self, job: Contest, work: Gemm, clock: ContestClock, left: int) -> None:
         """Measure one product, unless time is over; it gets up to twice its share of the rest."""
         rest = self.end - time.monotonic()
         what = f"{work}" + ", two levels" * bool(job.workers)
@@ -116,37 +126,46 @@ class Bench:
         took = {"took": time.monotonic() - begun}
         self.clocks.append({"work": what, "before": before, "after": clocks(self.arrays)} | took)
 
-    def _two_levels(self, job: Job, work: Work, clock: Clock, until: float) -> None:
+    def _two_levels(self, job: Contest, work: Gemm, clock: ContestClock, until: float) -> None:
         found = two_level(work, job.workers, clock, until, min(self.rounds, 7))
         self.two += found
         self.console.print(shown.two_level_table(found, self.arrays))
         self._print_missing(found)
 
-    def _products(self, job: Job, work: Work, clock: Clock, until: float) -> None:
-        ways = [self._allowed(work, way) for way in ways_of(
-            work, job.names, self.arrays, self.without)]  # fmt: skip
+    def _products(self, job: Contest, work: Gemm, clock: ContestClock, until: float) -> None:
+        ways = [
+            self._allowed(work, way) for way in ways_of(work, job.names, self.arrays, self.without)
+        ]
         found = contest(work, ways, clock, until, self.rounds, self.seed)
         self.rows += found
         self.console.print(shown.product_table(found, self.arrays))
         self._print_missing(found)
 
-    def _allowed(self, work: Work, way: Way) -> Way:
+    def _allowed(self, work: Gemm, way: Contender) -> Contender:
         why = self.refused.get((way.name, work.precision))
         if way.why_not or not why:
             return way
-        return Way(way.name, way.prepare, f"in a trial {why}")
+        return Contender(way.name, way.prepare, f"in a trial {why}")
 
     def facts(self) -> dict[str, Any]:
         """All that is known now, for the record."""
         steps = ladder(self.rows, self.bounds, self.n, self.arrays)
         return {
-            "arrays": self.arrays, "device": self.device, "peers": _peers(),
+            "arrays": self.arrays,
+            "device": self.device,
+            "peers": _peers(),
             "settings": {name: os.environ.get(name, "unset") for name in _TF32},
-            "rounds at most": self.rounds, "seconds at most": self.seconds,
-            "without": list(self.without), "clocks": self.clocks, "ladder": steps,
-            "goals": goals(self.rows, self.two, steps), "rows": self.rows,
-            "two level": self.two, "left out": self.left_out, "stopped": self.stopped,
-        }  # fmt: skip
+            "rounds at most": self.rounds,
+            "seconds at most": self.seconds,
+            "without": list(self.without),
+            "clocks": self.clocks,
+            "ladder": steps,
+            "goals": goals(self.rows, self.two, steps),
+            "rows": self.rows,
+            "two level": self.two,
+            "left out": self.left_out,
+            "stopped": self.stopped,
+        }
 
     def _say(self, what: str) -> None:
         self.console.print(what, style="dim", highlight=False)
@@ -155,11 +174,15 @@ class Bench:
         for line in missing(rows):
             self.console.print(line, highlight=False)
 
-    def _print_layouts(self, job: Job) -> None:
+    def _print_layouts(self, job: Contest) -> None:
         if len(job.works) > 1:
             first = job.works[0]
-            same = [r for r in self.rows if (r["m"], r["n"], r["k"], r["precision"]) == (
-                first.m, first.n, first.k, first.precision)]  # fmt: skip
+            same = [
+                r
+                for r in self.rows
+                if (r["m"], r["n"], r["k"], r["precision"])
+                == (first.m, first.n, first.k, first.precision)
+            ]
             if same:
                 self.console.print(shown.layouts_table(same, self.arrays))
 
@@ -188,8 +211,10 @@ class Bench:
             self.console.print(f"stopped: {self.stopped}", highlight=False)
         for row in self.clocks:
             if row["before"] or row["after"]:
-                told = (", ".join(f"{k} {v:g}" for k, v in row[at].items())
-                        for at in ("before", "after"))  # fmt: skip
+                told = (
+                    ", ".join(f"{k} {v:g}" for k, v in row[at].items())
+                    for at in ("before", "after")
+                )
                 before, after = told
                 self.console.print(f"{row['work']}: {before}; then {after}", highlight=False)
         where = "on a CPU, which says nothing of GPUs" if self.arrays == "numpy" else "on one GPU"
@@ -211,32 +236,14 @@ def _peers() -> dict[str, str]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {_MODULE}", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--arrays", choices=list(JOBS), default="cupy",
-        help="cupy: on a GPU (default); numpy: the same steps on this CPU, at small sizes",
-    )  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=420.0, help="in all (%(default)g)")
-    parser.add_argument("--rounds", type=int, default=25, help="at most (%(default)s)")
-    parser.add_argument("--without", nargs="+", default=(), metavar="NAME",
-                        help="contenders to leave out: kernels, torch, Triton")  # fmt: skip
-    parser.add_argument(
-        "--record", metavar="FILE.json", type=Path,
-        help="write the numbers there, and a picture of the ladder beside it",
-    )  # fmt: skip
-    return parser
-
-
 def _refusal(arrays: str) -> str:
     """Why nothing can be measured, and what to do; empty if it can."""
     if arrays == "cupy" and not probe().usable:
         return (
             f"bench-tiles measures kernels on a GPU and finds none that it could use: "
             f"{probe().reason}.\nOn a machine with one it needs nothing else; the same steps on "
-            f"this CPU, at small sizes: make bench-tiles BENCH_ARGS='--arrays numpy'"
+            f"this CPU, at small sizes: make bench-tiles BENCH_ARGS='--arrays numpy'\n"
+            + "\n".join(recorded())
         )
     if rounding := [name for name in _TF32 if os.environ.get(name)]:
         return (
@@ -248,13 +255,43 @@ def _refusal(arrays: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; with --record, keep it as JSON too."""
-    args = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_MODULE}", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--arrays",
+        choices=list(JOBS),
+        default="cupy",
+        help="cupy: on a GPU (default); numpy: the same steps on this CPU, at small sizes",
+    )
+    parser.add_argument("--seconds", type=float, default=420.0, help="in all (%(default)g)")
+    parser.add_argument("--rounds", type=int, default=25, help="at most (%(default)s)")
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="contenders to leave out: kernels, torch, Triton",
+    )
+    parser.add_argument(
+        "--record",
+        metavar="FILE.json",
+        type=Path,
+        help="write the numbers there, and a picture of the ladder beside it",
+    )
+    args = parser.parse_args(arguments)
     console = Console()
     if why := _refusal(args.arrays):
         console.print(why, highlight=False, soft_wrap=True)
         return 1
-    bench = Bench(args.arrays, JOBS[args.arrays], args.seconds, args.rounds,
-                  without=args.without, console=console)  # fmt: skip
+    bench = Bench(
+        args.arrays,
+        JOBS[args.arrays],
+        args.seconds,
+        args.rounds,
+        without=args.without,
+        console=console,
+    )
 
     def keep(facts: dict[str, Any]) -> None:
         if args.record:

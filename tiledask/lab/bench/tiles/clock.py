@@ -14,7 +14,7 @@ from tiledask.errors import KernelError
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import namespace
 
-__all__ = ["Burst", "Clock", "CpuClock", "GpuClock", "Run", "Stopped", "Took", "clock_for"]
+__all__ = ["Burst", "ContestClock", "CpuClock", "GpuClock", "Run", "Stopped", "Took", "clock_for"]
 
 DEADLINE = 30.0
 """Seconds that any burst may take."""
@@ -49,7 +49,7 @@ class Burst(NamedTuple):
 Run = Callable[[int], None]
 
 
-class Clock:
+class ContestClock:
     """What a contest asks of the machine's clock."""
 
     arrays: str
@@ -80,7 +80,7 @@ def _products(once: float, sets: int) -> int:
     return sets * max(1, min(_MOST // sets, round(_BURST / once / sets)))
 
 
-class CpuClock(Clock):
+class CpuClock(ContestClock):
     """Wall-clock time on NumPy arrays."""
 
     arrays = "numpy"
@@ -99,7 +99,7 @@ class CpuClock(Clock):
         return Took(took, took)
 
 
-class GpuClock(Clock):
+class GpuClock(ContestClock):
     """CUDA's events on CuPy's current stream."""
 
     arrays = "cupy"
@@ -182,6 +182,6 @@ class GpuClock(Clock):
             ) from error
 
 
-def clock_for(arrays: str) -> Clock:
+def clock_for(arrays: str) -> ContestClock:
     """The clock for "numpy" or "cupy" arrays."""
     return CpuClock() if arrays == "numpy" else GpuClock()

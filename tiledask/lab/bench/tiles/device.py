@@ -30,10 +30,15 @@ def facts_of(arrays: str) -> dict[str, Any]:
     cp, found, device = namespace("cupy"), probe(), described(arrays)
     here = found.devices[cp.cuda.Device().id]
     return {
-        "kind": "GPU", "name": here.name, "compute capability": here.compute_capability,
-        "memory": here.memory, "driver": found.driver or _smi("driver_version"),
-        "CUDA": found.cuda, "CuPy": found.cupy, "described": device and asdict(device),
-    }  # fmt: skip
+        "kind": "GPU",
+        "name": here.name,
+        "compute capability": here.compute_capability,
+        "memory": here.memory,
+        "driver": found.driver or _smi("driver_version"),
+        "CUDA": found.cuda,
+        "CuPy": found.cupy,
+        "described": device and asdict(device),
+    }
 
 
 def device_of(facts: Mapping[str, Any]) -> Device | None:
@@ -87,8 +92,11 @@ def _smi(query: str) -> str:
     with suppress(Exception):  # no answer, or a bus that it does not know
         done = subprocess.run(
             [program, f"--id={_bus()}", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
         return done.stdout.strip()
     return ""
 

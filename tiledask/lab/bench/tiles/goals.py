@@ -1,4 +1,4 @@
-"""What the numbers of the bench of tiles say: goals, the ladder step by step, what is missing."""
+"""Findings of the bench of tiles: goals, the ladder step by step, what is missing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,16 @@ from tiledask.plan.inputs.hardware import Device
 from tiledask.tile.choice import Prediction, config_of, predict
 
 __all__ = [
-    "GOALS", "LADDER", "TWO_LEVEL", "Goal", "goals", "ladder", "missing", "noise", "predictions",
-]  # fmt: skip
+    "GOALS",
+    "LADDER",
+    "TWO_LEVEL",
+    "Goal",
+    "goals",
+    "ladder",
+    "missing",
+    "noise",
+    "predictions",
+]
 
 
 Row = dict[str, Any]
@@ -42,10 +50,15 @@ TENFOLD, TWO_LEVEL = 10.0, 0.95
 """mma_multistage over smem_tiled; the two-level product with one worker over the library alone."""
 
 LADDER = {
-    "cupy": (("smem_tiled", "fp32"), ("sgemm_warptiled", "fp32"), ("mma_multistage", "tf32"),
-             ("mma_multistage", "bf16"), ("wgmma_ws_persistent", "bf16")),
+    "cupy": (
+        ("smem_tiled", "fp32"),
+        ("sgemm_warptiled", "fp32"),
+        ("mma_multistage", "tf32"),
+        ("mma_multistage", "bf16"),
+        ("wgmma_ws_persistent", "bf16"),
+    ),
     "numpy": (("tiled", "fp32"), ("blas", "fp32")),
-}  # fmt: skip
+}
 """(kernel, precision), each a step above the one before."""
 
 
@@ -72,10 +85,16 @@ def goals(rows: Sequence[Row], two: Sequence[Row], steps: Sequence[Row]) -> list
             reached = row[f"{ALONE}, median"] / row["median"]
             found.append((row["work"], "one worker / the library alone", reached, TWO_LEVEL, ""))
     return [
-        {"work": work, "speed": what, "reached": reached, "wanted": wanted, "noise": unsure,
-         "met": reached >= wanted}
+        {
+            "work": work,
+            "speed": what,
+            "reached": reached,
+            "wanted": wanted,
+            "noise": unsure,
+            "met": reached >= wanted,
+        }
         for work, what, reached, wanted, unsure in found
-    ]  # fmt: skip
+    ]
 
 
 def noise(rows: Sequence[Row], work: str) -> float | str:
@@ -88,12 +107,16 @@ def noise(rows: Sequence[Row], work: str) -> float | str:
 
 
 def _timed(rows: Sequence[Row], way: str, precision: str, work: str = "") -> list[Row]:
-    """Of products of operands that lie by rows."""
+    """Rows of products whose operands are stored by rows."""
     return [
-        row for row in rows
-        if row["state"] == "timed" and row["way"] == way and row["precision"] == precision
-        and row["orders"] == "CC" and row["work"] == (work or row["work"])
-    ]  # fmt: skip
+        row
+        for row in rows
+        if row["state"] == "timed"
+        and row["way"] == way
+        and row["precision"] == precision
+        and row["orders"] == "CC"
+        and row["work"] == (work or row["work"])
+    ]
 
 
 def predictions(n: int, device: Device | None, arrays: str) -> dict[tuple[str, str], Prediction]:
@@ -120,10 +143,13 @@ def ladder(
         bound = bounds.get((kernel, precision))
         here = [r for r in _timed(rows, kernel, precision) if r["m"] == r["n"] == r["k"] == n]
         step = {
-            "kernel": kernel, "precision": precision, "n": n,
-            "predicted": bound and bound.flops_per_second, "bound by": bound and bound.binding,
+            "kernel": kernel,
+            "precision": precision,
+            "n": n,
+            "predicted": bound and bound.flops_per_second,
+            "bound by": bound and bound.binding,
             "measured": here[0]["TFLOP/s"] * 1e12 if here else None,
-        }  # fmt: skip
+        }
         for what in ("predicted", "measured"):
             before = steps[-1][what] if steps else None
             step[f"gain {what}"] = step[what] / before if step[what] and before else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.errors import KernelError
 from tiledask.lab.bench.tiles.clock import Run
-from tiledask.lab.bench.tiles.rounds import Set, Work
+from tiledask.lab.bench.tiles.rounds import Gemm, Set
 from tiledask.tile.backend import namespace
 
 try:
@@ -57,7 +57,7 @@ def as_torch(x: Any) -> Any:
     return torch.from_dlpack(bits).view(kinds[x.dtype.name])
 
 
-def torch_run(work: Work, sets: Sequence[Set]) -> Run:
+def torch_run(work: Gemm, sets: Sequence[Set]) -> Run:
     """torch.matmul into ``out``, on the stream that CuPy uses."""
     import torch
 
@@ -82,7 +82,7 @@ def _same_stream(torch: Any) -> None:
         )
 
 
-def triton_run(work: Work, sets: Sequence[Set]) -> Run:
+def triton_run(work: Gemm, sets: Sequence[Set]) -> Run:
     """Triton's kernel into ``out``; the first product of a shape tunes it."""
     import torch
 
@@ -96,16 +96,7 @@ def triton_run(work: Work, sets: Sequence[Set]) -> Run:
 def launch(a: Any, b: Any, c: Any) -> None:
     """c = a @ b for tensors of halves."""
     (m, k), n = a.shape, b.shape[1]
-    _tuned()[lambda meta: (triton.cdiv(m, meta["TM"]) * triton.cdiv(n, meta["TN"]),)](
-        a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()
-    )
-
-
-_kept: list[Any] = []
-
-
-def _tuned() -> Any:
-    """The kernel with its configurations, made when it is first asked for."""
+    # the kernel with its configurations, made when it is first asked for
     if not _kept:
         configs = [
             triton.Config(
@@ -115,16 +106,35 @@ def _tuned() -> Any:
         ]
         strides = ["am", "ak", "bk", "bn"]
         _kept.append(triton.autotune(configs, key=["m", "n", "k", *strides])(product))
-    return _kept[0]
+    _kept[0][lambda meta: (triton.cdiv(m, meta["TM"]) * triton.cdiv(n, meta["TN"]),)](
+        a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()
+    )
+
+
+_kept: list[Any] = []
 
 
 if triton is not None:
 
     @triton.jit
     def product(
-        a_at, b_at, c_at, m, n, k, am, ak, bk, bn, cm, cn,
-        TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr,
-    ):  # fmt: skip
+        a_at,
+        b_at,
+        c_at,
+        m,
+        n,
+        k,
+        am,
+        ak,
+        bk,
+        bn,
+        cm,
+        cn,
+        TM: tl.constexpr,
+        TN: tl.constexpr,
+        TK: tl.constexpr,
+        GROUP: tl.constexpr,
+    ):
         """One tile of C [m, n] = A [m, k] B [k, n]; am is A's stride from row to row, and so on."""
         rows, columns = tl.cdiv(m, TM), tl.cdiv(n, TN)
         program = tl.program_id(0)

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.lab.bench.tiles.clock import Burst, Clock, Run, Stopped
+from tiledask.lab.bench.tiles.clock import Burst, ContestClock, Run, Stopped
 from tiledask.tile.backend import accumulator, as_dtype, namespace
 
-__all__ = ["LIMITS", "Set", "Way", "Work", "contest", "error_of", "ratio", "reference"]
+__all__ = ["LIMITS", "Contender", "Gemm", "Set", "contest", "error_of", "ratio", "reference"]
 
 
 @dataclass(frozen=True)
-class Work:
+class Gemm:
     """A product [m, k] x [k, n] that contenders are compared on."""
 
     m: int
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Of A, B and C."""
+        """Bytes of A, B and C."""
         return (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.itemsize
 
     @property
@@ -82,12 +82,12 @@ class Set(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class Contender:
     """A contender: gets ready for the sets of one work, and gives what computes set number i into
     its ``out``, on a GPU without waiting for it."""
 
     name: str
-    prepare: Callable[[Work, Sequence[Set]], Run]
+    prepare: Callable[[Gemm, Sequence[Set]], Run]
     why_not: str = ""
     """Why it cannot take part here, in a sentence; empty if it can."""
 
@@ -95,7 +95,7 @@ class Way:
 # -- numbers and what is right -------------------------------------------------------------------
 
 
-def draw(work: Work, count: int, arrays: str, seed: int) -> list[Set]:
+def draw(work: Gemm, count: int, arrays: str, seed: int) -> list[Set]:
     """``count`` sets of standard normal numbers: zeros would be faster than anything real."""
     xp = namespace(arrays)
     rng = xp.random.default_rng(seed)
@@ -103,16 +103,17 @@ def draw(work: Work, count: int, arrays: str, seed: int) -> list[Set]:
     def operand(rows: int, columns: int, order: str) -> Any:
         shape = (rows, columns) if order == "C" else (columns, rows)
         wide = rng.standard_normal(shape, dtype=accumulator(work.dtype))
-        lain = wide.astype(work.dtype, copy=False)
-        return lain if order == "C" else lain.T
+        array = wide.astype(work.dtype, copy=False)
+        return array if order == "C" else array.T
 
     return [
         Set(
-            operand(work.m, work.k, work.orders[0]), operand(work.k, work.n, work.orders[1]),
+            operand(work.m, work.k, work.orders[0]),
+            operand(work.k, work.n, work.orders[1]),
             xp.empty((work.m, work.n), work.dtype),
         )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 class Reference(NamedTuple):
@@ -176,7 +177,7 @@ def _wide(x: Any) -> Any:
 
 
 def contest(
-    work: Work, ways: Sequence[Way], clock: Clock, until: float, rounds: int, seed: int
+    work: Gemm, ways: Sequence[Contender], clock: ContestClock, until: float, rounds: int, seed: int
 ) -> list[dict[str, Any]]:
     """A row per way: its state, and if that is "timed" the seconds of its bursts.
 
@@ -206,19 +207,31 @@ def contest(
     return [_finished(work, row, plans.get(row["way"])) for row in rows.values()]
 
 
-def _row(work: Work, way: Way) -> dict[str, Any]:
+def _row(work: Gemm, way: Contender) -> dict[str, Any]:
     return {
-        "work": str(work), "way": way.name, "m": work.m, "n": work.n, "k": work.k,
-        "dtype": work.dtype.name, "precision": work.precision, "orders": work.orders,
-        "state": "skipped" if way.why_not else "timed", "why": way.why_not,
-        "all seconds": [], "all launches": [],
-    }  # fmt: skip
+        "work": str(work),
+        "way": way.name,
+        "m": work.m,
+        "n": work.n,
+        "k": work.k,
+        "dtype": work.dtype.name,
+        "precision": work.precision,
+        "orders": work.orders,
+        "state": "skipped" if way.why_not else "timed",
+        "why": way.why_not,
+        "all seconds": [],
+        "all launches": [],
+    }
 
 
 def _ready(
-    work: Work, way: Way, sets: list[Set], right: list[Reference], clock: Clock,
+    work: Gemm,
+    way: Contender,
+    sets: list[Set],
+    right: list[Reference],
+    clock: ContestClock,
     runs: dict[str, Run],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What its row says of a way that was asked for a first product of each set."""
     try:
         run = way.prepare(work, sets)
@@ -249,15 +262,20 @@ def _line(error: Exception) -> str:
     return words if len(words) < 300 else f"{words[:300]} ..."
 
 
-def _finished(work: Work, row: dict[str, Any], plan: Burst | None) -> dict[str, Any]:
+def _finished(work: Gemm, row: dict[str, Any], plan: Burst | None) -> dict[str, Any]:
     taken, launches = row["all seconds"], row.pop("all launches")
     if plan is None or not taken:
         return row
     return row | {
-        "rounds": len(taken), "products in a burst": plan.products, "sets": plan.sets,
-        "min": min(taken), "median": median(taken), "max": max(taken),
-        "TFLOP/s": work.flops / median(taken) / 1e12, "launch": median(launches),
-    }  # fmt: skip
+        "rounds": len(taken),
+        "products in a burst": plan.products,
+        "sets": plan.sets,
+        "min": min(taken),
+        "median": median(taken),
+        "max": max(taken),
+        "TFLOP/s": work.flops / median(taken) / 1e12,
+        "launch": median(launches),
+    }
 
 
 def ratio(row: dict[str, Any], base: dict[str, Any]) -> dict[str, float]:
@@ -266,6 +284,9 @@ def ratio(row: dict[str, Any], base: dict[str, Any]) -> dict[str, float]:
     each = [b / x for b, x in zip(base["all seconds"], row["all seconds"], strict=True)]
     low, high = np.quantile(each, (0.25, 0.75))
     return {
-        "ratio": base["median"] / row["median"], "least": min(each), "lower quartile": float(low),
-        "upper quartile": float(high), "largest": max(each),
-    }  # fmt: skip
+        "ratio": base["median"] / row["median"],
+        "least": min(each),
+        "lower quartile": float(low),
+        "upper quartile": float(high),
+        "largest": max(each),
+    }

@@ -1,4 +1,4 @@
-"""What the bench of tiles shows, in 80 columns: products, layouts, the ladder, two levels."""
+"""Tables of the bench of tiles, in 80 columns: products, layouts, the ladder, two levels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ def _table(title: str, columns: Sequence[str], wraps: str = "bound by") -> Table
 
 
 def product_table(rows: Sequence[Row], arrays: str) -> Table:
-    """Of one product: a row per contender, beside the library."""
+    """The table of one product: a row per contender, beside the library."""
     base = _base(rows, arrays)
     timed = [row for row in rows if row["state"] == "timed"]
     rounds = f", medians of {timed[0]['rounds']} rounds" if timed else ""
@@ -46,11 +46,14 @@ def product_table(rows: Sequence[Row], arrays: str) -> Table:
             continue
         found = ratio(row, base) if base else {}
         table.add_row(
-            row["way"], format_seconds(row["median"]), _around(row), _speed(row, arrays),
+            row["way"],
+            format_seconds(row["median"]),
+            _around(row),
+            _speed(row, arrays),
             _ratio(found["ratio"]) if base else "-",
             " ".join(_ratio(found[f"{end} quartile"]) for end in ENDS) if base else "-",
             _goal(row, base, library(arrays)),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -91,10 +94,12 @@ def _goal(row: Row, base: Row | None, theirs: str) -> str:
     if row["way"].endswith(AGAIN):
         return "noise"
     wanted = [
-        goal.wanted for goal in GOALS
+        goal.wanted
+        for goal in GOALS
         if (goal.ours, goal.theirs, goal.precision) == (row["way"], theirs, row["precision"])
-        and row["orders"] == "CC" and not goal.stretch
-    ]  # fmt: skip
+        and row["orders"] == "CC"
+        and not goal.stretch
+    ]
     if not wanted or not base:
         return ""
     return _met(ratio(row, base)["ratio"], wanted[0])
@@ -127,17 +132,26 @@ def _cell(row: Row | None, arrays: str) -> str:
 def ladder_table(steps: Sequence[Row], device: str, arrays: str) -> Table:
     """Predicted and measured, step by step."""
     title = f"The ladder at {steps[0]['n']} cubed on {device}: {_UNIT[arrays]}"
-    heads = ("kernel", "at most", "bound by", "measured", "of it", "gain\npredicted",
-             "gain\nmeasured")  # fmt: skip
+    heads = (
+        "kernel",
+        "at most",
+        "bound by",
+        "measured",
+        "of it",
+        "gain\npredicted",
+        "gain\nmeasured",
+    )
     table = _table(title, heads)
     for step in steps:
         most, had = step["predicted"], step["measured"]
         table.add_row(
             f"{step['kernel']}\n  {step['precision']}",
-            _flops(most, arrays) if most else "-", step["bound by"] or "-",
-            _flops(had, arrays) if had else "-", f"{had / most:.0%}" if most and had else "-",
+            _flops(most, arrays) if most else "-",
+            step["bound by"] or "-",
+            _flops(had, arrays) if had else "-",
+            f"{had / most:.0%}" if most and had else "-",
             *(f"{step[g]:.3g} x" if step[g] else "-" for g in ("gain predicted", "gain measured")),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -156,10 +170,14 @@ def two_level_table(rows: Sequence[Row], arrays: str) -> Table:
         alone = row[f"{ALONE}, median"]
         reached = alone / row["median"]
         table.add_row(
-            row["way"], format_seconds(row["median"]), _around(row), _speed(row, arrays),
-            format_seconds(alone), f"{reached:.3f}",
+            row["way"],
+            format_seconds(row["median"]),
+            _around(row),
+            _speed(row, arrays),
+            format_seconds(alone),
+            f"{reached:.3f}",
             _met(reached, TWO_LEVEL) if row["workers"] == 1 else "",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -169,7 +187,7 @@ def figure(record: Mapping[str, Any]) -> "Figure | None":
     device, steps = device_of(record["device"]), record["ladder"]
     if device is None or not steps:
         return None
-    from tiledask.lab.plots.tiles_roofline import roofline  # loads matplotlib
+    from tiledask.lab.plots.products.roofline import roofline  # loads matplotlib
 
     n, bounds, measured = steps[0]["n"], [], {}
     for (kernel, precision), bound in predictions(n, device, "cupy").items():

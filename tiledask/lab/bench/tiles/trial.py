@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO
 
-from tiledask.lab.bench.tiles.clock import Clock, clock_for
-from tiledask.lab.bench.tiles.rounds import Work, draw
+from tiledask.lab.bench.tiles.clock import ContestClock, clock_for
+from tiledask.lab.bench.tiles.rounds import Gemm, draw
 from tiledask.lab.bench.tiles.ways import kernel_way
 
 __all__ = ["ORDERS", "SHAPES", "main", "trial"]
@@ -105,11 +105,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _tried(name: str, precision: str, arrays: str, clock: Clock) -> str:
+def _tried(name: str, precision: str, arrays: str, clock: ContestClock) -> str:
     try:
         for m, n, k in SHAPES:
             for orders in ORDERS if (m, n, k) == RAGGED else ORDERS[:1]:
-                work = Work(m, n, k, precision, orders)
+                work = Gemm(m, n, k, precision, orders)
                 way = kernel_way(work, name)
                 if way.why_not:
                     return ""  # the contest says so, with the reason

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from tiledask.lab.bench.tiles.clock import Run
-from tiledask.lab.bench.tiles.rounds import Set, Way, Work
+from tiledask.lab.bench.tiles.rounds import Contender, Gemm, Set
 from tiledask.tile.backend import namespace
 from tiledask.tile.product import matmul
 from tiledask.tile.table import kernels
@@ -22,8 +22,8 @@ def library(arrays: str) -> str:
 
 
 def ways_of(
-    work: Work, names: Sequence[str], arrays: str, without: Sequence[str] = ()
-) -> list[Way]:
+    work: Gemm, names: Sequence[str], arrays: str, without: Sequence[str] = ()
+) -> list[Contender]:
     """The contenders called ``names``: kernels of `td.tile.kernels`, "torch", "Triton".
 
     The library comes first, and again last. ``without``: names that are left out.
@@ -32,7 +32,7 @@ def ways_of(
     found = [_library_way(work, base)]
     for name in names:
         if name in without:
-            found.append(Way(name, _none, "--without names it"))
+            found.append(Contender(name, _none, "--without names it"))
         elif name in (TORCH, TRITON):
             found.append(_peer(name))
         else:
@@ -40,20 +40,20 @@ def ways_of(
     return [*found, _library_way(work, base + AGAIN)]
 
 
-def kernel_way(work: Work, name: str) -> Way:
+def kernel_way(work: Gemm, name: str) -> Contender:
     """The kernel ``name`` of `td.tile.kernels`, or why it cannot take part."""
     if name not in kernels:
-        return Way(name, _none, f"td.tile.kernels has no kernel {name!r}")
+        return Contender(name, _none, f"td.tile.kernels has no kernel {name!r}")
     info, tf32 = kernels[name], work.precision == "tf32"
     why = info.why_not
     if not why and tf32 and not info.tf32:
         why = f"{name} does not multiply float32 as TF32"
     if not why and not tf32 and work.dtype.name not in info.dtypes:
         why = f"{name} takes {' or '.join(info.dtypes)}, not {work.dtype.name}"
-    return Way(name, lambda work, sets: _ours(name, work, sets), why)
+    return Contender(name, lambda work, sets: _ours(name, work, sets), why)
 
 
-def _ours(name: str, work: Work, sets: Sequence[Set]) -> Run:
+def _ours(name: str, work: Gemm, sets: Sequence[Set]) -> Run:
     precision = "tf32" if work.precision == "tf32" else None
 
     def run(i: int) -> None:
@@ -63,15 +63,17 @@ def _ours(name: str, work: Work, sets: Sequence[Set]) -> Run:
     return run
 
 
-def _library_way(work: Work, name: str) -> Way:
+def _library_way(work: Gemm, name: str) -> Contender:
     """cupy.matmul, whose float32 is float32 as long as CUPY_TF32 is not set; for TF32 our own call
     of the same function of cuBLAS, which asks for it."""
     if work.precision == "tf32":
-        return Way(name, lambda work, sets: _ours("cublas", work, sets), kernels["cublas"].why_not)
-    return Way(name, _library)
+        return Contender(
+            name, lambda work, sets: _ours("cublas", work, sets), kernels["cublas"].why_not
+        )
+    return Contender(name, _library)
 
 
-def _library(work: Work, sets: Sequence[Set]) -> Run:
+def _library(work: Gemm, sets: Sequence[Set]) -> Run:
     xp = namespace("numpy" if type(sets[0].a).__module__ == "numpy" else "cupy")
 
     def run(i: int) -> None:
@@ -81,16 +83,17 @@ def _library(work: Work, sets: Sequence[Set]) -> Run:
     return run
 
 
-def _peer(name: str) -> Way:
+def _peer(name: str) -> Contender:
     needed = ("torch",) if name == TORCH else ("torch", "triton")
     missing = [package for package in needed if find_spec(package) is None]
     if missing:
-        return Way(name, _none, f"{' and '.join(missing)} cannot be imported here")
+        return Contender(name, _none, f"{' and '.join(missing)} cannot be imported here")
     from tiledask.lab.bench.tiles import peers
 
-    return Way(name, {TORCH: peers.torch_run, TRITON: peers.triton_run}[name],
-               peers.why_not(name))  # fmt: skip
+    return Contender(
+        name, {TORCH: peers.torch_run, TRITON: peers.triton_run}[name], peers.why_not(name)
+    )
 
 
-def _none(work: Work, sets: Sequence[Set]) -> Run:
+def _none(work: Gemm, sets: Sequence[Set]) -> Run:
     raise AssertionError("a contender that cannot take part was asked to")

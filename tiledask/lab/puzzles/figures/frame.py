@@ -1,4 +1,4 @@
-"""What the figures of puzzles share: the title with the verdict, rows for devices, limits."""
+"""The frame that figures of puzzles share: the title with the verdict, rows for devices, limits."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tiledask.lab.puzzles.puzzle import Puzzle
+    from tiledask.lab.puzzles.kind import PuzzleSpec
     from tiledask.lab.puzzles.result import Result
 
 __all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "mark_box", "titled", "write"]
@@ -21,7 +21,7 @@ Box = tuple[float, float, float, float]
 """x, y, width, height in data."""
 
 
-def titled(puzzle: "Puzzle", result: "Result", note: str = "") -> str:
+def titled(puzzle: "PuzzleSpec", result: "Result", note: str = "") -> str:
     """The puzzle's title; below it how the answer stands, or else ``note``."""
     if not result.attempted:
         return "\n".join(filter(None, (puzzle.title, note)))

@@ -1,0 +1,599 @@
+"""Checkpoints: saved under one layout, read under another, bit for bit; killed, cut and damaged.
+
+Holds `tiledask.distributed.checkpoints.index`, `tiledask.distributed.checkpoints.pieces`,
+`tiledask.distributed.checkpoints.read` and `tiledask.distributed.checkpoints.write`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+import zlib
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.damaged import KINDS_OF_DAMAGE, damage
+
+import tiledask as td
+from tiledask.distributed.checkpoints import (
+    Flat,
+    TensorSlice,
+    open_checkpoint,
+    save_checkpoint,
+    sharded,
+    steps_in,
+    whole,
+)
+from tiledask.distributed.checkpoints import index as index_room
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import CheckpointError
+from tiledask.plan.collectives.shards import deal_heads, even_shards, side_by_side
+from tiledask.tile.backend import as_dtype
+from tiledask.tile.optimizers import Adam, LossScale, TrainState, advance, begin
+
+HEADS, KV, WIDTH, INNER, HIDDEN, VOCABULARY, LAYERS = 6, 3, 2, 11, 5, 13, 3
+SHAPES = {
+    "table": (VOCABULARY, HIDDEN),
+    "step count": (),
+    **{
+        f"layer {n}.{name}": shape
+        for n in range(LAYERS)
+        for name, shape in {
+            "wqkv": (HIDDEN, (HEADS + 2 * KV) * WIDTH),
+            "wo": (HEADS * WIDTH, HIDDEN),
+            "w_1": (HIDDEN, INNER),
+            "norm": (HIDDEN,),
+            "conv": (3, 2, 3, 3),
+        }.items()
+    },
+}
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int64")
+
+
+def layout(dp, tp, pp, flat):
+    """The pieces that each rank of a (dp, tp, pp) mesh holds; ``flat``: norms sharded by dp."""
+    q, kv = (each.scaled(WIDTH) for each in deal_heads(HEADS, KV, tp))
+    cuts = {
+        "table": (0, even_shards(VOCABULARY, tp)),
+        "wqkv": (1, side_by_side(q, kv, kv)),
+        "wo": (0, q),
+        "w_1": (1, even_shards(INNER, tp)),
+        "conv": (2, even_shards(3, tp)),
+    }
+    held = []
+    for d, t, p in product(range(dp), range(tp), range(pp)):
+        stages = [range(LAYERS)[i * LAYERS // pp : (i + 1) * LAYERS // pp] for i in range(pp)]
+        mine = {f"layer {n}" for n in stages[p]} | ({"table", "step count"} if p == 0 else set())
+        pieces = {}
+        for name, shape in SHAPES.items():
+            owner, _, kind = name.rpartition(".")
+            if (owner or kind) not in mine:
+                continue
+            if flat and kind in ("norm", "conv"):
+                ends = [prod(shape) * i // (dp * tp) for i in range(dp * tp + 1)]
+                pieces[name] = Flat(shape, *ends[d * tp + t :][:2])
+            elif kind in cuts:
+                pieces[name] = sharded(shape, *cuts[kind], t)
+            else:
+                pieces[name] = whole(shape)
+        held.append(pieces)
+    return held
+
+
+def drawn(seed):
+    rng = np.random.default_rng(seed)
+    return {
+        name: (rng.standard_normal(shape) * 100).astype(as_dtype(DTYPES[i % len(DTYPES)]))
+        for i, (name, shape) in enumerate(SHAPES.items())
+    }
+
+
+def local(array, piece):
+    """What ``piece`` says of ``array``, by indices and not by boxes."""
+    if isinstance(piece, Flat):
+        return array.reshape(-1)[piece.start : piece.stop]
+    at = [
+        np.concatenate([np.arange(0), *map(np.arange, *zip(*p, strict=True))]) if p else []
+        for p in piece.parts
+    ]
+    return array[np.ix_(*[np.asarray(i, int) for i in at])] if at else array
+
+
+def save(folder, step, arrays, held, **about):
+    mine = [{name: local(arrays[name], piece) for name, piece in each.items()} for each in held]
+
+    def program(rank, pieces, arrays):
+        return save_checkpoint(rank, folder, step, arrays[rank.index], pieces[rank.index], about)
+
+    return run_threads(program, len(held), held, mine, timeout=20)
+
+
+sizes = st.sampled_from(
+    [
+        (1, 1, 1),
+        (2, 1, 1),
+        (1, 2, 1),
+        (1, 1, 2),
+        (2, 3, 1),
+        (1, 3, 2),
+        (2, 2, 2),
+        (1, 6, 1),
+        (4, 1, 1),
+        (1, 1, 4),
+        (3, 1, 2),
+        (1, 7, 1),
+    ]
+)
+
+
+@pytest.mark.long
+@settings(max_examples=12, deadline=None)
+@given(sizes, st.booleans(), sizes, st.booleans(), st.integers(0, 99))
+def test_any_layout_is_read_under_any_other(tmp_path_factory, a, flat_a, b, flat_b, seed):
+    folder, arrays = tmp_path_factory.mktemp("c"), drawn(seed)
+    save(folder, seed, arrays, layout(*a, flat_a), note="x")
+    saved = open_checkpoint(folder)
+    assert (saved.step, saved.about) == (seed, {"note": "x"})
+    assert {n: (s.shape, s.dtype) for n, s in saved.arrays.items()} == {
+        n: (x.shape, x.dtype.name) for n, x in arrays.items()
+    }
+    assert saved.verify() >= saved.nbytes
+    for pieces in layout(*b, flat_b):
+        read = saved.read(pieces)
+        assert list(read) == list(pieces)
+        for name, array in read.items():
+            expected = local(arrays[name], pieces[name])
+            assert array.dtype == expected.dtype
+            assert array.shape == expected.shape
+            assert array.tobytes() == expected.tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 5), max_size=4), st.data())
+def test_the_boxes_of_a_flat_piece_are_its_numbers_in_order(shape, data):
+    total = prod(shape)
+    start = data.draw(st.integers(0, total))
+    stop = data.draw(st.integers(start, total))
+    numbers = np.arange(total).reshape(shape)
+    piece = Flat(tuple(shape), start, stop)
+    found = [numbers[tuple(slice(*at) for at in box)].ravel() for box in piece.boxes]
+    assert np.concatenate([np.arange(0), *found]).tolist() == list(range(start, stop))
+    assert len(piece.boxes) <= max(1, 2 * len(shape) - 1)
+
+
+def test_replicas_share_the_writing(tmp_path):
+    arrays = {f"w{i}": np.full((64, 64), i, np.float32) for i in range(8)}
+    held = [{name: whole(a.shape) for name, a in arrays.items()}] * 4
+    save(tmp_path, 0, arrays, held)
+    parts = [part.file for s in open_checkpoint(tmp_path).arrays.values() for part in s.parts]
+    assert sorted(name.split("-")[1] for name in parts) == sorted("0123" * 2)
+    assert len(list(tmp_path.glob("*/*.npy"))) == 8
+
+
+def test_what_is_read_is_what_was_counted_and_little_of_it_is_held(tmp_path):
+    arrays = {"w": np.random.default_rng(0).standard_normal((2048, 512))}  # 8 MiB, 8 slabs
+    save(
+        tmp_path,
+        0,
+        arrays,
+        [{"w": sharded((2048, 512), 0, even_shards(2048, 2), r)} for r in range(2)],
+    )
+    saved = open_checkpoint(tmp_path)
+    mine = {"w": sharded((2048, 512), 0, even_shards(2048, 8), 3)}
+    assert saved.cost(mine) == 2**20
+    assert saved.cost() == saved.verify() == 2**23
+    columns = {"w": sharded((2048, 512), 1, even_shards(512, 8), 3)}
+    assert saved.cost(columns) == 2**23  # every slab has some of them
+    tracemalloc.start()
+    read = saved.read(columns)["w"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(read, arrays["w"][:, 192:256])
+    assert read.nbytes < peak < read.nbytes + 1.5 * index_room.SLAB
+
+
+def test_files_are_plain_npy(tmp_path):
+    save(tmp_path, 0, {"w": np.arange(6.0)}, [{"w": whole((6,))}])
+    (path,) = tmp_path.glob("*/*.npy")
+    assert np.load(path).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+# -- a training that goes on -----------------------------------------------------------------------
+
+
+def test_a_training_goes_on_under_another_layout(tmp_path):
+    """Three steps, saved by 4 ranks with their states sharded, three more by 3 ranks."""
+    rule, rng = Adam(0.01), np.random.default_rng(0)
+    gradients = [{"w": rng.standard_normal((7, 5)).astype(np.float16)} for _ in range(6)]
+    state, scale = begin({"w": rng.standard_normal((7, 5))}, rule, "float16"), LossScale(4.0)
+    halfway = None
+    for i, grads in enumerate(gradients):
+        if i == 3:
+            halfway = state
+        state, scale, _ = advance(state, rule, grads, scale)
+    flat = halfway.flat()
+
+    def dealt(ranks):
+        return [
+            {name: sharded((7, 5), 0, even_shards(7, ranks), r) for name in flat}
+            for r in range(ranks)
+        ]
+
+    save(tmp_path, 3, flat, dealt(4), t=halfway.t, scale=4.0)
+    saved, parts = open_checkpoint(tmp_path), []
+    for r, pieces in enumerate(dealt(3)):
+        mine = TrainState.of(saved.read(pieces), saved.about["t"])
+        part, rows = LossScale(saved.about["scale"]), slice(*even_shards(7, 3).parts[r][0])
+        for grads in gradients[3:]:
+            mine, part, _ = advance(mine, rule, {"w": grads["w"][rows]}, part)
+        parts.append(mine.master["w"])
+    np.testing.assert_array_equal(np.concatenate(parts), state.master["w"])
+
+
+# -- unfinished, damaged, wrong --------------------------------------------------------------------
+
+
+class PowerCutError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", ["_write_box", "write_index", "rename"])
+def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at):
+    from tiledask.distributed.checkpoints import write
+
+    arrays, held = drawn(0), layout(1, 2, 1, False)
+    save(tmp_path, 1, arrays, held)
+
+    def cut(*args):
+        raise PowerCutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write.os if at == "rename" else write, at, cut)
+        with pytest.raises(PowerCutError):
+            save(tmp_path, 2, drawn(1), held)
+    assert steps_in(tmp_path) == (1,)
+    assert (open_checkpoint(tmp_path).read()["table"] == arrays["table"]).all()
+    with pytest.raises(CheckpointError, match=r"step 2 in .*: it has steps 1, and step-00000002"):
+        open_checkpoint(tmp_path, 2)
+    save(tmp_path, 2, drawn(1), held)  # what was left behind is in nobody's way
+    assert open_checkpoint(tmp_path).step == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+ENDLESS = """
+import sys, numpy as np
+from itertools import count
+from tiledask.distributed.checkpoints import save_checkpoint
+from tiledask.distributed.ranks.threads import run_threads
+
+def program(rank):
+    for step in count():
+        arrays = {f"w{i}.{rank.index}": np.full(100_000, step) for i in range(20)}
+        save_checkpoint(rank, sys.argv[1], step, arrays)
+        if rank.index == 0:
+            print(step, flush=True)
+
+run_threads(program, 2)
+"""
+
+
+@pytest.mark.long
+def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
+    done = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert done.stdout.readline() == "0\n"
+        deadline = time.monotonic() + 30
+        while not any(len(list(p.iterdir())) > 3 for p in tmp_path.glob("*.unfinished")):
+            assert time.monotonic() < deadline, "no save was seen under way"
+            assert done.poll() is None
+    except FileNotFoundError:  # renamed while it was listed: then this very moment will do
+        pass
+    finally:
+        os.kill(done.pid, signal.SIGKILL)
+        done.wait(10)
+        done.stdout.close()
+    saved = open_checkpoint(tmp_path)
+    assert all((array == saved.step).all() for array in saved.read().values())
+    assert len(saved.arrays) == 40
+    assert all(open_checkpoint(tmp_path, step).verify() for step in steps_in(tmp_path))
+
+
+def one(tmp_path):
+    save(tmp_path, 5, {"w": np.arange(300_000.0)}, [{"w": whole((300_000,))}])  # 3 slabs
+    (path,) = tmp_path.glob("*/*.npy")
+    return path
+
+
+def test_a_flipped_bit_is_found(tmp_path):
+    path = one(tmp_path)
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size - 5)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    saved = open_checkpoint(tmp_path)
+    words = r"rank-0-0.npy is damaged: slab 2 does not have its checksum; .* earlier step"
+    with pytest.raises(CheckpointError, match=words):
+        saved.read()
+    with pytest.raises(CheckpointError, match=words):
+        saved.verify()
+    first = {"w": TensorSlice((300_000,), (((0, 1000),),))}
+    assert saved.read(first)["w"][-1] == 999  # what is whole can be read
+
+
+def test_a_file_that_was_cut_short_is_found(tmp_path):
+    path = one(tmp_path)
+    os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(CheckpointError, match=r"has 2400120 bytes and 'w' needs 2400128 of it"):
+        open_checkpoint(tmp_path)
+    os.truncate(path, path.stat().st_size + 8)
+    saved = open_checkpoint(tmp_path)
+    os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(CheckpointError, match=r"slab 2 has \d+ of \d+ bytes"):
+        saved.read()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        saved.read()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "cannot be read as a checkpoint's index"),
+        (lambda text: text.replace('"step":5', '"step":6'), "checksum is not"),
+        (lambda text: "[]", "cannot be read as a checkpoint's index"),
+    ],
+)
+def test_a_damaged_index_is_found(tmp_path, damage, words):
+    path = one(tmp_path).with_name("index.json")
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(tmp_path)
+
+
+def rewritten(folder, change):
+    """The index in ``folder``, once ``change`` was made to it and its checksum is right again."""
+    (path,) = Path(folder).glob("*/index.json")
+    given = json.loads(path.read_text())["index"]
+    before = json.dumps(given)
+    change(given)
+    text = index_room._canonical(given)
+    path.write_text(f'{{"crc32": {zlib.crc32(text.encode())}, "index": {text}}}\n')
+    return before != json.dumps(given)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../outside.npy",
+        "{absolute}",
+        "link.npy",
+        "a/b.npy",
+        "a\0b",
+        "",
+        ".",
+        "..",
+        "loop.npy",
+        3,
+    ],
+)
+def test_nothing_outside_of_its_folder_is_read(tmp_path, file):
+    path = one(tmp_path)
+    outside = path.parent.parent / "outside.npy"
+    shutil.copy(path, outside)
+    path.with_name("link.npy").symlink_to("../outside.npy")
+    path.with_name("loop.npy").symlink_to("loop.npy")
+    file = str(outside) if file == "{absolute}" else file
+    rewritten(tmp_path, lambda index: index["arrays"]["w"]["parts"][0].__setitem__(0, file))
+    with pytest.raises(
+        CheckpointError, match=r"not one in this folder|leaves the folder|cannot be"
+    ):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("shape", [10**6, 500_000], "shape"),
+        ("shape", [500_000_000_000], "no rank holds"),
+        ("shape", [2**70], "shape"),
+        ("shape", [0, 2**62, 2**62], "shape"),
+        ("dtype", "object", "dtype"),
+        ("dtype", "M8[s]", "dtype"),
+        ("dtype", "float32", "2400128 bytes and 'w' needs 1200128"),
+        ("parts", [], "no rank holds"),
+    ],
+)
+def test_shapes_are_no_larger_than_the_files(tmp_path, key, value, words):
+    one(tmp_path)
+    rewritten(tmp_path, lambda index: index["arrays"]["w"].__setitem__(key, value))
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+
+
+ODD = [
+    None,
+    -1,
+    "x",
+    [],
+    {},
+    2**70,
+    1.5,
+    True,
+    4 * 10**12,
+    "../../../x",
+    "/x",
+    "a\0b",
+    [[0, 4]],
+    [4 * 10**6, 10**6],
+]
+
+
+def places(value, at=()):
+    """The way to each value in a tree of lists and dicts."""
+    yield at
+    keys = range(len(value)) if isinstance(value, list) else ()
+    for key in value if isinstance(value, dict) else keys:
+        yield from places(value[key], (*at, key))
+
+
+def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
+    rng = np.random.default_rng(4)
+    arrays = {"w": rng.standard_normal((40, 30)), "b": rng.standard_normal(7).astype("f4")}
+    save(tmp_path / "whole", 5, arrays, [{name: whole(a.shape) for name, a in arrays.items()}])
+
+    def change(index):
+        ways = list(places(index))
+        *way, last = ways[rng.integers(1, len(ways))]
+        for key in way:
+            index = index[key]
+        if rng.random() < 0.3:
+            del index[last]
+        else:
+            index[last] = ODD[rng.integers(len(ODD))]
+
+    refused = 0
+    for i in range(120):
+        folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(i)))
+        files = sorted(folder.glob("*/*"))
+        if i % 2:
+            changed = rewritten(folder, change)
+        else:
+            changed = damage(files[rng.integers(len(files))], KINDS_OF_DAMAGE[i // 2 % 8], rng)
+        try:
+            saved = open_checkpoint(folder)
+            read = saved.read()
+        except CheckpointError:
+            refused += 1
+            assert changed
+            continue
+        assert [each.stat().st_size for each in files[1:]] == [
+            each.stat().st_size for each in sorted((tmp_path / "whole").glob("*/*"))[1:]
+        ]
+        assert set(read) == set(arrays) or i % 2  # an array that is left out of the index
+        assert all(read[name].tobytes() == arrays[name].tobytes() for name in read)
+    assert refused > 90
+
+
+def test_numbers_of_the_other_byte_order_are_saved_as_what_they_are(tmp_path):
+    x = np.arange(6.0, dtype=">f8")
+    save(tmp_path, 0, {"w": x}, [{"w": whole((6,))}])
+    np.testing.assert_array_equal(open_checkpoint(tmp_path).read()["w"], x)
+
+
+def test_a_full_disk_is_said(tmp_path, small_disk):
+    w = np.random.default_rng(0).standard_normal(2**19)  # as large as the disk
+    with pytest.raises(
+        CheckpointError, match=r"npy cannot be written: its disk is full: 4\.194 MB"
+    ):
+        save(small_disk, 1, {"w": w}, [{"w": whole(w.shape)}])
+    assert steps_in(small_disk) == ()
+    save(small_disk, 1, {"w": w[:1000]}, [{"w": whole((1000,))}])
+    assert open_checkpoint(small_disk).read()["w"].tobytes() == w[:1000].tobytes()
+
+
+def test_a_later_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_room, "FORMAT", 2)
+    one(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="has format 2, this version reads 1"):
+        open_checkpoint(tmp_path)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint in .*: it has none"):
+        open_checkpoint(tmp_path / "nowhere")
+    one(tmp_path)
+    saved = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no array 'W'; \.arrays lists"):
+        saved.read({"W": whole((3,))})
+    with pytest.raises(CheckpointError, match=r"'w' of .* is \[300000\], the piece is of .*\[3\]"):
+        saved.read({"w": whole((3,))})
+    assert repr(saved).startswith("Checkpoint(step 5, 1 arrays, 2.4 MB")
+
+
+def test_all_ranks_hear_why_it_cannot_be_saved(tmp_path):
+    w = {"w": np.zeros(4)}
+
+    def saving(held, arrays=None):
+        def program(rank):
+            mine = (arrays or [w, w])[rank.index]
+            return save_checkpoint(rank, tmp_path, 0, mine, held[rank.index])
+
+        return run_threads(program, 2, timeout=10)
+
+    half = {"w": TensorSlice((8,), (((0, 4),),))}
+    with pytest.raises(
+        CheckpointError, match=r"no rank holds \(\(4, 8\),\) of 'w', which is \[8\]"
+    ):
+        saving([half, half])
+    with pytest.raises(CheckpointError, match=r"float64 \[4\] on rank 0 and float64 \[8\] on rank"):
+        saving([{"w": whole((4,))}, half])
+    with pytest.raises(CheckpointError, match=r"array of \[4\], and its piece says \[2\] of \[2\]"):
+        saving([{"w": whole((2,))}] * 2)
+    with pytest.raises(CheckpointError, match="'b' is on one side only"):
+        saving([{"w": whole((4,)), "b": whole((1,))}] * 2)
+    assert steps_in(tmp_path) == ()
+    saving([{"w": whole((4,))}] * 2)
+    with pytest.raises(CheckpointError, match="is there already; a step is saved once"):
+        saving([{"w": whole((4,))}] * 2)
+
+
+def test_about_is_json(tmp_path):
+    def program(rank):
+        save_checkpoint(rank, tmp_path, 0, {"w": np.zeros(1)}, about={"x": np.zeros(1)})
+
+    with pytest.raises(CheckpointError, match="goes into the index as JSON"):
+        run_threads(program, 1)
+    assert steps_in(tmp_path) == ()
+
+
+def test_pieces_lie_inside():
+    with pytest.raises(CheckpointError, match="start < stop inside it"):
+        TensorSlice((4,), (((2, 5),),))
+    with pytest.raises(CheckpointError, match="start < stop inside it"):
+        TensorSlice((4,), ())
+    with pytest.raises(CheckpointError, match=r"has numbers 0\.\.4, got 3\.\.5"):
+        Flat((2, 2), 3, 5)
+    with pytest.raises(CheckpointError, match="has 4 indices, and the shards are of 5"):
+        sharded((4,), 0, even_shards(5, 2), 0)
+
+
+# -- on workers ------------------------------------------------------------------------------------
+
+
+def on_workers(rank, folder, step):
+    """Saves columns, reads rows of the same array, which no rank ever held whole."""
+    shape = (4, 8)
+    mine = sharded(shape, 1, even_shards(8, rank.ranks), rank.index)
+    numbers = np.arange(32.0).reshape(shape)
+    save_checkpoint(rank, folder, step, {"w": local(numbers, mine)}, {"w": mine}, {"loss": 0.5})
+    rows = sharded(shape, 0, even_shards(4, rank.ranks), rank.index)
+    return open_checkpoint(Path(folder)).read({"w": rows})["w"]
+
+
+@pytest.mark.cluster
+def test_workers_save_and_read(cluster, tmp_path):
+    done = td.run_ranks(on_workers, td.Mesh(cluster, (4,)), str(tmp_path), 3, timeout=30)
+    whole_again = np.concatenate(done.results)
+    np.testing.assert_array_equal(whole_again, np.arange(32.0).reshape(4, 8))
+    given = json.loads((tmp_path / "step-00000003" / "index.json").read_text())["index"]
+    files = {part[0] for part in given["arrays"]["w"]["parts"]}
+    assert files == {f"rank-{r}-0.npy" for r in range(4)}
+    assert not done.records.mismatches

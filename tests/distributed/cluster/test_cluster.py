@@ -1,0 +1,730 @@
+"""Slots keep their work, waits end, caps hold, nothing listens off this machine.
+
+Holds `tiledask.distributed.cluster.start` and `tiledask.distributed.cluster.worker`.
+"""
+
+import contextlib
+import gc
+import importlib.util
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from unittest import mock
+
+import dask
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, LocalCluster, default_client
+from distributed.comm.core import CommClosedError
+from oracles.waiting import wait_until
+
+import tiledask as td
+from tiledask.distributed.cluster import host_memory, start
+from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.cluster.cluster import Cluster, _aligned
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.tile import backend
+
+pytestmark = pytest.mark.cluster
+
+
+def where(dask_worker=None):
+    from distributed import get_worker
+
+    return (dask_worker or get_worker()).name
+
+
+def fail():
+    raise ZeroDivisionError("on purpose")
+
+
+def nap(noted, seconds):
+    """Say so in the file ``noted``, and sleep."""
+    noted.touch()
+    time.sleep(seconds)
+
+
+def until_there(path):
+    """Wait for the file ``path``, a minute at most."""
+    for _ in range(6000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+
+
+def fill_up():
+    """Take all that there is, and keep it while the event loop sends and receives."""
+    held = []
+    with contextlib.suppress(MemoryError):
+        while True:
+            held.append(np.ones(host_memory.LARGE, np.uint8))
+    time.sleep(1)
+    return sum(block.nbytes for block in held)
+
+
+def kill_worker(cluster, slot):
+    """Kill the process of ``slot`` and wait until the slot has another."""
+    pid = cluster.run(on_worker.machine)[slot]["pid"]
+    old = cluster.address(slot)
+    os.kill(pid, signal.SIGKILL)
+
+    def refilled():
+        found = cluster._workers().get(slot)
+        return found and found["address"] != old
+
+    wait_until(refilled, f"another worker in slot {slot}")
+
+
+def test_every_task_runs_in_its_slot(cluster):
+    slots = [i % cluster.slots for i in range(60)]
+    futures = [cluster.submit(slot, where, name="where") for slot in slots]
+    assert cluster.gather(futures, "pins") == slots
+
+
+def test_results_of_run_are_in_slot_order(cluster):
+    assert cluster.run(where) == list(range(cluster.slots))
+
+
+def test_pins_follow_a_worker_that_was_killed(cluster):
+    kill_worker(cluster, 1)
+    futures = [cluster.submit(slot, where) for slot in (1, 0, 1)]
+    assert cluster.gather(futures, "after the kill", timeout=30) == [1, 0, 1]
+
+
+def test_lost_blocks_are_made_again_with_the_same_bits(cluster):
+    a = np.random.default_rng(1).standard_normal((37, 11))
+    array = td.distribute(a, td.Mesh(cluster, (cluster.slots,)), (td.Shard(0),))
+    kill_worker(cluster, 0)
+    np.testing.assert_array_equal(td.to_numpy(array, timeout=30), a)
+
+
+def test_workers_ignore_the_interrupt_that_stops_a_notebook(cluster):
+    before = [m["pid"] for m in cluster.run(on_worker.machine)]
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert [m["pid"] for m in cluster.run(on_worker.machine)] == before
+
+
+def test_one_blas_thread_a_worker(cluster):
+    machines = cluster.run(on_worker.machine)
+    assert {m["OPENBLAS_NUM_THREADS"] for m in machines} == {"1"}
+    assert len({m["pid"] for m in machines}) == cluster.slots
+
+
+def test_a_deadline_says_what_it_waited_for(cluster, tmp_path):
+    future = cluster.submit(1, until_there, tmp_path / "go on", name="nap")
+    with pytest.raises(DeadlineError, match=r"the nap: 1 of 1 tasks not done after 0\.3 s.*slot 1"):
+        cluster.wait([future], "the nap", timeout=0.3)
+    (tmp_path / "go on").touch()
+    assert cluster.gather([cluster.submit(1, where)], "after the deadline", timeout=30) == [1]
+
+
+def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster):
+    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
+        cluster.wait([cluster.submit(1, fail)], "the failing one")
+    assert "slot 1 during the failing one" in caught.value.__notes__[0]
+    assert cluster.gather([cluster.submit(1, where)], "after the error") == [1]
+
+
+def test_an_interrupted_wait_cancels_its_tasks(cluster, tmp_path):
+    futures = [cluster.submit(0, nap, tmp_path / str(i), 0.2) for i in range(50)]
+
+    def interrupt(done, of):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cluster.wait(futures, "naps", progress=interrupt, cancel=True)
+    del futures
+    assert cluster.gather([cluster.submit(0, where)], "after the interrupt", timeout=60) == [0]
+    assert 1 <= len(list(tmp_path.iterdir())) < 50
+
+
+def test_progress_is_told_of_every_task(cluster):
+    seen = []
+    futures = [cluster.submit(i % 2, where) for i in range(5)]
+    cluster.wait(futures, "five", progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(i, 5) for i in range(1, 6)]
+
+
+def test_everything_listens_on_this_machine_only(cluster):
+    me = psutil.Process()
+    workers = {m["pid"] for m in cluster.run(on_worker.machine)}
+    found = {}
+    for process in [me, *me.children(recursive=True)]:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.setdefault(process.pid, set()).add(connection.laddr.ip)
+    assert workers | {me.pid} <= set(found)  # the scheduler is in this process
+    assert set().union(*found.values()) == {"127.0.0.1"}
+    assert cluster.dashboard_link.startswith("http://127.0.0.1:")
+
+
+def test_the_dashboard_takes_no_pages_of_other_hosts(cluster):
+    port = int(cluster.dashboard_link.split(":")[2].split("/")[0])
+
+    def connect(origin):
+        """Status of a websocket handshake that claims to come from a page of ``origin``."""
+        lines = [
+            "GET /status/ws HTTP/1.1",
+            f"Host: 127.0.0.1:{port}",
+            f"Origin: {origin}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        ]
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
+            stream.sendall("\r\n".join([*lines, "", ""]).encode())
+            return int(stream.recv(64).split()[1])
+
+    assert connect("http://evil.example") == 403
+    assert connect(f"http://localhost:{port}") != 403
+    assert connect("http://localhost:8888") != 403  # JupyterLab's extension
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers is a whole number of 1 or more, got 0"),
+        ({"workers": True}, "workers is a whole number"),
+        ({"workers": 2.5}, "workers is a whole number"),
+        ({"workers": 10**6}, "workers fit"),
+        ({"threads": 0}, "threads is a whole number"),
+        ({"device": "tpu"}, "device is 'auto', 'cuda' or 'cpu', got 'tpu'"),
+        ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
+        ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),
+        ({"dashboard_port": 70000}, "0 .* to 65535, got 70000"),
+    ],
+)
+def test_impossible_requests_are_refused_before_anything_starts(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        td.start_cluster(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "per_gpu"), [(4, 1, 4), (4, 2, 2), (4, 3, 2), (2, 8, 1), (None, 2, 1)]
+)
+def test_workers_share_gpus_where_there_are_more_of_them(monkeypatch, workers, gpus, per_gpu):
+    device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
+    found = backend.Backend(True, "", devices=(device,) * gpus)
+    monkeypatch.setattr(start, "probe", lambda: found)
+    assert start._sharing(workers, "cupy") == per_gpu
+    assert start._slots(workers, "cupy", per_gpu, 1) == (workers or gpus)
+    assert start._sharing(workers, "numpy") == 1
+
+
+def test_ucx_is_used_only_where_it_is_asked_for(monkeypatch):
+    """It listens on all networks, and has no certificates."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        start.importlib.util, "find_spec", lambda name: "distributed_ucxx" in name or found(name)
+    )
+    assert start._gpu_protocol(None) is None
+    with dask.config.set({"distributed.comm.default-scheme": "ucx"}):
+        assert start._gpu_protocol(None) == "ucx"
+        with pytest.raises(ConfigError, match="tls=True and UCX do not go together"):
+            start._gpu_protocol(object())
+        monkeypatch.setattr(start.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match=r"UCX is not installed; pip install 'tiledask\[ucx"):
+            start._gpu_protocol(None)
+
+
+def test_a_slot_that_does_not_exist(cluster):
+    with pytest.raises(ConfigError, match=r"slot 99 does not exist.*slots 0\.\."):
+        cluster.submit(99, where)
+
+
+def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
+    with td.start_cluster(workers=1, device="cpu", quiet=True) as cluster:
+        (machine,) = cluster.run(on_worker.machine)
+        spool = cluster.spool
+        assert spool.is_dir()
+    assert not psutil.pid_exists(machine["pid"])
+    assert not spool.exists()
+    with pytest.raises(ClusterLostError, match=r"closed.*td\.start_cluster"):
+        cluster.submit(0, where)
+    cluster.close()  # twice is fine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory caps need Linux")
+def test_a_memory_cap_raises_and_outlives_a_restart():
+    with td.start_cluster(workers=1, device="cpu", memory_cap="40MB", quiet=True) as cluster:
+        assert cluster.memory_limit == 40_000_000
+
+        def ask(nbytes):
+            cluster.wait([cluster.submit(0, np.ones, nbytes // 8)], "allocation", 30)
+
+        for _ in range(2):
+            ask(30_000_000)
+            with pytest.raises(MemoryError):
+                ask(41_000_000)
+            ask(30_000_000)  # the worker is none the worse for it
+            (held,) = cluster.gather([cluster.submit(0, fill_up)], "allocation", 30)
+            assert 30_000_000 < held <= 40_000_000
+            kill_worker(cluster, 0)
+
+
+def no_room():
+    raise MemoryError("no room for it")
+
+
+class Unreadable:
+    """Made without trouble, and not to be had anywhere else."""
+
+    def __reduce__(self):
+        return no_room, ()
+
+
+def test_what_a_worker_cannot_take_in_fails_the_tasks_that_wait_for_it(cluster):
+    made = cluster.submit(0, Unreadable)
+    cluster.wait([made], "it", 30)
+    for _ in range(2):
+        waiting = [cluster.submit(1, id, made) for _ in range(3)]
+        with pytest.raises(MemoryError, match="no room for it"):
+            cluster.gather(waiting, "tasks", 30)
+    assert cluster.gather([cluster.submit(1, where)], "others", 30)
+
+
+def test_a_failure_that_was_caught_keeps_no_blocks(cluster):
+    def refused():
+        block = cluster.submit(0, np.ones, 10)
+        with pytest.raises(TypeError):
+            cluster.gather([cluster.submit(0, len, block, block)], "task", 30)
+        return block.key
+
+    key, deadline = refused(), time.monotonic() + 30
+    gc.collect()
+    while any(cluster.run(lambda key, dask_worker: key in dask_worker.data, key)):
+        assert time.monotonic() < deadline, "the block of the failed task is held"
+        time.sleep(0.02)
+
+
+def test_dask_looks_less_often_unless_somebody_chose_how_often():
+    ticks, profile = "distributed.admin.tick.interval", "distributed.worker.profile.interval"
+    assert start._settings(1, 0)[ticks] != dask.config.get(ticks)
+    with dask.config.set({ticks: "1s"}):
+        settings = start._settings(1, 0)
+    assert ticks not in settings
+    assert profile in settings
+
+
+def test_python_3_11_workers_are_not_profiled_nor_are_those_that_replace_them(cluster):
+    """Reading another thread's frames, as the profile does, crashes that interpreter at times."""
+    for _ in range(2):
+        profiled = cluster.submit(0, dask.config.get, "distributed.worker.profile.enabled")
+        assert cluster.gather([profiled], "its setting", 30) == [sys.version_info >= (3, 12)]
+        kill_worker(cluster, 0)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import tiledask as td\n"
+        "with td.start_cluster(workers=1, device='cpu', timeout=6) as c:\n"
+        "    print(c)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert "if __name__ == '__main__':" in done.stderr
+    assert done.returncode != 0
+
+
+def test_the_start_says_which_devices_and_why(capfd):
+    with td.start_cluster(workers=1, device="cpu") as cluster:
+        assert "1 CPU worker" in repr(cluster)
+        assert cluster.dashboard_link in cluster._repr_html_()
+    out = capfd.readouterr().out
+    assert "1 CPU worker" in out
+    assert "CPU workers were asked for" in out
+    assert "dashboard: http://127.0.0.1:" in out
+
+
+def test_a_port_that_is_taken_is_replaced_and_what_watches_it_is_said(monkeypatch, capfd):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
+        with td.start_cluster(1, device="cpu") as cluster:
+            assert port_of(cluster) not in (port, 0)
+            assert f"port {port} belongs to another process" in capfd.readouterr().out
+
+
+def test_blocks_are_aligned_and_contiguous_on_entry():
+    raw = np.zeros(8 * 12 + 1, np.uint8)
+    askew = raw[1:].view(np.float64).reshape(3, 4)
+    assert not askew.flags.aligned
+    for array in (askew, np.zeros((3, 8))[:, ::2]):
+        entered = _aligned(array)
+        assert entered.flags.aligned
+        assert entered.flags.c_contiguous
+        np.testing.assert_array_equal(entered, array)
+    columns = np.asfortranarray(np.ones((3, 4)))
+    assert _aligned(columns) is columns  # a transposed block is not copied
+    assert _aligned("text") == "text"
+
+
+@pytest.mark.parametrize("security", [True])
+def test_tls_on_request(security):
+    pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
+    with td.start_cluster(workers=1, device="cpu", tls=security, quiet=True) as cluster:
+        assert cluster.address(0).startswith("tls://")
+        assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
+
+
+# -- deadlines, whatever happens ------------------------------------------------------------------
+
+
+def test_tasks_get_aligned_arrays(cluster):
+    def aligned(x):
+        return x.flags.aligned and x.flags.c_contiguous
+
+    raw = np.zeros(8 * 12 + 1, np.uint8)
+    views = (raw[1:].view("f8"), np.zeros((4, 8))[:, ::2])
+    futures = [cluster.submit(0, aligned, view) for view in views]
+    assert cluster.gather(futures, "entry") == [True, True]
+
+
+def test_after_a_deadline_nothing_is_left_running(cluster, tmp_path):
+    naps = [cluster.submit(0, nap, tmp_path / str(i), 0.5) for i in range(20)]
+    with pytest.raises(DeadlineError):
+        cluster.wait(naps, "naps", timeout=0.2, cancel=True)
+    cluster.gather([cluster.submit(0, where)], "next", timeout=60)
+    assert len(list(tmp_path.iterdir())) < len(naps)  # and their futures are still held
+
+
+def test_the_default_deadline_is_used(cluster, monkeypatch, tmp_path):
+    monkeypatch.setattr("tiledask.distributed.cluster.cluster.DEADLINE", 0.2)
+    with pytest.raises(DeadlineError, match=r"after 0\.2 s"):
+        cluster.wait([cluster.submit(0, until_there, tmp_path / "go on")], "nap")
+    (tmp_path / "go on").touch()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1s"])
+def test_impossible_timeouts(cluster, timeout):
+    with pytest.raises(ConfigError, match="a timeout is a number of seconds above 0"):
+        cluster.wait([], "nothing", timeout=timeout)
+
+
+def test_a_cancelled_task_says_so(cluster, tmp_path):
+    future = cluster.submit(0, until_there, tmp_path / "go on")
+    cluster.client.cancel([future], force=True)
+    with pytest.raises(ClusterLostError, match=r"was cancelled.*the cluster runs on"):
+        cluster.wait([future], "gone", timeout=100)
+    (tmp_path / "go on").touch()
+
+
+def test_a_wait_that_ends_early_leaves_what_it_did_not_make(cluster, tmp_path):
+    nap = cluster.submit(0, until_there, tmp_path / "go on")
+    answer = cluster.submit(0, abs, -7)
+    with pytest.raises(DeadlineError):
+        cluster.wait([nap, answer], "both", timeout=0.1)
+    with pytest.raises(DeadlineError):
+        cluster.gather([nap, answer], "both", timeout=0.1)
+    (tmp_path / "go on").touch()
+    assert cluster.gather([answer], "the answer", timeout=30) == [7]
+
+
+@contextlib.contextmanager
+def nobody_in(cluster, slot):
+    """Inside the block the slot is empty; afterwards a nanny starts another worker there."""
+
+    async def correct():
+        await cluster.dask_cluster._correct_state()
+
+    cluster.client.sync(cluster.dask_cluster.workers.pop(slot).close)
+    wait_until(lambda: slot not in cluster._workers(), f"slot {slot} to be empty")
+    try:
+        yield
+    finally:
+        cluster.client.sync(correct)
+        cluster.wait_for_slots([slot], 30)
+
+
+def test_arrays_outlive_calls_that_end_early_and_a_slot_that_is_long_away(caplog):
+    caplog.set_level(logging.CRITICAL, "distributed")
+    a = np.random.default_rng(1).integers(-4, 5, (12, 12)).astype("f8")
+    with td.start_cluster(2, device="cpu", quiet=True) as started:
+        x = td.distribute(a, td.Mesh(started, (2,)), (td.Shard(0),))
+        y = td.matmul(x, x)
+        calls = {
+            "product": lambda **late: td.to_numpy(td.matmul(x, y, algorithm="gather", **late)),
+            "collective": lambda **late: td.to_numpy(td.redistribute(x, td.Shard(1), **late)),
+            "transposed": lambda **late: td.to_numpy(x.T, **late),
+            "lazy": lambda **late: y.to_dask().compute(),
+        }
+        right = {"product": a @ a @ a, "collective": a, "transposed": a.T, "lazy": a @ a}
+        with nobody_in(started, 1):
+            for name in ("product", "collective", "transposed"):
+                with pytest.raises(DeadlineError):
+                    calls[name](timeout=0.3)
+        for name, call in calls.items():
+            np.testing.assert_array_equal(call(), right[name])
+        scheduler = started.dask_cluster.scheduler
+        scheduler.no_workers_timeout = 0.2  # a minute, by default
+        words = r"no worker for 0\.2 s; arrays are not"
+        with nobody_in(started, 1), pytest.raises(ClusterLostError, match=words):
+            calls["transposed"]()
+        scheduler.no_workers_timeout = 60.0
+        for name, call in calls.items():
+            np.testing.assert_array_equal(call(), right[name])
+        np.testing.assert_array_equal(td.to_numpy(x), a)
+        np.testing.assert_array_equal(td.to_numpy(y), a @ a)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs signals to worker processes")
+def test_a_frozen_worker_meets_every_deadline(cluster):
+    x = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (4,)), (td.Shard(0),))
+    pid = cluster.run(on_worker.machine)[3]["pid"]
+    calls = (
+        lambda: cluster.run(abs, 1, timeout=1),
+        lambda: td.to_numpy(x, timeout=1),
+        lambda: td.redistribute(x, td.Replicate(), timeout=1),
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for call in calls:
+            begun = time.monotonic()
+            with pytest.raises(DeadlineError):
+                call()
+            assert time.monotonic() - begun < 30
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert cluster.run(abs, -1, timeout=30) == [1] * cluster.slots
+
+
+def answering(*answers):
+    """A cluster of one slot whose worker answers `Cluster.run` by these, the last one for ever."""
+    answers = list(answers)
+
+    def sync(*_):
+        answer = answers.pop(0) if answers[1:] else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return {"tcp://here:1": answer}
+
+    slot = {0: {"address": "tcp://here:1"}}
+    return mock.Mock(slots=1, wait_for_slots=lambda *_: slot, client=mock.Mock(sync=sync))
+
+
+def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():
+    gone = OSError("Timed out trying to connect to tcp://here:1 after 30 s")
+    assert Cluster.run(answering(gone, CommClosedError("closed"), 7), abs, -7) == [7]
+    with pytest.raises(ClusterLostError, match=r"abs did not return.*Timed out.*start a new clus"):
+        Cluster.run(answering(gone), abs, -7, timeout=0.2)
+    with pytest.raises(FileNotFoundError):  # the function's own
+        Cluster.run(answering(FileNotFoundError(2, "No such file", "x")), open, "x")
+
+
+def test_results_of_run_stay_in_slot_order_after_a_restart(cluster):
+    kill_worker(cluster, 0)
+    assert cluster.run(where) == list(range(cluster.slots))
+
+
+def test_threads_reach_the_workers(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    with td.start_cluster(1, device="cpu", threads=2, quiet=True) as started:
+        assert started.run(on_worker.machine)[0]["OPENBLAS_NUM_THREADS"] == "2"
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
+
+
+def test_more_origins_may_be_named(monkeypatch):
+    from tiledask.distributed.cluster.start import _origins
+
+    monkeypatch.setenv("TILEDASK_DASHBOARD_ORIGINS", "hub:1 b:2")
+    assert {"hub:1", "b:2"} < set(_origins(5))
+
+
+@pytest.mark.slow
+def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
+    with td.start_cluster(2, device="cpu", quiet=True) as started:
+        kill_worker(started, 1)
+        time.sleep(13.5)  # Dask looks 15 s after a death whether the worker is there
+        os.kill(started.run(on_worker.machine)[1]["pid"], signal.SIGKILL)
+        time.sleep(4)
+        started.wait_for_slots([0, 1], 60)
+
+
+def test_start_keeps_its_deadline():
+    begun = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"did not start within 0\.05 s"):
+        td.start_cluster(4, device="cpu", timeout=0.05, quiet=True)
+    assert time.monotonic() - begun < 30
+
+
+def test_a_cap_too_small_for_a_worker_itself():
+    with pytest.raises(ConfigError, match=r"memory_cap='1MB' is 1 MB; below 8 MB"):
+        td.start_cluster(1, device="cpu", memory_cap="1MB")
+
+
+def test_a_tasks_own_timeout_is_not_the_waits(cluster):
+    def late():
+        raise TimeoutError("mine")
+
+    futures = [cluster.submit(0, late), cluster.submit(1, time.sleep, 1)]
+    with pytest.raises(TimeoutError, match="mine"):
+        cluster.wait(futures, "both", 30)
+
+
+def test_a_task_that_exits_is_an_error(cluster):
+    with pytest.raises(RuntimeError, match="the task raised SystemExit: 3"):
+        cluster.wait([cluster.submit(0, sys.exit, 3)], "exit", 30)
+
+
+def test_a_task_that_kills_its_worker_each_time_is_named():
+    # a cluster of its own: a nanny whose worker dies while it starts is never quite well again
+    with td.start_cluster(2, device="cpu", quiet=True) as started:
+        with pytest.raises(ClusterLostError, match=r"poison: slot 1 .* lost its worker"):
+            started.wait([started.submit(1, os._exit, 1, name="poison")], "poison", 200)
+        assert started.gather([started.submit(0, where)], "the other slot", 30) == [0]
+
+
+def test_run_asks_again_when_a_worker_dies_meanwhile(cluster):
+    pid = cluster.run(on_worker.machine)[2]["pid"]
+    killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    assert cluster.run(time.sleep, 0.8, timeout=60) == [None] * cluster.slots
+    killer.join()
+    assert cluster.run(on_worker.machine)[2]["pid"] != pid
+
+
+def test_gather_takes_a_generator(cluster):
+    assert cluster.gather((cluster.submit(i, abs, -i) for i in range(3)), "all") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("slot", [-1, 1.0, True, "0", None])
+def test_slots_are_whole_numbers(cluster, slot):
+    with pytest.raises(ConfigError, match="does not exist"):
+        cluster.submit(slot, where)
+
+
+def test_the_spool_goes_with_a_process_that_closes_nothing(tmp_path):
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        "import tiledask as td\n"
+        "if __name__ == '__main__':\n"
+        "    cluster = td.start_cluster(1, device='cpu', quiet=True)\n"
+        "    print(cluster.spool)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=True
+    )
+    folder = done.stdout.strip()
+    assert "tiledask-" in folder
+    assert not os.path.exists(folder)
+
+
+def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
+    started = td.start_cluster(2, device="cpu", quiet=True)
+    pids = [machine["pid"] for machine in started.run(on_worker.machine)]
+    in_order = started.dask_cluster.close
+
+    def stuck(timeout):
+        raise TimeoutError(f"timed out after {timeout} s.")
+
+    monkeypatch.setattr(started.dask_cluster, "close", stuck)
+    started.close()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the workers to end")
+    assert not started.spool.exists()
+    in_order(timeout=20)
+
+
+# -- several in one process ------------------------------------------------------------------------
+
+
+def workers_at(port):
+    """How many workers the dashboard at ``port`` knows of."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/counts.json", timeout=10) as page:
+        return json.load(page)["workers"]
+
+
+def opens_a_websocket(port):
+    lines = [
+        "GET /status/ws HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        f"Origin: http://127.0.0.1:{port}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    ]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
+        stream.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(stream.recv(64).split()[1]) != 403
+
+
+def port_of(cluster):
+    return int(cluster.dashboard_link.split(":")[2].split("/")[0])
+
+
+def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(monkeypatch, capfd):
+    port = start._free(0)
+    monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
+    with td.start_cluster(1, device="cpu", quiet=True) as first:
+        assert (port_of(first), workers_at(port)) == (port, 1)
+        with td.start_cluster(2, device="cpu") as second:
+            assert (port_of(second), workers_at(port)) == (port, 2)
+            moved = port_of(first)
+            assert moved != port
+            assert workers_at(moved) == 1
+            assert opens_a_websocket(moved)
+            out = capfd.readouterr().out
+            assert out.count("2 CPU workers") == 1
+            assert "1 CPU workers of an earlier cluster still run" in out
+            assert f"{first.dashboard_link}; start_cluster(..., replace=True)" in out
+            x = td.distribute(np.ones(3), td.Mesh(first, (1,)), (td.Shard(0),))
+        assert td.to_numpy(x).tolist() == [1, 1, 1]  # the first is none the worse for it
+        monkeypatch.setattr(start, "RUNNING", [first])  # not the cluster of the other tests
+        third = td.start_cluster(1, device="cpu", replace=True)
+        with third:
+            with pytest.raises(ClusterLostError, match="closed"):
+                first.check_alive()
+            assert (port_of(third), workers_at(port)) == (port, 1)
+            assert "still run" not in capfd.readouterr().out
+
+
+def test_a_request_that_is_refused_replaces_nothing(cluster):
+    with pytest.raises(ConfigError):
+        td.start_cluster(0, replace=True)
+    with pytest.raises(ConfigError):
+        td.start_cluster(1, device="cpu", replace=True, timeout=-1)
+    assert cluster.run(abs, -1) == [1] * cluster.slots
+
+
+def test_a_client_of_ones_own_stays_the_default_unless_asked_otherwise():
+    one = {"workers": 1, "device": "cpu", "quiet": True}
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as own,
+        contextlib.closing(Client(own)) as mine,
+        td.start_cluster(**one) as started,
+    ):
+        assert default_client() is mine
+        with td.start_cluster(**one, default=True) as asked:
+            assert default_client() is asked.client
+            with td.start_cluster(**one) as newer:
+                assert default_client() is newer.client
+            with td.start_cluster(**one, default=False):
+                assert default_client() is asked.client
+        assert default_client() is mine
+        assert started.run(abs, -1) == [1]
+
+
+def test_a_start_is_seen_and_a_quiet_one_is_not(monkeypatch, capfd):
+    monkeypatch.setattr(start, "is_watched", lambda: True)
+    monkeypatch.setattr(start, "showing", watched := mock.MagicMock())
+    with td.start_cluster(1, device="cpu", quiet=True):
+        assert not watched.called
+    assert capfd.readouterr() == ("", "")
+    with td.start_cluster(1, device="cpu"):
+        (what, look, _), _ = watched.call_args
+        assert (what, look()) == ("starting 1 CPU workers", (1, 1, ""))

@@ -1,0 +1,247 @@
+"""GPU workers: all of it on stand-ins for CuPy, RMM and NVML, the real thing where there is a GPU.
+
+On the stand-ins Dask-CUDA is the real one: processes, slots, devices, memory, restarts. That a
+device computes is not tried.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.distributed.cluster import start
+from tiledask.errors import ConfigError
+from tiledask.lab.precision import acceptable
+from tiledask.tile import probe
+from tiledask.tile.backend import GpuInfo
+
+HERE = Path(__file__).parents[2]
+
+WORKERS = """
+import gc, os, signal, time
+import tiledask as td
+from tiledask.distributed.cluster import device_memory, host_memory
+
+MB = 10**6
+
+def block(nbytes):
+    import cupy
+    return cupy.full(nbytes, 1, "u1")
+
+def total(*blocks):
+    return sum(int(x.sum()) for x in blocks)
+
+def facts(dask_worker):
+    import cupy
+    return (
+        dask_worker.name, os.environ["CUDA_VISIBLE_DEVICES"], dask_worker.state.nthreads,
+        os.environ["OPENBLAS_NUM_THREADS"], type(dask_worker.data).__name__,
+        cupy.cuda.get_allocator() is device_memory.allocate, device_memory.cap(),
+        [n.partition("-")[0] for n in dask_worker.plugins if "CPUAffinity" in n],
+    )
+
+def refused(cluster, slot, function, *args):
+    try:
+        cluster.gather([cluster.submit(slot, function, *args)], "what does not fit", 30)
+    except MemoryError as error:
+        return str(error)
+
+if __name__ == "__main__":
+    with td.start_cluster(device="cuda", per_gpu=2, memory_cap="40MB", quiet=True) as cluster:
+        for round in range(2):
+            assert cluster.run(facts) == [
+                (slot, ("0,1", "1,0")[slot // 2], 2, "1", "DeviceHostFile", True, 40 * MB,
+                 ["CPUAffinity"]) for slot in range(4)], cluster.run(facts)
+            x, y = cluster.submit(0, block, 15 * MB), cluster.submit(2, block, 20 * MB)
+            cluster.wait([x, y], "blocks", 30)
+            cluster.run(host_memory.reset_peak, "cupy")
+            assert cluster.gather([cluster.submit(2, total, x, y)], "sum", 30) == [35 * MB]
+            peak = cluster.run(host_memory.peak_bytes, "cupy")[2]
+            assert 35 * MB <= peak < 36 * MB, peak  # what came through Dask is among it
+            assert "memory_cap=40 MB" in refused(cluster, 2, block, 30 * MB)
+            big = cluster.submit(1, block, 30 * MB)
+            cluster.wait([big], "a block", 30)
+            assert "memory_cap=40 MB" in refused(cluster, 2, total, big, y)
+            del x, y, big
+            gc.collect()  # errors that were caught hold the futures of their frames
+            deadline = time.monotonic() + 30
+            while any(cluster.run(device_memory.held)):
+                assert time.monotonic() < deadline, "somebody still holds blocks"
+                time.sleep(0.05)
+            pid = cluster.run(os.getpid)[2]
+            os.kill(pid, signal.SIGKILL)
+            assert cluster.gather([cluster.submit(2, os.getpid)], "its successor", 60) != [pid]
+        print("all of it")
+"""
+
+SHARED = """
+import tiledask as td
+from tiledask.distributed.cluster.room import room_of
+
+def facts(dask_worker):
+    import cupy
+    return type(dask_worker.data).__name__, cupy.get_default_memory_pool().get_limit()
+
+if __name__ == "__main__":
+    with td.start_cluster(1, device="cuda", memory_limit="300MB") as cluster:
+        assert cluster.memory_limit == 270_000_000
+        assert cluster.run(facts) == [("SpillBuffer", 270_000_000)], cluster.run(facts)
+        a = td.from_function(lambda index: __import__("cupy").ones((1000, 1000)),
+                             (1000, 1000), "f8", td.Mesh(cluster, (1,)), (td.Shard(0),))
+        left = room_of(cluster, [a.blocks])
+        assert "memory_limit" in left.binding.option, left
+        print("all of it")
+"""
+
+
+def on_stand_ins(tmp_path, script, **environ):
+    """What ``script`` prints on GPUs that are not there, of 100 MB, behind a driver that is not."""
+    pytest.importorskip("dask_cuda", reason="dask-cuda is not installed: pip install -e .[test]")
+    path = tmp_path / "on_gpus.py"
+    path.write_text(script)
+    folders = HERE / "twins" / "standin" / "driver", HERE / "twins" / "standin", HERE.parent
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "STANDIN_GPUS": "2",
+        "STANDIN_GPU_MEMORY": "200e6",
+        "STANDIN_GPU_FOLDER": str(tmp_path / "gpus"),
+        "TILEDASK_CACHE": str(tmp_path / "cache"),
+        **environ,
+    }
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    return done.stdout.splitlines()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Dask-CUDA is for Linux")
+
+
+@linux
+@pytest.mark.cluster
+def test_gpu_workers_have_their_slots_devices_and_pools_also_after_a_restart(tmp_path):
+    assert on_stand_ins(tmp_path, WORKERS)[-1] == "all of it"
+
+
+@linux
+@pytest.mark.cluster
+def test_gpus_without_memory_of_their_own_have_workers_too(tmp_path):
+    said = on_stand_ins(tmp_path, SHARED, STANDIN_GPU_INTEGRATED="1", STANDIN_GPUS="1")
+    assert "a worker has 270 MB of the memory that its GPU shares with the host" in said[0]
+    assert said[-1] == "all of it"
+
+
+# -- what each worker has of its GPU --------------------------------------------------------------
+
+GB = 10**9
+BIG, SMALL = GpuInfo(0, "H200", "9.0", 141 * GB), GpuInfo(1, "T400", "7.5", 4 * GB)
+
+
+@pytest.mark.parametrize(
+    ("devices", "per_gpu", "share", "words"),
+    [
+        ([BIG], 1, 126_900_000_000, "126.9 GB of its GPU"),
+        ([BIG] * 2, 2, 63_450_000_000, "63.45 GB of its GPU"),
+        ([BIG, SMALL], 1, 3_600_000_000, "its GPU, as much as GPU 1 gives (T400, the smallest)"),
+        ([GpuInfo(0, "GB10", "12.1", 128 * GB, True)], 4, 27 * GB, "its GPU shares with the host"),
+    ],
+)
+def test_workers_plan_with_what_the_least_of_them_has(devices, per_gpu, share, words):
+    got, said = start._gpu_share(devices, per_gpu, 30 * GB)
+    assert got == share
+    assert said.endswith(words)
+
+
+WHOLE = "GPU-00000000-5747-a17d-0000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("named", "gpus", "names"),
+    [
+        (None, 2, ["0", "1"]),
+        ("3,1", 2, ["3", "1"]),
+        ("3, 1", 2, ["3", "1"]),
+        ("1,-1,0", 1, ["1"]),  # CUDA sees none from an unknown one on
+        (f"{WHOLE},MIG-{WHOLE[4:]}", 2, [WHOLE, f"MIG-{WHOLE[4:]}"]),
+    ],
+)
+def test_gpus_go_by_the_names_that_cuda_knows_them_by(monkeypatch, named, gpus, names):
+    monkeypatch.setattr(start, "probe", lambda: SimpleNamespace(devices=(BIG, SMALL)[:gpus]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert start._visible_gpus() == names
+
+
+def test_the_beginning_of_a_gpus_name_is_refused_as_dask_does_not_know_it(monkeypatch):
+    monkeypatch.setattr(start, "probe", lambda: SimpleNamespace(devices=(BIG,)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-00000000")
+    with pytest.raises(ConfigError, match=r"'GPU-00000000'.*whole ones, of 40 char.*nvidia-smi -L"):
+        start._visible_gpus()
+
+
+def test_a_worker_that_cannot_use_its_gpu_ends_the_start_with_its_reason():
+    start._refuse_broken(["", ""])
+    with pytest.raises(ConfigError, match=r"slot 1 cannot use its GPU \(busy\).*nvidia-smi -c 0"):
+        start._refuse_broken(["", "busy"])
+
+
+# -- where there is a GPU -------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.cluster
+@pytest.mark.skipif(not probe().usable, reason=f"no usable GPU: {probe().reason}")
+@pytest.mark.parametrize("kernel", ["cublas", "smem_tiled"])
+@pytest.mark.parametrize("per_gpu", [1, 2])
+def test_a_product_on_gpu_workers(kernel, per_gpu):
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((700, 500), np.float32)
+    b = rng.standard_normal((500, 600), np.float32)
+    with td.start_cluster(device="cuda", per_gpu=per_gpu, quiet=True) as cluster:
+        mesh = td.Mesh(cluster, (cluster.slots,))
+        A = td.distribute(a, mesh, (td.Shard(0),))
+        B = td.distribute(b, mesh, (td.Shard(0),))
+        C = td.matmul(A, B, kernel=kernel)
+        np.testing.assert_allclose(td.to_numpy(C), a @ b, rtol=1e-4, atol=1e-3)
+        assert C.traffic.predicted == C.traffic.measured
+
+
+@pytest.mark.gpu
+@pytest.mark.cluster
+@pytest.mark.skipif(not probe().usable, reason=f"no usable GPU: {probe().reason}")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)
+def test_a_training_on_gpu_workers(shape, dtype):
+    """The losses of NumPy, the bytes that are planned."""
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=32, layers=2, heads=4, sequence=16)
+    options = {"steps": 4, "batch": 8, "microbatches": 2, "dtype": dtype, "clip": 1.0}
+    host = td.train(model, text, shape, **options)
+    per_gpu = -(-2 // len(probe().devices))
+    with td.start_cluster(device="cuda", per_gpu=per_gpu, quiet=True) as cluster:
+        got = td.train(model, text, td.Mesh(cluster, shape), **options)
+    for step, (a, b) in enumerate(zip(host.losses, got.losses, strict=True), 1):
+        assert acceptable(a, b, step, dtype, 2, 2), f"step {step}"
+    assert not len(got.records.mismatches)
+    assert got.held == host.held
+
+
+@pytest.mark.cluster
+def test_a_gpu_that_was_insisted_on_and_is_not_there():
+    if probe().usable:
+        pytest.skip("there is a usable GPU")
+    with pytest.raises(ConfigError, match=r"device='cuda' needs a usable GPU: .+"):
+        td.start_cluster(device="cuda")

@@ -1,0 +1,110 @@
+"""Bars: seen while something runs, gone when it is over, never in what is compared."""
+
+import subprocess
+import sys
+import threading
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from tiledask.distributed.cluster.progress import _draw, showing
+
+CELL = """
+import time
+from tiledask.distributed.cluster.progress import showing
+done = [0]
+with showing("a product", lambda: (done[0], 20, ""), after=0.0):
+    for done[0] in range(21):
+        time.sleep(0.05)
+print("18000000")
+"""
+
+
+def test_a_bar_of_something_short_never_appears(capfd):
+    with showing("a product", lambda: (1, 2, "")):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
+    over = threading.Event()
+    seen = iter([(3, 20, "ill"), (20, 20, "well")])
+
+    def look():
+        over.set()
+        return next(seen)
+
+    _draw("a [4, 4] product", look, over, after=0.0)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "a [4, 4] product" in err
+    assert "20/20 well" in err
+
+
+def test_a_bar_goes_when_what_it_shows_fails(capfd):
+    looked = threading.Event()
+
+    def look():
+        looked.set()
+        return 0, None, ""
+
+    def fails():
+        with showing("it", look, after=0.0):
+            assert looked.wait(30)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
+    assert capfd.readouterr().out == ""
+
+
+@pytest.fixture
+def executed(tmp_path):
+    """The cell after a kernel ran it, and every message about its output."""
+    cell, messages = new_code_cell(CELL), []
+
+    class Listening(NotebookClient):
+        def process_message(self, message, *rest):
+            messages.append(message)
+            return super().process_message(message, *rest)
+
+    notebook = new_notebook(cells=[cell])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
+    Listening(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbformat.validate(notebook)
+    return notebook.cells[0], messages
+
+
+@pytest.mark.long
+def test_a_notebook_shows_a_bar_and_keeps_none(executed):
+    cell, messages = executed
+    updates = [m["content"]["data"] for m in messages if m["msg_type"] == "update_display_data"]
+    shown = [data["text/plain"] for data in updates if data]
+    assert len(shown) > 2
+    assert all(text.startswith("a product ") for text in shown)
+    assert shown[-1] == "a product 20/20"
+    assert '<progress value="20" max="20">' in updates[-2]["text/html"]
+    assert updates[-1] == {}
+    (printed,) = [out for out in cell.outputs if out.output_type == "stream"]
+    assert (printed.name, printed.text) == ("stdout", "18000000\n")
+    assert all(out.get("data") == {} for out in cell.outputs if out is not printed)
+
+
+@pytest.mark.long
+def test_nbval_compares_no_bar(tmp_path):
+    """A bar that appears, on a slow machine, is no fact of a cell."""
+    cell = new_code_cell(CELL, metadata={"tags": ["nbval-check-output"]}, execution_count=1)
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="18000000\n")]
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "x.ipynb")
+    options = ["--nbval-lax", "--nbval-current-env", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,284 @@
+"""What a worker may still hold is measured, and what a refusal promises is accepted when taken.
+
+Holds `tiledask.distributed.products.explain`, `tiledask.distributed.products.refusal` and
+`tiledask.plan.units`.
+"""
+
+import gc
+import random
+import re
+from math import prod
+
+import numpy as np
+import pytest
+from oracles.waiting import wait_until
+
+import tiledask as td
+from tiledask import Replicate, Shard
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
+from tiledask.distributed.out_of_core.streamed import limits_of
+from tiledask.distributed.products.explain import weigh
+from tiledask.distributed.products.needed import RUNTIME, ledger_of
+from tiledask.distributed.products.refusal import refusal
+from tiledask.errors import DoesNotFitError
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import grids
+from tiledask.plan.products.stream_search import least_memory, plan_stream
+from tiledask.plan.products.streaming import Problem, StorageLayout
+from tiledask.plan.units import format_bytes, format_up, parse_bytes
+
+ROWS, GRID = (Shard(0),), (Shard(0), Shard(1))
+F8 = np.dtype("f8")
+
+
+def needs(plan):
+    return ledger_of(plan, F8)
+
+
+def found(a, b, limit, only=None):
+    return weigh(a, b, needs, limit, None, (8, 8), {}, only)
+
+
+def refused(a, b, limit, only=None):
+    """The message for what does not fit into ``limit``, on workers that have 10 GB."""
+    has = MemoryRule(10**10, 0, "a worker has 10 GB", "memory_limit")
+    room = Room((MemoryRule(limit, 0, "it was asked for"), has))
+    files = lambda: limits_of(a.shape, b.shape, F8, "blas", None)  # noqa: E731
+    error = refusal(found(a, b, limit, only), room, a, b, needs, 8, {}, only, files)
+    assert isinstance(error, DoesNotFitError)
+    return str(error)
+
+
+def drawn():
+    rng = random.Random(7)
+    for mesh, placed in (((2,), ROWS), ((3,), (Replicate(),)), ((2, 2), GRID), ((1, 2), GRID)):
+        m, n, k = 512, rng.choice([512, 90]), rng.choice([512, 300])
+        a, b = Tiling((m, k), mesh, placed), Tiling((k, n), mesh, placed)
+        whole = (m * k + k * n + m * n) * 8
+        for limit, only in (
+            (10**6, None),
+            (8_000_000, rng.choice(["row_parallel", "gather"])),
+            (RUNTIME + whole // 9, None),
+            (RUNTIME + whole // 5, "summa"),
+            (RUNTIME + 3 * whole // 4, "gather"),
+            (RUNTIME + 2 * whole // 3, "row_parallel"),
+        ):
+            yield a, b, limit, only
+
+
+@pytest.mark.long
+def test_each_way_out_that_a_refusal_names_is_accepted():
+    named = set()
+    for a, b, limit, only in drawn():
+        if found(a, b, limit, only).chosen:
+            continue
+        said = refused(a, b, limit, only)
+        for way in re.findall(r"a mesh of ([\dx]+) ranks", said):
+            mesh = tuple(map(int, way.split("x")))
+            both = [Tiling(t.shape, mesh, t.placements) for t in (a, b)]
+            assert found(*both, limit, only).chosen
+            named.add("mesh")
+        for way in re.findall(r"(?:: |or )memory_limit='([^']*)'", said):
+            assert found(a, b, parse_bytes(way), only).chosen
+            named.add("limit")
+        for way in re.findall(r"algorithm='([^']*)'", said):
+            assert found(a, b, limit, way).chosen == way
+            named.add("algorithm")
+        for way, least in re.findall(
+            r"cluster=..., memory_limit='(.*?)'\), which takes (.*?) at", said
+        ):
+            forms = [StorageLayout(s, 8) for s in (a.shape, b.shape, (a.shape[0], b.shape[1]))]
+            problem = Problem(*forms, accumulator=8)
+            assert plan_stream(problem, 2, parse_bytes(way)).ledger.peak <= parse_bytes(way)
+            assert least_memory(problem) <= parse_bytes(least) <= parse_bytes(way)
+            named.add("files")
+        if limit <= RUNTIME:
+            assert "No mesh does: on any of them 8.389 MB of a rank" in said
+            named.add("none")
+    assert named == {"mesh", "limit", "algorithm", "files", "none"}
+
+
+@pytest.mark.long
+def test_a_mesh_is_promised_where_one_fits_and_not_where_none_does():
+    a = Tiling((512, 512), (2,), ROWS)
+    assert "ranks (this" not in refused(a, a, 8_000_000)
+    assert not any(
+        found(two, two, 8_000_000).chosen
+        for ranks in (2, 8)
+        for two in [Tiling(a.shape, mesh, a.placements) for mesh in grids(ranks, 1)]
+    )
+    assert "a mesh of 4 ranks (this is 2)" in refused(a, a, RUNTIME + 2_500_000)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "chunks"),
+    [
+        (40, 30, 20, None),
+        (1, 1, 1, None),
+        (10, 10, 10, (64, 64)),
+        (40, 30, 20, (7, 9)),
+    ],
+)
+def test_the_least_that_a_product_of_files_is_promised_is_what_its_planner_takes(m, n, k, chunks):
+    forms = [StorageLayout(shape, 4, chunks=chunks) for shape in ((m, k), (k, n), (m, n))]
+    problem = Problem(*forms, accumulator=4)
+    least = least_memory(problem)
+    assert plan_stream(problem, 2, least).ledger.peak <= least
+    with pytest.raises(DoesNotFitError, match="take at least"):
+        plan_stream(problem, 2, least - 1)
+
+
+def test_sizes_are_rounded_up_where_they_are_promised():
+    rng = random.Random(1)
+    for n in [0, 1, 999, 1000, 8_388_649, *(rng.randrange(10**12) for _ in range(300))]:
+        assert n <= parse_bytes(format_up(n)) <= 1.0011 * n + 1
+        assert parse_bytes(format_bytes(n)) == pytest.approx(n, rel=1e-3)
+
+
+def test_more_memory_is_named_for_every_rule_that_is_in_the_way():
+    room = Room(
+        (
+            MemoryRule(50, 0, "asked"),
+            MemoryRule(int(0.7e9), int(0.1e9), "spills", "memory_limit", 0.7),
+            MemoryRule(int(0.6e9), 0, "by sum", "memory_limit", 0.6),
+        )
+    )
+    assert room.bytes == 50
+    assert room.raised(100) == "memory_limit='100 B'"
+    words = room.raised(int(0.65e9))
+    limit = parse_bytes(
+        re.search(r"on workers of td.start_cluster\(memory_limit='(.*?)'", words)[1]
+    )
+    assert 0.7 * limit - 0.1e9 >= 0.65e9 + 0.99 * MARGIN
+    assert 0.6 * limit >= 0.65e9
+    assert room.raised(10**18) == ""
+
+
+# -- on workers near their limit ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Two workers whose nannies kill them at 95 % of 400 MB."""
+    with td.start_cluster(2, device="cpu", memory_limit="400MB", quiet=True) as started:
+        yield started
+
+
+def ones(cluster, n):
+    """A square matrix that takes two thirds of what a rank needs for its square by columns."""
+
+    def block(index):
+        return np.ones([s.stop - s.start for s in index])
+
+    return td.from_function(block, (n, n), "f8", td.Mesh(cluster, (2,)), ROWS)
+
+
+def alive(cluster):
+    """Process ids, and bytes that each process has held at most."""
+    return (
+        [facts["pid"] for facts in cluster.run(on_worker.machine)],
+        max(cluster.run(host_memory._status, "VmHWM")),
+    )
+
+
+def blocks_held(dask_worker):
+    return len(dask_worker.data)
+
+
+def wait_until_held(cluster, blocks):
+    wait_until(
+        lambda: sum(cluster.run(blocks_held)) <= blocks, f"workers to hold {blocks} blocks at most"
+    )
+
+
+def largest(cluster):
+    """The largest n whose product is planned to fit beside what the workers hold, once they have
+    dropped what nobody wants any more."""
+    gc.collect()  # errors that were caught hold the arrays of their frames
+    wait_until_held(cluster, 0)
+    room, n = room_of(cluster).bytes, 256
+    while 3 * (n + 64) ** 2 // 2 * 8 + 4 * 512 * (n + 64) * 4 * 1.02 + RUNTIME * 1.04 < room:
+        n += 64
+    return n
+
+
+@pytest.mark.cluster
+def test_what_is_accepted_near_the_limit_runs_and_kills_no_worker(small):
+    pids, _ = alive(small)
+    n = largest(small)
+    a, b = ones(small, n), ones(small, n)
+    for _ in range(3):  # what products leave behind takes the place of what the next ones need
+        c = td.matmul(a, b, timeout=120)
+        assert c.memory.measured.peak <= c.memory.predicted.peak
+        room = room_of(small, [*zip(a.blocks, b.blocks, strict=True)])
+        assert c.memory.predicted.peak <= room.bytes + prod(c.shape) // 2 * 8 + MARGIN
+        del c
+    after, most = alive(small)
+    assert after == pids
+    assert most <= 0.75 * 400e6  # Dask's own share for blocks, and what it takes to make them
+
+
+@pytest.mark.cluster
+def test_what_would_pass_it_is_refused_with_numbers_before_any_task(small):
+    pids, _ = alive(small)
+    n = int(1.35 * largest(small))
+    a, b = ones(small, n), ones(small, n)
+    idle = r"Dask \w+ .*to disk from \d+ MB on, \d0% of the worker's memory_limit of 400 MB"
+    with pytest.raises(DoesNotFitError, match=idle) as caught:
+        td.matmul(a, b)
+    assert re.search(r"needs least, \d.*MB on a rank, allowed are \d.*MB \(Dask", str(caught.value))
+    assert "and " in str(caught.value)
+    assert not td.explain(a, b).chosen
+    assert alive(small)[0] == pids
+    # the call's own limit cannot lift what the workers have
+    with pytest.raises(DoesNotFitError, match=idle):
+        td.matmul(a, b, memory_limit="2GB")
+
+
+@pytest.mark.cluster
+def test_what_others_left_on_a_worker_counts(small):
+    """Operands and ballast stay below where Dask would move one of them to disk; with the rest of
+    the product, which alone would fit, they would not."""
+    n = int(0.88 * largest(small))
+    before = room_of(small).bytes
+    size = int(0.35 * before) // 8
+    ballast = small.submit(1, np.ones, size, name="ballast")
+    small.wait([ballast], "the ballast")
+    assert before - room_of(small).bytes == pytest.approx(8 * size, abs=10e6)
+    a, b = ones(small, n), ones(small, n)
+    with pytest.raises(DoesNotFitError, match=r"MB are held already"):
+        td.matmul(a, b)
+    del ballast
+    wait_until_held(small, 4)
+    assert td.matmul(a, b).shape == (n, n)
+
+
+@pytest.mark.cluster
+def test_a_block_that_a_worker_would_be_killed_for_is_refused(small):
+    with pytest.raises(DoesNotFitError, match=r"a worker may hold .*pauses the worker from 320 MB"):
+        ones(small, 8200)
+
+
+@pytest.mark.cluster
+def test_files_are_cut_for_what_workers_leave(small, tmp_path):
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.ones((300, 300)))
+    a, b = (td.open_array(tmp_path / f"{name}.npy") for name in "ab")
+    c = td.matmul(a, b, out=tmp_path / "c.npy", cluster=small)
+    assert c.memory.measured.peak <= c.memory.predicted.peak <= room_of(small).bytes
+
+
+@pytest.mark.cluster
+def test_under_a_cap_what_blocks_take_already_counts():
+    with td.start_cluster(1, device="cpu", memory_cap="60MB", quiet=True) as capped:
+        before = room_of(capped)
+        assert before.binding.option == "memory_cap"
+        a = td.from_function(
+            lambda index: np.ones((1000, 1000)), (1000, 1000), "f8", td.Mesh(capped, (1,)), ROWS
+        )
+        room, mine = room_of(capped), room_of(capped, [a.blocks])
+        assert before.bytes - room.bytes == pytest.approx(8e6, abs=2e6)
+        assert mine.bytes - room.bytes == 8_000_000
+        td.matmul(a, a)

@@ -1,0 +1,466 @@
+"""d2l's LeNet trained under every split: losses and weights of a single device, step by step.
+
+Holds `tiledask.distributed.convolution.lenet_plan`,
+`tiledask.distributed.convolution.lenet_split`, `tiledask.distributed.convolution.lenet_train`,
+`tiledask.distributed.ranks.rank`, `tiledask.lab.exercises.split_layers.lenet_hybrids` and
+`tiledask.lab.plots.training.trainings`.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.figures import drawn_texts
+
+import tiledask as td
+from tiledask.distributed.convolution import lenet_step, lenet_train
+from tiledask.distributed.convolution.lenet import LENET, flops
+from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need, need_of
+from tiledask.distributed.convolution.lenet_split import Split
+from tiledask.distributed.convolution.lenet_train import train_lenet
+from tiledask.distributed.data_parallel.chain import gradients, initial_weights
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.records import Records
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.lab import exercises, plots
+from tiledask.lab import lenet as lab
+from tiledask.lab.precision import acceptable
+from tiledask.tile.datasets import load_images
+from tiledask.tile.optimizers import SGD, Adam
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DIGITS, HELD_OUT = load_images("digits").split(0.8)
+BATCH = 7
+RULE = SGD(0.1, momentum=0.9)
+TOLERANCE = 1e-10
+"""Of a loss, and of the largest number of a weight, in float64."""
+PURE = ("data parallel", "network", "layerwise", "space")
+
+
+def splits(ranks):
+    """Every way to split over so many ranks."""
+    found = []
+    for copies in range(1, ranks + 1):
+        for stages in (n for n in range(1, 5) if ranks % (copies * n) == 0):
+            outer, parts = (copies, stages), ranks // copies // stages
+            inner = ("layerwise", "space") if parts > 1 else ("layerwise",)
+            sizes = [dict(zip(PURE, outer, strict=False)) | {name: parts} for name in inner]
+            found += [{name: n for name, n in each.items() if n > 1} for each in sizes]
+    return found
+
+
+def label(ways):
+    return str(Split.of(ways))
+
+
+# -- the single device, written out: no ranks, whole batches ---------------------------------------
+
+REFERENCES = {}
+
+
+def reference(steps, batch=BATCH, rule=RULE):
+    """(losses, weights) of the single device."""
+    if (steps, batch, rule) not in REFERENCES:
+        weights, losses = initial_weights(LENET, 0), []
+        kept = {
+            (layer, name): {state: np.zeros_like(w) for state in rule.keeps}
+            for layer, each in weights.items()
+            for name, w in each.items()
+        }
+        for step in range(steps):
+            images, classes = DIGITS.batch(0, step, batch, dtype="float64")
+            loss, grads = gradients(LENET, weights, images, classes)
+            losses.append(loss)
+            for layer, name in kept:
+                of = weights[layer][name], grads[layer][name], kept[layer, name]
+                weights[layer][name], kept[layer, name] = rule.step(*of, step + 1)
+        REFERENCES[steps, batch, rule] = np.array(losses), weights
+    return REFERENCES[steps, batch, rule]
+
+
+def check(ways, steps=2, batch=BATCH, rule=RULE, mesh=None):
+    """A training with the single device's losses and weights, and the predicted traffic."""
+    options = {"steps": steps, "batch": batch, "rule": rule, "dtype": "float64", "timeout": 200.0}
+    got = train_lenet(DIGITS, ways, mesh, **options)
+    losses, weights = reference(steps, batch, rule)
+    assert got.losses.shape == losses.shape
+    off = np.abs(got.losses / losses - 1)
+    assert off.max() <= TOLERANCE, f"loss of step {np.argmax(off > TOLERANCE)}: {off.max():.2g}"
+    assert list(got.weights) == list(weights)
+    for layer, each in weights.items():
+        assert list(got.weights[layer]) == list(each)
+        for name, w in each.items():
+            assert got.weights[layer][name].dtype == np.float64
+            far = np.abs(got.weights[layer][name] - w).max() / np.abs(w).max()
+            assert far <= TOLERANCE, f"{layer}.{name}: {far:.2g}"
+    assert_planned(got)
+    return got
+
+
+def assert_planned(got):
+    """Every rank called in every step what was planned for it, in that order, to the byte; it
+    holds and works what was planned."""
+    ran = {}
+    for r in got.records:
+        ran.setdefault((r.rank, r.step), []).append((r.label, r.kind, *r.counted))
+    for rank, calls in enumerate(got.planned.calls):
+        for step in range(len(got.losses)):
+            said = [tuple(call) for call in calls]
+            assert ran.get((rank, step), []) == said, f"rank {rank}, step {step}"
+    assert not len(got.records.mismatches)
+    assert got.flops == list(got.planned.flops)
+    itemsize = got.weights["fc1"]["w"].itemsize
+    assert [held["weights"] for held in got.held] == [itemsize * n for n in got.planned.parameters]
+    frame = got.to_frame()
+    assert set(frame.bytes_sent) == {sum(got.planned.sent)}
+    assert set(frame.messages) == {got.planned.messages}
+    assert set(frame.barriers) == {got.planned.barriers}
+
+
+# -- every split -----------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ways", [w for n in (1, 2, 4) for w in splits(n)], ids=label)
+def test_every_split_is_the_single_device(ways):
+    rule = Adam(1e-3) if len(ways) == 2 else RULE
+    got = check(ways, rule=rule)
+    for held in got.held:
+        assert all(held[kept] == held["weights"] for kept in rule.keeps)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"data parallel": 2, "network": 2, "layerwise": 2},
+        {"data parallel": 2, "network": 2, "space": 2},
+        {"network": 4, "space": 3},
+        {"space": 11},  # more than conv2's rows
+        {"layerwise": 12},  # more than classes
+    ],
+    ids=label,
+)
+def test_three_ways_at_once_and_more_ranks_than_rows_and_classes(ways):
+    check(ways)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("ways", [{"data parallel": 3}, {"data parallel": 2, "space": 2}], ids=str)
+def test_images_that_do_not_divide(ways, batch):
+    """Some copies, and some parts, have more images than others, or none."""
+    check(ways, batch=batch)
+
+
+@pytest.mark.long
+def test_fifty_steps():
+    check_fifty({"data parallel": 2, "space": 2}, RULE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [SGD(0.1), RULE, Adam(3e-3)], ids=["SGD", "momentum", "Adam"])
+@pytest.mark.parametrize("ways", [w for n in (2, 4, 8) for w in splits(n)], ids=label)
+def test_fifty_steps_of_every_split(ways, rule):
+    check_fifty(ways, rule)
+
+
+def check_fifty(ways, rule):
+    got = check(ways, steps=50, rule=rule)
+    assert got.losses[-10:].mean() < 0.75 * got.losses[:10].mean()
+
+
+@pytest.mark.long
+def test_it_learns():
+    """Digits that it has not seen: 9 of 10 are named after 50 steps on 32 of 1,600."""
+    ways = {"network": 2, "layerwise": 2}
+    got = train_lenet(DIGITS, ways, steps=50, batch=32, rule=Adam(3e-3))
+    assert got.losses[-10:].mean() < 0.4 < 2.2 < got.losses[0]
+    assert got.accuracy(HELD_OUT) > 0.9
+    assert got.classify(HELD_OUT.inputs()[:0]).shape == (0,)
+
+
+def in_float32(ways):
+    return train_lenet(DIGITS, ways, steps=10, batch=BATCH, rule=SGD(0.05))
+
+
+@pytest.fixture(scope="module")
+def alone(one_thread):
+    return in_float32({})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "ways", [{"layerwise": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
+)
+def test_float32_is_round_off_away(alone, ways):
+    split = in_float32(ways)
+    assert split.weights["conv1"]["w"].dtype == np.float32
+    assert_planned(split)
+    for n, losses in enumerate(zip(alone.losses, split.losses, strict=True), 1):
+        assert acceptable(*losses, n, "float32", split.split.ranks, layers=len(LENET)), n
+    in_double = reference(10, BATCH, SGD(0.05))[0]
+    assert 0 < np.abs(split.losses / in_double - 1).max() < 1e-5
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "ways", [{"data parallel": 2, "layerwise": 2}, {"network": 2, "space": 2}], ids=label
+)
+def test_on_workers(cluster, ways):
+    check(ways, steps=3, mesh=td.Mesh(cluster, (4,)))
+
+
+# -- what is planned -------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.booleans(), st.integers(1, 40))
+def test_all_that_is_sent_is_received_and_no_split_does_more_or_less_work(
+    copies, stages, parts, in_space, images
+):
+    said = need_of(Split(copies, stages, parts, in_space), images, 4)
+    calls = [call for mine in said.calls for call in mine]
+    assert sum(said.sent) == sum(call.received for call in calls)
+    assert said.transfers == sum(call.kind == "recv" for call in calls)
+    assert sum(said.flops) == sum(flops(layer.name, images) for layer in LENET)
+    assert sum(said.parameters) == PARAMETERS * copies * (parts if in_space else 1)
+
+
+def test_ways_multiply():
+    """Data parallelism over a split costs the gradients of what each rank holds, and no more."""
+    inner, both = need("layerwise", 64, 4, 4), need({"data parallel": 2, "layerwise": 4}, 128, 8, 4)
+    gradients_ = 2 * 4 * PARAMETERS  # 2 (2 - 1) P numbers, over the four parts together
+    assert sum(both.sent) == 2 * sum(inner.sent) + gradients_
+    assert both.barriers == inner.barriers + 1
+    network = need({"network": 2, "layerwise": 2}, 64, 4, 4)
+    assert network.transfers == 2 * 2  # there and back, each part its own
+    # the second stage gathers three of four outputs, and gives two gradients back
+    assert network.barriers == 3 + 2 < inner.barriers
+
+
+def test_space_is_out_of_balance_where_windows_eat_the_border():
+    """28 rows are 7 each, conv2's 9 output rows are 1, 4, 3 and 1."""
+    said = need("space", 256, 4, 4)
+    assert set(said.parameters) == {PARAMETERS}
+    assert [call.kind for call in said.calls[0]] == [
+        *["halo_exchange"] * 4,
+        "all_to_all",
+        "all_to_all",
+        *["halo_reduce"] * 3,
+        "all_reduce",
+    ]
+    assert 1.6 < said.imbalance < 4 * 4 / 9
+
+
+# -- side by side ----------------------------------------------------------------------------------
+
+
+def few(**options):
+    small = {"splits": [{"layerwise": 2}, {"network": 2}], "steps": 3, "batch": 4}
+    return lab.lenet_trainings(**small | options)
+
+
+@pytest.mark.long
+def test_the_table_and_the_picture():
+    runs = few(splits=[{"layerwise": 2}, {"network": 2}, {"data parallel": 2, "space": 2}])
+    names = ["a single device", "layerwise 2", "network 2", "data parallel 2 x space 2"]
+    assert list(runs) == names
+    table = lab.lenet_training_claims(runs)
+    assert table.ok, table.to_text(120)
+    assert table.checked == 3 * 8
+    of_steps = {row.quantity: row.measured for row in table.rows}
+    assert of_steps["layerwise 2: synchronisations"] == 7
+    assert of_steps["network 2: transfers"] == 2
+    figure = plots.trainings(
+        {name: run.losses for name, run in runs.items()},
+        {name: sum(run.planned.sent) for name, run in runs.items()},
+        {name: run.planned.barriers for name, run in runs.items()},
+    )
+    words = [text.get_text() for text in drawn_texts(figure)]
+    assert {*names} <= {*words}
+    assert "nothing moves" in words
+    assert "138 kB, 7 barriers" in words  # 4 x 8,626 numbers of 4 bytes
+    for line, run in zip(figure.axes[0].lines, runs.values(), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), run.losses)
+    with pytest.raises(ConfigError, match="got 1, 0 and 1 names"):
+        plots.trainings({"one": [1.0]}, {}, {"one": 1})
+
+
+def test_a_table_notices_a_step_that_differs():
+    """Planted: a message of the second step is lost from the records; a loss is another's."""
+    runs = few()
+    layerwise = runs["layerwise 2"]
+    rows = tuple(r for r in layerwise.records if (r.step, r.barrier) != (1, 3))
+    losses = layerwise.losses * [1, 1, 1.001]
+    runs["layerwise 2"] = replace(layerwise, records=Records(rows), losses=losses)
+    assert {row.quantity for row in lab.lenet_training_claims(runs).failures} == {
+        "layerwise 2: bytes, all devices",
+        "layerwise 2: bytes, busiest device",
+        "layerwise 2: losses of a single device",
+    }
+    with pytest.raises(ConfigError, match="there is none in network 2;"):
+        lab.lenet_training_claims({"network 2": runs["network 2"]})
+    with pytest.raises(ConfigError, match="steps=1 or more"):
+        lab.lenet_training_claims(few(steps=0))
+
+
+@pytest.mark.long
+def test_the_exercise(monkeypatch):
+    exercise = exercises.hybrid_lenet(batch=16)
+    assert not exercise.check(None).attempted
+    assert exercise.check({"data parallel": 2, "layerwise": 4}).best
+    assert "balance 3.67" in str(
+        [t.get_text() for t in exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts]
+    )
+    for ways, missed in (
+        ({"layerwise": 8}, "MB that all devices send in a step 3.86445, target at most 2.68"),
+        ({"data parallel": 8}, "% of the model on a device 100, target at most 50"),
+        ({"data parallel": 2, "network": 4}, "busiest over mean FLOP 3.665, target at most 1.2"),
+    ):
+        result = exercise.check(ways)
+        assert not result
+        assert missed in result.reason
+    assert "ways multiply, to 8 devices; {'space': 4} multiplies to 4" in str(
+        exercise.check({"space": 4}).reason
+    )
+    assert "an answer is a dict" in exercise.check(["space"]).reason
+    with pytest.raises(PlacementError, match="leaves 5% of the model"):
+        exercises.hybrid_lenet(share=5)
+
+
+def test_the_result_says_what_it_is():
+    got = train_lenet(DIGITS, {"data parallel": 2}, steps=2, batch=4)
+    assert repr(got).startswith("TrainedLeNet(2 steps on data parallel 2, loss 2.")
+    frame = got.to_frame()
+    assert list(frame.columns) == ["loss", "bytes_sent", "messages", "barriers", "seconds"]
+    assert frame.bytes_sent.tolist() == [2 * 4 * PARAMETERS] * 2
+    assert (frame.seconds > 0).all()
+    assert "bytes_sent" in got._repr_html_()
+    none = train_lenet(DIGITS, {}, steps=0, batch=4)
+    assert repr(none) == "TrainedLeNet(0 steps on a single device, no loss)"
+    assert none.losses.shape == (0,)
+
+
+def test_refusals():
+    def go(ways, data=DIGITS, mesh=None, **options):
+        train_lenet(data, ways, mesh, **{"steps": 1, "batch": 2} | options)
+
+    with pytest.raises(ConfigError, match="'space', got 'tensor'"):
+        go({"tensor": 2})
+    with pytest.raises(ConfigError, match="network has a whole number of 1 rank or more, got 0"):
+        go({"network": 0})
+    with pytest.raises(ConfigError, match="got layerwise=2 and space=2; keep one"):
+        go({"layerwise": 2, "space": 2})
+    with pytest.raises(PlacementError, match="LeNet has 4: got 5"):
+        go({"network": 5})
+    with pytest.raises(ConfigError, match=r"how many ranks each has: \{'layerwise': 4\}"):
+        go("layerwise")
+    with pytest.raises(ConfigError, match=r"images of 28 x 28 and up to 10 classes, got Images"):
+        go({}, td.tile.datasets.Images("wide", np.zeros((2, 28, 30), np.uint8), np.zeros(2), 2))
+    with pytest.raises(ConfigError, match="images of a batch 1 or more: got 1, 0"):
+        go({}, batch=0)
+    with pytest.raises(ConfigError, match="'float32' or 'float64', got 'float16'"):
+        go({}, dtype="float16")
+    with pytest.raises(PlacementError, match="layerwise 2 takes 2 ranks, and the mesh has 4"):
+        go({"layerwise": 2}, mesh=SimpleNamespace(ranks=4))
+
+
+# -- planted faults --------------------------------------------------------------------------------
+
+
+def test_a_mean_of_means_is_noticed(monkeypatch):
+    """Planted: copies with 3, 2 and 2 images count the same."""
+    honest = lenet_step._ByUnits.loss
+    by_rank = lambda way, y, classes, batch: honest(way, y, classes, 3 * len(classes))  # noqa: E731
+    monkeypatch.setattr(lenet_step._ByUnits, "loss", by_rank)
+    with pytest.raises(AssertionError, match="loss of step 0"):
+        check({"data parallel": 3})
+
+
+def test_biases_that_are_not_added_up_are_noticed(monkeypatch):
+    """Planted: the gradients of w only are summed, and each rank steps its own copy of b."""
+    honest = lenet_step._added
+
+    def only_w(group, grads):
+        added = honest(group, grads)
+        return {layer: {"w": added[layer]["w"], "b": each["b"]} for layer, each in grads.items()}
+
+    monkeypatch.setattr(lenet_step, "_added", only_w)
+    for ways in ({"space": 2}, {"data parallel": 2}):
+        with pytest.raises(PlacementError, match="ranks 0 and 1 hold the same weights, and these"):
+            check(ways)
+
+
+def test_a_missing_halo_is_noticed(monkeypatch):
+    """Planted: zeros where the neighbours' rows belong, as padding puts them."""
+    honest = Group.halo_exchange
+
+    def zeros(group, x, dim, before, after, *, extents):
+        y = honest(group, x, dim, before, after, extents=extents)
+        ahead = min(before, sum(extents[: group.rank])) if extents[group.rank] else 0
+        blank = np.zeros_like(y)
+        mine = slice(ahead, ahead + x.shape[dim])
+        blank[:, :, mine] = y[:, :, mine]
+        return blank
+
+    monkeypatch.setattr(Group, "halo_exchange", zeros)
+    with pytest.raises(AssertionError, match="loss of step 0"):
+        check({"space": 2})
+
+
+def test_halos_that_are_not_given_back_are_noticed(monkeypatch):
+    """Planted: each rank keeps what its windows pull on others' rows to itself."""
+    honest = Group.halo_reduce
+
+    def own_rows(group, y, dim, before, after, *, extents):
+        honest(group, y, dim, before, after, extents=extents)
+        ahead = min(before, sum(extents[: group.rank])) if extents[group.rank] else 0
+        return y[:, :, ahead : ahead + extents[group.rank]]
+
+    monkeypatch.setattr(Group, "halo_reduce", own_rows)
+    with pytest.raises(AssertionError, match=r"loss of step 1|conv1"):
+        check({"space": 2})
+
+
+def test_a_gradient_that_goes_back_unsummed_is_noticed(monkeypatch):
+    """Planted: each part goes on with its own partial sum of dx."""
+
+    def own_part(group, x, dim, extents):
+        start = sum(extents[: group.rank])
+        return x[:, start : start + extents[group.rank]]
+
+    monkeypatch.setattr(Group, "reduce_scatter", own_part)
+    with pytest.raises(AssertionError, match="loss of step 1"):
+        check({"layerwise": 2})
+
+
+def test_the_wrong_units_are_noticed(monkeypatch):
+    """Planted: every part draws the first units."""
+
+    def first(group, units):
+        own = lenet_step.own(group, units)
+        return slice(0, own.stop - own.start)
+
+    monkeypatch.setattr(lenet_train, "own", first)
+    with pytest.raises(AssertionError, match="loss of step 0"):
+        check({"layerwise": 2})
+
+
+def test_a_call_too_few_in_the_plan_is_noticed(monkeypatch):
+    """Planted: the backward's first halo is not planned."""
+    honest = lenet_train.need_of
+
+    def short(*args):
+        said = honest(*args)
+        calls = tuple(
+            tuple(c for c in mine if c.label != "conv2/backward/halo") for mine in said.calls
+        )
+        return type(said)(calls, said.parameters, said.flops)
+
+    monkeypatch.setattr(lenet_train, "need_of", short)
+    with pytest.raises(AssertionError, match="rank 0, step 0"):
+        check({"space": 2})

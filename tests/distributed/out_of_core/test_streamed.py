@@ -1,0 +1,608 @@
+"""Products of stored matrices: right, counted to the byte, within memory, and never lost.
+
+Holds `tiledask.distributed.out_of_core.disk` and `tiledask.distributed.out_of_core.stream_tiles`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.waiting import wait_until
+
+from tiledask.distributed.cluster import worker as on_worker
+from tiledask.distributed.out_of_core import stream_tiles, streamed
+from tiledask.distributed.out_of_core.disk import free
+from tiledask.distributed.out_of_core.stored import (
+    StoredArray,
+    create_array,
+    open_array,
+    records_of,
+)
+from tiledask.distributed.out_of_core.stream_tiles import checksum
+from tiledask.distributed.out_of_core.streamed import multiply_stored, plan_stored
+from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
+from tiledask.errors import ConfigError, DeadlineError, DoesNotFitError, KernelError, PlacementError
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.products.streaming import plan_cuts
+from tiledask.tile.cuda.hopper_tile import HopperTile
+
+pytestmark = pytest.mark.cluster
+
+
+def integers(shape, seed=0, dtype="f4"):
+    """Small integers: sums are exact in every order."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
+
+
+def normal(shape, seed, dtype):
+    """Sums that round differently in every order."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def stored(path, x, lies="C"):
+    """``x`` in a .npy file of order ``lies``, or in zarr chunks of that extent."""
+    if lies in ("C", "F"):
+        np.save(f"{path}.npy", np.asarray(x, order=lies))
+        return open_array(f"{path}.npy")
+    array = create_array(f"{path}.zarr", x.shape, x.dtype, lies)
+    array.write(((0, x.shape[0]), (0, x.shape[1])), x)
+    return array
+
+
+def test_every_kind_of_tile_is_told_from_others_in_what_is_recorded(tmp_path):
+    a, b = operands(tmp_path, 8, 8, 8, "f2")
+    tiles = (None, 32, (64, 64, 8), HopperTile(), HopperTile(raster=16))
+    said = [
+        json.dumps(streamed._about(stream_tiles.StreamProduct(a, b, a, "any", tile))["kernel"])
+        for tile in tiles
+    ]
+    assert len(set(said)) == len(tiles)
+    assert json.loads(said[1])["tile"] == [32, 32, 32]
+
+
+def operands(folder, m, k, n, dtype="f4", lies=("C", "C"), draw=integers):
+    a, b = draw((m, k), 1, dtype), draw((k, n), 2, dtype)
+    return stored(folder / "a", a, lies[0]), stored(folder / "b", b, lies[1])
+
+
+def product_of(a, b):
+    return (a[:, :].astype("f8") @ b[:, :].astype("f8")).astype(a.dtype)
+
+
+def check(c, a, b, *, all_read=True):
+    np.testing.assert_array_equal(c[:, :], product_of(a, b))
+    assert c.traffic.predicted == c.traffic.measured
+    assert c.traffic.measured.total == 0
+    if all_read:
+        assert c.bytes_read.predicted == c.bytes_read.measured
+    assert not os.path.exists(records_of(c))
+
+
+def slow(tile=6):
+    """Options under which a small product takes a while."""
+    return {"kernel": "tiled", "tile": tile, "checkpoint": 0.0}
+
+
+def records(c):
+    """name -> (summed, when it was written) of every tile's record."""
+    found = {}
+    for file in Path(records_of(c)).glob("tile-*.json"):
+        with suppress(FileNotFoundError):
+            found[file.name] = json.loads(file.read_text())["summed"], file.stat().st_mtime_ns
+    return found
+
+
+# -- right, and as predicted ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (130, 1, 70), (257, 129, 300)])
+@pytest.mark.parametrize("lies", [("C", "C", "C"), ("F", "C", "F"), ("C", "F", "C"), (40, 33, 50)])
+def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):
+    m, k, n = sizes
+    a, b = operands(tmp_path, m, k, n, lies=lies[:2])
+    out = stored(tmp_path / "c", np.full((m, n), np.nan, "f4"), lies[2])
+    least = 8_600_000 + (0 if lies[0] in ("C", "F") else 100_000)
+    check(multiply_stored(a, b, out, cluster, memory_limit=least), a, b)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+@pytest.mark.parametrize("name", ["c.npy", "c.zarr"])
+def test_a_result_is_created(cluster, tmp_path, dtype, name):
+    a, b = operands(tmp_path, 100, 90, 80, dtype, lies=("F", 32))
+    c = multiply_stored(a, b, tmp_path / name, cluster, memory_limit="60MB")
+    check(c, a, b)
+    assert c.array == open_array(tmp_path / name)
+    assert isinstance(c, StoredArray)
+    assert c.seconds > 0
+    d = multiply_stored(
+        c, stored(tmp_path / "e", np.eye(80, 7, dtype=dtype)), tmp_path / "d.npy", cluster
+    )
+    np.testing.assert_array_equal(d[:, :], c[:, :7])
+
+
+def test_halves_are_summed_in_float32(cluster, tmp_path):
+    k = 4000  # a sum of ones in float16 ends at 2048
+    a, b = operands(tmp_path, 30, k, 20, "f2", draw=lambda shape, _, dtype: np.ones(shape, dtype))
+    c = multiply_stored(a, b, tmp_path / "c.npy", cluster, memory_limit="8.6MB")
+    assert c.plan.panel < k
+    np.testing.assert_array_equal(c[:, :], np.full((30, 20), k, "f2"))
+
+
+@pytest.mark.parametrize("kernel", ["tiled", "loops"])
+def test_every_kernel(cluster, tmp_path, kernel):
+    a, b = operands(tmp_path, 60, 50, 40)
+    check(multiply_stored(a, b, tmp_path / "c.npy", cluster, kernel=kernel), a, b)
+
+
+@pytest.mark.parametrize(("n", "lies"), [(3600, ("C", "C", "C")), (2048, (400, 400, 400))])
+def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
+    limit = min(40_000_000, n * n * 8)
+    a, b = operands(tmp_path, n, n, n, "f8", lies[:2])
+    out = stored(tmp_path / "c", np.zeros((n, n)), lies[2])
+    assert 3 * a.nbytes > 2.5 * limit
+    c = multiply_stored(a, b, out, cluster, memory_limit=limit)
+    check(c, a, b)
+    assert c.memory.predicted.peak <= limit
+    predicted, measured = c.memory.predicted, c.memory.measured.per_place
+    for slot, peak in predicted.per_place.items():
+        rows = [row for row in predicted.rows if (row.place, row.moment) == (slot, "always")]
+        panels_and_tile = sum(row.bytes for row in rows)
+        assert panels_and_tile > 0.4 * peak
+        assert 0.9 * panels_and_tile < measured[slot] <= peak
+    assert isinstance(c.memory.measured, Ledger)
+
+
+def test_the_same_plan_gives_the_same_bits(cluster, tmp_path):
+    a, b = operands(tmp_path, 300, 400, 200, "f8", draw=normal)
+    limit = {"memory_limit": "8.6MB"}
+    plan = plan_stored(a, b, tmp_path / "1.npy", cluster, **limit)
+    first = multiply_stored(a, b, tmp_path / "1.npy", cluster, **limit)
+    assert first.plan == plan
+    assert len(plan.tiles) > cluster.slots
+    second = multiply_stored(a, b, tmp_path / "2.npy", cluster, **limit)
+    assert first[:, :].tobytes() == second[:, :].tobytes()
+
+
+def test_progress_is_told(cluster, tmp_path):
+    a, b = operands(tmp_path, 500, 500, 500)
+    told = []
+    c = multiply_stored(
+        a,
+        b,
+        tmp_path / "c.npy",
+        cluster,
+        memory_limit="9MB",
+        **slow(),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert {total for _, total in told} == {c.plan.panels}
+    done = [done for done, _ in told]
+    assert done == sorted(done)
+    assert done[-1] == c.plan.panels > done[0]
+
+
+# -- nothing is lost -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
+    a, b = operands(tmp_path, 600, 600, 600, "f8")
+    options = {"memory_limit": "9MB", **slow()}
+    plan = plan_stored(
+        a, b, tmp_path / "c.npy", cluster, kernel="tiled", tile=6, memory_limit="9MB"
+    )
+    assert len(plan.tiles) >= 2 * cluster.slots
+    target, seen, killed, recomputed = tmp_path / "c.npy", {}, [], []
+    victim = cluster.run(on_worker.machine)[1]["pid"]
+
+    def watch():
+        c = open_array_when_there(target)
+        while not killed or os.path.exists(records_of(c)):
+            for name, (summed, when) in records(c).items():
+                if summed == a.shape[1] and seen.setdefault(name, when) != when:
+                    recomputed.append(name)
+            if len(seen) >= 2 and not killed:
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victim)
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    c = multiply_stored(a, b, target, cluster, timeout=200, **options)
+    watcher.join()
+    check(c, a, b, all_read=False)
+    assert killed
+    assert not recomputed
+    assert cluster.run(on_worker.machine)[1]["pid"] != victim
+
+
+def open_array_when_there(path):
+    wait_until(path.exists)
+    return open_array(path)
+
+
+CLIENT = """
+import sys
+import tiledask as td
+from tiledask.distributed.out_of_core.stored import open_array
+from tiledask.distributed.out_of_core.stream_tiles import checksum
+from tiledask.distributed.out_of_core.streamed import multiply_stored
+
+if __name__ == "__main__":
+    with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
+        a, b, c = sys.argv[1:4]
+        multiply_stored(open_array(a), open_array(b), c, cluster, memory_limit="9MB",
+                        kernel="tiled", tile=6, checkpoint=0.0)
+"""
+
+
+def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatch):
+    k = 600
+    a, b = operands(tmp_path, k, k, k, "f8", draw=normal)
+    target = tmp_path / "c.npy"
+    (tmp_path / "client.py").write_text(CLIENT)
+    client = subprocess.Popen([sys.executable, tmp_path / "client.py", a.path, b.path, target])
+    c = open_array_when_there(target)
+    wait_until(lambda: [summed for summed, _ in records(c).values()].count(k) >= 2)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    finished, recomputed = {}, []
+
+    def progress(*_):
+        now = records(c)
+        if not finished:
+            finished.update({name: r for name, r in now.items() if r[0] == k})
+        recomputed.extend(name for name in finished if name in now and now[name] != finished[name])
+
+    d = multiply_stored(
+        a, b, target, cluster, memory_limit="9MB", timeout=200, **slow(), progress=progress
+    )
+    assert d.resumed_tiles >= 2
+    assert not recomputed
+    p, q = d.plan.cuts.grid
+    assert len(d.plan.tiles) == p * q - d.resumed_tiles
+    assert d.bytes_read.predicted == d.bytes_read.measured
+    same_cuts = lambda problem, slots, limit: plan_cuts(problem, d.plan.cuts, slots, limit)  # noqa: E731
+    monkeypatch.setattr(streamed, "plan_stream", same_cuts)
+    whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **slow())
+    assert whole[:, :].tobytes() == d[:, :].tobytes()
+    assert not os.path.exists(records_of(d))
+
+
+K = 450
+
+
+@pytest.fixture
+def begun(cluster, tmp_path):
+    """(A, B, C, options) of a product that was interrupted half way, in the middle of tiles."""
+    a, b = operands(tmp_path, K, K, K, "f8", lies=("C", 50))
+    c = create_array(tmp_path / "c.npy", (K, K), "f8")
+    options = {"memory_limit": "9MB", **slow()}
+
+    class EnoughError(Exception):
+        pass
+
+    def enough(*_):
+        raise EnoughError
+
+    def watch():
+        while not over.wait(0.005):
+            if [summed for summed, _ in records(c).values()].count(K) >= 2:
+                signal.raise_signal(signal.SIGUSR1)
+                return
+
+    over, before = threading.Event(), signal.signal(signal.SIGUSR1, enough)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with pytest.raises(EnoughError):
+            multiply_stored(a, b, c, cluster, **options)
+    finally:
+        over.set()
+        watcher.join()
+        signal.signal(signal.SIGUSR1, before)
+    return a, b, c, options
+
+
+def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun):
+    a, b, c, options = begun
+    before = records(c)
+    quick = [cluster.submit(slot, abs, -slot) for slot in range(cluster.slots)]
+    assert cluster.gather(quick, "what runs now", timeout=2) == list(range(cluster.slots))
+    assert records(c) == before
+    d = multiply_stored(a, b, c, cluster, **options)
+    # neither finished tiles nor what was summed of the others is computed again
+    found = {name: summed for name, (summed, _) in before.items()}
+    assert d.resumed_tiles == list(found.values()).count(K) >= 2
+    assert d.plan.tiles  # the workers stopped at their next panel
+    for tile in d.plan.tiles:
+        (top, _), (left, _) = tile.region
+        assert tile.begin == found.get(f"tile-{top}-{left}.json", 0)
+    check(d, a, b)
+
+
+def test_a_partial_sum_is_gone_on_with(cluster, tmp_path):
+    a, b = operands(tmp_path, 60, 80, 50, "f8")
+    c = create_array(tmp_path / "c.npy", (60, 50), "f8")
+    product = streamed._product(a, b, c, "blas", None, resume=True)
+    plan = streamed._planned(product, cluster, "8.42MB")
+    region = (top, bottom), (left, right) = next(plan.cuts.regions)
+    earlier, half = StreamRecords(records_of(c), "earlier"), plan.panel
+    assert half < 80
+    with earlier.claimed():
+        about = {**streamed._about(product), "cuts": asdict(plan.cuts)}
+        streamed._begin(product, about, earlier, create=False)
+        # a thousand that no product would give: it stays if the sum is taken up, and only then
+        c.write(region, a[top:bottom, :half] @ b[:half, left:right] + 1000)
+        check_of = checksum(c, region, lambda rows, columns: c[rows, columns])
+        earlier.keep(region, TileRecord(half, check_of))
+    d = multiply_stored(a, b, c, cluster, memory_limit="8.42MB")
+    expected = product_of(a, b)
+    expected[top:bottom, left:right] += 1000
+    np.testing.assert_array_equal(d[:, :], expected)
+    assert d.bytes_read.predicted == d.bytes_read.measured
+    assert d.resumed_tiles == 0
+
+
+def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
+    a, b, c, options = begun
+    cuts = plan_stored(a, b, c, cluster, kernel="tiled", tile=6, memory_limit="9MB").cuts
+    with pytest.raises(DoesNotFitError, match="was begun with more memory"):
+        multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "8.5MB"})
+    d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
+    assert d.plan.cuts == cuts
+    check(d, a, b)
+
+
+def test_changed_input_is_refused_and_starting_over_is_possible(cluster, begun):
+    a, b, c, options = begun
+    a.write(((0, 1), (0, 1)), np.array([[7.0]]))
+    with pytest.raises(ConfigError, match=r"other input: A mtime_ns was .* resume=False"):
+        multiply_stored(a, b, c, cluster, **options)
+    other = {**options, "tile": 32}
+    with pytest.raises(ConfigError, match=r"kernel tile was \[6, 6, 6\] and is \[32"):
+        multiply_stored(a, b, c, cluster, **other)
+    d = multiply_stored(a, b, c, cluster, resume=False, **other)
+    assert d.resumed_tiles == 0
+    check(d, a, b)
+
+
+def test_an_unfinished_result_is_no_operand(cluster, begun, tmp_path):
+    a, _, c, _ = begun
+    with pytest.raises(
+        ConfigError, match=r"B, .*c\.npy, is the result of a product that is not fin"
+    ):
+        multiply_stored(a, c, tmp_path / "d.npy", cluster)
+
+
+def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
+    a, b, c, options = begun
+    name = next(name for name, (summed, _) in records(c).items() if summed == K)
+    (top, bottom), (left, right) = json.loads(Path(records_of(c), name).read_text())["region"]
+    before = records(c)
+    with open(c.path, "r+b") as file:  # a bit of an element in the midst of the tile
+        file.seek(c.offset + ((top + bottom) // 2 * K + (left + right) // 2) * 8 + 3)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 16]))
+    words = rf"1 of {len(before)} tiles .* \(\({top}, .* do not have their checksum"
+    with pytest.warns(UserWarning, match=words):
+        d = multiply_stored(a, b, c, cluster, **options)
+    assert d.resumed_tiles == [summed for summed, _ in before.values()].count(K) - 1
+    check(d, a, b)
+
+
+@pytest.mark.parametrize("lies", ["C", "F", (4, 3)])
+def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch, lies):
+    x = integers((21, 14), 5, "f2")
+    array, region = stored(tmp_path / "c", x, lies), ((4, 21), (3, 14))
+    of_file = checksum(array, region, lambda rows, columns: array[rows, columns])
+    y = x.astype("f4")  # as a worker holds it
+    monkeypatch.setattr(stream_tiles, "_SLAB", 1)
+    assert checksum(array, region, lambda rows, columns: y[rows, columns]) == of_file
+    for i, j in np.ndindex(21, 14):
+        z = x.copy()
+        z.view("u2")[i, j] ^= 1
+        inside = i >= 4 and j >= 3
+        assert (checksum(array, region, lambda *at: z[at]) != of_file) == inside  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tile-0-0.json", "{"),
+        ("plan.json", "[1]"),
+        ("plan.json", None),
+    ],
+)
+def test_damaged_records_are_refused(cluster, begun, name, text):
+    a, b, c, options = begun
+    file = Path(records_of(c), name)
+    if text is None:  # the rest of it is as it was
+        text = json.dumps({**json.loads(file.read_text()), "cuts": {"rows": [0, 700]}})
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"is damaged.*resume=False starts over"):
+        multiply_stored(a, b, c, cluster, **options)
+
+
+def test_a_missing_result_is_begun_anew(cluster, begun):
+    a, b, c, options = begun
+    os.remove(c.path)
+    d = multiply_stored(a, b, c.path, cluster, **options)
+    assert d.resumed_tiles == 0
+    check(d, a, b)
+
+
+def test_a_late_product_stops_and_goes_on(cluster, tmp_path):
+    a, b = operands(tmp_path, 500, 500, 500)
+    options = {"memory_limit": "9MB", **slow()}
+    with pytest.raises(DeadlineError, match=r"not done after 0\.5 s"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.5, **options)
+    check(multiply_stored(a, b, tmp_path / "c.npy", cluster, **options), a, b)
+
+
+def test_partial_sums_of_halves_are_not_kept(cluster, tmp_path):
+    a, b = operands(tmp_path, 400, 400, 400, "f2")
+    kept, c = set(), tmp_path / "c.npy"
+
+    def progress(*_):
+        kept.update(summed for summed, _ in records(open_array(c)).values())
+
+    d = multiply_stored(
+        a,
+        b,
+        c,
+        cluster,
+        memory_limit="9MB",
+        progress=progress,
+        kernel="tiled",
+        tile=16,
+        checkpoint=0.0,
+    )
+    assert kept <= {400}
+    assert d.plan.panels > len(d.plan.tiles)
+
+
+# -- refused -------------------------------------------------------------------------------------
+
+
+def test_a_finished_result_is_not_overwritten_unasked(cluster, tmp_path):
+    a, b = operands(tmp_path, 20, 20, 20)
+    c = multiply_stored(a, b, tmp_path / "c.npy", cluster)
+    with pytest.raises(ConfigError, match=r"exists and is no unfinished product; overwrite=True"):
+        multiply_stored(a, b, c.path, cluster)
+    assert not os.path.exists(records_of(c))
+    check(multiply_stored(a, b, c.path, cluster, overwrite=True), a, b)
+    check(multiply_stored(a, b, c.array, cluster), a, b)  # an array that is given is to be filled
+
+
+def test_what_does_not_go_together(cluster, tmp_path):
+    a, b = operands(tmp_path, 20, 30, 10)
+    out = tmp_path / "c.npy"
+    refused = [
+        (TypeError, "numpy.save it", (np.ones((20, 30)), b, out), {}),
+        (PlacementError, "30 columns and B .* 20 rows", (a, a, out), {}),
+        (ConfigError, "is A itself", (a, open_square(tmp_path), a), {}),
+        (PlacementError, "name another file", (a, b, b), {}),
+        (PlacementError, "must be equal; store one", (a, double(tmp_path), out), {}),
+        (KernelError, "there is no kernel 'fast'", (a, b, out), {"kernel": "fast"}),
+        (KernelError, "no tile to choose", (a, b, out), {"tile": 8}),
+        (ConfigError, "a timeout is a number", (a, b, out), {"timeout": -1}),
+        (ConfigError, "cannot read 'much'", (a, b, out), {"memory_limit": "much"}),
+        (DoesNotFitError, "allowed are 1 MB", (a, b, out), {"memory_limit": "1MB"}),
+        (ConfigError, r"\.npy or \.zarr", (a, b, tmp_path / "c.bin"), {}),
+    ]
+    for error, words, (x, y, z), options in refused:
+        with pytest.raises(error, match=words):
+            multiply_stored(x, y, z, cluster, **options)
+        assert not out.exists()
+        assert not os.path.exists(f"{out}.tiledask")
+
+
+def open_square(folder):
+    return stored(folder / "square", integers((30, 30), 3))
+
+
+def double(folder):
+    return stored(folder / "double", integers((30, 10), 3, "f8"))
+
+
+def test_an_operand_that_changed_since_it_was_opened(cluster, tmp_path):
+    a, b = operands(tmp_path, 20, 30, 10)
+    np.save(a.path, integers((20, 40)))
+    with pytest.raises(ConfigError, match=r"A was opened as \(20, 30\) float32"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster)
+
+
+def test_a_missing_chunk_is_not_multiplied_as_zeros(cluster, tmp_path):
+    a, b = operands(tmp_path, 60, 60, 60, lies=(20, 30))
+    os.remove(Path(a.path, "c", "1", "2"))
+    with pytest.raises(
+        ConfigError, match=r"a\.zarr is .* such as c/1/2, is missing; write it again"
+    ):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster)
+    assert not os.path.exists(tmp_path / "c.npy")
+    c = multiply_stored(open_array(a.path, missing="fill"), b, tmp_path / "c.npy", cluster)
+    zeros = open_array(a.path, missing="fill")[:, :]
+    assert not zeros[20:40, 40:].any()
+    np.testing.assert_array_equal(c[:, :], zeros @ b[:, :])
+
+
+def test_a_damaged_chunk_is_named_by_the_worker_that_reads_it(cluster, tmp_path):
+    a, b = operands(tmp_path, 60, 60, 60, lies=("C", 30))
+    chunk = Path(b.path, "c", "0", "1")
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:50] + bytes([data[50] ^ 4]) + data[51:])
+    with pytest.raises(ConfigError, match=r"b\.zarr: chunk c/0/1 is damaged: its \d+ bytes do not"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster)
+
+
+def test_an_operand_that_changes_meanwhile(cluster, tmp_path):
+    a, b = operands(tmp_path, 400, 400, 400)
+    with pytest.raises(ConfigError, match="while it was multiplied, B mtime_ns"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster, progress=lambda *_: os.utime(b.path))
+
+
+def test_a_full_disk_is_refused_before_anything_runs(cluster, tmp_path, monkeypatch):
+    a, b = operands(tmp_path, 200, 20, 200)
+    monkeypatch.setattr(streamed, "free", lambda _: 100_000)
+    with pytest.raises(ConfigError, match=r"needs 160 kB more on its disk, 100 kB are free"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster)
+    assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.npy"]
+
+
+@pytest.mark.parametrize("name", ["c.zarr", "c.npy"])
+def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
+    cluster, tmp_path, small_disk, monkeypatch, name
+):
+    a, b = operands(tmp_path, K, K, K, "f8", draw=normal)
+    monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
+    filler, c = small_disk / "filler", small_disk / name
+    c = create_array(c, (K, K), "f8", 50) if name == "c.zarr" else c
+    options = {"memory_limit": "8.6MB", **slow(32), "timeout": 60}
+    # of a tile, or of the record of one
+    words = rf"{name}(\.tiledask)? cannot be written: its disk is full: .* needed, .* are free"
+    with open(filler, "wb") as file:
+        file.write(bytes(3_300_000))  # of 4 MiB: not half of C, which is 1.6 MB
+    with pytest.raises(ConfigError, match=words):
+        multiply_stored(a, b, c, cluster, **options)
+    target = open_array(small_disk / name)
+    begun = sum(summed == K for summed, _ in records(target).values())
+    filler.write_bytes(bytes(os.path.getsize(filler) + free(small_disk) // 4096 * 4096))
+    with pytest.raises(ConfigError, match="cannot be written: its disk is full"):
+        multiply_stored(a, b, c, cluster, **options)  # not even a record
+    filler.unlink()
+    d = multiply_stored(a, b, c, cluster, **options)
+    assert d.resumed_tiles >= begun > 0
+    np.testing.assert_allclose(d[:, :], a[:, :] @ b[:, :], rtol=1e-9, atol=1e-9)
+    assert sorted(os.listdir(small_disk)) == [name]
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_nothing_in_the_way(
+    cluster, tmp_path, small_disk, monkeypatch
+):
+    a, b = operands(tmp_path, 20, 20, 20)
+    monkeypatch.setattr(streamed, "_refuse_if_too_full", lambda target: None)
+    filler, c = small_disk / "filler", small_disk / "c.zarr"
+    for left in range(0, 40_000, 4096):  # room for the lock, the plan, the header...
+        filler.write_bytes(bytes(free(small_disk) - left))
+        try:
+            multiply_stored(a, b, c, cluster)
+        except ConfigError as error:
+            refused, words = left, str(error)
+        else:
+            break
+        assert "cannot be written: its disk is full" in words
+        filler.unlink()
+        check(multiply_stored(a, b, c, cluster), a, b)
+        shutil.rmtree(c)
+    assert left == refused + 4096 > 4096

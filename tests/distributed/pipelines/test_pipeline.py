@@ -1,0 +1,525 @@
+"""Schedules executed: the gradients of one device, the order of the schedule, honest clocks.
+
+Holds `tiledask.distributed.pipelines.actions`, `tiledask.distributed.pipelines.dummy`,
+`tiledask.distributed.pipelines.job`, `tiledask.distributed.pipelines.pipeline_loop`,
+`tiledask.distributed.pipelines.pipeline_tasks`, `tiledask.distributed.pipelines.run`,
+`tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.classic`.
+"""
+
+import os
+import signal
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.distributed.pipelines.job import TOPIC
+from tiledask.distributed.pipelines.stages import (
+    FeedForward,
+    HalfFeedForward,
+    first_that_fails,
+    stack,
+)
+from tiledask.errors import (
+    ClusterLostError,
+    ConfigError,
+    DeadlineError,
+    PlacementError,
+    ScheduleError,
+)
+from tiledask.lab.bench.idle import cases
+
+pytestmark = pytest.mark.cluster
+
+SHAPE = {"width": 12, "hidden": 20, "dtype": "float64"}
+RNG = np.random.default_rng(0)
+BATCH, TARGET = RNG.standard_normal((11, 12)), RNG.standard_normal((11, 12))
+
+
+def one_device(stages):
+    """Outputs, loss and gradients without cluster, schedule or micro-batches."""
+    x, kept, weights = BATCH, [], [stage.init("numpy") for stage in stages]
+    for stage, w in zip(stages, weights, strict=True):
+        x, saved = stage.forward(w, x)
+        kept.append(saved)
+    loss = float(((x - TARGET) ** 2).mean())
+    dy, gradients = 2 * (x - TARGET) / x.size, []
+    for stage, w, saved in zip(reversed(stages), reversed(weights), reversed(kept), strict=True):
+        dy, of_weights = stage.backward_input(w, saved, dy)
+        gradients.insert(0, stage.backward_weight(of_weights))
+    return x, loss, gradients
+
+
+def assert_same(run, stages, schedule):
+    outputs, loss, gradients = one_device(stages)
+    np.testing.assert_allclose(run.outputs, outputs, rtol=0, atol=1e-12)
+    assert run.loss == pytest.approx(loss, abs=1e-12)
+    for mine, theirs in zip(run.gradients, gradients, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            for name in b:
+                np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-12)
+    assert run.traffic.predicted == run.traffic.measured
+    assert_in_order(run, schedule)
+
+
+def assert_in_order(run, schedule):
+    """Each device did its actions one after the other as the schedule says, pairs at once."""
+    pairs = np.split(schedule.paired, schedule.turns[1:-1])
+    for device in range(schedule.devices):
+        turns = {str(a): turn for turn, a in enumerate(schedule.actions(device))}
+        frame = run.timeline.to_frame().query("device == @device and kind != 'T'")
+        ran = [
+            (r.start, turns[f"{r.stage}{r.kind}{r.microbatch}"], r.end) for r in frame.itertuples()
+        ]
+        assert [turn for _, turn, _ in sorted(ran)] == list(range(len(turns)))
+        for (start, turn, end), (then, _, until) in pairwise(sorted(ran)):
+            at_once = pairs[device][turn]
+            assert (then, until) == (start, end) if at_once else then >= end
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    ("p", "m", "engine"),
+    [
+        *((p, m, "tasks") for p, m in [(1, 1), (1, 3), (2, 1), (3, 2), (4, 1), (4, 6)]),
+        *((p, m, "loop") for p, m in [(1, 1), (3, 2), (4, 6)]),
+    ],
+)
+def test_every_schedule_gives_the_gradients_of_one_device(cluster, name, p, m, engine):
+    stages = stack(td.partition([1.0] * 7, p).bounds, **SHAPE)
+    schedule = td.schedule(name, p, m)
+    run = td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET, engine=engine)
+    assert_same(run, stages, schedule)
+
+
+def small(name, m):
+    """The schedule called ``name`` on at most 4 devices, with as few stages as it takes."""
+    return next(c.schedule for c in cases([name], [3, 4], [m]) if c.schedule is not None)
+
+
+@pytest.mark.parametrize("name", sorted(set(td.schedules) - {"naive", "gpipe", "1f1b"}))
+@pytest.mark.parametrize(("m", "engine"), [(1, "tasks"), (5, "tasks"), (6, "loop")])
+def test_every_other_schedule_does_too(cluster, name, m, engine):
+    schedule = small(name, m)
+    stages = stack(range(schedule.stages + 1), **SHAPE)
+    run = td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET, engine=engine)
+    assert_same(run, stages, schedule)
+
+
+@pytest.mark.parametrize("name", ["zb-v", "interleaved"])
+def test_the_engines_agree_to_the_bit(cluster, name):
+    schedule = small(name, 4)
+    stages = stack(range(schedule.stages + 1), **SHAPE)
+    tasks, loop = (
+        td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET, engine=engine)
+        for engine in ("tasks", "loop")
+    )
+    assert tasks.outputs.tobytes() == loop.outputs.tobytes()
+    assert tasks.loss == loop.loss
+    assert tasks.traffic.measured == loop.traffic.measured
+    for a, b in zip(tasks.gradients, loop.gradients, strict=True):
+        for mine, theirs in zip(a, b, strict=True):
+            assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_a_forward_and_a_backward_at_once_start_and_end_together(cluster, engine):
+    s = td.schedule("dualpipev", 4, 6)
+    times = {"forward": 0.01, "backward": 0.02, "overlapped": 0.024}
+    run = td.run_schedule(s, cluster=cluster, engine=engine, **times)
+    spans = {tuple(row[1:4]): row[4:] for row in run.timeline.to_frame().itertuples(index=False)}
+    pairs = np.flatnonzero(s.paired).tolist()
+    assert len(pairs) > 6
+    for at in pairs:
+        first, second = spans[s.action(at)], spans[s.action(at + 1)]
+        assert first == second
+        assert first[1] - first[0] == pytest.approx(0.024, abs=1e-6) or run.late > 0
+    assert run.simulated.makespan == td.simulate(s, 0.01, 0.02, overlapped=0.024).makespan
+    t = run.timeline
+    assert t.busy + t.true_idle + t.overhead + t.exposed_transfer == pytest.approx(2 * t.makespan)
+    assert run.late > 0 or run.replayed.makespan == pytest.approx(run.simulated.makespan, abs=1e-4)
+
+
+def test_a_split_backward(cluster):
+    schedule = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W0,0W1; 1F0,1I0,1F1,1I1,1W1,1W0")
+    stages = stack((0, 2, 3), **SHAPE)
+    assert_same(td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET), stages, schedule)
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_forward_only(cluster, engine):
+    stages = stack((0, 2, 5), **SHAPE)
+    schedule = td.schedule("gpipe", 2, 3, forward_only=True)
+    run = td.run_schedule(schedule, stages, BATCH, cluster, engine=engine)
+    np.testing.assert_allclose(run.outputs, one_device(stages)[0], rtol=0, atol=1e-12)
+    assert (run.loss, run.gradients) == (None, ())
+
+
+def test_one_micro_batch_has_the_bits_of_one_worker(cluster):
+    whole = td.run_schedule(
+        td.schedule("naive", 1, 1), stack((0, 6), **SHAPE), BATCH, cluster, target=TARGET
+    )
+    split = td.run_schedule(
+        td.schedule("naive", 3, 1), stack((0, 1, 4, 6), **SHAPE), BATCH, cluster, target=TARGET
+    )
+    assert split.outputs.tobytes() == whole.outputs.tobytes()
+
+
+def test_stages_cost_their_activations_and_nothing_else(cluster):
+    run = td.run_schedule(
+        td.schedule("1f1b", 3, 2), stack((0, 1, 2, 3), **SHAPE), BATCH, cluster, target=TARGET
+    )
+    # 2 boundaries, there and back, 11 rows of 12 float64
+    assert run.traffic.measured.total == 2 * 2 * 11 * 12 * 8
+    assert run.traffic.measured.count == 2 * 2 * 2
+
+
+def test_time_adds_up_and_nothing_starts_before_what_it_needs(cluster):
+    schedule = td.schedule("1f1b", 3, 4)
+    run = td.run_schedule(
+        schedule,
+        stack((0, 1, 2, 3), **SHAPE),
+        BATCH,
+        cluster,
+        target=TARGET,
+        forward=0.02,
+        backward=0.04,
+    )
+    t = run.timeline
+    assert t.origin == "measured"
+    assert t.busy + t.idle == pytest.approx(t.devices * t.makespan, abs=1e-9)
+    assert t.busy >= 3 * 4 * 0.06 - 1e-5  # every action kept its device as long as it was told
+    assert t.makespan >= td.simulate(schedule, forward=0.02, backward=0.04).makespan - 1e-5
+    when = {(r.kind, r.stage, r.microbatch): r for r in t.to_frame().itertuples() if r.kind != "T"}
+    for i in range(4):
+        for s in range(2):
+            assert when["F", s, i].end <= when["F", s + 1, i].start
+            assert when["B", s + 1, i].end <= when["B", s, i].start
+
+
+def test_an_action_that_needs_longer_than_its_time_is_reported(cluster):
+    run = td.run_schedule(
+        td.schedule("gpipe", 1, 1, forward_only=True), [Sleeper(12)], BATCH, cluster, forward=0.01
+    )
+    assert run.late > 0.03
+
+
+class Sleeper:
+    """A stage that takes 50 ms whatever it is given."""
+
+    def __init__(self, width):
+        self.width = width
+
+    def init(self, backend):
+        return None
+
+    def forward(self, weights, x):
+        import time
+
+        time.sleep(0.05)
+        return x, None
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_a_run_that_takes_too_long_ends(cluster, engine):
+    with pytest.raises(DeadlineError, match=r"not done after 0\.2 s"):
+        td.run_schedule(
+            td.schedule("gpipe", 2, 2),
+            stack((0, 1, 2), **SHAPE),
+            BATCH,
+            cluster,
+            target=TARGET,
+            forward=0.5,
+            timeout=0.2,
+            engine=engine,
+        )
+    # and nothing of it is left in the way of the next
+    after = td.run_schedule(td.schedule("gpipe", 2, 2), cluster=cluster, engine=engine)
+    assert (after.outputs == 2).all()
+
+
+def faulty():
+    stages = stack((0, 1, 2), **SHAPE)
+    s = td.schedule("gpipe", 2, 2)
+    yield ScheduleError, "2 stages and the model 1", (s, stages[:1], BATCH), {"target": TARGET}
+    yield (
+        PlacementError,
+        "5 devices, the cluster 4 slots",
+        (
+            td.schedule("gpipe", 5, 2),
+            stack(range(6), **SHAPE),
+            BATCH,
+        ),
+        {"target": TARGET},
+    )
+    yield (
+        PlacementError,
+        r"shape \(11, 5\) and the stages take \[tokens, 12\]",
+        (s, stages, BATCH[:, :5]),
+        {"target": TARGET},
+    )
+    yield (
+        PlacementError,
+        "1 tokens cannot be cut into 2",
+        (s, stages, BATCH[:1]),
+        {"target": TARGET[:1]},
+    )
+    yield PlacementError, "needs target=", (s, stages, BATCH), {}
+    yield PlacementError, r"target has shape \(3, 12\)", (s, stages, BATCH), {"target": TARGET[:3]}
+    yield (
+        ScheduleError,
+        r"forward must be one number, 2 .* shape \(3,\)",
+        (s, stages, BATCH),
+        {"target": TARGET, "forward": [1, 2, 3]},
+    )
+    yield (
+        ScheduleError,
+        "backward must be finite and 0 or more seconds, got -1",
+        (s, stages, BATCH),
+        {"target": TARGET, "backward": -1},
+    )
+    yield (
+        ScheduleError,
+        "latency must be one number or one per boundary",
+        (s, stages, BATCH),
+        {"target": TARGET, "latency": [1, 2, 3]},
+    )
+    yield ConfigError, "no engine 'threads'; there are tasks, loop", (s,), {"engine": "threads"}
+    broken = td.Schedule.from_text("0F0,0B0; 1B0,1F0")
+    yield ScheduleError, "backward before forward", (broken, stages, BATCH), {"target": TARGET}
+
+
+def test_what_cannot_run_is_refused_before_it_does(cluster):
+    for error, message, args, options in faulty():
+        with pytest.raises(error, match=message):
+            td.run_schedule(*args, cluster=cluster, **options)
+    with pytest.raises(ConfigError, match="needs cluster="):
+        td.run_schedule(td.schedule("gpipe", 2, 2))
+
+
+def test_serving_stages_hold_two_bytes_a_weight():
+    (stage,) = stack((0, 2), HalfFeedForward, width=64, hidden=128, rows=16)
+    weights = stage.init("numpy")
+    assert sum(w.nbytes for pair in weights for w in pair) == stage.weight_bytes
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype("f4")
+    y, _ = stage.forward(weights, x)
+    expected = x
+    for w1, w2 in weights:
+        h = expected @ w1.astype("f4")
+        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        expected = expected + h @ w2.astype("f4")
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_belong_to_the_layer_and_not_to_the_stage():
+    whole, (_, second) = FeedForward((0, 1, 2), 4, 8), stack((0, 1, 3), width=4, hidden=8)
+    for a, b in zip(whole.init("numpy")[1:], second.init("numpy"), strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_transfers_are_drawn_where_they_arrive(cluster, engine):
+    schedule = td.schedule("gpipe", 2, 3, forward_only=True)
+    run = td.run_schedule(schedule, stack((0, 1, 2), **SHAPE), BATCH, cluster, engine=engine)
+    transfers = run.timeline.to_frame().query("kind == 'T'").sort_values("microbatch")
+    assert transfers.device.tolist() == [1, 1, 1]
+    assert transfers.stage.tolist() == [0, 0, 0]  # whose block it is
+    assert transfers.microbatch.tolist() == [0, 1, 2]
+
+
+# -- dummies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
+    schedule = td.schedule("zb-h1", 3, 4)
+    times = np.arange(1, 13).reshape(3, 4) / 1000
+    run = td.run_schedule(
+        schedule,
+        cluster=cluster,
+        forward=times,
+        backward_input=0.002,
+        backward_weight=[0, 0, 0.1],
+        latency=[0.01, 0.03],
+        engine=engine,
+    )
+    assert (run.outputs == 3).all()
+    assert run.loss is None
+    assert [stage[0]["microbatches"].tolist() for stage in run.gradients] == [[4]] * 3
+    assert run.traffic.measured == run.traffic.predicted
+    assert run.traffic.measured.total == 2 * 2 * 4 * 8  # a number per boundary and micro-batch
+    assert_in_order(run, schedule)
+    when = {
+        (r.kind, r.stage, r.microbatch): r
+        for r in run.timeline.to_frame().itertuples()
+        if r.kind != "T"
+    }
+    rounding = 1e-6
+    for (kind, s, i), row in when.items():
+        seconds = {"F": times[s, i], "I": 0.002, "W": [0, 0, 0.1][s]}[kind]
+        assert row.end - row.start >= seconds - rounding
+    for i in range(4):
+        for s, latency in enumerate((0.01, 0.03)):
+            assert when["F", s + 1, i].start >= when["F", s, i].end + latency - rounding
+            assert when["I", s, i].start >= when["I", s + 1, i].end + latency - rounding
+    simulated = td.simulate(schedule, times, None, [0.01, 0.03], 0.002, [0, 0, 0.1])
+    assert run.simulated.makespan == simulated.makespan
+    assert run.timeline.makespan >= simulated.makespan - rounding
+    assert run.timeline.exposed_transfer > 0.01  # device 1 has nothing to do until it is there
+
+
+def test_dummies_carry_blocks_of_the_size_given(cluster):
+    schedule = td.schedule("gpipe", 2, 2, forward_only=True)
+    run = td.run_schedule(schedule, None, np.zeros((4, 1000)), cluster, engine="loop")
+    assert run.traffic.measured.total == 4 * 1000 * 8
+    assert run.outputs.shape == (4, 1000)
+    assert run.simulated is None
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_idle_time_is_split_without_rest(cluster, engine):
+    run = td.run_schedule(
+        td.schedule("1f1b", 4, 4), cluster=cluster, forward=0.01, backward=0.02, engine=engine
+    )
+    t = run.timeline
+    assert t.busy + t.idle == pytest.approx(4 * t.makespan, rel=1e-12)
+    assert t.exposed_transfer + t.overhead + t.true_idle == pytest.approx(t.idle, rel=1e-12)
+    assert t.overhead > 0
+    # nothing else made it longer than its actions and their order
+    assert run.replayed.makespan <= t.makespan
+    assert run.replayed.busy == pytest.approx(t.busy)
+
+
+def test_a_run_shows_what_it_measured(cluster):
+    run = td.run_schedule(
+        td.schedule("1f1b", 2, 2), cluster=cluster, forward=0.01, backward=0.02, engine="loop"
+    )
+    assert "overhead" in repr(run)
+    assert "% simulated)" in repr(run)
+    page = run._repr_html_()
+    for words in ("exposed transfer", "true idle", "measured", "simulated", "Overhead per action"):
+        assert words in page
+
+
+# -- what others hear of it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
+    schedule = td.schedule("1f1b", 2, 3)
+    run = td.run_schedule(schedule, cluster=cluster, forward=0.01, backward=0.01, engine=engine)
+    announced = cluster.client.get_events(TOPIC)[-1][1]
+    said = announced.pop("run")
+    idle = announced.pop("predicted_idle")
+    assert announced == {
+        "schedule": "1f1b",
+        "devices": 2,
+        "microbatches": 3,
+        "actions": 12,
+        "workers": {str(d): cluster.address(d) for d in range(2)},
+    }
+    simulated = td.simulate(schedule, 0.01, 0.01)
+    assert list(idle) == [each / simulated.makespan for each in simulated.idle_per_device]
+    events = [event for _, event in cluster.client.get_events(said)]
+    assert sorted(tuple(e["action"]) for e in events) == sorted(map(tuple, schedule))
+    assert {(e["device"], e["action"][1]) for e in events} == {(0, 0), (1, 1)}
+    starts = sorted(e["start"] - min(e["start"] for e in events) for e in events)
+    frame = run.timeline.to_frame().query("kind != 'T'")
+    assert starts == pytest.approx(sorted(frame.start), abs=1e-6)
+
+
+def test_a_run_without_times_predicts_nothing(cluster):
+    td.run_schedule(td.schedule("naive", 1, 1), cluster=cluster, engine="loop")
+    assert cluster.client.get_events(TOPIC)[-1][1]["predicted_idle"] is None
+
+
+# -- a worker dies --------------------------------------------------------------------------------
+
+
+def kill_soon(cluster, slot, after):
+    """Kills the worker so many seconds after the next run has begun."""
+    pid = cluster.run(os.getpid)[slot]
+    before = len(cluster.client.get_events(TOPIC))
+
+    def kill():
+        while len(cluster.client.get_events(TOPIC)) == before:
+            time.sleep(0.05)
+        time.sleep(after)
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+def test_tasks_do_again_what_a_dead_worker_had_done(cluster):
+    stages = stack((0, 1, 2), **SHAPE)
+    schedule = td.schedule("gpipe", 2, 4)
+    killing = kill_soon(cluster, 1, 1.0)
+    run = td.run_schedule(
+        schedule, stages, BATCH, cluster, target=TARGET, forward=0.3, backward=0.3, timeout=120
+    )
+    killing.join()
+    outputs, loss, _ = one_device(stages)
+    np.testing.assert_allclose(run.outputs, outputs, rtol=0, atol=1e-12)
+    assert run.loss == pytest.approx(loss, abs=1e-12)
+
+
+def test_a_loop_says_that_a_worker_died(cluster):
+    killing = kill_soon(cluster, 1, 1.0)
+    with pytest.raises(ClusterLostError, match=r"device 1 died|to device 1, whose worker"):
+        td.run_schedule(
+            td.schedule("1f1b", 3, 8),
+            cluster=cluster,
+            forward=0.2,
+            backward=0.2,
+            engine="loop",
+            timeout=120,
+        )
+    killing.join()
+    again = td.run_schedule(td.schedule("1f1b", 3, 2), cluster=cluster, engine="loop")
+    assert (again.outputs == 3).all()
+
+
+def test_late_is_the_longest(cluster):
+    schedule = td.schedule("gpipe", 2, 1, forward_only=True)
+    stages = [Sleeper(12), *stack((0, 1), **SHAPE)]  # the second is on time
+    run = td.run_schedule(schedule, stages, BATCH, cluster, forward=[0.01, 0.3])
+    assert run.late > 0.03
+
+
+def test_a_run_says_what_its_slots_held(cluster):
+    stages = stack((0, 3, 6), width=512, hidden=2048)
+    batch = np.ones((4, 512), "f4")
+    run = td.run_schedule(td.schedule("gpipe", 2, 1, forward_only=True), stages, batch, cluster)
+    assert all(run.memory.per_place[slot] > 0.9 * stages[slot].weight_bytes for slot in (0, 1))
+
+
+def test_stages_say_their_bytes():
+    stage = FeedForward((0, 1), 12, 20)
+    held = sum(w.nbytes for layer in stage.init("numpy") for w in layer.values())
+    assert stage.weight_bytes == held
+    assert HalfFeedForward((0,), 64, 128, rows=16).workspace_bytes == 16 * 128 * 4
+
+
+def test_a_stage_that_no_memory_limits_is_held_whole():
+    (stage,) = stack((0, 3), HalfFeedForward, width=8, hidden=16)
+    assert first_that_fails(stage, "numpy") == 0
+
+
+def test_the_layer_that_fails_is_counted_from_one(monkeypatch):
+    drawn = []
+
+    def draw(self, layer, which, shape, backend):
+        drawn.append(layer)
+        if len(drawn) == 6:  # the second matrix of the third layer
+            raise MemoryError
+        return np.empty(shape, np.float16)
+
+    monkeypatch.setattr(HalfFeedForward, "_draw", draw)
+    (stage,) = stack((4, 12), HalfFeedForward, width=8, hidden=16)
+    assert first_that_fails(stage, "numpy") == 3

@@ -1,0 +1,76 @@
+"""What two operands of a distributed product must have in common, and their kernel."""
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.errors import KernelError, PlacementError
+from tiledask.tile import kernels
+
+SINGLE, DOUBLE, INTEGER = (np.zeros((2, 2), x) for x in ("f4", "f8", "i4"))
+
+
+@pytest.mark.parametrize("kernel", kernels)
+def test_a_kernel_goes_where_its_arrays_are_whether_or_not_the_client_can_run_it(kernel):
+    own = kernels[kernel].arrays
+    check_kernel(kernel, own)
+    if kernel == "blas":  # means cublas there
+        check_kernel(kernel, "cupy")
+        return
+    other = "numpy" if own == "cupy" else "cupy"
+    rule = {
+        "numpy": f"'{kernel}' runs on GPUs, .* use one of loops, tiled, blas, or .*device='gpu'",
+        "cupy": f"'{kernel}' runs on CPUs, .* use one of smem_tiled, .*blas, or .*device='cpu'",
+    }
+    with pytest.raises(KernelError, match=rule[other]):
+        check_kernel(kernel, other)
+
+
+def test_types_must_be_equal_and_what_the_kernel_takes():
+    check_types(SINGLE, SINGLE, "smem_tiled")
+    with pytest.raises(PlacementError, match="A is float32 and B is float64, they must be equal"):
+        check_types(SINGLE, DOUBLE, "blas")
+    with pytest.raises(
+        PlacementError,
+        match=r"'smem_tiled' takes float32, x and y are float64; use kernel='cublas', or store",
+    ):
+        check_types(DOUBLE, DOUBLE, "smem_tiled", ("x", "y"), "store")
+    with pytest.raises(PlacementError, match="are int32; use kernel=another, or convert"):
+        check_types(INTEGER, INTEGER, "blas")
+    with pytest.raises(KernelError, match="no kernel 'fast'"):
+        check_types(SINGLE, SINGLE, "fast")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kernel", ["smem_tiled", "cublas"])
+def test_a_gpu_kernel_on_cpu_workers_is_refused_before_anything_runs(cluster, tmp_path, kernel):
+    x = np.zeros((4, 4), "f4")
+    a = td.distribute(x, td.Mesh(cluster, (2, 2)), (td.Shard(0), td.Shard(1)))
+    np.save(tmp_path / "a.npy", x)
+    stored, lazy = td.open_array(tmp_path / "a.npy"), da.from_array(x, chunks=2)
+    for product in (
+        lambda: td.matmul(a, a, kernel=kernel),
+        lambda: td.explain(a, a, kernel=kernel),
+        lambda: td.matmul(lazy, lazy, kernel=kernel),
+        lambda: td.matmul(stored, stored, kernel=kernel, out=tmp_path / "c.npy", cluster=cluster),
+    ):
+        with pytest.raises(KernelError, match=f"'{kernel}' runs on GPUs, and the blocks are NumPy"):
+            product()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kernel", [k for k, info in kernels.items() if info.arrays == "numpy"])
+def test_every_cpu_kernel_adds_up_panels_without_rounding_between(cluster, kernel, dtype):
+    """Rounded after each of its four panels, the sum would be another in halves."""
+    top = {"float16": 2048, "bfloat16": 256}.get(dtype, 2**20)
+    x = np.array([[top, 1, 1, 1 - top]] * 4).astype(td.tile.as_dtype(dtype))
+    y = np.ones_like(x)
+    mesh, grid = td.Mesh(cluster, (2, 2)), (td.Shard(0), td.Shard(1))
+    a, b = td.distribute(x, mesh, grid), td.distribute(y, mesh, grid)
+    c = td.matmul(a, b, algorithm="summa", panel=1, kernel=kernel)
+    exact = x.astype("f8") @ y.astype("f8")
+    np.testing.assert_array_equal(td.to_numpy(c).astype("f8"), exact)

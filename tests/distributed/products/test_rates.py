@@ -1,0 +1,23 @@
+"""Rates are measured once; whatever the machine is, and does beside, a plan can be made of them."""
+
+import numpy as np
+import pytest
+
+from tiledask.distributed.products.rates import rates_of
+from tiledask.plan.products.cost import break_even
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timed]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_rates_are_possible(cluster, dtype):
+    rates = rates_of(cluster, dtype)
+    print(rates)
+    assert rates.run >= 0  # of memory that lies together: nothing, where copying is that fast
+    for name in ("flops", "touch", "call", "read", "message", "task", "request"):
+        assert 0 < getattr(rates, name) < np.inf, name
+    assert break_even(4, 4, rates) >= 1
+
+
+def test_they_are_measured_once(cluster):
+    assert rates_of(cluster, "f4") is rates_of(cluster, "float32")

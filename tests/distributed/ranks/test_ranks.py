@@ -1,0 +1,663 @@
+"""Rank programs on threads: results, laws, bytes counted and predicted, and ranks that disagree.
+
+Holds `tiledask.distributed.ranks.exchange`, `tiledask.distributed.ranks.mismatch`,
+`tiledask.distributed.ranks.reduce_ops`, `tiledask.distributed.ranks.threads` and
+`tiledask.distributed.transport.transport`.
+"""
+
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.distributed.ranks import exchange, reduce_ops, threads
+from tiledask.distributed.ranks.records import Records
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.transport import transport
+from tiledask.errors import (
+    CollectiveError,
+    ConfigError,
+    DeadlineError,
+    PlacementError,
+)
+from tiledask.plan.collectives.formulas import factor
+
+ALGORITHMS = "ring", "tree", "direct"
+NS = range(1, 9)
+SHAPES = (3, 5), (1,), (0, 4), (2, 3, 7), ()
+
+
+def array(rank, shape, dtype=np.float64):
+    """Whole numbers, so that any order of summation gives the same."""
+    return np.random.default_rng(rank).integers(-9, 9, shape).astype(dtype)
+
+
+def run(program, shape, *args, **options):
+    """Its Ranks, whose bytes and messages are those predicted."""
+    done = run_threads(program, shape, *args, timeout=20.0, **options)
+    wrong = [(r, r.counted, r.predicted) for r in done.records.mismatches]
+    assert not wrong
+    assert done.traffic.total == sum(r.received for r in done.records)
+    assert done.traffic.count == sum(r.messages for r in done.records)
+    return done
+
+
+# -- what each collective brings -----------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("n", NS)
+def test_reductions(n, algorithm):
+    def program(rank, shape):
+        x, everyone = array(rank.index, shape), rank.group()
+        return (
+            everyone.all_reduce(x, algorithm=algorithm),
+            everyone.all_reduce(x, "max", algorithm=algorithm),
+            everyone.reduce(x, n - 1, algorithm=algorithm),
+        )
+
+    for shape in SHAPES:
+        xs = [array(r, shape) for r in range(n)]
+        for r, (total, most, at_root) in enumerate(run(program, n, shape).results):
+            np.testing.assert_array_equal(total, sum(xs))
+            np.testing.assert_array_equal(most, np.max(xs, axis=0))
+            assert total.shape == most.shape == shape
+            assert total.dtype == np.float64
+            if r == n - 1:
+                np.testing.assert_array_equal(at_root, sum(xs))
+            else:
+                assert at_root is None
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("n", NS)
+def test_ragged_shards(n, algorithm):
+    """Dimensions shorter than the group leave shards without rows."""
+
+    def program(rank, rows):
+        whole, everyone = np.arange(rows * 6.0).reshape(2, rows, 3), rank.group()
+        mine = np.array_split(whole, n, axis=1)[rank.index]
+        gathered = everyone.all_gather(mine, 1, algorithm=algorithm)
+        scattered = everyone.reduce_scatter(whole, -2, algorithm=algorithm)
+        np.testing.assert_array_equal(gathered, whole)
+        np.testing.assert_array_equal(scattered, n * mine)
+        odd = np.full(rank.index % 3, rank.index)
+        return everyone.all_gather(odd, algorithm=algorithm).tolist()
+
+    for rows in (1, 2, 11):
+        results = run(program, n, rows).results
+        assert results == [[r for r in range(n) for _ in range(r % 3)]] * n
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("n", NS)
+def test_all_to_all_and_broadcast(n, algorithm):
+    def program(rank):
+        everyone = rank.group()
+        # rank s has s + d rows for rank d
+        x = np.concatenate([np.full((rank.index + d, 2), 10 * rank.index + d) for d in range(n)])
+        dealt = everyone.all_to_all(
+            x, extents=[rank.index + d for d in range(n)], algorithm=algorithm
+        )
+        told = everyone.broadcast(
+            array(7, (5, 3)) if rank.index == n - 1 else None, n - 1, algorithm=algorithm
+        )
+        turned = everyone.all_to_all(np.ones((n + 1, 2)) * rank.index, 0, 1, algorithm=algorithm)
+        return dealt[:, 0].tolist(), told, turned.shape
+
+    for d, (dealt, told, turned) in enumerate(run(program, n).results):
+        assert dealt == [10 * s + d for s in range(n) for _ in range(s + d)]
+        np.testing.assert_array_equal(told, array(7, (5, 3)))
+        assert turned == (len(np.array_split(range(n + 1), n)[d]), 2 * n)
+
+
+def test_a_vocabulary_that_does_not_divide():
+    def program(rank):
+        mine = rank.group().reduce_scatter(np.ones(50257, np.float32))
+        return mine.size, rank.group().all_gather(mine)
+
+    done = run(program, 4)
+    assert [size for size, _ in done.results] == [12565, 12564, 12564, 12564]
+    assert all((whole == 4).all() and whole.size == 50257 for _, whole in done.results)
+
+
+def test_groups_lie_along_the_axes_of_the_mesh():
+    def program(rank):
+        row, column, plane = rank.group(1), rank.group(0), rank.group((2, 0))
+        assert rank.group((0, 2)) is plane
+        assert row.members[row.rank] == rank.index
+        sums = [g.all_reduce(10.0**rank.index).item() for g in (row, column, plane)]
+        return sums, row.members, column.members, plane.members
+
+    done = run(program, (2, 2, 2))
+    (row, column, plane), *members = done.results[3]
+    assert members == [(1, 3), (3, 7), (2, 3, 6, 7)]
+    assert (row, column, plane) == (1010.0, 10001000.0, 11001100.0)
+    axes = {r.axes for r in done.records}
+    assert axes == {(1,), (0,), (0, 2)}
+
+
+@pytest.mark.parametrize("n", NS)
+def test_halos_are_the_neighbours_rows(n):
+    whole = array(1, (4, 17, 2))
+
+    def program(rank, before, after):
+        mine = np.array_split(whole, n, axis=1)[rank.index]
+        return rank.group().halo_exchange(mine, 1, before, after)
+
+    ends = np.cumsum([0] + [len(part) for part in np.array_split(range(17), n)])
+    for before, after in ((1, 1), (0, 2), (2, 0), (0, 0)):
+        for r, got in enumerate(run(program, n, before, after).results):
+            expected = whole[:, max(0, ends[r] - before) : ends[r + 1] + after]
+            np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
+def test_halos_of_thin_shards_and_their_adjoint(extents, before, after):
+    ends = np.cumsum([0, *extents])
+    whole = array(2, (ends[-1], 3))
+
+    def program(rank):
+        r = rank.index
+        x = whole[ends[r] : ends[r + 1]]
+        wide = rank.group().halo_exchange(x, 0, before, after, extents=extents)
+        y = array(10 + r, wide.shape)
+        back = rank.group().halo_reduce(y, 0, before, after, extents=extents)
+        assert back.shape == x.shape
+        return wide, np.vdot(wide, y), np.vdot(x, back)
+
+    results = run(program, len(extents)).results
+    for r, (wide, *_) in enumerate(results):
+        start = max(0, ends[r] - before) if extents[r] else ends[r]
+        stop = ends[r + 1] + after if extents[r] else ends[r]
+        np.testing.assert_array_equal(wide, whole[start:stop])
+    assert sum(a for _, a, _ in results) == sum(b for *_, b in results)
+
+
+def test_halo_bytes_are_the_closed_form():
+    """2 floor(k/2) N C W elements between two neighbours, k the width of a convolution."""
+    N, C, W, k = 2, 3, 5, 3
+
+    def program(rank):
+        rank.group().halo_exchange(np.ones((N, C, 4, W), np.float32), 2, k // 2, k // 2)
+
+    sent = [r.sent for r in run(program, 3).records]
+    assert sent == [4 * (k // 2) * N * C * W * m for m in (1, 2, 1)]
+
+
+def test_pairs():
+    def program(rank):
+        ring = rank.group()
+        n, r = ring.size, ring.rank
+        shifted = ring.sendrecv(array(r, (2, 2)), (r + 1) % n, (r - 1) % n)
+        if r == 0:
+            ring.send(np.float32(2.5), 1)
+        return shifted, ring.recv(0) if r == 1 else None
+
+    done = run(program, 4)
+    for r, (shifted, _) in enumerate(done.results):
+        np.testing.assert_array_equal(shifted, array((r - 1) % 4, (2, 2)))
+    assert done.results[1][1] == np.float32(2.5)
+    assert done.records.barriers == {}  # nobody waits for a group
+
+
+# -- laws ----------------------------------------------------------------------------------------
+
+
+def inner(xs, ys):
+    return sum(float(np.vdot(x, y)) for x, y in zip(xs, ys, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("n", NS)
+def test_adjoints(n, algorithm):
+    """<A x, y> = <x, A* y> over all ranks, in whole numbers: exact."""
+
+    def program(rank):
+        g, r = rank.group(), rank.index
+        options = {"algorithm": algorithm}
+        shard, whole = array(r, (r + 1, 2)), array(20 + r, (n * (n + 1) // 2, 2))
+        extents = [i + 1 for i in range(n)]
+        gathered = g.all_gather(shard, **options)
+        scattered = g.reduce_scatter(whole, extents=extents, **options)
+        x, y = array(40 + r, 7), array(60 + r, 7)
+        told = g.broadcast(x if r == 0 else None, 0, **options)
+        summed = g.reduce(y, 0, **options)
+        return {
+            "gather": (gathered, whole, shard, scattered),
+            "reduce": (g.all_reduce(x, **options), y, x, g.all_reduce(y, **options)),
+            "broadcast": (told, y, x if r == 0 else 0 * x, summed if r == 0 else 0 * y),
+        }
+
+    results = run(program, n).results
+    for name in results[0]:
+        ax, y, x, aty = zip(*(result[name] for result in results), strict=True)
+        assert inner(ax, y) == inner(x, aty), name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_bits_on_all_ranks_and_in_all_runs(algorithm):
+    def program(rank):
+        x = np.random.default_rng(rank.index).standard_normal(1001).astype(np.float32)
+        return rank.group().all_reduce(x, algorithm=algorithm).tobytes()
+
+    first = run(program, 7).results
+    assert set(first) == set(run(program, 7).results)
+    assert len(set(first)) == 1
+
+
+def test_directly_sums_are_those_in_rank_order():
+    xs = [np.random.default_rng(r).standard_normal(1001).astype(np.float32) for r in range(7)]
+    done = run(lambda rank: rank.group().all_reduce(xs[rank.index], algorithm="direct"), 7)
+    expected = sum(xs[1:], xs[0])
+    assert done.results[0].tobytes() == expected.tobytes()
+    other = run(lambda rank: rank.group().all_reduce(xs[rank.index], algorithm="ring"), 7)
+    assert other.results[0].tobytes() != expected.tobytes()  # or the test above shows nothing
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_halves_overflow_unless_summed_wide(algorithm):
+    def program(rank, wide):
+        x = np.array([30000, 1, 2048 if rank.index == 0 else 1], np.float16)
+        y = np.where(rank.index == 3, -60000, x).astype(np.float16)
+        g = rank.group()
+        return [g.all_reduce(v, algorithm=algorithm, wide=wide).tolist() for v in (x, y)]
+
+    narrow, wide = (run(program, 4, w) for w in (False, True))
+    # 120000 is no half; 30000 is, but on the way to it the sum was 90000
+    assert narrow.results[0][0][0] == np.inf
+    assert wide.results[0][0][0] == np.inf
+    assert wide.results[0][1][0] == 30000
+    if algorithm == "direct":  # in the order of ranks; others may begin with the negative one
+        assert narrow.results[0][1][0] == np.inf
+    assert wide.results[0][0][2] == 2052  # 2051, rounded once
+    assert all(result == wide.results[0] for result in wide.results)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int64", "complex128"])
+def test_element_types(name):
+    dtype = td.tile.as_dtype(name)
+    done = run(lambda rank: rank.group().all_reduce(np.arange(5).astype(dtype)), 3)
+    assert done.results[0].dtype == dtype
+    assert done.results[0].astype(complex).tolist() == [0, 3, 6, 9, 12]
+    wide = run(lambda rank: rank.group().all_reduce(np.ones(5, dtype), wide=True), 3)
+    assert wide.results[0].dtype == dtype
+
+
+def test_arrays_of_a_device(xp):
+    """What comes back lies where what was passed lay."""
+
+    def program(rank):
+        g, x = rank.group(), xp.arange(6.0).reshape(2, 3) + rank.index
+        made = [g.all_reduce(x), g.all_gather(x, 1), g.reduce_scatter(x), g.all_to_all(x)]
+        made.append(g.halo_exchange(x, 0, 1, 1))
+        assert all(isinstance(each, xp.ndarray) for each in made)
+        return td.tile.to_numpy(made[0]).tolist()
+
+    assert run(program, 2).results == [[[1, 3, 5], [7, 9, 11]]] * 2
+
+
+def test_what_was_passed_may_be_changed_and_what_came_is_ones_own():
+    def program(rank):
+        g, kept = rank.group(), []
+        for make in (g.all_reduce, g.all_gather, g.reduce_scatter, g.all_to_all):
+            x = np.ones(8)
+            kept.append(make(x))
+            x += 100 * rank.index
+            kept[-1] += 0
+        x = np.ones(8)
+        kept.append(g.broadcast(x if rank.index == 0 else None))
+        x += 5
+        g.barrier()
+        kept[-1] += rank.index
+        return [k.tolist() for k in kept]
+
+    for r, kept in enumerate(run(program, 2).results):
+        assert kept == [[2.0] * 8, [1.0] * 16, [2.0] * 4, [1.0] * 8, [1.0 + r] * 8]
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+def labelled(rank):
+    g = rank.group()
+    for step in range(2):
+        with rank.step(step), rank.label("layer 3"):
+            with rank.label("forward"):
+                g.all_reduce(np.ones(6, np.float32))
+                g.all_gather(np.ones(2))
+            with rank.label("backward"):
+                g.all_reduce(np.ones(6, np.float32), algorithm="ring")
+    g.barrier()
+
+
+def test_every_collective_is_written_down():
+    records = run(labelled, 3).records
+    assert len(records) == 3 * 7
+    assert records.barriers == {0: 3, 1: 3, None: 1}
+    first = records.rows[0]
+    assert (first.kind, first.algorithm, first.dtype, first.payload) == (
+        "all_reduce",
+        "direct",
+        "float32",
+        24,
+    )
+    assert (first.label, first.step, first.barrier) == ("layer 3/forward", 0, 0)
+    assert first.sent == first.received == factor("all_reduce", 3) * 24
+    assert first.messages == 4
+    mine = [r for r in records if r.rank == 1]
+    assert all(a.begin <= a.end <= b.begin for a, b in pairwise(mine))
+    backward = records.where("backward")
+    assert {(r.label, r.algorithm) for r in backward} == {("layer 3/backward", "ring")}
+    assert records.where(kind="barrier", rank=2).totals() == {
+        (): records.rows[-1] and (1, 0, 0, 2, records.rows[-1].seconds)
+    }
+    totals = records.totals("kind")
+    assert totals["all_reduce"][:4] == (12, 12 * 32, 12 * 32, 48)
+    assert records.totals("label", "step")["layer 3/forward", 1].calls == 6
+    assert [t.calls for t in records.totals("rank").values()] == [7, 7, 7]
+
+
+def test_records_are_shown():
+    records = run(labelled, 3).records
+    assert repr(records) == (
+        "Records(12 all_reduce, 6 all_gather, 3 barrier; 576 bytes sent by 3 ranks)"
+    )
+    html = records._repr_html_()
+    assert "layer 3/forward" in html
+    assert html.count("<tr>") == 5
+    frame = records.to_frame()
+    assert len(frame) == 21
+    assert (frame["sent"] == frame["predicted_sent"]).all()
+    assert frame.groupby("kind")["seconds"].sum().gt(0).all()
+    assert repr(Records.of([])) == "Records(none; 0 bytes sent by 0 ranks)"
+    with pytest.raises(ConfigError, match="a record has no 'colour'; it has rank, kind"):
+        records.totals("colour")
+
+
+def test_one_rank_alone_has_nothing_to_record():
+    done = run(labelled, 1)
+    assert len(done.records) == 0
+    assert done.traffic.total == 0
+
+
+def test_a_round_too_much_is_noticed(monkeypatch):
+    """Planted: what is counted comes from the transport, so a wrong round is not predicted too."""
+    honest = exchange.Exchange.rounds
+    monkeypatch.setattr(exchange.Exchange, "rounds", lambda self: (honest(self)[0], *honest(self)))
+    done = run_threads(lambda rank: rank.group().all_gather(np.ones(8)), 4)
+    assert len(done.records.mismatches) == 4
+
+
+def test_a_sum_in_order_of_arrival_is_noticed(monkeypatch):
+    """Planted: the partial sums in another order on every rank."""
+    honest = reduce_ops.combined
+    monkeypatch.setattr(exchange, "combined", lambda parts, *a: honest(parts[::-1], *a))
+    with pytest.raises(AssertionError):
+        test_directly_sums_are_those_in_rank_order()
+
+
+# -- ranks that disagree -------------------------------------------------------------------------
+
+
+def errors_of(program, shape, timeout=30.0):
+    """(what every rank raised, what the caller got)."""
+    raised = {}
+
+    def kept(rank):
+        try:
+            return program(rank)
+        except BaseException as error:
+            raised[rank.index] = error
+            raise
+
+    begun = time.monotonic()
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        run_threads(kept, shape, timeout=timeout)
+    assert time.monotonic() - begun < timeout + 30.0
+    return raised, caught.value
+
+
+def says(error, *words):
+    for word in words:
+        assert word in str(error), f"{word!r} is not in {error}"
+
+
+def test_different_collectives():
+    def program(rank):
+        g = rank.group()
+        g.barrier()
+        if rank.index == 1:
+            with rank.label("layer 2/backward"):
+                g.all_gather(np.ones(4))
+        else:
+            with rank.label("layer 2/forward"):
+                g.all_reduce(np.ones(4))
+
+    raised, error = errors_of(program, 3)
+    assert raised.keys() == {0, 1, 2}
+    for each in (*raised.values(), error):
+        assert isinstance(each, CollectiveError)
+        says(
+            each,
+            "all_gather number 2",
+            "all_reduce number 2",
+            "rank 1",
+            "layer 2/forward",
+            "layer 2/backward",
+            "let both ranks call the same",
+        )
+
+
+@pytest.mark.parametrize(
+    ("mine", "words"),
+    [
+        (lambda g: g.all_reduce(np.ones(5)), "they differ in shape: (4,) and (5,)"),
+        (lambda g: g.all_reduce(np.ones(4, "f4")), "they differ in dtype: float64 and float32"),
+        (lambda g: g.all_reduce(np.ones(4), "max"), "they differ in op: sum and max"),
+        (lambda g: g.all_reduce(np.ones(4), algorithm="ring"), "algorithm: direct and ring"),
+        (lambda g: g.all_reduce(np.ones(0)), "they differ in shape: (4,) and (0,)"),
+        (lambda g: g.send(np.ones(4), 0), "another kind of collective"),
+    ],
+)
+def test_different_arguments(mine, words):
+    def program(rank):
+        if rank.index == 1:
+            mine(rank.group())
+            if "kind" not in words:
+                rank.group().barrier()
+        else:
+            rank.group().all_reduce(np.ones(4))
+
+    raised, error = errors_of(program, 2)
+    assert isinstance(error, CollectiveError)
+    assert 0 in raised
+    both = words.split(": ")[-1].split(" and ")
+    backwards = words.replace(" and ".join(both), " and ".join(both[::-1]))
+    # whoever notices first says it from its side; an empty array is noticed at the next call
+    assert words in str(error) or backwards in str(error) or "number 2" in str(error)
+
+
+def test_a_call_left_out():
+    def program(rank):
+        g = rank.group()
+        with rank.label("a"):
+            g.all_reduce(1.0)
+        if rank.index:
+            with rank.label("b"):
+                g.all_reduce(1.0)
+        with rank.label("c"):
+            g.all_reduce(1.0)
+
+    _, error = errors_of(program, 2)
+    assert isinstance(error, CollectiveError)
+    says(error, "rank 0", "rank 1")
+
+
+def test_a_rank_that_returns_early():
+    def program(rank):
+        rank.group().all_reduce(1.0)
+        if rank.index != 2:
+            with rank.label("head/backward"):
+                rank.group().all_reduce(1.0)
+
+    raised, error = errors_of(program, 3)
+    assert raised.keys() == {0, 1}
+    for each in (*raised.values(), error):
+        says(
+            each, "waits for rank 2", "rank 2 has returned", "number 2", "head/backward", "number 1"
+        )
+
+
+def test_a_rank_that_raises():
+    def program(rank):
+        with rank.label("layer 0"):
+            rank.group().barrier()
+            if rank.index == 1:
+                raise KeyError("w")
+            rank.group().barrier()
+
+    raised, error = errors_of(program, 3)
+    assert [type(e) for e in raised.values()] == [KeyError] * 3
+    assert "raised by rank 1" in "".join(error.__notes__)
+    assert 'raise KeyError("w")' in "".join(error.__notes__)
+
+
+class Rooted(Exception):
+    """Holds what cannot be sent to another process."""
+
+    def __init__(self, words):
+        super().__init__(words)
+        self.lock = threading.Lock()
+
+
+def test_errors_that_cannot_travel_are_told_in_words():
+    def program(rank):
+        if rank.index == 1:
+            raise Rooted("this and that")
+        rank.group().barrier()
+
+    raised, error = errors_of(program, 2)
+    assert isinstance(error, Rooted)
+    says(raised[0], "Rooted: this and that")
+    assert "raised by rank 1" in "".join(raised[0].__notes__)
+
+
+def test_a_rank_that_never_calls():
+    stop = threading.Event()
+
+    def program(rank):
+        if rank.index == 0:
+            stop.wait(10.0)
+        with rank.label("loss"):
+            rank.group().all_reduce(1.0, algorithm="ring")
+
+    raised, error = errors_of(program, 3, timeout=1.5)
+    stop.set()
+    assert isinstance(error, DeadlineError)
+    # however far it is from who waits to whom all wait for
+    for each in raised.values():
+        says(each, "until the run's deadline", "'loss'", "rank 0 has been in no", "timeout=")
+
+
+def test_all_ranks_busy():
+    stop = threading.Event()
+    with pytest.raises(DeadlineError, match=r"ranks \[0, 1\] have not returned after 0.2 s"):
+        run_threads(lambda rank: stop.wait(20.0), 2, timeout=0.2)
+    stop.set()
+
+
+def test_a_circle_is_found_before_the_deadline():
+    """Rows before columns on one rank, columns before rows on the others."""
+
+    def program(rank):
+        axes = (0, 1) if rank.index in (0, 3) else (1, 0)
+        for axis in axes:
+            with rank.label(f"axis {axis}"):
+                rank.group(axis).all_reduce(1.0)
+
+    begun = time.monotonic()
+    raised, error = errors_of(program, (2, 2), timeout=60.0)
+    assert time.monotonic() - begun < 50.0
+    assert raised.keys() == {0, 1, 2, 3}
+    assert isinstance(error, CollectiveError)
+    says(error, "they wait for each other", "'axis 0'", "'axis 1'", "rank 0", "rank 3")
+
+
+def test_a_rank_that_has_not_looked_at_its_letter_is_not_stuck(monkeypatch):
+    """On a busy machine rank 0 sleeps on the message that it waits for, and rank 1 waits for it."""
+    wait = threads.Threads.wait
+
+    def late(self, ready, deadline):
+        found = wait(self, ready, deadline)
+        time.sleep(0.3 * (self.rank == 0))
+        return found
+
+    monkeypatch.setattr(transport, "LOOK", 0.02)
+    monkeypatch.setattr(threads.Threads, "wait", late)
+    twice = lambda rank: [rank.group().all_reduce(1.0).item() for _ in range(2)]  # noqa: E731
+    assert run_threads(twice, 2).results == [[2.0, 2.0]] * 2
+
+
+def test_a_message_that_nobody_takes():
+    def program(rank):
+        with rank.label("pipe"):
+            if rank.index == 0:
+                rank.group().send(np.ones(3), 1)
+
+    with pytest.raises(CollectiveError, match=r"of 1 messages .* rank 1 took 0 before it"):
+        run_threads(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda g: g.all_reduce(1.0, algorithm="star"), ConfigError, "no algorithm 'star' for all"),
+        (lambda g: g.all_reduce(1.0, "mean"), ConfigError, "no operation 'mean'; there are sum"),
+        (lambda g: g.reduce(1.0, root=3), ConfigError, "root 3 is none of the group's ranks 0..1"),
+        (lambda g: g.all_gather(1.0), PlacementError, "dim 0 is none of an array of shape ()"),
+        (lambda g: g.all_reduce(np.array([{}])), PlacementError, "collectives move numbers"),
+        (lambda g: g.broadcast(np.ones(1)), ConfigError, "and None from all others"),
+        (lambda g: g.send(1.0, g.rank), ConfigError, "choose another of 0..1"),
+        (
+            lambda g: g.reduce_scatter(np.ones(4), extents=[1, 2]),
+            PlacementError,
+            "add up to the array's 4 along dim 0; got (1, 2), which add up to 3",
+        ),
+        (lambda g: g.halo_exchange(np.ones(1), 0, 2, 2), PlacementError, "pass extents="),
+        (
+            lambda g: g.halo_exchange(np.ones(1), 0, 2, 2, extents=[3, 3]),
+            PlacementError,
+            "extents say how many rows",
+        ),
+    ],
+)
+def test_wrong_arguments_are_said(call, error, words):
+    with pytest.raises(error) as caught:
+        run_threads(lambda rank: call(rank.group()), 2, timeout=5.0)
+    assert words in str(caught.value)
+
+
+def test_wrong_groups_and_meshes_are_said():
+    for axes in (2, (0, 0), (), "x"):
+        with pytest.raises(ConfigError, match="a group is along different axes of the mesh"):
+            run_threads(lambda rank, a=axes: rank.group(a), (2, 2))
+    with pytest.raises(ConfigError, match="whole numbers of 1 or more"):
+        run_threads(lambda rank: None, (2, 0))
+    with pytest.raises(ConfigError, match="one value for each of the mesh's 2 ranks, got 3"):
+        run_threads(lambda rank, x: x, 2, per_rank=[1, 2, 3])
+    with pytest.raises(ConfigError, match="needs a mesh of workers, got int"):
+        td.run_ranks(lambda rank: None, 4)
+
+
+def test_arguments_by_rank():
+    done = run(lambda rank, a, b: (rank.index, a, b), 3, "all", per_rank="xyz")
+    assert done.results == [(0, "all", "x"), (1, "all", "y"), (2, "all", "z")]
+    assert repr(done).startswith("Ranks(3 results, Records(none")

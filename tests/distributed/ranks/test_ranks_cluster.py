@@ -1,0 +1,220 @@
+"""Rank programs on real workers: both transports, the same bytes, and workers that die.
+
+Holds `tiledask.distributed.ranks.program`, `tiledask.distributed.ranks.run`,
+`tiledask.distributed.transport.dask_transport` and `tiledask.distributed.transport.sockets`.
+"""
+
+import ctypes
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.distributed.cluster.clocks import now
+from tiledask.distributed.ranks.run import TRANSPORTS
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
+from tiledask.tile.backend import as_dtype
+
+pytestmark = pytest.mark.cluster
+WAYS = pytest.mark.parametrize("way", TRANSPORTS)
+
+
+def everything(rank, scale):
+    """One of each, ragged; all that a rank has in the end."""
+    g, row, r = rank.group(), rank.group(1), rank.index
+    rng = np.random.default_rng(r)
+    x = scale * rng.standard_normal((7, 3))
+    made = [g.all_reduce(x, algorithm=name) for name in ("ring", "tree", "direct")]
+    made += [row.all_reduce(x.astype(np.float16), wide=True), row.all_reduce(x, "max")]
+    made += [g.all_gather(x[: r % 3]), g.reduce_scatter(x, 1), g.all_to_all(x)]
+    made += [g.broadcast(x if g.rank == 2 else None, 2), g.reduce(x, 1)]
+    wide = g.halo_exchange(x[: r + 1], 0, 1, 2, extents=[1, 2, 3, 4])
+    made += [wide, g.halo_reduce(wide, 0, 1, 2, extents=[1, 2, 3, 4])]
+    made += [g.sendrecv(x.astype(as_dtype("bfloat16")), (r + 1) % 4, (r - 1) % 4)]
+    g.barrier()
+    return made
+
+
+@WAYS
+def test_as_on_threads_to_the_bit_and_the_byte(cluster, way):
+    done = td.run_ranks(everything, td.Mesh(cluster, (2, 2)), 3.0, transport=way, timeout=60.0)
+    reference = run_threads(everything, (2, 2), 3.0)
+    for mine, theirs in zip(done.results, reference.results, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            if b is None:
+                assert a is None
+            else:
+                assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+                assert a.flags.writeable
+    assert len(done.records.mismatches) == 0
+    assert done.traffic == reference.traffic
+    assert [r.counted for r in done.records] == [r.counted for r in reference.records]
+    begun = [r.begin for r in done.records]
+    assert max(begun) - min(begun) < 60.0
+    assert abs(max(begun) - now()) < 60.0  # one clock, that of the day
+
+
+@pytest.mark.parametrize(
+    ("way", "memory"), [("sockets", True), ("sockets", False), ("posts", True)]
+)
+def test_arrays_that_fill_every_buffer(cluster, way, memory, monkeypatch):
+    """Everybody sends more to everybody at once than any socket holds; with and without leave to
+    read each other's memory."""
+    if not memory:
+        monkeypatch.setattr(cluster, "transport", "comm")
+
+    def program(rank):
+        g = rank.group()
+        x = np.full((4, 300_000), float(rank.index))
+        told = x + 7 if rank.index == 2 else None
+        came = g.broadcast(told, 2, algorithm="direct")
+        if rank.index == 2:
+            told[:] = -1  # what was passed is the caller's again
+        g.barrier()
+        assert (came == 9).all()
+        return [
+            float(part.sum())
+            for part in (
+                g.all_to_all(x),
+                g.all_reduce(x[0], algorithm="ring"),
+                g.all_reduce(x[0], algorithm="tree"),
+                g.all_reduce(x[0]),
+                g.sendrecv(x, (rank.index + 1) % 4, (rank.index - 1) % 4),
+            )
+        ]
+
+    done = td.run_ranks(program, td.Mesh(cluster, (4,)), transport=way, timeout=60.0)
+    for r, sums in enumerate(done.results):
+        assert sums == [6 * 3e5, 6 * 3e5, 6 * 3e5, 6 * 3e5, (r - 1) % 4 * 1.2e6]
+    assert len(done.records.mismatches) == 0
+
+
+def test_arguments_may_lie_on_the_workers(cluster):
+    mesh = td.Mesh(cluster, (2,))
+    x = td.distribute(np.arange(10.0), mesh, (td.Shard(0),))
+    done = td.run_ranks(
+        lambda rank, power, mine: rank.group().all_reduce((mine**power).sum()).item(),
+        mesh,
+        2,
+        per_rank=list(x.blocks),
+        timeout=60.0,
+    )
+    assert done.results == [285.0, 285.0]
+
+
+@WAYS
+def test_ranks_that_disagree(cluster, way):
+    def program(rank):
+        g = rank.group()
+        with rank.label("odd" if rank.index == 3 else "even"):
+            (g.all_gather if rank.index == 3 else g.all_reduce)(np.ones(8))
+
+    with pytest.raises(CollectiveError) as caught:
+        td.run_ranks(program, td.Mesh(cluster, (4,)), transport=way, timeout=30.0)
+    for word in ("rank 3", "all_gather number 1", "all_reduce number 1", "'odd'", "'even'"):
+        assert word in str(caught.value)
+    _works(cluster, way)
+
+
+@WAYS
+def test_a_rank_that_raises_or_returns(cluster, way):
+    def program(rank, what):
+        rank.group().barrier()
+        if rank.index == 1:
+            if what == "raises":
+                raise KeyError("weights of layer 3")
+            return
+        rank.group().all_reduce(np.ones(200_000))
+
+    mesh = td.Mesh(cluster, (3,))
+    with pytest.raises(KeyError, match="weights of layer 3") as caught:
+        td.run_ranks(program, mesh, "raises", transport=way, timeout=30.0)
+    assert "raised by rank 1" in "".join(caught.value.__notes__)
+    with pytest.raises(CollectiveError, match=r"but rank 1 has returned"):
+        td.run_ranks(program, mesh, "returns", transport=way, timeout=30.0)
+    _works(cluster, way)
+
+
+@WAYS
+def test_a_rank_that_never_calls(cluster, way):
+    def program(rank):
+        with rank.label("loss"):
+            if rank.index == 1:
+                time.sleep(2.5)
+            rank.group().all_reduce(1.0)
+
+    begun = time.monotonic()
+    with pytest.raises(DeadlineError, match=r"for rank 1 .*'loss'; rank 1 has been in no "):
+        td.run_ranks(program, td.Mesh(cluster, (2,)), transport=way, timeout=1.0)
+    assert time.monotonic() - begun < 30.0
+    _works(cluster, way)
+
+
+def test_a_circle_is_found(cluster):
+    def program(rank):
+        for axis in (0, 1) if rank.index in (0, 3) else (1, 0):
+            rank.group(axis).all_reduce(1.0)
+
+    with pytest.raises(CollectiveError, match="they wait for each other"):
+        td.run_ranks(program, td.Mesh(cluster, (2, 2)), timeout=60.0)
+
+
+@WAYS
+def test_a_worker_that_is_killed(cluster, way):
+    def program(rank):
+        rank.group().barrier()
+        if rank.index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(1000):
+            rank.group().all_reduce(1.0)
+
+    begun = time.monotonic()
+    with pytest.raises(ClusterLostError, match="Run"):
+        td.run_ranks(program, td.Mesh(cluster, (4,)), transport=way, timeout=60.0)
+    assert time.monotonic() - begun < 50.0
+    _works(cluster, way)
+
+
+def test_what_does_not_exist_is_said(cluster):
+    with pytest.raises(ConfigError, match="no transport 'pigeon'; there are sockets, posts"):
+        td.run_ranks(_sum, td.Mesh(cluster, (2,)), transport="pigeon")
+
+
+def test_nothing_is_left_behind(cluster):
+    _works(cluster, "sockets")
+    assert not [p for p in cluster.spool.iterdir() if p.is_dir()]
+
+
+def _sum(rank):
+    return rank.group().all_reduce(1.0).item()
+
+
+def _works(cluster, way):
+    """After whatever happened, the next program runs."""
+    done = td.run_ranks(_sum, td.Mesh(cluster, (4,)), transport=way, timeout=60.0)
+    assert done.results == [4.0] * 4
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
+def test_no_array_of_a_program_is_a_mapping_of_its_own(cluster):
+    """Where it was one, the kernel would clear its pages anew: see `kept_by_malloc`."""
+
+    def program(rank):
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
+
+        def mappings():
+            info = ctypes.CDLL(None).mallinfo2
+            info.restype = Info
+            return info().d  # hblks: mallinfo(3)
+
+        before = mappings()
+        arrays = [np.ones(2**20, np.uint8) for _ in range(20)]
+        return mappings() - before, len(arrays)
+
+    done = td.run_ranks(program, td.Mesh(cluster, (4,))).results
+    assert all(more <= 0 for more, _ in done)  # others may have given one back meanwhile

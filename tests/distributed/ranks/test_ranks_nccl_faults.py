@@ -1,0 +1,168 @@
+"""Faults in what is given to NCCL, each planted once: on real GPUs wrong numbers, or no end."""
+
+import ast
+from contextlib import contextmanager
+from inspect import getsource
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from oracles.device_programs import another_order, host, own
+from twins.nccl_twin import TwinFault
+
+from tiledask.distributed.ranks import nccl as ranks_nccl
+from tiledask.errors import DeadlineError
+from tiledask.tile import nccl as tile_nccl
+
+
+@contextmanager
+def planted(module, name, *pairs):
+    """``name`` of ``module`` made anew from its text, in which each pair (before, after) counts."""
+    text = getsource(module)
+    for before, after in pairs:
+        assert text.count(before) == 1, f"the text no longer reads {before!r} once"
+        text = text.replace(before, after)
+    code = compile(ast.parse(text), module.__file__, "exec")
+    made = dict(vars(module))
+    exec(code, made)
+    with patch.object(module, name, made[name]):
+        yield
+
+
+SEND, RECV = (
+    f"self._comm.{call}(x.data.ptr, x.nbytes, byte, peer, stream.ptr)" for call in ("send", "recv")
+)
+UNTIL = "self._until(exchange, lambda: pending.done)"
+FAULTS = {
+    "received from the wrong side of the ring": (
+        tile_nccl,
+        "Communicator",
+        [(RECV, RECV.replace("peer", "(peer + 2) % 3"))],
+        "wait for each other for ever",
+    ),
+    "sent to the wrong side of the ring": (
+        tile_nccl,
+        "Communicator",
+        [(SEND, SEND.replace("peer", "(peer + 1) % 3"))],
+        "wait for each other for ever|meets",
+    ),
+    "a group that is never ended": (
+        tile_nccl,
+        "Communicator",
+        [("self._nccl.groupEnd()", "pass")],
+        "in a group that has not ended",
+    ),
+    "calls one by one": (
+        tile_nccl,
+        "Communicator",
+        [("self._nccl.groupStart()", "pass"), ("self._nccl.groupEnd()", "pass")],
+        "wait for each other for ever",
+    ),
+    "elements for bytes": (
+        tile_nccl,
+        "Communicator",
+        [(RECV, RECV.replace("nbytes", "size"))],
+        "bytes. meets",
+    ),
+    "as much from a neighbour as one has oneself": (
+        ranks_nccl,
+        "Devices",
+        [
+            (
+                "for name, shape in coming.parts]",
+                "for (name, _), shape in zip(coming.parts, self.mine)]",
+            ),
+            (
+                "self._transport.post(exchange.members[to], call, [])",
+                "self._transport.post(exchange.members[to], call, []); "
+                "self.mine = [part.shape for part in parts]",
+            ),
+        ],
+        "bytes. meets",
+    ),
+    "begun before the program's kernels": (
+        tile_nccl,
+        "Communicator",
+        [('send and receive"):\n            stream.wait_event(after)', 'send and receive"):')],
+        "may begin before the kernels",
+    ),
+    "read before it is done": (
+        ranks_nccl,
+        "Devices",
+        [(UNTIL, "pass")],
+        "a kernel reads what recv from",
+    ),
+    "a buffer used again before it is done": (
+        ranks_nccl,
+        "Devices",
+        [(UNTIL, f"sent = args[0][0][1]; sent.__iadd__(1); {UNTIL}")],
+        "a kernel writes what send",
+    ),
+}
+
+
+def ragged_ring(rank):
+    """Parts of 2, 1 and 1 rows, made by a kernel just before they are sent."""
+    rows = (2, 1, 1)[rank.index]
+    x = rank.on_device(np.ones((rows, 3))) * 2.0
+    return host([rank.group().all_gather(x, algorithm="ring")])
+
+
+FAULTS_OF_NCCLS_OWN = {
+    "more than there is": (
+        "given, into, x.nbytes, byte, stream",
+        "given, into, out.nbytes, byte, stream",
+        "memory that is none of GPU",
+    ),
+    "another root": (
+        "x.nbytes, byte, root, stream",
+        "x.nbytes, byte, comm.rank, stream",
+        "broadcast of rank . .* meets broadcast",
+    ),
+    "begun before the program's kernels": (
+        'call its {kind}"):\n            self._stream.wait_event(after)',
+        'call its {kind}"):',
+        "may begin before the kernels",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_NCCLS_OWN)
+def test_a_planted_fault_of_nccls_own_is_found(gpus, fault):
+    before, after, words = FAULTS_OF_NCCLS_OWN[fault]
+    with (
+        planted(tile_nccl, "Communicator", (before, after)),
+        pytest.raises(TwinFault, match=words),
+    ):
+        gpus.run(own, 2)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(gpus, fault):
+    module, name, pairs, words = FAULTS[fault]
+    assert gpus.run(ragged_ring, 3).results[0][0].sum() == 24.0
+    with planted(module, name, *pairs), pytest.raises(TwinFault, match=words):
+        gpus.run(ragged_ring, 3)
+
+
+def test_unless_all_meet_a_circle_is_not_found(gpus):
+    """NCCL would wait for a program: only the deadline ends it."""
+    gone = (
+        "unique = self.meet(exchange, make)",
+        "unique = None if known else self.meet(exchange, make)",
+    )
+    with planted(ranks_nccl, "Devices", gone), pytest.raises(DeadlineError):
+        gpus.run(another_order, (2, 2), timeout=3.0)
+
+
+def test_communicators_take_turns(gpus):
+    gpus.use(0)
+    one, other = (tile_nccl.Communicator(1, tile_nccl.unique_id(), 0) for _ in range(2))
+    x, y = (tile_nccl.empty((3,), np.dtype("float32")) for _ in range(2))
+    begun = one.move(tile_nccl.now(), [(0, x)], [(0, y)])
+    with pytest.raises(TwinFault, match="begins while another communicator has begun"):
+        other.move(tile_nccl.now(), [(0, x)], [(0, y)])
+    while not begun.done:
+        pass
+    assert x.get().tobytes() == y.get().tobytes()
+    other.move(tile_nccl.now(), [(0, x)], [(0, y)])

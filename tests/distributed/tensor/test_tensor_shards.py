@@ -1,0 +1,196 @@
+"""Who holds what: shards, layouts, weights drawn in parts, and checkpoints under another layout.
+
+Holds `tiledask.distributed.tensor.shards` and `tiledask.plan.collectives.shards`.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.gradients import draw
+from oracles.tensor_cases import RANKS
+
+from tiledask.distributed import tensor as T
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.tensor.shards import indices
+from tiledask.errors import PlacementError
+from tiledask.plan.collectives import layers as plan
+from tiledask.plan.collectives.shards import Shards, deal_heads, even_shards, side_by_side
+from tiledask.tile import layers as tile
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_even_shards_are_array_splits(extent, ranks):
+    shards = even_shards(extent, ranks)
+    parts = np.array_split(np.arange(extent), ranks)
+    assert [indices(shards, r).tolist() for r in range(ranks)] == [p.tolist() for p in parts]
+    assert shards.in_a_row
+    assert shards.covers
+    assert not list(shards.shared())
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 9))
+def test_heads_lie_with_those_they_look_at(kv, share, ranks):
+    """By enumeration: each rank has exactly the kv heads of its query heads, and sharers agree."""
+    query = kv * share
+    heads, kvs = deal_heads(query, kv, ranks)
+    kv_of = tile.shared_heads(query, kv)
+    for rank in range(ranks):
+        wanted = {kv_of[i] for i in indices(heads, rank)}
+        assert set(indices(kvs, rank).tolist()) == wanted
+    holders = {h: tuple(r for r in range(ranks) if h in indices(kvs, r)) for h in range(kv)}
+    shared = {h: who for who, (start, stop) in kvs.shared() for h in range(start, stop)}
+    assert shared == {h: who for h, who in holders.items() if len(who) > 1}
+    assert kvs.covers
+
+
+def test_side_by_side_by_hand():
+    fused = side_by_side(even_shards(3, 2), even_shards(2, 2))
+    assert [indices(fused, r).tolist() for r in (0, 1)] == [[0, 1, 3], [2, 4]]
+    assert fused.counts == (3, 2)
+    assert fused.covers
+    assert not fused.in_a_row
+    assert fused.local(1, (4, 5)) == slice(1, 2)
+    with pytest.raises(PlacementError, match=r"does not hold \(0, 2\)"):
+        fused.local(1, (0, 2))
+
+
+def test_what_is_no_sharding_is_refused():
+    with pytest.raises(PlacementError, match=r"rank 0 holds indices 2\.\.9 of a dimension of 5"):
+        Shards(5, (((2, 9),),))
+    with pytest.raises(PlacementError, match="kv heads divide query heads; got 10 query and 4 kv"):
+        deal_heads(10, 4, 2)
+    assert not Shards(3, (((0, 1),), ((2, 3),))).covers
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+HEADS = tile.Heads(10, 5, 2)
+INNER = 17
+
+
+def weights(fused):
+    made = {
+        f"attention.{n}": p
+        for n, p in tile.self_attention_parameters(6, HEADS, fused, bias=True).items()
+    }
+    feed = tile.swiglu_mlp_parameters(6, INNER, fused, bias=True)
+    made |= {f"mlp.{n}": p for n, p in feed.items()}
+    return made | {"norm_1.w": tile.Parameter((6,), "ones")}
+
+
+def dealt(t, whole):
+    program = lambda rank: T.shard_weights(rank.group(), whole, T.block_layout(HEADS, INNER, t))  # noqa: E731
+    return run_threads(program, t).results
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("t", RANKS)
+def test_a_checkpoint_of_t_ranks_is_read_by_any_other_number(t, fused):
+    made = weights(fused)
+    arrays = draw(*(p.shape for p in made.values()))
+    whole = dict(zip(made, arrays, strict=True))
+    saved = T.put_together(dealt(t, whole))
+    assert all(saved[name].tobytes() == whole[name].tobytes() for name in whole)
+    again = T.put_together(dealt(9 - t, saved))
+    assert all(again[name].tobytes() == whole[name].tobytes() for name in whole)
+
+
+def test_parts_are_drawn_as_the_whole_would_be():
+    made = weights(True)
+    whole = tile.initialise(made, 3, prefix="layer 0.", dtype="float64")
+
+    def program(rank):
+        layout = T.block_layout(HEADS, INNER, 4)
+        return T.draw_sharded(rank.group(), made, layout, 3, "layer 0.", "float64")
+
+    drawn = run_threads(program, 4).results
+    for mine, theirs in zip(drawn, dealt(4, whole), strict=True):
+        for name in whole:
+            assert mine[name].local.tobytes() == theirs[name].local.tobytes()
+            assert (mine[name].placement, mine[name].shards) == (
+                theirs[name].placement,
+                theirs[name].shards,
+            )
+    held = sum(w.local.nbytes for w in drawn[0].values())
+    assert held < 0.4 * sum(w.nbytes for w in whole.values())
+
+
+def test_copies_that_differ_are_not_put_together():
+    """A kv head of two ranks, of which one took a step by its own part of the gradient."""
+    made = tile.self_attention_parameters(6, HEADS)
+    whole = tile.initialise(made, 0, dtype="float64")
+    layout = T.attention_layout(HEADS, 4)
+    results = run_threads(lambda rank: T.shard_weights(rank.group(), whole, layout), 4).results
+    T.put_together(results)
+    results[1]["wk"].local[:, 0] += 0.125
+    with pytest.raises(PlacementError, match=r"ranks 0 and 1 both hold .* differ .* 0\.125"):
+        T.put_together(results)
+    with pytest.raises(PlacementError, match="differ there by up to 1"):
+        T.whole_of([T.replicate(np.zeros(2)), T.replicate(np.ones(2))])
+    with pytest.raises(PlacementError, match="pass those of all 4 ranks"):
+        T.whole_of([r["wq"] for r in results[:2]])
+
+
+def test_partial_sums_are_put_together_as_their_sum():
+    assert T.whole_of([T.partial(np.ones(2)), T.partial(np.ones(2))]).tolist() == [2.0, 2.0]
+
+
+def test_a_layout_that_does_not_know_a_weight_says_so():
+    with pytest.raises(PlacementError, match="does not say how w_3 is placed; it knows w_1, b_1"):
+        run_threads(
+            lambda rank: T.shard_weights(rank.group(), {"w_3": np.ones(2)}, T.mlp_layout(4, 2)), 2
+        )
+
+
+# -- predictions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("t", range(2, 9))
+def test_the_table_of_closed_forms(t):
+    """Elements per rank on a ring, where t divides: 2(t-1)/t b s h for each sum, and so on."""
+    b, s, h = 2, 8, t * 8
+    unit = b * s * h * (t - 1) / t
+    x = plan.Stream(b, s, h, t)
+    closed = {
+        "column": (plan.column_linear(x), 0, 2 * unit),
+        "row": (plan.row_linear(x), 2 * unit, 0),
+        "embedding": (plan.embedding(x), 2 * unit, 0),
+        "mlp": (plan.mlp(x), 2 * unit, 2 * unit),
+        "fused": (plan.swiglu_mlp(x, True), 2 * unit, 2 * unit),
+        "apart": (plan.swiglu_mlp(x), 2 * unit, 4 * unit),
+        "block": (plan.decoder_block(x, t, t, 8), 4 * unit, 4 * unit),
+        "block apart": (plan.decoder_block(x, t, t, 8, fused=False), 4 * unit, 10 * unit),
+    }
+    for name, (calls, forward, backward) in closed.items():
+        for part, expected in ((calls.forward, forward), (calls.backward, backward)):
+            sent, received = plan.bytes_by_rank(part, t, 1)
+            assert set(sent) == set(received) == {expected}, name
+    loss = plan.cross_entropy(x)
+    if b * s % t == 0:  # 3 numbers a token, summed up
+        assert set(plan.bytes_by_rank(loss.calls, t, 1)[0]) == {3 * 2 * (t - 1) / t * b * s}
+    dealt = plan.Stream(b, t, h, t, sequence=True)
+    unit = b * t * h * (t - 1) / t
+    for regather, expected in ((False, 8), (True, 10)):
+        stream = plan.Stream(b, t, h, t, True, regather)
+        calls = [c for c in plan.decoder_block(stream, t, t, 8).calls if "norm" not in c.label]
+        assert set(plan.bytes_by_rank(calls, t, 1)[1]) == {expected * unit}
+    assert plan.norm(dealt).forward == ()
+
+
+def test_a_plan_as_a_table():
+    x = plan.Stream(1, 8, 16, 4)
+    table = plan.decoder_block(x, 4, 2, 4).to_frame(itemsize=2)
+    assert table["label"].tolist() == [
+        "attention/wo/forward",
+        "mlp/w_down/forward",
+        "mlp/w_gate_up/backward",
+        "attention/wqkv/backward",
+        "attention/shared kv/backward",
+        "attention/shared kv/backward",
+    ]
+    assert table["ranks"].tolist() == [4, 4, 4, 4, 2, 2]
+    assert table["bytes_sent"].tolist()[:4] == [2 * 2 * 128 * 3 // 4] * 4
+    assert (table["way"] == "forward").sum() == 2

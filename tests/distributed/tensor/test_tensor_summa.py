@@ -1,0 +1,176 @@
+"""Linear layers on a grid of ranks: as on one device; bytes as planned; blocks that do not fit.
+
+Holds `tiledask.distributed.tensor.summa` and `tiledask.plan.collectives.panels`.
+"""
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.gradients import draw, inner
+from oracles.tensor_cases import assert_close
+
+import tiledask as td
+from tiledask.distributed import tensor as T
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import PlacementError
+from tiledask.plan.collectives import summa as plan
+from tiledask.plan.collectives.panels import panels
+from tiledask.plan.products.placement import Shard
+from tiledask.tile import layers as tile
+
+GRIDS = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2), (2, 4), (2, 2, 2), (3, 1, 2), (2, 2, 1)]
+"""(p, q), and (d, p, q) of 2.5-D."""
+SIZES = [(8, 12, 8), (7, 5, 11), (3, 2, 1)]
+"""(tokens, in, out): even, primes, fewer than ranks."""
+
+
+def grid_of(rank):
+    if len(rank.shape) == 3:
+        return T.RankGrid(rank.group(2), rank.group(1), rank.group(0))
+    return T.RankGrid(rank.group(1), rank.group(0))
+
+
+def both_ways(rank, x, w, b, dy):
+    grid = grid_of(rank)
+    x, w, dy = (grid.block(*each) for each in (("x", x), ("w", w), ("x", dy)))
+    b = None if b is None else grid.block("b", b)
+    y, kept = T.summa_linear(grid, x, w, b)
+    dx, dw, db = T.summa_linear_grad(grid, dy, kept, w, b)
+    return {"y": y, "dx": dx, "dw": dw} | ({} if b is None else {"db": db})
+
+
+def whole(blocks):
+    """The array of which all ranks of the grid have these blocks."""
+    tiling = blocks[0].tiling
+    made = np.full(tiling.shape, np.nan)
+    for block, region in zip(blocks, tiling.regions, strict=True):
+        place = tuple(slice(*at) for at in region)
+        assert block.local.shape == made[place].shape
+        made[place] = block.local
+    return made
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_as_on_one_device(grid):
+    for tokens, inputs, outputs in SIZES:
+        x, w, b, dy = draw((tokens, inputs), (inputs, outputs), (outputs,), (tokens, outputs))
+        y, kept = tile.linear(x, w, b)
+        expected = dict(zip(("dx", "dw", "db"), tile.linear_grad(dy, kept, w, b), strict=True))
+        done = run_threads(both_ways, grid, x, w, b, dy)
+        for name, value in (expected | {"y": y}).items():
+            assert_close(whole([result[name] for result in done.results]), value, name)
+        planned = plan.summa_linear(tokens, inputs, outputs, grid, bias=True)
+        assert not len(done.records.mismatches)
+        for way in ("forward", "backward"):
+            calls, mine = getattr(planned, way), done.records.where(f"summa_linear/{way}")
+            sent, received = plan.bytes_by_place(calls, grid, 8)
+            totals = mine.totals("rank")
+            for rank in range(prod(grid)):
+                total = totals.get(rank)
+                counted = (total.calls, total.sent, total.received) if total else (0, 0, 0)
+                number = sum(rank in call.members for call in calls)
+                assert counted == (number, sent[rank], received[rank])
+
+
+def test_batches_and_no_bias():
+    """x [b, s, in], its batch over the rows of the grid."""
+    x, w, dy = draw((3, 4, 5), (5, 7), (3, 4, 7))
+    y, kept = tile.linear(x, w)
+    dx, dw, _ = tile.linear_grad(dy, kept, w)
+    done = run_threads(both_ways, (2, 2), x, w, None, dy)
+    for name, value in {"y": y, "dx": dx, "dw": dw}.items():
+        assert_close(whole([result[name] for result in done.results]), value, name)
+
+
+@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 5))
+def test_panels_are_every_column_once_at_its_owners(extent, rows, columns):
+    of_x = np.array_split(np.arange(extent), columns)
+    of_w = np.array_split(np.arange(extent), rows)
+    found = [
+        (of_x[p.column][p.of_x].tolist(), of_w[p.row][p.of_w].tolist())
+        for p in panels(extent, rows, columns)
+    ]
+    assert all(a == b for a, b in found)
+    assert [i for a, _ in found for i in a] == list(range(extent))
+    assert len(found) <= rows + columns - 1
+
+
+def test_the_backward_is_the_transpose():
+    x, w, dy = draw((7, 5), (5, 11), (7, 11))
+    done = run_threads(both_ways, (2, 3), x, w, None, dy)
+    y, dx, dw = (whole([r[name] for r in done.results]) for name in ("y", "dx", "dw"))
+    assert inner(dy, y) == pytest.approx(inner(dx, x), rel=1e-12)
+    assert inner(dy, y) == pytest.approx(inner(dw, w), rel=1e-12)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (4, 4), (2, 2, 2)])
+def test_elements_of_a_step(mesh):
+    """In a step each rank gets or gives (q-1)/q of its row of x, and of its column of w, three
+    times each: 3 (q-1)/q (1 + 1/d) of what a row of a square w holds."""
+    d, q = (1, *mesh)[-3], mesh[-1]
+    n = 4 * q * d
+    x, w, dy = draw((n, n), (n, n), (n, n))
+    done = run_threads(both_ways, mesh, x, w, None, dy)
+    spread = sum(r.received for r in done.records if r.kind == "broadcast")
+    summed = sum(r.sent for r in done.records if r.kind == "reduce")
+    of_a_rank = (spread + summed) / prod(mesh) / 8
+    assert of_a_rank == 3 * (q - 1) * (d + 1) / (d * q) * n * n / q
+    assert {result["y"].local.size for result in done.results} == {n * n // (d * q**2)}
+    assert {result["dw"].local.size for result in done.results} == {n * n // q**2}
+
+
+def test_blocks_that_do_not_go_together_are_refused():
+    x, w = np.ones((4, 6)), np.ones((6, 4))
+
+    def program(rank):
+        grid = grid_of(rank)
+        good, weight = grid.block("x", x), grid.block("w", w)
+        turned = good._replace(tiling=good.tiling.replaced(Shard(1), Shard(0)))
+        wrong = {
+            "takes x as": (turned, weight),
+            r"holds \[2, 3\] of x \[4, 6\], got \[4, 6\]": (good.like(x), weight),
+            r"takes x as \[4, 4\] .* got \[4, 6\]": (good, grid.block("w", x)),
+            "takes b as": (good, weight, grid.block("w", w)),
+            r"x \[.., in\] and w": (grid.block("b", np.ones(6)), weight),
+        }
+        for words, operands in wrong.items():
+            with pytest.raises(PlacementError, match=words):
+                T.summa_linear(grid, *operands)
+        _, kept = T.summa_linear(grid, good, weight)
+        with pytest.raises(PlacementError, match="takes dy as"):
+            T.summa_linear_grad(grid, good, kept, weight)
+        return True
+
+    assert all(run_threads(program, (2, 2)).results)
+
+
+@pytest.mark.parametrize("missing", ["row", "column", "depth"])
+def test_a_sum_left_out_is_caught(missing, monkeypatch):
+    """Planted: what comes back is one rank's partial sum."""
+    test_as_on_one_device((2, 2, 2))
+    kind = "all_reduce" if missing == "depth" else "reduce"
+    axis = {"depth": 0, "column": 1, "row": 2}[missing]
+    right = getattr(Group, kind)
+
+    def wrong(self, x, *args):
+        total = right(self, x, *args)
+        return x if self.axes == (axis,) and total is not None else total
+
+    monkeypatch.setattr(Group, kind, wrong)
+    with pytest.raises(AssertionError, match="off by"):
+        test_as_on_one_device((2, 2, 2))
+
+
+@pytest.mark.cluster
+def test_on_workers(cluster):
+    x, w, b, dy = draw((7, 5), (5, 11), (11,), (7, 11))
+    done = td.run_ranks(both_ways, td.Mesh(cluster, (2, 2)), x, w, b, dy, timeout=60.0)
+    y, kept = tile.linear(x, w, b)
+    dx, dw, db = tile.linear_grad(dy, kept, w, b)
+    for name, value in {"y": y, "dx": dx, "dw": dw, "db": db}.items():
+        assert_close(whole([result[name] for result in done.results]), value, name)
+    assert not len(done.records.mismatches)

@@ -1,0 +1,224 @@
+"""What a training refuses to begin, and in which words; absurd sizes that it does not refuse.
+
+Holds `tiledask.distributed.training.gpt` and `tiledask.distributed.training.run`.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from oracles.single_gpt import TEXT, farthest, reference
+
+import tiledask as td
+from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.training import GPT, train
+from tiledask.errors import CheckpointError, ConfigError, PartitionError, ScheduleError
+from tiledask.tile.optimizers import SGD, Adam
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = GPT(59, hidden=8, layers=2, heads=2, sequence=4)
+
+
+def said(value):
+    return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else ""
+
+
+def go(shape=(1, 1, 1), model=SMALL, data=TEXT, **options):
+    options = {"steps": 1, "batch": 2, "timeout": 30.0, "progress": False} | options
+    return train(model, data, shape, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 2.0}, r"steps is a whole number of 0 or more, got 2\.0"),
+        ({"steps": -1}, "steps is a whole number of 0 or more, got -1"),
+        ({"steps": True}, "steps is a whole number of 0 or more, got True"),
+        ({"batch": 0}, "batch is a whole number of 1 or more, got 0"),
+        ({"batch": "2"}, "batch is a whole number of 1 or more, got '2'"),
+        ({"seed": 1.5}, r"seed is a whole number, got 1\.5"),
+        ({"shape": (1, 0, 1)}, "tp is a whole number of 1 or more, got 0"),
+        ({"shape": (1, 1, -1)}, "pp is a whole number of 1 or more, got -1"),
+        ({"shape": (1.0, 1, 1)}, r"dp is a whole number of 1 or more, got 1\.0"),
+        ({"shape": None}, r"a mesh \(dp, tp, pp\), three numbers; got \(None,\)"),
+        ({"model": None}, r"model is tiledask.GPT\(vocabulary, hidden, layers, heads, sequence\)"),
+        ({"data": "tales"}, r"data is load_text\(name\), or what has vocabulary and batch"),
+        ({"rule": "adam"}, r"rule is SGD\(rate\), Adam\(rate\) or AdamW\(rate\), got 'adam'"),
+        ({"rule": Adam}, r"rule is SGD\(rate\), Adam\(rate\) or AdamW\(rate\), got <class"),
+        ({"scale": 1024}, r"scale is LossScale\(65536\.0\), .*LossScale.static.*, got 1024"),
+        ({"schedule": None}, "schedule is a name, or a Schedule, got None"),
+        ({"cut": 2}, "a cut is the number of layers of each stage, got 2"),
+        ({"cut": (2.0,)}, r"a cut is the number of layers of each stage, got \(2\.0,\)"),
+        ({"cut": (1, 1)}, r"has 1 stages, the cut \(1, 1\) has 2"),
+        ({"clip": float("nan")}, "clipped to a norm above 0, got nan"),
+    ],
+    ids=said,
+)
+def test_what_makes_no_sense_is_said(options, words):
+    with pytest.raises(ConfigError, match=words):
+        go(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"heads": 0}, "a GPT's heads is a whole number of 1 or more, got 0"),
+        ({"hidden": 8.0}, r"a GPT's hidden is a whole number of 1 or more, got 8\.0"),
+        ({"ffn": 0}, "a GPT's ffn is a whole number of 1 or more, got 0"),
+        ({"kv_heads": 0}, "a GPT's kv_heads is a whole number of 1 or more, got 0"),
+        ({"heads": 3}, "got hidden=8, heads=3; take a multiple of 3"),
+        ({"heads": 4, "kv_heads": 3}, "kv heads divide the heads, .* kv_heads=3, heads=4"),
+        ({"heads": 2, "kv_heads": 4}, "kv heads divide the heads, .* kv_heads=4, heads=2"),
+        (
+            {"heads": 8, "gated": True},
+            "a head's width is even: got hidden=8, heads=8, a width of 1",
+        ),
+    ],
+    ids=said,
+)
+def test_a_model_that_cannot_be_is_said(changes, words):
+    usual = {"vocabulary": 59, "hidden": 8, "layers": 2, "heads": 2, "sequence": 4}
+    with pytest.raises(ConfigError, match=words):
+        GPT(**usual | changes)
+
+
+def test_schedules_that_ranks_cannot_carry_out():
+    with pytest.raises(ConfigError, match=r"schedule=tiledask.schedule\('wave', 4, 3, devices=2\)"):
+        go((1, 1, 2), schedule="wave", microbatches=3)
+    made = td.schedule("wave", 4, 3, devices=2)  # as the message says
+    assert len(go((1, 1, 2), schedule=made).losses) == 1
+    with pytest.raises(ConfigError, match="for 3 micro-batches, and microbatches= says 4; leave"):
+        go((1, 1, 2), schedule=made, microbatches=4)
+    with pytest.raises(ConfigError, match="splits its backwards"):
+        go((1, 1, 2), schedule="zb-v")
+    with pytest.raises(ConfigError, match=r"a schedule of 3 devices .* on 2 devices, with 1 of"):
+        go((1, 1, 3), schedule=made)
+    with pytest.raises(ConfigError, match=r"that has each stage once, .* with 2 of each"):
+        go((1, 1, 2), schedule="chimera", microbatches=2)
+    with pytest.raises(ConfigError, match="has no backwards, so nothing is learned"):
+        go((1, 1, 2), schedule=td.schedule("gpipe", 2, 2, forward_only=True))
+    with pytest.raises(ScheduleError, match="no schedule 'zigzag'; there are"):
+        go(schedule="zigzag")
+    with pytest.raises(PartitionError, match="give each stage 0 or more that add up to 2"):
+        go((1, 1, 3), cut=(3, -1, 0))
+
+
+class Wrong:
+    """Rows of data, changed on their way."""
+
+    vocabulary = TEXT.vocabulary
+
+    def __init__(self, change):
+        self.change = change
+
+    def batch(self, seed, step, size, sequence, rows):
+        return self.change(TEXT, seed, step, size, sequence, rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text, *asked: text.batch(*asked[:-1]), r"are \(1, 4\), got \(2, 4\) and \(2, 4\)"),
+        (
+            lambda text, *asked: (text.batch(*asked)[0], text.batch(*asked)[1][:, 1:]),
+            r"are \(1, 4\), got \(1, 4\) and \(1, 3\)",
+        ),
+    ],
+    ids=["all rows for each", "targets cut short"],
+)
+def test_data_that_gives_other_rows_than_asked_is_refused(change, words):
+    """All rows on both copies would be a loss twice as large, without a word."""
+    with pytest.raises(ConfigError, match=words):
+        go((2, 1, 1), data=Wrong(change))
+
+
+# -- a folder for checkpoints ----------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_one_is_refused_before_the_training(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    trained = []
+    data = Wrong(lambda text, *asked: trained.append(1) or text.batch(*asked))
+    with pytest.raises(CheckpointError, match=r"file cannot be one \(File exists\); name another"):
+        go(data=data, folder=file)
+    with pytest.raises(CheckpointError, match=r"cannot be one \(Not a directory\)"):
+        go(data=data, folder=file / "inside")
+    assert not trained
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_where_one_may_not_write_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(CheckpointError, match="where you may not write"):
+        go(folder=tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_made_and_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    go(steps=np.int64(1), seed=np.int64(3), dtype=np.dtype("float64"), folder="runs/a")
+    assert steps_in(tmp_path / "runs" / "a") == (1,)
+    assert go(steps=2, seed=3, dtype="float64", folder="runs/a").first == 1
+
+
+# -- absurd, and right -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "model", "batch", "options"),
+    [
+        ((8, 1, 1), SMALL, 1, {"zero": 3, "microbatches": 3}),
+        ((1, 1, 8), SMALL, 3, {"microbatches": 5}),
+        ((1, 4, 1), GPT(53, 10, 1, 10, 3, ffn=7), 2, {"sequence_parallel": True}),
+        ((1, 8, 1), GPT(59, 8, 1, 4, 3, kv_heads=1, ffn=5, gated=True), 2, {}),
+        ((1, 8, 1), GPT(97, 6, 1, 3, 1, ffn=1), 1, {"sequence_parallel": True}),
+        ((1, 3, 2), GPT(59, 10, 2, 5, 2), 4, {"microbatches": 2}),
+    ],
+    ids=[
+        "one row for eight copies",
+        "eight stages for two layers",
+        "ten heads on four",
+        "one kv head for eight ranks",
+        "fewer tokens than ranks",
+        "ten columns on three",
+    ],
+)
+def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, options):
+    rule = SGD(0.1, momentum=0.9)
+    got = go(shape, model, steps=2, batch=batch, rule=rule, dtype="float64", **options)
+    losses, weights = reference(model, 2, batch, rule)
+    assert np.abs(got.losses / losses - 1).max() <= 1e-10
+    far, name = farthest(got.weights, weights, model, rule)
+    assert far <= 1e-10, name
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero):
+    """Interleaved: two stages each, so that the table is on two devices; as a wave: on one."""
+    model, rule = GPT(59, 8, 3, 2, 4, tied=True), Adam(1e-2, tiny=1e-6)
+    for name in ("interleaved", "wave"):
+        made = td.schedule(name, 4, 3, devices=2)
+        got = go(
+            (2, 1, 2),
+            model,
+            steps=2,
+            batch=5,
+            rule=rule,
+            dtype="float64",
+            zero=zero,
+            schedule=made,
+            cut=(0, 2, 0, 1),
+        )
+        losses, weights = reference(model, 2, 5, rule)
+        assert np.abs(got.losses / losses - 1).max() <= 1e-10
+        far, at = farthest(got.weights, weights, model, rule)
+        assert far <= 1e-10, at
+
+
+def test_no_steps_leave_what_was_drawn():
+    got = go((2, 1, 2), steps=0, zero=3)
+    assert not len(got.losses)
+    again = go((1, 2, 1), steps=0)
+    assert all(np.array_equal(w, again.weights[name]) for name, w in got.weights.items())
+    assert list(got.to_frame().columns) == ["loss", "bytes_sent", "messages", "barriers"]

@@ -1,0 +1,388 @@
+"""Halves, loss scaling and clipping under random layouts: one device's training, within round-off.
+
+In float64 the comparison is exact to 1e-10, overflows and clipping included; in float32, bfloat16
+and float16 the losses stay inside of the envelope that `tiledask.lab.precision` derives.
+
+Holds `tiledask.distributed.training.grad_norm`, `tiledask.distributed.training.saved`,
+`tiledask.distributed.training.stages` and `tiledask.distributed.training.states`.
+"""
+
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from oracles.drawn_layouts import Layout, dealt, drawn_layouts
+from oracles.single_gpt import TEXT, farthest, gradient
+
+import tiledask as td
+from tiledask.distributed.training import GPT, saved, stages, train
+from tiledask.distributed.training.grad_norm import Guard
+from tiledask.distributed.training.states import States
+from tiledask.errors import PlacementError
+from tiledask.lab.precision import acceptable
+from tiledask.tile import layers as L
+from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOLERANCE = 1e-10
+STEPS, BATCH = 5, 5
+MODELS = {
+    "GPT-2": GPT(59, hidden=12, layers=3, heads=3, sequence=6),
+    "GPT-2 tied": GPT(59, 12, 2, 3, 6, tied=True),
+    "Llama": GPT(53, 12, 2, 3, 6, kv_heads=1, ffn=17, gated=True),
+    "Llama tied": GPT(59, 16, 3, 4, 5, kv_heads=2, ffn=7, gated=True, tied=True),
+}
+RULES = {
+    "SGD": SGD(0.1, momentum=0.9),
+    "Adam": Adam(1e-2, tiny=1e-6),
+    "AdamW": AdamW(1e-2, tiny=1e-6, weight_decay=0.1),
+}
+SCALE = LossScale(2.0**10, interval=2)
+
+
+class Case(NamedTuple):
+    """A training, and a layout for it."""
+
+    model: str
+    rule: str
+    layout: Layout
+
+    def __str__(self):
+        return f"{self.model},{self.rule}: {self.layout}"
+
+    def run(self, layout=None, ranks=None, **options):
+        layout = layout or self.layout
+        usual = {"steps": STEPS, "batch": BATCH, "rule": RULES[self.rule], "timeout": 120.0}
+        usual |= layout.options | {"progress": False}
+        return train(MODELS[self.model], TEXT, ranks or layout.shape, **usual | options)
+
+    @property
+    def alone(self):
+        """One device, and all rows at once."""
+        return Layout((1, 1, 1), "gpipe", (MODELS[self.model].layers,), 0, 1, False)
+
+
+def drawn_cases(count, seed):
+    draw = Random(seed)
+    models, rules = dealt(draw, MODELS, count), dealt(draw, RULES, count)
+    layouts = drawn_layouts(draw, [MODELS[name].layers for name in models])
+    return [Case(*each) for each in zip(models, rules, layouts, strict=True)]
+
+
+CASES = drawn_cases(8, seed=115)
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+# -- one device, written out -----------------------------------------------------------------------
+
+
+class Single(NamedTuple):
+    """What one device's training is, in float64."""
+
+    losses: np.ndarray
+    norms: np.ndarray
+    scales: np.ndarray
+    weights: dict
+
+
+KNOWN = {}
+
+
+def single(name, rule, clip=None, scale=None, overflows=(), steps=STEPS):
+    """One device that clips to ``clip``, scales, and overflows in some steps."""
+    key = name, rule, clip, scale, overflows, steps
+    if key not in KNOWN:
+        model, rule, weights = MODELS[name], RULES[rule], {}
+        for unit in model.units:
+            drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
+            weights |= {f"{unit}.{n}": w for n, w in drawn.items()}
+        state, made = begin(weights, rule), []
+        for step in range(steps):
+            batch = TEXT.batch(0, step, BATCH, model.sequence)
+            loss, grads = gradient(model, state.weights, *batch)
+            by = scale.scale if scale else 1.0
+            grads = {n: g * by for n, g in grads.items()}
+            if step in overflows:
+                grads["embedding.table"][0] = np.inf
+            state, scale, norm = advance(state, rule, grads, scale, limit=clip)
+            made.append((loss, norm, by))
+        KNOWN[key] = Single(*np.array(made).T, state.weights)
+    return KNOWN[key]
+
+
+def assert_single(got, case, expected):
+    first = got.first
+    near = {"rtol": TOLERANCE, "atol": 0}
+    np.testing.assert_allclose(got.scales, expected.scales[first:], rtol=0, err_msg="scales")
+    np.testing.assert_allclose(got.losses, expected.losses[first:], **near, err_msg="losses")
+    norms = expected.norms[first:]
+    assert (np.isfinite(got.norms) == np.isfinite(norms)).all(), "other steps overflow"
+    finite = np.isfinite(norms)
+    np.testing.assert_allclose(got.norms[finite], norms[finite], **near, err_msg="norms")
+    far, name = farthest(got.weights, expected.weights, MODELS[case.model], RULES[case.rule])
+    assert far <= TOLERANCE, f"{name}: {far:.2g}"
+
+
+# -- clipping and scaling, to 1e-10 ----------------------------------------------------------------
+
+
+def test_the_cases_have_everything():
+    layouts = [case.layout for case in CASES]
+    assert {layout.zero for layout in layouts} == {0, 1, 2, 3}
+    assert {layout.schedule for layout in layouts} == {"1f1b", "gpipe", "interleaved"}
+    assert {layout.sequence_parallel for layout in layouts} == {False, True}
+    assert {case.model for case in CASES} == set(MODELS)
+    assert {case.rule for case in CASES} == set(RULES)
+    assert all(any(layout.shape[axis] > 1 for layout in layouts) for axis in range(3))
+    assert any(case.model.endswith("tied") and case.layout.shape[2] > 1 for case in CASES)
+    assert any(case.model == "Llama" and case.layout.shape[1] > 1 for case in CASES)
+
+
+@pytest.mark.long
+@pytest.mark.few(8)
+@each_case
+def test_the_norm_is_one_device_s(case):
+    """Shards, replicas, shared kv heads and a table on two stages: each number counts once."""
+    check_norm(case)
+
+
+def check_norm(case):
+    clip = 0.5
+    expected = single(case.model, case.rule, clip, steps=3)
+    assert expected.norms.min() > clip  # or nothing is clipped
+    assert_single(case.run(dtype="float64", clip=clip, steps=3), case, expected)
+
+
+def overflowing(patch, at, unit, step, value=np.inf):
+    """Plants ``value`` into a gradient of ``unit`` on the rank at ``at``, in one step."""
+    honest, begun = stages.Stages.step, defaultdict(int)
+
+    def planted(self, *args):
+        here = self.rank.coordinates
+        if here == at and begun[here] == step:
+            self.states.arrays["gradients"][unit][:1] = value
+        begun[here] += 1
+        return honest(self, *args)
+
+    patch.setattr(stages.Stages, "step", planted)
+
+
+OVERFLOWS = [
+    (Layout((2, 2, 2), "1f1b", (1, 2), 0, 2, False), "GPT-2"),
+    (Layout((2, 2, 2), "gpipe", (2, 1), 1, 2, True), "Llama tied"),
+    (Layout((2, 1, 2), "interleaved", (1, 0, 0, 1), 2, 3, False), "GPT-2 tied"),
+    (Layout((3, 2, 1), "1f1b", (3,), 3, 1, False), "GPT-2"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["first", "last"])
+@pytest.mark.parametrize(("layout", "model"), OVERFLOWS, ids=str)
+def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout, model, which):
+    """In one number of one shard: of the table on the first rank, of the logits on the last."""
+    at, unit = (0, 0, 0), "embedding"
+    if which == "last":
+        at = tuple(n - 1 for n in layout.shape)
+        unit = "embedding" if MODELS[model].tied else "head"
+        if unit == "head" and layout.shape[1] > 1:
+            unit = f"layer {MODELS[model].layers - 1}"
+    case, spoken = Case(model, "Adam", layout), defaultdict(list)
+    honest = Guard.factor
+
+    def overheard(self, squares):
+        factor = honest(self, squares)
+        spoken[self].append((factor, self.scale))
+        return factor
+
+    monkeypatch.setattr(Guard, "factor", overheard)
+    overflowing(monkeypatch, at, unit, step=1, value=(np.inf, np.nan)[which == "last"])
+    got = case.run(dtype="float64", clip=0.5, scale=SCALE)
+    assert got.skipped == [1]
+    assert_single(got, case, single(model, "Adam", 0.5, SCALE, overflows=(1,)))
+    assert got.scales.tolist() == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**10]
+    assert len(spoken) == np.prod(layout.shape)
+    one, *others = spoken.values()
+    assert all(said == one for said in others)
+    assert [factor is None for factor, _ in one] == [False, True, False, False, False]
+
+
+# -- going on, with the scale and what it counts ---------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("split", [1, 2, 3, 4])
+def test_a_training_goes_on_with_its_scale_and_its_count(monkeypatch, tmp_path, split):
+    """Grown after 2 good steps, fallen in step 2: wherever it is cut, the same 5 scales, and
+    Adam's count of the steps that were taken."""
+    case = Case("GPT-2 tied", "Adam", Layout((2, 1, 2), "interleaved", (1, 0, 0, 1), 3, 2, True))
+    after = Layout((1, 3, 2), "1f1b", (1, 1), 0, 3, False)
+    options = {"dtype": "float64", "clip": 0.5, "scale": SCALE, "folder": tmp_path}
+    expected = single(case.model, case.rule, 0.5, SCALE, overflows=(2,))
+    assert expected.scales.tolist() == [2.0**10, 2.0**10, 2.0**11, 2.0**10, 2.0**10]
+    with monkeypatch.context() as patch:
+        overflowing(patch, (0, 0, 0), "embedding", step=2)
+        first = case.run(steps=split, **options)
+    with monkeypatch.context() as patch:
+        overflowing(patch, (0, 0, 0), "embedding", step=2 - split)
+        then = case.run(after, **options)
+    assert first.scales.tolist() == expected.scales[:split].tolist()
+    assert_single(then, case, expected)
+
+
+@pytest.mark.long
+def test_a_scale_goes_on_where_it_was_and_moves_as_it_is_asked_to(monkeypatch, tmp_path):
+    case = Case("GPT-2", "SGD", Layout((1, 2, 1), "gpipe", (3,), 0, 1, False))
+    options = {"dtype": "float16", "folder": tmp_path}
+    overflowing(monkeypatch, (0, 0, 0), "embedding", step=0)
+    case.run(steps=2, scale=LossScale(2.0**12, interval=9), **options)
+    monkeypatch.undo()
+    slower = case.run(steps=4, scale=LossScale(2.0**16, growth=4.0, interval=2), **options)
+    assert slower.scales.tolist() == [2.0**11, 2.0**13]  # one good step was counted before
+    fixed = case.run(steps=5, scale=LossScale.static(256.0), **options)
+    assert fixed.scales.tolist() == [256.0]
+
+
+# -- halves and single precision, inside of the envelope -------------------------------------------
+
+
+def assert_inside(one, got, case, dtype):
+    """Every loss within what round-off explains; the ranks that share a sum are those of dp, tp."""
+    ranks = max(2, case.layout.shape[0] * case.layout.shape[1])
+    for n, (a, b) in enumerate(zip(one, got, strict=True), 1):
+        said = acceptable(a, b, n, dtype, ranks, MODELS[case.model].layers)
+        assert said, f"step {n}: {said}"
+
+
+def rounding(dtype):
+    return {"dtype": dtype, "clip": 1.0, "scale": SCALE if dtype == "float16" else None, "steps": 3}
+
+
+@cache
+def alone_in(dtype, model, rule):
+    """One device's training in a format."""
+    case = Case(model, rule, None)
+    return case.run(case.alone, **rounding(dtype))
+
+
+@pytest.mark.long
+@pytest.mark.few(14)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@each_case
+def test_losses_stay_inside_of_the_envelope(case, dtype):
+    """Of one device in the same format, and of one device in float64."""
+    got, alone = case.run(**rounding(dtype)), alone_in(dtype, case.model, case.rule)
+    assert not got.skipped  # or another step is left out elsewhere, and nothing can be compared
+    assert not alone.skipped
+    assert_inside(alone.losses, got.losses, case, dtype)
+    assert_inside(single(case.model, case.rule, 1.0, steps=3).losses, got.losses, case, dtype)
+    assert got.scales.tolist() == alone.scales.tolist()
+
+
+# -- on workers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_workers_do_what_threads_do_to_the_bit(cluster, dtype, tmp_path):
+    """Halves as they travel between processes and lie in a checkpoint; steps that are left out."""
+    case = Case("Llama tied", "AdamW", Layout((2, 1, 2), "1f1b", (2, 1), 3, 2, False))
+    scale = LossScale(2.0**24, backoff=2.0**-12) if dtype == "float16" else None
+    options = {"dtype": dtype, "clip": 0.5, "scale": scale}
+    threads = case.run(**options)
+    assert threads.skipped == ([0] if scale else [])
+    mesh = td.Mesh(cluster, case.layout.shape)
+    before = case.run(ranks=mesh, steps=2, folder=tmp_path, **options)
+    workers = case.run(ranks=mesh, folder=tmp_path, **options)
+    assert [*before.losses, *workers.losses] == threads.losses.tolist()
+    assert [*before.scales, *workers.scales] == threads.scales.tolist()
+    norms = np.concatenate([before.norms, workers.norms])
+    assert np.array_equal(norms, threads.norms, equal_nan=True)  # of an overflow: NaN
+    for name, w in threads.weights.items():
+        assert w.tobytes() == workers.weights[name].tobytes(), name
+
+
+# -- planted faults --------------------------------------------------------------------------------
+
+SPLIT = Case("GPT-2", "SGD", Layout((2, 2, 2), "1f1b", (1, 2), 0, 2, False))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("dtype", "grade"), [("float32", "fault"), ("float16", "fault"), ("bfloat16", "doubtful")]
+)
+def test_a_fault_is_outside_of_the_envelope(monkeypatch, dtype, grade):
+    """Planted: the last copy's gradients are not in the sum. From the second step on that is an
+    error of 6 percent in every format; the wider the format, the more it stands out."""
+    honest = States._add_up
+
+    def without_mine(self, name):
+        if self.group.rank == self.group.size - 1:
+            self.arrays["gradients"][name][...] = 0
+        honest(self, name)
+
+    alone = SPLIT.run(SPLIT.alone, dtype=dtype, steps=2)
+    monkeypatch.setattr(States, "_add_up", without_mine)
+    got = SPLIT.run(dtype=dtype, steps=2)
+    assert_inside(alone.losses[:1], got.losses[:1], SPLIT, dtype)
+    with pytest.raises(AssertionError, match=rf"step 2: Drift\({grade}: 0.061 apart"):
+        assert_inside(alone.losses, got.losses, SPLIT, dtype)
+
+
+@pytest.mark.long
+def test_ranks_that_decide_alone_are_noticed(monkeypatch):
+    """Planted: each rank looks at its own gradients only, to clip them and to leave a step out."""
+    honest = Guard.factor
+
+    def alone(self, squares):
+        self.group = self.group.among([self.group.rank])
+        return honest(self, squares)
+
+    monkeypatch.setattr(Guard, "factor", alone)
+    with pytest.raises((AssertionError, PlacementError), match=r"norms|both hold parts of"):
+        check_norm(SPLIT._replace(layout=Layout((1, 2, 2), "gpipe", (2, 1), 0, 2, False)))
+    overflowing(monkeypatch, (0, 1, 1), "layer 1", step=1)
+    with pytest.raises(PlacementError, match=r"both hold parts of|on two stages|copies 0 and 1"):
+        SPLIT.run(dtype="float64", scale=SCALE)
+
+
+@pytest.fixture(scope="module")
+def after_an_overflow(one_thread, tmp_path_factory):
+    """A folder with the checkpoint of three steps by Adam, the second of them left out."""
+    folder = tmp_path_factory.mktemp("overflow")
+    with pytest.MonkeyPatch.context() as patch:
+        overflowing(patch, (0, 0, 0), "embedding", step=1)
+        SPLIT._replace(rule="Adam").run(steps=3, dtype="float64", scale=SCALE, folder=folder)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("forgotten", ["good", "scale", "updates"])
+def test_what_is_not_taken_up_again_is_noticed(monkeypatch, after_an_overflow, tmp_path, forgotten):
+    """Planted: a scale that grows a step late, that begins anew; an Adam that counts a step that
+    was left out."""
+    case = SPLIT._replace(rule="Adam")
+    options = {"dtype": "float64", "scale": SCALE, "folder": tmp_path}
+    shutil.copytree(after_an_overflow, tmp_path, dirs_exist_ok=True)
+    honest = saved.load
+
+    def forgets(stages, job):
+        honest(stages, job)
+        if forgotten == "updates":
+            stages.states.steps = job.first
+        else:
+            fresh = getattr(SCALE, forgotten)
+            stages.guard.scale = replace(stages.guard.scale, **{forgotten: fresh})
+
+    expected = single(case.model, case.rule, None, SCALE, overflows=(1,))
+    with monkeypatch.context() as patch:
+        patch.setattr(saved, "load", forgets)
+        then = case.run(**options)
+    with pytest.raises(AssertionError, match="losses" if forgotten == "updates" else "scales"):
+        assert_single(then, case, expected)

@@ -1,0 +1,364 @@
+"""Watching a training: every step is told, nothing waits for a listener, layers add up.
+
+Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.planned`,
+`tiledask.distributed.training.program` and `tiledask.distributed.training.reports`.
+"""
+
+import threading
+import time
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from oracles.waiting import wait_until
+
+import tiledask as td
+from tiledask.distributed.training import GPT, Progress, progress, reports, train
+from tiledask.distributed.training.by_layer import CallSite, Sums, place_of
+from tiledask.errors import ConfigError
+from tiledask.tile.datasets import load_text
+from tiledask.tile.optimizers import LossScale
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = load_text("tales")
+MODEL = GPT(50, hidden=8, layers=2, heads=2, sequence=8, tied=True)
+STEPS, BATCH = 4, 6
+
+
+def run(shape=(1, 2, 2), progress=None, steps=STEPS, **options):
+    options = {"batch": BATCH, "microbatches": 2, "timeout": 60.0} | options
+    return train(MODEL, TEXT, shape, steps=steps, progress=progress, **options)
+
+
+def assert_told(seen: list[Progress], got, tokens=BATCH * MODEL.sequence):
+    """Every step once, in order, with what the records say of it."""
+    frame = got.to_frame()
+    assert [p.step for p in seen] == list(frame.index)
+    assert {p.steps for p in seen} == {got.first + len(got.losses)}
+    np.testing.assert_allclose([p.loss for p in seen], got.losses, rtol=1e-13)
+    for name, column in (
+        ("sent", "bytes_sent"),
+        ("messages", "messages"),
+        ("barriers", "barriers"),
+    ):
+        assert [getattr(p, name) for p in seen] == frame[column].tolist()
+    assert all(p.seconds > 0 and p.tokens == tokens and p.floor == TEXT.floor for p in seen)
+
+
+# -- being told --------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((1, 1, 1), {}),
+        ((2, 2, 1), {"zero": 3}),
+        ((2, 1, 2), {"zero": 1, "clip": 0.5}),
+        ((1, 2, 2), {"sequence_parallel": True}),
+        ((3, 1, 1), {"dtype": "float64"}),
+    ],
+    ids=str,
+)
+def test_every_step_is_told(shape, options):
+    seen: list[Progress] = []
+    begun = time.time()
+    got = run(shape, seen.append, **options)
+    ended = time.time()
+    assert_told(seen, got)
+    assert sum(p.seconds for p in seen) < ended - begun  # no moment is counted twice
+    records = [r for r in got.records if r.step is not None]
+    if records:  # the steps' seconds add up to the time from the first begin to the last end
+        assert sum(p.seconds for p in seen) >= max(r.end for r in records) - min(
+            r.begin for r in records
+        )
+
+
+def test_steps_after_a_checkpoint_keep_their_numbers(tmp_path):
+    run(progress=False, steps=2, folder=tmp_path)
+    seen: list[Progress] = []
+    got = run(progress=seen.append, steps=5, folder=tmp_path)
+    assert [p.step for p in seen] == [2, 3, 4]
+    assert_told(seen, got)
+    seen.clear()
+    run(progress=seen.append, steps=5, folder=tmp_path)  # there is nothing left to do
+    assert seen == []
+
+
+@pytest.mark.long
+def test_few_reports_of_many_steps(monkeypatch):
+    monkeypatch.setattr(reports, "EVERY", 1e9)
+    said, seen = [], []
+    heard = reports.Assembly.heard
+    monkeypatch.setattr(
+        reports.Assembly, "heard", lambda self, each: (said.append(each), heard(self, each))[1]
+    )
+    got = run(progress=seen.append, steps=6)
+    assert_told(seen, got)
+    first, last = ([len(each["steps"]) for each in said[at]] for at in (slice(4), slice(4, None)))
+    assert (first, last) == ([1] * 4, [5] * 4)  # the first at once, the rest when all is done
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_nobody_looks_on(progress, capfd, monkeypatch):
+    monkeypatch.setattr(reports, "_Reporter", None)  # would fail if it was used
+    run(progress=progress)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_bar_says_how_far_it_is():
+    with progress.Bar() as bar:
+        assert bar._look() == (0, None, "first step")
+        bar(Progress(6, 10, 2.5, 0.5, 64, 0, 0, 0))
+        assert bar._look() == (7, 10, "loss 2.5000  128 tokens/s")
+
+
+def test_a_bar_of_a_short_training_never_appears(capfd):
+    run(progress=True)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("wrong", [3, "bar", [print]])
+def test_what_cannot_listen_is_refused(wrong):
+    with pytest.raises(
+        ConfigError,
+        match=f"progress is None, True, False .* got {type(wrong)}".replace("<class '", "").replace(
+            "'>", ""
+        ),
+    ):
+        run(progress=wrong)
+
+
+# -- listeners that fail -----------------------------------------------------------------------
+
+
+def test_a_listener_that_raises_is_called_no_more():
+    seen = []
+
+    def broken(p):
+        seen.append(p.step)
+        if p.step == 1:
+            raise ZeroDivisionError("of my own")
+
+    with pytest.warns(RuntimeWarning, match="raised ZeroDivisionError at step 1: of my own"):
+        got = run(progress=broken)
+    assert seen == [0, 1]
+    assert len(got.losses) == STEPS
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_listener_cannot_end_the_training(error):
+    def broken(p):
+        raise error
+
+    with pytest.warns(RuntimeWarning, match=f"raised {type(error).__name__} at step 0"):
+        assert len(run(progress=broken).losses) == STEPS
+
+
+def test_a_listener_that_cannot_be_closed_is_said():
+    class Unclosed(Entered):
+        def __exit__(self, *_):
+            raise OSError("no more space")
+
+    with pytest.warns(RuntimeWarning, match="could not be closed: OSError: no more space"):
+        assert len(run(progress=Unclosed()).losses) == STEPS
+
+
+@pytest.mark.long
+def test_a_listener_that_does_not_return_is_left_behind(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.2)
+    free, seen = threading.Event(), []
+
+    def slow(p):
+        seen.append(p.step)
+        free.wait(300)
+
+    with pytest.warns(RuntimeWarning, match=f"busy with step 0 of {STEPS} when 0.2 s"):
+        got = run(progress=slow)
+    assert len(got.losses) == STEPS  # and nobody has freed the listener
+    free.set()
+    time.sleep(0.2)
+    assert seen == [0]
+
+
+def test_steps_do_not_wait_for_a_listener(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 60.0)
+    last, through = threading.Event(), []
+
+    class Told:
+        """A text that says when its last batch is taken."""
+
+        vocabulary, floor = TEXT.vocabulary, TEXT.floor
+
+        def batch(self, seed, step, *rest):
+            if step == 4:
+                last.set()
+            return TEXT.batch(seed, step, *rest)
+
+    def slow(p):
+        through.append((p.step, last.wait(60)))
+
+    train(MODEL, Told(), (1, 2, 1), steps=5, batch=4, progress=slow)
+    assert through == [(step, True) for step in range(5)]
+
+
+class Entered:
+    def __init__(self):
+        self.said = []
+
+    def __enter__(self):
+        self.said.append("enter")
+
+    def __call__(self, p):
+        self.said.append(p.step)
+
+    def __exit__(self, *_):
+        self.said.append("exit")
+
+
+def test_a_listener_may_be_entered():
+    entered = Entered()
+    run(progress=entered, steps=2)
+    assert entered.said == ["enter", 0, 1, "exit"]
+
+
+class Failing:
+    """A text that fails in step 2."""
+
+    vocabulary, floor = 50, None
+
+    def batch(self, seed, step, *rest):
+        if step == 2:
+            raise OSError("the disk is gone")
+        return TEXT.batch(seed, step, *rest)
+
+
+def test_a_training_that_fails_is_not_held_up():
+    entered = Entered()
+    before = threading.active_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OSError, match="the disk is gone"):
+            train(MODEL, Failing(), (2, 1, 1), steps=9, batch=4, progress=entered)
+    assert (entered.said[0], entered.said[-1]) == ("enter", "exit")
+    wait_until(lambda: threading.active_count() <= before, "threads to end")
+
+
+# -- by layer ----------------------------------------------------------------------------------
+
+AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 2, 2), {"zero": 3, "sequence_parallel": True}),
+        ((2, 1, 2), {"zero": 2}),
+        ((2, 2, 1), {"zero": 1, "clip": 1.0}),
+        ((1, 2, 2), {}),
+    ],
+    ids=str,
+)
+def test_layers_add_up(shape, options, schedule):
+    got = run(shape, False, schedule=schedule, **options)
+    frame = got.layers()
+    whole = got.to_frame()
+    assert frame["bytes"].sum() == whole["bytes_sent"].iloc[0]
+    assert frame["messages"].sum() == whole["messages"].iloc[0]
+    for what in ("barriers", "bytes", "messages"):
+        assert frame[what].tolist() == frame[f"predicted_{what}"].tolist()
+    waits = Counter()
+    for r in got.records.where(step=0):
+        layer, when, _ = place_of(r.label, r.kind)
+        waits[layer, when, r.rank] += r.barrier is not None
+    for layer, when in frame.index:  # ranks wait at the same time: not those of all together
+        most = max(waits[layer, when, rank] for rank in range(len(got.held)))
+        assert frame.loc[(layer, when), "barriers"] == most
+    seconds = sum(r.seconds for r in got.records if r.step is not None) / STEPS
+    assert 0 < frame["seconds"].sum() <= seconds
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_a_label_says_along_which_axis_it_is(zero):
+    got = run((2, 2, 2), False, zero=zero, sequence_parallel=True, steps=1)
+    units = {*MODEL.units, "tied table", "stages 0-1"}
+    for r in got.records.where(step=0):
+        place = place_of(r.label, r.kind)
+        assert AXES[place.parallel] == r.axes, r.label
+        assert place.unit in units, r.label
+        assert (place.when in ("gradients", "weights")) == (
+            place.parallel == "data" or place.unit == "tied table"
+        ), r.label
+
+
+@pytest.mark.long
+def test_a_missing_collective_is_seen_by_layer():
+    """The planted fault of all: what is counted is not what is predicted."""
+    got = run((1, 2, 1), False)
+    short = [[call for call in mine if "layer 1/mlp/w_2" not in call.label] for mine in got.planned]
+    frame = td.training.Trained(**{**vars(got), "planned": short}).layers()
+    wrong = frame[frame["bytes"] != frame["predicted_bytes"]]
+    assert wrong.index.tolist() == [("layer 1/mlp/w_2", "forward")]
+    assert wrong["predicted_barriers"].tolist() == [0]
+
+
+@pytest.mark.long
+def test_steps_that_were_left_out_do_not_count():
+    scale = LossScale(2.0**20)
+    got = run((2, 1, 1), False, zero=1, scale=scale, dtype="float16", steps=12)
+    assert 0 < len(got.skipped) < 12
+    frame = got.layers()
+    assert frame["bytes"].tolist() == frame["predicted_bytes"].tolist()
+
+
+def test_sums():
+    a = Sums(1, 1, 10, 2, 0.5)
+    assert a.plus(a) == Sums(2, 2, 20, 4, 1.0)
+    assert CallSite("layer 3/mlp/w_1", "forward", "tensor").unit == "layer 3"
+
+
+# -- on workers --------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_workers_tell_too(cluster):
+    seen: list[Progress] = []
+    got = run(td.Mesh(cluster, (2, 1, 2)), seen.append, zero=1)
+    assert_told(seen, got)
+
+
+@pytest.mark.cluster
+def test_a_training_on_workers_outlives_its_listeners(cluster):
+    def broken(p):
+        raise KeyError(p.step)
+
+    with pytest.warns(RuntimeWarning, match="raised KeyError at step 0"):
+        got = run(td.Mesh(cluster, (1, 2, 1)), broken)
+    assert len(got.losses) == STEPS
+
+
+@pytest.mark.cluster
+def test_reports_that_never_come_end_nothing(cluster, monkeypatch):
+    """As if every event was lost: the training returns all the same."""
+    monkeypatch.setattr(progress, "ON_THE_WAY", 0.3)
+    monkeypatch.setattr(progress, "Post", lambda topic: reports.Post("tiledask-nowhere"))
+    # what follows listens to the topic of its own Post: none of the ranks' reports come there
+    monkeypatch.setattr(progress, "_following", _deaf)
+    seen: list[Progress] = []
+    got = run(td.Mesh(cluster, (1, 2, 1)), seen.append)
+    assert (seen, len(got.losses)) == ([], STEPS)
+
+
+class _deaf:
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass

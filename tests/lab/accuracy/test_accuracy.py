@@ -1,0 +1,274 @@
+"""Published numbers beside ours: every row, every goal, what sets the constants, and the page.
+
+Holds `tiledask.lab.accuracy.exact`, `tiledask.lab.accuracy.page`, `tiledask.lab.accuracy.rows`,
+`tiledask.lab.accuracy.time` and `tiledask.plan.fitting.deepspeed`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.lab.accuracy import page
+from tiledask.lab.accuracy.exact import gpt
+from tiledask.lab.accuracy.memory import bloom, bloom_cases
+from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource, published
+from tiledask.lab.accuracy.time import calibrated, seconds_of
+from tiledask.plan.data import data_file
+from tiledask.plan.fitting.activations import layer_bytes
+from tiledask.plan.fitting.deepspeed import deepspeed_estimate
+from tiledask.plan.fitting.memory import estimate_memory, stage_parameters
+from tiledask.plan.fitting.overhead import ALLOCATOR, CUDA_CONTEXT, NCCL_BUFFERS, default_overhead
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
+from tiledask.plan.timing.flops import step_flops
+
+CASES = published()
+GROUPS = {group.name: group for group in page.groups()}
+ROWS = [(group.name, n) for group in GROUPS.values() for n in range(len(group.rows))]
+GIB = 2**30
+
+NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
+"""Ran out of memory; the estimate is as large as that of the 203 B row, which ran in 67 GB."""
+OTHERWISE = {
+    "bs-104b-jz",
+    "bloom-delta-fp32-grads",
+    "mleng-overheads",
+    "gpipe-bubble",
+    "zero-infinity-comm",
+}
+"""Cases without a row, tested below."""
+WITHOUT_LAYOUT = {
+    name
+    for name, case in CASES.items()
+    if case["kind"] == "train_time" and not name.startswith("sc21-t2-ptd")
+}
+"""GPU hours and days of whole trainings whose layout is not published, and ZeRO-3 runs that were
+several times slower than their traffic explains."""
+
+
+def test_every_case_has_a_row_or_a_test_or_a_reason():
+    with_rows = {row.case for group in GROUPS.values() for row in group.rows}
+    assert set(CASES) - with_rows == OTHERWISE | WITHOUT_LAYOUT
+    assert len(CASES) == 160
+
+
+@pytest.mark.parametrize(("name", "n"), ROWS)
+def test_each_row(name, n):
+    group = GROUPS[name]
+    row = group.rows[n]
+    if row.case == NOT_EXPLAINED and group.mean is None:
+        assert not row.exact
+    elif group.mean is None:
+        assert row.exact, row
+    else:  # the mean is what has a goal: single rows are kept from running away
+        assert abs(row.error) < (group.worst or max(2 * group.mean, 0.12)), row
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_goal(name):
+    group = GROUPS[name]
+    if name == "BLOOM-176B log, verdicts":
+        assert [row.case for row in group.rows if not row.exact] == [NOT_EXPLAINED]
+    else:
+        assert group.met, group.reached
+
+
+def test_check_rows_reach_the_goal_by_themselves():
+    for group in GROUPS.values():
+        check = [abs(row.error) for row in group.part(False)]
+        if group.mean is not None and group.mean < 1:
+            assert np.mean(check) <= max(group.mean, 0.05), group.name
+
+
+def test_fitted_rows_exist_and_leave_more_to_check():
+    timed = [
+        row
+        for group in GROUPS.values()
+        if group.mean and "log, GB" not in group.name
+        for row in group.rows
+    ]
+    fitted = [row for row in timed if row.calibration]
+    assert len(fitted) == len(calibrated())
+    assert len(fitted) < len(timed) / 2
+
+
+# -- rows and groups themselves -------------------------------------------------------------------
+
+
+def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
+    good, bad = (
+        PublishedRow("a", "q", 100, 100, allowed=0),
+        PublishedRow("b", "q", 100, 101, allowed=0),
+    )
+    assert PublishedSource.of("g", [good]).met
+    assert not PublishedSource.of("g", [good, bad]).met
+    assert PublishedSource.of("g", [good, bad]).reached == "1 of 2"
+    measured = [PublishedRow("a", "q", 100.0, 104.0), PublishedRow("b", "q", 100.0, 90.0)]
+    assert PublishedSource.of("g", measured).errors == pytest.approx((0.07, 0.1))
+    assert not PublishedSource.of("g", measured, mean=0.05).met
+    assert not PublishedSource.of("g", measured, mean=0.08, worst=0.09).met
+    assert PublishedSource.of("g", measured, mean=0.08, worst=0.11).met
+
+
+# -- what sets the constants of memory ------------------------------------------------------------
+
+
+def test_the_allocators_share_is_what_every_second_row_shows():
+    known = default_overhead(2).total - ALLOCATOR
+    ran = [case for case in bloom_cases(CASES) if case["expected"]["fits"]][::2]
+    measured = [case["expected"]["peak_mem_gb"] * 10**9 for case in ran]
+    # least squares of the relative error in one constant c: minimise sum ((p + c) / m - 1)^2
+    beyond = [m - bloom(case).peak - known for case, m in zip(ran, measured, strict=True)]
+    weights = [1 / m**2 for m in measured]
+    constant = sum(w * b for w, b in zip(weights, beyond, strict=True)) / sum(weights)
+    assert constant == pytest.approx(ALLOCATOR, abs=0.05e9)
+
+
+def test_the_row_that_is_not_explained_needs_as_much_as_one_that_ran():
+    anomaly, ran = bloom(CASES[NOT_EXPLAINED]), bloom(CASES["bloom-203B-bf16-dp8tp4pp12mbs2-h128"])
+    assert anomaly.peak == pytest.approx(ran.peak, rel=0.01)
+
+
+# -- single cases
+
+
+def test_bigscience_104b_share_of_a_device():
+    case = CASES["bs-104b-jz"]
+    inputs, expected = case["inputs"], case["expected"]
+    model = gpt({**inputs, "heads": 80})
+    layout = Layout(tp=4, pp=32)
+    # the published share divides all 13h of a layer's norms and biases by tp = 4; norms and
+    # output biases (6h) are whole on every device: 7.75h in place of 3.25h in each of 2 layers
+    whole = 2 * (31 - 13) * model.hidden // 4
+    assert stage_parameters(model, layout, 1) == expected["params_gpu_without_emb"] + whole
+    # and it rounds a quarter of the 50257 rows down: the fullest device has 12565
+    ragged = -(-model.vocab // 4) * model.hidden - model.vocab * model.hidden // 4
+    assert stage_parameters(model, layout, 0) == expected["params_gpu_with_emb"] + whole + ragged
+    states = expected["params_gpu_with_emb"] * inputs["bytes_per_param"]
+    assert states == expected["state_bytes_with_emb"]
+    # measured with nvidia-smi under ZeRO-1; the case has no dp, 2 (64 nodes of 4) is assumed
+    model = gpt({**inputs, "heads": 80}, dropout=False)
+    run = Layout(dp=2, tp=4, pp=32, microbatches=1024, zero=1, recompute="full")
+    context = expected["cuda_context_mib"] * 2**20
+    overhead = replace(default_overhead(256), context=context).total
+    shown = [n + overhead for n in estimate_memory(model, run, "deepspeed-fp16-adam").per_stage]
+    assert shown[0] / 1e9 == pytest.approx(expected["measured_with_emb_gb"], rel=0.08)
+    # "without embedding" does not say on which of stages 1 .. 30, which hold less and less
+    assert min(shown[1:-1]) / 1e9 == pytest.approx(expected["measured_without_emb_gb"], rel=0.08)
+
+
+def test_llama_at_32k():
+    case = CASES["mleng-llama8b-activations"]
+    expected, inputs = case["expected"], case["inputs"]
+    model, tolerance = td.load_model("llama-3.1-8b"), case["tolerance"]["rel"]
+    layout = Layout(recompute="full", flash_attention=True)
+    memory = estimate_memory(model, layout, sequence=inputs["seq"])
+    held = memory.ledger.by_tensor(0, "backward")
+    hidden = 2 * inputs["batch"] * inputs["seq"] * model.hidden
+    logits = memory.ledger.by_tensor(0, "forward")["logits"]
+    assert hidden / GIB == expected["hidden_states_gib"]
+    assert held["activations"] / GIB == expected["checkpoints_gib"]
+    assert logits / GIB == pytest.approx(expected["logits_fp32_gib"], abs=0.005)
+    # 28 copies of the hidden states per layer are one implementation's, measured: it casts to
+    # single precision around norms and repeats keys and values; with fused norms there are 20.5
+    layer = inputs["copies_measured"] * hidden
+    assert layer / GIB == expected["per_layer_gib"]
+    checkpointed = held["activations"] + layer + logits
+    assert checkpointed / GIB == pytest.approx(expected["with_checkpointing_gib"], rel=tolerance)
+    without = model.layers * layer + logits
+    assert without / GIB == pytest.approx(expected["without_gib"], rel=tolerance)
+    fused = layer_bytes(model, layout, inputs["seq"], recompute="selective")
+    assert fused / hidden == 20.5
+
+
+def test_deepspeeds_estimate_is_far_from_what_a_device_shows():
+    inputs, expected = CASES["ds-issue-4527"]["inputs"], CASES["ds-issue-4527"]["expected"]
+    sizes = int(inputs["total_params"]), int(inputs["largest_layer_params"])
+    own = deepspeed_estimate(
+        *sizes, gpus_per_node=inputs["gpus"], offload_optimizer=True, offload_weights=True
+    )
+    assert own.device / GIB == pytest.approx(expected["estimator_gpu_gib"], abs=0.005)
+    assert expected["measured_after_init_mib"] * 2**20 > 28 * own.device
+
+
+def test_a_40_gb_a100_holds_42_95e9_bytes():
+    assert load_device("A100-40GB").memory_mib * 2**20 == pytest.approx(42.95e9, rel=1e-4)
+
+
+def test_overheads_of_context_and_collectives():
+    expected = CASES["mleng-overheads"]["expected"]
+    assert round(expected["cuda_ctx_eager_gib"] * GIB) == CUDA_CONTEXT
+    assert round(expected["nccl_after_barrier_extra_gib"] * GIB) == NCCL_BUFFERS
+
+
+def test_bloom_fp32_gradients_cost_4_bytes_a_parameter_that_zero_1_leaves_whole():
+    expected = CASES["bloom-delta-fp32-grads"]
+    model = gpt({"hidden": 14336, "layers": 70, "heads": 64, "vocab": 250880})
+    layout = Layout(dp=8, tp=4, pp=12, microbatch=2, microbatches=128, zero=1, recompute="full")
+    for recipe in ("mixed-adam-20", "deepspeed-bf16-adam"):
+        added = sum(
+            row.bytes
+            for row in estimate_memory(model, layout, recipe).ledger.rows
+            if row.place == 1 and row.tensor == "fp32 gradients"
+        )
+        assert added / 1e9 == pytest.approx(
+            expected["expected"]["measured_delta_gb"], abs=expected["tolerance"]["abs_gb"]
+        )
+
+
+# -- formulas of step times -----------------------------------------------------------------------
+
+
+def test_published_utilisations_follow_from_published_times():
+    for name in (name for name in CASES if name.startswith("kor-t5")):
+        i, e = CASES[name]["inputs"], CASES[name]["expected"]
+        flop = step_flops(gpt(i, learned_pos=2048), i["global_batch"], i["seq"], "selective")
+        peak = e["iteration_s_present_work"] * i["gpus"] * i["peak_tflops"] * 1e12
+        assert 100 * flop.model / peak == pytest.approx(e["mfu_percent"], abs=0.2)
+        assert 100 * flop.hardware / peak == pytest.approx(e["hfu_percent"], abs=0.5)
+
+
+def test_days_of_sc21_table_2():
+    """Training days follow from the achieved FLOP/s: eq. (3), through our own count."""
+    for name in (name for name in CASES if name.startswith("sc21-t2-")):
+        i, e = CASES[name]["inputs"], CASES[name]["expected"]
+        steps = i["tokens"] / (i["global_batch"] * i["seq"])
+        days = steps * seconds_of(i, i["achieved_tflops"], True) / 86400
+        assert days == pytest.approx(e["training_days"], rel=CASES[name]["tolerance"]["rel"])
+
+
+def test_bubbles_by_formula():
+    i, e = CASES["gpipe-bubble"]["inputs"], CASES["gpipe-bubble"]["expected"]
+    assert float(bubble_overhead(i["p"], i["m"])) == e["bubble_over_ideal"]
+    assert float(bubble_fraction(i["p"], i["m"])) == pytest.approx(e["bubble_of_total"])
+    assert float(bubble_overhead(i["p"], i["m"], i["v"])) == e["interleaved_over_ideal"]
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_page_is_that_of_this_code():
+    kept = data_file("published", "ACCURACY.md").read_text(encoding="utf-8")
+    assert kept == page.page(), "run make accuracy and look at what changed"
+
+
+@pytest.mark.long
+def test_the_page_has_every_case_and_both_kinds_of_rows():
+    text = page.page()
+    assert all(row.case in text for group in GROUPS.values() for row in group.rows)
+    assert "### Fitted" in text
+    assert "### Check" in text
+    assert "What is not modelled" in text
+
+
+@pytest.mark.long
+def test_the_page_is_written_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "page.md"
+    monkeypatch.setattr("sys.argv", ["page", "--page", str(file)])
+    assert page.main() == 0
+    assert file.read_text(encoding="utf-8") == page.page()
+    assert "accuracy against published numbers" in capsys.readouterr().out

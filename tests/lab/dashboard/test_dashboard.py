@@ -1,0 +1,1016 @@
+"""The page in the dashboard and its file: what is collected, what is drawn, what is never done.
+
+Holds `tiledask.lab.dashboard.board`, `tiledask.lab.dashboard.pipelines`,
+`tiledask.lab.dashboard.recorder`, `tiledask.lab.dashboard.saved`, `tiledask.lab.dashboard.tasks`,
+`tiledask.lab.dashboard.training_board` and `tiledask.lab.dashboard.training_overview`.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask
+import numpy as np
+import pytest
+from bokeh.core.property.validation import validate
+from distributed import Client, LocalCluster
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.waiting import wait_until
+from tornado.ioloop import PeriodicCallback
+
+import tiledask as td
+from tiledask.distributed.pipelines.stages import stack
+from tiledask.errors import ConfigError, DeadlineError
+from tiledask.lab.dashboard import Recorder, recorder, saved
+from tiledask.lab.dashboard.board import Board, headline, legend
+from tiledask.lab.dashboard.pipelines import of_run, of_timeline
+from tiledask.lab.dashboard.recorder import Task
+from tiledask.lab.dashboard.saved import _record
+from tiledask.lab.dashboard.tasks import of_tasks, shown
+from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
+from tiledask.lab.dashboard.training_overview import EMPTY, KEPT_STEPS, Overview
+from tiledask.lab.plots.pipelines.gantt import KINDS, colour_of
+from tiledask.plan.pipelines.timeline import Timeline
+
+EVIL = "<script>alert('x')</script>"
+ANNOUNCED = {
+    "run": "tiledask-run-a",
+    "schedule": "1f1b",
+    "devices": 2,
+    "microbatches": 2,
+    "actions": 8,
+    "workers": {"0": "tcp://a", "1": "tcp://b"},
+    "predicted_idle": [0.25, 0.5],
+}
+
+
+def collecting(**names: str) -> Recorder:
+    """A recorder on a scheduler whose workers have these names: address -> name."""
+    made = Recorder()
+    workers = {
+        address: SimpleNamespace(
+            address=address, name=name, executing={}, processing=set(), last_seen=0
+        )
+        for address, name in names.items()
+    }
+    made.scheduler = SimpleNamespace(workers=workers)
+    for address in workers:
+        made.add_worker(made.scheduler, address)
+    return made
+
+
+def ran(made: Recorder, worker: str, key: str, *times: tuple, erred: bool = False) -> None:
+    """A task has run on ``worker``: times are (action, start, stop)."""
+    startstops = [{"action": a, "start": start, "stop": stop} for a, start, stop in times]
+    made.transition(
+        key,
+        "processing",
+        "erred" if erred else "memory",
+        stimulus_id="x",
+        worker=worker,
+        startstops=startstops,
+        thread=1,
+    )
+
+
+def acted(made: Recorder, action: tuple, device: int, start: float, end: float, **more) -> None:
+    event = {"action": action, "device": device, "start": start, "end": end, "late": 0.0, **more}
+    made.log_event("tiledask-run-a", event)
+
+
+# -- collecting ----------------------------------------------------------------------------------
+
+
+def test_only_finished_tasks_are_kept():
+    made = collecting(a="0")
+    made.transition("x", "released", "waiting", stimulus_id="s")
+    made.transition("x", "waiting", "processing", stimulus_id="s", worker="a")
+    made.transition("x", "processing", "released", stimulus_id="s", worker="a")
+    assert not made.tasks
+    ran(made, "a", "x", ("compute", 0, 1))
+    ran(made, "a", "y", ("compute", 1, 2), erred=True)
+    assert [task.key for task in made.tasks] == ["x", "y"]
+
+
+def test_memory_is_bounded(monkeypatch):
+    made = collecting(a="0")
+    for i in range(recorder.KEPT_TASKS + 10):
+        ran(made, "a", f"x-{i}", ("compute", i, i + 1))
+    assert len(made.tasks) == recorder.KEPT_TASKS
+    for i in range(recorder.KEPT_RUNS + 3):
+        made.log_event("tiledask-runs", {"run": f"tiledask-run-{i}"})
+    assert list(made.runs) == [f"tiledask-run-{i}" for i in range(3, recorder.KEPT_RUNS + 3)]
+    for i in range(recorder.KEPT_ACTIONS + 5):
+        acted(made, ("F", 0, i), 0, i, i + 1)
+    run = made.runs["tiledask-run-a"]
+    assert (len(run.events), run.count) == (recorder.KEPT_ACTIONS, recorder.KEPT_ACTIONS + 5)
+    drawn = of_run(run, made.record())
+    assert f"the last {recorder.KEPT_ACTIONS:,} of {recorder.KEPT_ACTIONS + 5:,}" in drawn.note
+    for i in range(recorder.KEPT_NAMES + 5):
+        made.scheduler.workers[f"w{i}"] = SimpleNamespace(name=i)
+        made.add_worker(made.scheduler, f"w{i}")
+    assert len(made.names) == recorder.KEPT_NAMES
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        3,
+        "F",
+        {},
+        {"action": ("F", 0)},
+        {"action": ("F", 0, 0), "device": "x"},
+        {"action": ("Q", 0, 0), "device": 0, "start": 0, "end": 1},
+        {"action": ("F", 0, 0), "device": -1, "start": 0, "end": 1},
+        {"action": ("F", 0, 0), "device": 0, "start": 2, "end": 1},
+        {"action": ("F", 0, 0), "device": 0, "start": 0, "end": float("nan")},
+    ],
+)
+def test_what_is_no_action_is_passed_over(event):
+    made = collecting(a="0")
+    for said in (None, 3, {}, {"run": 3}):
+        made.log_event("tiledask-runs", said)
+    assert not made.runs
+    made.log_event("tiledask-runs", ANNOUNCED | {"devices": "many", "predicted_idle": [2.0]})
+    made.log_event("tiledask-run-a", event)
+    acted(made, ("F", 0, 0), 0, 5.0, 6.0, arriving=event)
+    drawn = shown(made.record())
+    assert len(drawn.boxes) == 1
+    assert drawn.predicted is None
+
+
+def test_a_page_that_cannot_be_added_costs_no_scheduler(caplog):
+    broken = SimpleNamespace(workers={}, http_application=None)
+    asyncio.run(Recorder().start(broken))
+    assert not caplog.records  # no dashboard, no page
+    broken.http_application = SimpleNamespace(applications=3)
+    asyncio.run(Recorder().start(broken))
+    (record,) = caplog.records
+    assert "tiledask's page is not in the dashboard" in record.getMessage()
+
+
+# -- pipelines -----------------------------------------------------------------------------------
+
+
+def pipeline(made: Recorder, until: int = 8) -> None:
+    """The first actions of 1F1B, 2 devices, 2 micro-batches: F 1 s, B 2 s, from second 100."""
+    made.log_event("tiledask-runs", ANNOUNCED)
+    for device, kind, i, start, end in [
+        (0, "F", 0, 0, 1),
+        (0, "F", 1, 1, 2),
+        (1, "F", 0, 1, 2),
+        (1, "B", 0, 2, 4),
+        (1, "F", 1, 4, 5),
+        (0, "B", 0, 4, 6),
+        (1, "B", 1, 5, 7),
+        (0, "B", 1, 7, 9),
+    ][:until]:
+        acted(made, (kind, device, i), device, 100 + start, 100 + end, worker="ab"[device])
+
+
+def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt():
+    made = collecting(a="0", b="1")
+    pipeline(made)
+    ran(made, "b", "hand-1", ("transfer", 100.9, 101.0), ("compute", 101.0, 101.1))
+    ran(made, "b", "later-1", ("transfer", 120.0, 121.0))  # not of this run
+    drawn = shown(made.record())
+    assert drawn.rows == ("device 0", "device 1")
+    assert [(b.row, b.start, b.end, b.text) for b in drawn.boxes[:3]] == [
+        (0, 0, 1, "0"),
+        (0, 1, 2, "1"),
+        (0, 4, 6, "0"),
+    ]
+    assert {b.colour.upper() for b in drawn.boxes} == {KINDS["F"][1], KINDS["B"][1]}
+    assert drawn.idle == pytest.approx((3 / 9, 3 / 9))
+    assert drawn.predicted == (0.25, 0.5)
+    (mark,) = drawn.transfers
+    assert (mark.start, mark.end) == pytest.approx((0.9, 1.0))
+    facts = dict(drawn.facts)
+    assert facts == {
+        "schedule": "1f1b",
+        "devices": "2",
+        "micro-batches": "2",
+        "actions done": "8 of 8",
+        "makespan": "9 s",
+        "idle measured": "33.3%",
+        "idle predicted": "37.5%",
+    }
+    words = [word for _, word in drawn.legend]
+    assert words == ["forward", "backward", "transfer to the device"]
+
+
+def test_a_run_under_way_says_so():
+    made = collecting(a="0", b="1")
+    pipeline(made, until=3)
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", running")
+    facts = dict(drawn.facts)
+    assert facts["actions done"] == "3 of 8"
+    assert facts["makespan so far"] == "2 s"
+    assert facts["idle measured so far"] == "25.0%"
+
+
+def test_a_run_that_has_only_announced_itself_has_its_devices():
+    made = collecting(a="0", b="1")
+    pipeline(made, until=0)
+    drawn = shown(made.record())
+    assert (drawn.rows, drawn.boxes, drawn.makespan) == (("device 0", "device 1"), (), 0.0)
+    assert drawn.idle == (0.0, 0.0)
+    Board(drawn)
+
+
+def test_a_later_stage_of_a_device_is_paler():
+    made = collecting(a="0")
+    for stage, start in ((0, 0), (3, 1)):
+        acted(made, ("F", stage, 0), 0, start, start + 1)
+    first, later = shown(made.record()).boxes
+    shade = [round(255 * c) for c in colour_of("F", 1)]
+    assert [int(later.colour[i : i + 2], 16) for i in (1, 3, 5)] == shade
+    assert first.colour != later.colour
+
+
+def test_an_action_that_ran_again_counts_as_it_ran_last():
+    made = collecting(a="0")
+    acted(made, ("F", 0, 0), 0, 0.0, 1.0, worker="a")
+    acted(made, ("F", 0, 0), 0, 5.0, 6.0, worker="c")  # its worker died and came back
+    acted(made, ("B", 0, 0), 0, 6.0, 8.0, worker="c")
+    drawn = shown(made.record())
+    assert [(b.start, b.end) for b in drawn.boxes] == [(0, 1), (1, 3)]
+
+
+def test_blocks_that_an_action_waited_for_are_transfers():
+    made = collecting(a="0", b="1")
+    acted(made, ("F", 0, 0), 0, 0.0, 1.0)
+    acted(made, ("F", 1, 0), 1, 1.5, 2.5, arriving=[(0, 1.0, 1.5)])
+    (mark,) = shown(made.record()).transfers
+    assert (mark.start, mark.end, round(mark.row)) == (1.0, 1.5, 1)
+
+
+# -- all other work ------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=25
+    )
+)
+def test_idle_is_what_the_union_of_the_computations_leaves(tasks):
+    """Against a grid of quarters of a second, on which every one is busy or not."""
+    made = collecting(a="0", b="1", c="2")
+    busy = np.zeros((3, 40), bool)
+    for n, (worker, start, length) in enumerate(tasks):
+        busy[worker, start : start + length] = True
+        spans = [("compute", 50 + start / 4, 50 + (start + length) / 4)]
+        spans.append(("transfer", 50 + start / 4, 50 + (start + 40) / 4))  # is not busy time
+        ran(made, "abc"[worker], f"x-{n}", *spans)
+    drawn = of_tasks(made.record())
+    at = np.flatnonzero(busy.any(axis=0))
+    pauses = np.flatnonzero(np.diff(at) - 1 > 4 * 2.0)
+    at = at[pauses[-1] + 1 :] if len(pauses) else at
+    window = busy[:, at[0] : at[-1] + 1]
+    assert drawn.makespan == pytest.approx(window.shape[1] / 4)
+    assert drawn.idle == pytest.approx(tuple(1 - window.mean(axis=1)))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=25
+    )
+)
+def test_boxes_of_a_worker_never_cover_each_other(tasks):
+    made = collecting(a="0", b="1")
+    for n, (worker, start, length) in enumerate(tasks):
+        ran(made, "ab"[worker], f"x-{n}", ("compute", start / 9, (start + length) / 9))
+    boxes = of_tasks(made.record()).boxes
+    assert len(boxes) == len(tasks)
+    for n, a in enumerate(boxes):
+        assert abs(a.row - round(a.row)) + a.height / 2 <= 0.36 + 1e-9
+        for b in boxes[:n]:
+            apart = a.end <= b.start or b.end <= a.start
+            assert apart or abs(a.row - b.row) >= (a.height + b.height) / 2 - 1e-9
+
+
+def test_a_worker_that_came_back_keeps_its_row():
+    made = collecting(a="0", b="1")
+    ran(made, "a", "x-1", ("compute", 0, 1))
+    del made.scheduler.workers["a"]
+    made.remove_worker(made.scheduler, "a", stimulus_id="x")
+    made.scheduler.workers["z"] = SimpleNamespace(
+        **vars(made.scheduler.workers["b"]) | {"address": "z", "name": "0"}
+    )
+    made.add_worker(made.scheduler, "z")
+    ran(made, "z", "x-2", ("compute", 2, 4))
+    drawn = shown(made.record())
+    assert drawn.rows == ("worker 0", "worker 1")
+    assert [round(b.row) for b in drawn.boxes] == [0, 0]
+    assert drawn.idle == pytest.approx((0.25, 1.0))
+
+
+def test_workers_are_in_the_order_of_their_numbers():
+    made = collecting(**{a: a for a in ("w10", "w9", "w1")}, x="tcp://127.0.0.1:99")
+    drawn = shown(made.record())
+    assert drawn.title == "Nothing has run yet"
+    assert drawn.rows == ("127.0.0.1:99", "worker w1", "worker w9", "worker w10")
+    Board(drawn)
+
+
+def test_more_names_than_colours_share_the_last_one():
+    made = collecting(a="0")
+    for i in range(30):
+        ran(made, "a", (f"name{chr(97 + i % 26)}{i}", 0), ("compute", i, i + 1))
+    drawn = shown(made.record())
+    assert drawn.legend[-1][1] == "all other tasks"
+    assert len({colour for colour, _ in drawn.legend}) == len(drawn.legend) == 10
+    assert {b.colour for b in drawn.boxes} == {colour for colour, _ in drawn.legend}
+
+
+def test_a_long_task_is_there_before_it_ends(monkeypatch):
+    monkeypatch.setattr(recorder, "time", lambda: 1000.0)
+    made = collecting(a="0")
+    task = Task("a", "multiply-12", 1, ())
+    worker = made.scheduler.workers["a"]
+    worker.executing, worker.processing = {task: 7.0}, {task}
+    worker.last_seen = recorder.time()
+    drawn = shown(made.record())
+    assert dict(drawn.facts)["running now"] == "1 multiply"
+    assert drawn.boxes[0].end - drawn.boxes[0].start == pytest.approx(7.0)
+    assert made.is_computing()
+    made.log_event("tiledask-runs", ANNOUNCED)
+    made.runs["tiledask-run-a"].announced -= 60
+    assert shown(made.record()).title == "Tasks per worker"
+    worker.processing = set()  # it has just ended, and the worker has not told again
+    assert not made.record().running
+
+
+def test_the_newest_is_shown():
+    made = collecting(a="0", b="1")
+    now = recorder.time()
+    ran(made, "a", "old-1", ("compute", now - 60, now - 59))
+    assert shown(made.record()).title == "Tasks per worker"
+    made.log_event("tiledask-runs", ANNOUNCED)
+    assert shown(made.record()).title.startswith("Pipeline of ")
+    acted(made, ("F", 0, 0), 0, now, now + 5)
+    ran(made, "a", "forward-1", ("compute", now, now + 5))  # a run's own task is no other work
+    ran(made, "a", "loop-1", ("compute", now - 1, now + 5.1))  # nor is what spans the run
+    assert shown(made.record()).title.startswith("Pipeline of ")
+    ran(made, "b", "multiply-1", ("compute", now + 8, now + 9))
+    drawn = shown(made.record())
+    assert drawn.title == "Tasks per worker"
+    assert [b.text for b in drawn.boxes] == ["multiply"]
+
+
+# -- trainings -----------------------------------------------------------------------------------
+
+TRAINING = "tiledask-training-a"
+OF_LAYER = {
+    "wo": ["layer 0/attention/wo", "forward", "tensor"],
+    "gradients": ["head", "gradients", "data"],
+}
+TRAINS = {
+    "run": TRAINING,
+    "shape": [2, 1, 1],
+    "first": 0,
+    "steps": 3,
+    "tokens": 64,
+    "floor": 0.5,
+    "units": ["embedding", "layer 0", "head"],
+    "schedule": "1f1b",
+    "microbatches": 2,
+    "zero": 1,
+    "dtype": "float32",
+    "parameters": 1234,
+    "model": "GPT(...)",
+    "predicted": [
+        [rank, *where, 2, barriers, sent, 4, 0.0]
+        for rank in (0, 1)
+        for where, barriers, sent in ((OF_LAYER["wo"], 2, 100), (OF_LAYER["gradients"], 1, 900))
+    ],
+}
+
+
+def trains(made: Recorder, until: int = 3, ranks: tuple = (0, 1), **more) -> None:
+    """A training of two ranks: steps of a second, from second 100, a rank 0.1 s after the other."""
+    made.log_event("tiledask-runs", TRAINS | more)
+    for step in range(until):
+        for rank in ranks:
+            stepped(made, rank, step)
+
+
+def stepped(made: Recorder, rank: int, step: int, run: str = TRAINING) -> None:
+    done = step + 1
+    sums = [
+        [*OF_LAYER["wo"], 2 * done, 2 * done, 100 * done, 4 * done, 0.2 * done],
+        [*OF_LAYER["gradients"], done, done, 900 * done, 2 * done, 0.1 * done],
+    ]
+    steps = [[step, 2.0 - step / 2, 101.0 + step + rank / 10, 1000, 6, 3]]
+    made.log_event(run, {"rank": rank, "begin": 100.0, "steps": steps, "sums": sums})
+
+
+def test_a_training_is_drawn_by_layer():
+    made = collecting(a="0", b="1")
+    trains(made)
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", done")
+    facts = dict(drawn.facts)
+    assert facts == {
+        "layout": "dp 2, tp 1, pp 1",
+        "ZeRO": "1",
+        "schedule": "1f1b, 2 micro-batches",
+        "parameters": "1,234, float32",
+        "steps done": "3 of 3",
+        "loss": "2.0000",
+        "time per step": "1.03 s",
+        "tokens/s": "62",
+        "barriers": "3 a step",
+        "bytes": "2 kB a step, 6 kB so far",
+        "messages": "12 a step, 36 so far",
+    }
+    assert drawn.layers == ("layer 0", "head")
+    assert [(b.row, b.start, b.end) for b in drawn.barriers] == [(0, 0, 2), (1, 0, 1)]
+    assert [(b.row, b.start, b.end) for b in drawn.bytes] == [(0, 0, 200), (1, 0, 1800)]
+    assert drawn.predicted == {"barriers": (2, 1), "bytes": (200, 1800)}
+    assert "2 barriers and 200 B a step" in drawn.bytes[0].words
+    assert "6 barriers and 600 B so far" in drawn.bytes[0].words
+    assert drawn.losses == ((0, 1, 2), (4.0, 3.0, 2.0))
+    assert [(b.row, b.start, b.end) for b in drawn.collectives] == [
+        (0, 0, pytest.approx(20)),
+        (0, pytest.approx(20), pytest.approx(30)),
+        (1, 0, pytest.approx(60 / 3.1)),
+        (1, pytest.approx(60 / 3.1), pytest.approx(90 / 3.1)),
+    ]
+    assert [words for _, words in drawn.legend] == [
+        "tensor parallel, forward",
+        "data parallel, gradients",
+    ]
+    assert drawn.table[1] == ("head", "1", "1", "1,800", "1,800")
+
+
+def test_a_training_under_way_shows_what_there_is():
+    made = collecting(a="0", b="1")
+    trains(made, until=0)
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", running")
+    assert (drawn.losses, drawn.barriers, drawn.bytes) == (((), ()), (), ())
+    assert drawn.predicted["bytes"] == (200, 1800)
+    assert dict(drawn.facts)["steps done"] == "0 of 3"
+    stepped(made, 0, 0)
+    stepped(made, 0, 1)
+    drawn = shown(made.record())
+    assert drawn.losses == ((), ())  # the other rank has not finished a step
+    assert [b.end for b in drawn.bytes] == [100, 900]
+    stepped(made, 1, 0)
+    assert shown(made.record()).losses == ((0,), (4.0,))
+    made.trainings[TRAINING].last -= 60
+    assert re.search(r"nothing heard for 60(\.\d)? s$", shown(made.record()).title)
+
+
+def test_a_training_that_failed_says_of_what():
+    made = collecting(a="0", b="1")
+    trains(made, until=1)
+    made.log_event(TRAINING, {"failed": "MemoryError: of rank 1"})
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", failed")
+    assert drawn.note == "MemoryError: of rank 1"
+    stepped(made, 0, 1)  # said before, and under way meanwhile
+    stepped(made, 1, 1)
+    drawn = shown(made.record())
+    assert drawn.losses[0] == (0, 1)
+    assert drawn.title.endswith(", failed")
+    worker = made.scheduler.workers["b"]
+    task = Task("b", "rank_program-12", 1, ())  # the next one's
+    worker.executing, worker.processing, worker.last_seen = {task: 2.0}, {task}, time.time() + 30
+    assert shown(made.record()).title == "Tasks per worker"
+
+
+def test_a_training_that_went_on_counts_from_the_first_step():
+    made = collecting(a="0")
+    trains(made, until=0, first=2)
+    assert dict(shown(made.record()).facts)["steps done"] == "2 of 3"
+    for rank in (0, 1):
+        stepped(made, rank, 2)
+    assert shown(made.record()).title.endswith(", done")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [2, 2]},
+        {"shape": "many"},
+        {"steps": None},
+        {"tokens": "x"},
+        {"units": 3},
+        {"predicted": [[7, "a", "b", "c", 1, 1, 1, 1, 0.0]]},
+        {"predicted": [[0, "a"]]},
+        {"predicted": 3},
+        {"floor": "low"},
+        {"first": None},
+        {"parameters": "many"},
+    ],
+    ids=str,
+)
+def test_what_announces_no_training_is_passed_over(change):
+    made = collecting(a="0")
+    trains(made, **change)
+    assert not made.trainings
+    made.log_event(TRAINING, {"rank": 0})
+    assert shown(made.record()).title == "Nothing has run yet"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        3,
+        {},
+        {"rank": 0},
+        {"rank": 0, "begin": 0, "steps": [[0]], "sums": []},
+        {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b"]]},
+        {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b", "c", 1, 1, "x", 1, 0.0]]},
+        {"rank": "x", "begin": 0, "steps": [], "sums": []},
+        {
+            "rank": 9,
+            "begin": 0,
+            "steps": [[0, 1.0, 2.0, 1, 1, 1]],
+            "sums": [["layer 0", "gradients", "data", 1, 1, 100, 2, 0.5]],
+        },
+    ],
+    ids=str,
+)
+def test_what_reports_no_step_is_passed_over(report):
+    made = collecting(a="0")
+    trains(made, until=2)
+    before = shown(made.record())
+    made.log_event(TRAINING, report)
+    assert shown(made.record()) == before
+
+
+def test_what_trainings_take_is_bounded(monkeypatch):
+    made = collecting(a="0")
+    trains(made, until=0, steps=10**6)
+    made.trainings[TRAINING].steps = type(made.trainings[TRAINING].steps)(maxlen=50)
+    for step in range(60):
+        for rank in (0, 1):
+            stepped(made, rank, step)
+    training = made.trainings[TRAINING]
+    assert (len(training.steps), training.count) == (50, 60)
+    assert "last 50 of 60 steps" in shown(made.record()).note
+    assert training.assembly._open == {}
+    assert made.trainings[TRAINING].copy().steps.maxlen == 50
+    for i in range(recorder.KEPT_RUNS + 3):
+        trains(made, 0, run=f"tiledask-training-{i}")
+    assert len(made.trainings) == recorder.KEPT_RUNS
+    assert list(made.trainings)[-1] == f"tiledask-training-{recorder.KEPT_RUNS + 2}"
+    assert KEPT_STEPS <= 10_000
+
+
+def test_a_record_stays_as_it_is():
+    made = collecting(a="0")
+    trains(made, until=1)
+    record = made.record()
+    before = shown(record)
+    for rank in (0, 1):
+        stepped(made, rank, 1)
+    assert shown(record) == before
+    assert shown(made.record()) != before
+
+
+def test_the_newest_may_be_a_training():
+    made = collecting(a="0", b="1")
+    now = recorder.time()
+    pipeline(made)
+    trains(made, until=1)
+    assert isinstance(shown(made.record()), Overview)
+    ran(made, "a", "rank_program-1", ("compute", now - 1, now + 0.1))  # the training itself
+    assert isinstance(shown(made.record()), Overview)
+    worker = made.scheduler.workers["b"]
+    worker.last_seen = now + 30
+    for name, kind in (("rank_program", Overview), ("multiply", type(of_tasks(made.record())))):
+        task = Task("b", f"{name}-12", 1, ())
+        worker.executing, worker.processing = {task: 2.0}, {task}
+        assert type(shown(made.record())) is kind
+    worker.executing = {}
+    ran(made, "b", "multiply-1", ("compute", now + 8, now + 9))
+    assert shown(made.record()).title == "Tasks per worker"
+
+
+def test_the_board_of_a_training_has_what_the_overview_has():
+    made = collecting(a="0", b="1")
+    board = TrainingBoard(EMPTY)
+    trains(made)
+    drawn = shown(made.record())
+    board.show(drawn)
+    assert board.bytes.boxes.data["right"].tolist() == [200, 1800]
+    assert board.bytes.predicted.data["x"] == [200, 1800]
+    assert board.barriers.predicted.data["x"] == [2, 1]
+    assert board.barriers.plot.yaxis[0].major_label_overrides == {0: "layer 0", 1: "head"}
+    assert board.loss.line.data == {"x": [0, 1, 2], "y": [4.0, 3.0, 2.0]}
+    assert board.loss.floor.data["y"] == [0.5, 0.5]
+    assert board.collectives.across.end == 100
+    assert "predicted of a step" in training_legend(drawn)
+    board.show(EMPTY)
+    assert board.loss.line.data == {"x": [], "y": []}
+
+
+def test_a_loss_that_is_not_finite_is_no_end_of_an_axis():
+    made = collecting(a="0")
+    trains(made, until=1)
+    made.log_event(
+        TRAINING,
+        {"rank": 0, "begin": 100.0, "sums": [], "steps": [[1, float("nan"), 102.0, 0, 0, 0]]},
+    )
+    stepped(made, 1, 1)
+    board = TrainingBoard(shown(made.record()))
+    assert board.loss.up.end == pytest.approx(1.05 * 4.0)
+
+
+# -- drawing -------------------------------------------------------------------------------------
+
+
+def test_the_board_has_what_the_activity_has():
+    made = collecting(a="0", b="1")
+    pipeline(made)
+    board = Board(shown(made.record()))
+    assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
+    assert board.idle.data["text"] == ["33.3%", "33.3%"]
+    assert board.predicted.data["x"] == [25, 50]
+    assert (board._across.start, board._across.end) == (0, 9)
+    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
+
+
+def test_a_zoom_is_left_alone_until_it_is_reset():
+    made = collecting(a="0", b="1")
+    pipeline(made, until=2)
+    board = Board(shown(made.record()))
+    board._across.update(start=0.5, end=0.7)  # as the browser does
+    pipeline(made)
+    board.show(shown(made.record()))
+    assert (board._across.start, board._across.end, board._across.reset_end) == (0.5, 0.7, 9)
+    board._across.update(start=0, end=2)
+    board.show(shown(made.record()))
+    assert board._across.end == 9
+
+
+def test_short_times_are_in_their_unit():
+    spans = [(0, "F", 0, 0, 0.0, 0.002), (0, "B", 0, 0, 0.002, 0.004)]
+    drawn = of_timeline(Timeline.of(1, spans), title="x")
+    board = Board(drawn)
+    assert board._across.end == pytest.approx(4)
+    assert "(ms)" in board.gantt.xaxis[0].axis_label
+
+
+def test_words_of_others_are_text():
+    made = collecting(a="0")
+    made.log_event("tiledask-runs", ANNOUNCED | {"schedule": EVIL})
+    pipelines = shown(made.record())
+    made = collecting(a="0")
+    ran(made, "a", "<b>bold</b>-1", ("compute", 0, 1))
+    for drawn in (pipelines, shown(made.record())):
+        page = headline(drawn) + legend(drawn)
+        assert "&lt;" in page
+        assert "<script" not in page
+        assert "<b>" not in page
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+class Loads(HTMLParser):
+    """Every address that a browser would load something from."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        names = ("src", "href", "srcset", "data", "poster", "action", "background")
+        self.found += [values[name] for name in names if values.get(name)]
+        self.found += re.findall(r"url\(\s*['\"]?([^'\")]+)", values.get("style") or "")
+
+
+def outside(html: str) -> list[str]:
+    styles = "".join(re.findall(r"<style.*?</style>", html, re.S))
+    found = Loads(html).found + re.findall(r"(?:url\(|@import)\s*['\"]?([^'\");]+)", styles)
+    return [address for address in found if not address.startswith(("data:", "#"))]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "<script src='https://cdn.x/bokeh.js'></script>",
+        "<link rel=stylesheet href=//x/y.css>",
+        "<img src=http://x/y.png>",
+        "<style>@import 'https://x/y.css';</style>",
+        "<p style='background:url(http://x/y.png)'>",
+    ],
+)
+def test_an_address_outside_the_file_is_found(planted):
+    assert len(outside(f"<html>{planted}</html>")) == 1
+
+
+@pytest.mark.long
+def test_a_report_of_timelines(tmp_path):
+    schedule = td.schedule("1f1b", 2, 4)
+    simulated = td.simulate(schedule)
+    rows = simulated.to_frame().itertuples(index=False)
+    slower = Timeline.of(2, [(d, k, s, i, 2 * a, 2 * b) for d, k, s, i, a, b in rows], "measured")
+    path = td.report(tmp_path / "new" / "run.html", simulated, slower, title=f"Two {EVIL}")
+    html = path.read_text("utf-8")
+    assert outside(html) == []
+    assert "default-src 'none'" in html
+    assert EVIL not in html
+    assert html.count("<td>20.0%</td>") == 2 + 4  # idle of both; predicted for the measured one
+    assert html.count("<th>predicted</th>") == 1
+    assert "Bokeh" in html
+    assert sorted(p.name for p in path.parent.iterdir()) == ["run.html"]
+    assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
+
+
+def test_a_report_takes_what_has_a_timeline(tmp_path):
+    simulated = td.simulate(td.schedule("gpipe", 2, 2))
+    run = SimpleNamespace(timeline=simulated, simulated=None)
+    assert "device 1" in td.report(tmp_path / "run.html", run).read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [((), "1 thing or more to show, got 0"), ((3,), "got int"), (("1f1b",), "got str")],
+)
+def test_a_report_of_nothing_says_what_it_takes(tmp_path, what, words):
+    with pytest.raises(ConfigError, match=words):
+        td.report(tmp_path / "run.html", *what)
+    assert not list(tmp_path.iterdir())
+
+
+# -- clusters ------------------------------------------------------------------------------------
+
+
+def get(client: Client, page: str) -> str:
+    base = client.dashboard_link.removesuffix("/status")
+    with urllib.request.urlopen(f"{base}/{page}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def has_the_page(client: Client) -> None:
+    assert "Bokeh" in get(client, "individual-tiledask")
+    framed = get(client, "tiledask")
+    assert "navbar" in framed
+    assert 'href="tiledask"' in get(client, "status").replace("'", '"')
+    assert json.loads(get(client, "individual-plots.json"))["Individual Tiledask"]
+
+
+@pytest.mark.cluster
+def test_a_cluster_that_we_start_has_the_page(cluster):
+    has_the_page(cluster.client)
+
+
+def handshake(client: Client, page: str, origin: str) -> int:
+    """Status of a websocket that claims to come from a page of ``origin``."""
+    host, port = client.dashboard_link.split("/")[2].split(":")
+    lines = [
+        f"GET /{page}/ws HTTP/1.1",
+        f"Host: {host}:{port}",
+        f"Origin: {origin}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    ]
+    with socket.create_connection((host, int(port)), timeout=10) as stream:
+        stream.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(stream.recv(64).split()[1])
+
+
+@pytest.mark.cluster
+def test_a_page_that_comes_later_is_open_to_those_who_may_see_the_others():
+    mine = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
+    with dask.config.set({mine: ["127.0.0.1:8888"]}):
+        running = LocalCluster(
+            n_workers=0,
+            processes=False,
+            protocol="tcp://",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        )
+    with running, Client(running) as client:  # Dask's own setting, which takes every origin, holds
+        client.register_plugin(Recorder())
+        for page in ("status", "tiledask", "individual-tiledask"):
+            assert handshake(client, page, "http://evil.example") == 403
+            assert handshake(client, page, "http://127.0.0.1:8888") != 403
+
+
+@pytest.mark.cluster
+def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
+    schedule = td.schedule("1f1b", 3, 4)
+    batch = np.random.default_rng(0).standard_normal((8, 12))
+    run = td.run_schedule(
+        schedule,
+        stack((0, 1, 2, 3), width=12, hidden=20),
+        batch,
+        cluster,
+        target=batch,
+        forward=0.01,
+        backward=0.02,
+    )
+    record = cluster.client.run_on_scheduler(_record)
+    kept = record.runs[-1]
+    assert kept.count == len(schedule)
+    drawn = shown(record)
+    assert drawn.makespan == pytest.approx(run.timeline.makespan, abs=1e-6)
+    share = [idle / run.timeline.makespan for idle in run.timeline.idle_per_device]
+    assert drawn.idle == pytest.approx(share, abs=1e-6)
+    assert dict(drawn.facts)["actions done"] == f"{len(schedule)} of {len(schedule)}"
+    assert drawn.predicted == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
+    assert outside(html) == []
+    assert "33.3%" in html
+
+
+@pytest.mark.cluster
+def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
+    got = td.train(
+        model, text, td.Mesh(cluster, (1, 2, 2)), steps=3, batch=4, microbatches=2, progress=False
+    )
+    wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_done)
+    record = cluster.client.run_on_scheduler(_record)
+    training = record.trainings[-1]
+    totals = got.records.totals("rank")
+    for rank, sums in training.assembly.sums.items():
+        assert sum(s.sent for s in sums.values()) == totals[rank].sent
+        assert sum(s.calls for s in sums.values()) == totals[rank].calls
+    drawn = shown(record)
+    assert drawn.losses[1] == pytest.approx(got.losses.tolist(), rel=1e-12)
+    frame = got.layers()
+    for what in ("barriers", "bytes"):
+        ends = [
+            max((b.end for b in getattr(drawn, what) if b.row == row), default=0)
+            for row in range(len(drawn.layers))
+        ]
+        assert tuple(ends) == drawn.predicted[what]
+        assert sum(ends) == frame[what].sum()
+    assert all(0 < box.end <= 100 for box in drawn.collectives)
+    html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
+    assert outside(html) == []
+    row = next(row for row in drawn.table if row[0] == "layer 1")
+    assert "".join(f"<td>{cell}</td>" for cell in row[1:]) in html
+
+
+@pytest.mark.cluster
+def test_a_real_training_that_fails_no_longer_runs(cluster):
+    text = td.load_text("tales")
+    model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=2, sequence=8)
+    with pytest.raises(DeadlineError) as raised:
+        td.train(
+            model,
+            text,
+            td.Mesh(cluster, (2, 1, 1)),
+            steps=10**6,
+            batch=4,
+            timeout=2.0,
+            progress=False,
+        )
+    wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_over)
+    training = cluster.client.run_on_scheduler(_record).trainings[-1]
+    assert training.failed == f"DeadlineError: {str(raised.value).splitlines()[0]}"
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("given", ["a cluster", "a timeline"])
+def test_a_report_is_whole_while_dask_draws_its_pages(cluster, tmp_path, given):
+    """Dask switches Bokeh's conversions off meanwhile, for all threads."""
+    cluster.client.submit(sum, [1, 2]).result()
+    what = cluster if given == "a cluster" else td.simulate(td.schedule("gpipe", 2, 2))
+
+    def draw():
+        with validate(False):
+            time.sleep(0.02)
+
+    async def drawing():
+        callback = PeriodicCallback(draw, 21)
+        callback.start()
+        return callback
+
+    pages = cluster.client.sync(drawing)
+    try:
+        html = td.report(tmp_path / "run.html", what).read_text("utf-8")
+    finally:
+        cluster.client.loop.add_callback(pages.stop)
+    assert '"type":"field","field":"colour"' in html.replace(" ", "")
+    assert '"value":"colour"' not in html.replace(" ", "")
+
+
+@pytest.mark.cluster
+def test_a_report_does_not_wait_for_ever_for_dasks_pages(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "_DEADLINE", 0.2)
+    over = threading.Event()
+    cluster.client.loop.add_callback(over.wait, 60)
+    timeline = td.simulate(td.schedule("gpipe", 2, 2))
+    with pytest.raises(DeadlineError, match=r"waited 0\.2 s for the thread .* that draws"):
+        td.report(tmp_path / "run.html", timeline)
+    over.set()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.cluster
+def test_a_worker_that_dies_leaves_the_page_whole(cluster):
+    cluster.gather([cluster.submit(1, os.getpid, name="before")], "before")
+    os.kill(cluster.run(os.getpid)[1], signal.SIGKILL)
+    cluster.gather([cluster.submit(1, os.getpid, name="after")], "after")
+    record = cluster.client.run_on_scheduler(_record)
+    drawn = of_tasks(record)
+    assert drawn.rows == tuple(f"worker {slot}" for slot in range(4))
+    rows = {b.text: round(b.row) for b in drawn.boxes}
+    assert rows["after"] == 1
+    has_the_page(cluster.client)
+
+
+@pytest.mark.cluster
+def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
+    with (
+        LocalCluster(
+            n_workers=1,
+            processes=False,
+            protocol="tcp://",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as running,
+        Client(running) as client,
+    ):
+        with pytest.raises(ConfigError, match=r"--preload tiledask\.lab\.dashboard"):
+            td.report(tmp_path / "run.html", client)
+        for _ in range(2):  # the second time changes nothing
+            client.register_plugin(Recorder())
+        has_the_page(client)
+        assert get(client, "status").count('href="tiledask"') == 1
+        client.submit(sum, [1, 2]).result()
+        assert "sum" in td.report(tmp_path / "run.html", client).read_text("utf-8")
+
+
+@pytest.mark.cluster
+def test_a_scheduler_of_dasks_own_preloads_the_page(tmp_path):
+    log = (tmp_path / "log").open("w")
+    command = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--dashboard-address",
+        "127.0.0.1:0",
+        "--preload",
+        "tiledask.lab.dashboard",
+        "--scheduler-file",
+        str(tmp_path / "scheduler.json"),
+    ]
+    worker = [
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_worker",
+        "--no-nanny",
+        "--nthreads",
+        "1",
+        "--no-dashboard",
+        "--scheduler-file",
+        str(tmp_path / "scheduler.json"),
+    ]
+    running = [subprocess.Popen(command, stdout=log, stderr=log, cwd=Path.cwd())]
+    try:
+        wait_until(lambda: (tmp_path / "scheduler.json").exists())
+        running.append(subprocess.Popen(worker, stdout=log, stderr=log))
+        with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout=30) as client:
+            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+            has_the_page(client)
+            client.log_event("tiledask-runs", ANNOUNCED)
+            client.log_event(
+                "tiledask-run-a", {"action": ("F", 0, 0), "device": 0, "start": 1.0, "end": 2.0}
+            )
+            html = td.report(tmp_path / "run.html", client).read_text("utf-8")
+            assert "1 of 8" in html
+        said = (tmp_path / "log").read_text()  # of a worker that is killed Dask says more
+    finally:
+        for process in running[1:]:
+            process.kill()
+        running[0].terminate()
+        for process in running:
+            process.wait(timeout=60)
+    assert "Traceback" not in said, said
+    assert "ERROR" not in said, said
+    assert "tiledask's page is not in the dashboard" not in said

@@ -1,0 +1,216 @@
+"""Exercises on split convolutions: rows, ways and devices are run, and the best is the best.
+
+Holds `tiledask.lab.exercises.split_layers.convolutions`,
+`tiledask.lab.exercises.split_layers.lenet_splits` and `tiledask.lab.plots.training.rows_on_ranks`.
+"""
+
+from itertools import combinations
+
+import pytest
+from oracles.calls import assert_close
+from oracles.figures import still_drawn
+
+from tiledask.distributed.convolution.lenet import LENET, samples
+from tiledask.distributed.convolution.lenet_plan import need
+from tiledask.distributed.data_parallel.chain import gradients, initial_weights
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import PlacementError
+from tiledask.lab import plots
+from tiledask.lab.exercises import borrowed_rows, split_each_layer, until_layerwise_moves_more
+from tiledask.lab.exercises.split_layers import lenet_splits as S
+from tiledask.lab.puzzles import UnsolvedError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LOANS = {0: (3, 4), 1: (2, 6), 2: (4, 5, 9, 10), 3: (8,)}
+"""Of 11 rows on 4 ranks, windows of 5 rows, stride 2, two rows of zeros at both ends."""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return borrowed_rows((3, 3, 3, 2), 5, 2, (2, 2))
+
+
+@pytest.fixture(scope="module")
+def ways():
+    return split_each_layer(images=8)
+
+
+@pytest.fixture(scope="module")
+def devices():
+    return until_layerwise_moves_more(each=10)
+
+
+def targets(result) -> dict:
+    return {t.name: (t.got, t.wanted) for t in result.targets}
+
+
+@pytest.mark.long
+def test_what_is_not_attempted_is_quiet_and_drawn(rows, ways, devices):
+    for exercise in (rows, ways, devices):
+        result = exercise.check(None)
+        assert not result
+        assert result.reason == "Not attempted yet."
+        with pytest.raises(UnsolvedError, match="Not attempted"):
+            result.require()
+        assert exercise.draw(None).to_png().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_an_illegal_answer_says_why_and_is_still_drawn(rows, ways, devices):
+    out = dict.fromkeys(S.NAMES, "out")
+    for exercise, answer, words in (
+        (rows, [3, 4], "an answer gives ranks, 0 to 3"),
+        (rows, {4: (1,)}, "an answer gives ranks, 0 to 3"),
+        (rows, {0: 3}, "rows of rank 0 are a tuple"),
+        (rows, {0: (11,)}, "rows are numbers from 0 to 10"),
+        (rows, {0: (3, 3)}, "each once: got"),
+        (rows, {1: (4,)}, "rank 1 has rows 3 to 5, got row 4"),
+        (ways, {"conv1": "out"}, "each of the 4 layers"),
+        (ways, out | {"fc1": "rows"}, "fc1 is split by one of images, out, in, got 'rows'"),
+        (devices, 1, "from 2 to 64, got 1"),
+        (devices, 3.0, "from 2 to 64, got 3.0"),
+    ):
+        result = exercise.check(answer)
+        assert result.attempted
+        assert not result.legal
+        assert words in result.reason
+        assert still_drawn(exercise, answer)
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def test_the_loans_suffice_and_each_of_them_is_needed(rows):
+    assert rows.check(LOANS).best
+    for rank, mine in LOANS.items():
+        for row in mine:
+            fewer = LOANS | {rank: tuple(r for r in mine if r != row)}
+            lost = targets(rows.check(fewer))["output rows that lack an input row"]
+            assert lost[0] > lost[1] == 0
+
+
+def test_halos_of_one_width_suffice_and_are_too_many(rows):
+    """What the program exchanges: 2 rows each way between all neighbours."""
+    wide = {0: (3, 4), 1: (1, 2, 6, 7), 2: (4, 5, 9, 10), 3: (7, 8)}
+    result = rows.check(wide)
+    assert targets(result) == {
+        "output rows that lack an input row": (0, 0),
+        "rows borrowed": (12, 9),
+    }
+    assert "rows borrowed 12, target at most 9: 3 too much" in result.reason
+
+
+def test_the_fewest_loans_are_those_of_every_set_tried():
+    exercise = borrowed_rows((3, 2), 3, padding=(1, 1))
+    found = [
+        (len(zero) + len(one), zero, one)
+        for n in range(3)
+        for zero in combinations((3, 4), n)
+        for m in range(4)
+        for one in combinations((0, 1, 2), m)
+        if exercise.check({0: zero, 1: one}).targets[0].met
+    ]
+    assert min(found) == (2, (3,), (2,))
+    assert exercise.check({0: (3,), 1: (2,)}).targets[1].wanted == 2
+
+
+def test_the_picture_says_what_is_borrowed_from_whom():
+    figure = plots.rows_on_ranks((3, 3, 3, 2), 5, 2, (2, 2))
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert words.count("zero") == 4
+    assert sorted(int(w) for w in words if w != "zero") == sorted(
+        [*range(11), *(row for mine in LOANS.values() for row in mine)]
+    )
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["rank 0: 2 out", "rank 1: 1 out", "rank 2: 2 out", "rank 3: 1 out"]
+    with pytest.raises(PlacementError, match="must fit"):
+        plots.rows_on_ranks((1, 1), 5)
+
+
+# -- layers --------------------------------------------------------------------------------------
+
+
+def check_ways(ways, images, ranks):
+    weights, (x, classes) = initial_weights(LENET, 1), samples(images)
+    loss, grads = gradients(LENET, weights, x, classes)
+    done = run_threads(S.split_step, ranks, ways, weights, x, classes)
+    found, ours = S.whole_gradients(ways, done.results)
+    assert abs(found - loss) <= 1e-13 * loss
+    for layer, each in grads.items():
+        for kind, g in each.items():
+            assert_close(ours[layer][kind], g, 1e-13)
+    assert sum(r.sent for r in done.records) == S.bytes_of(ways, images, ranks, 8)
+    assert len(done.records.mismatches) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ways", S.every()[::4], ids=lambda ways: "-".join(ways.values()))
+def test_any_ways_give_the_gradients_of_one_device_and_the_bytes_of_the_arithmetic(ways):
+    check_ways(ways, images=5, ranks=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", S.every(), ids=lambda ways: "-".join(ways.values()))
+def test_all_ways_on_four(ways):
+    check_ways(ways, images=7, ranks=4)
+
+
+def test_one_rank_sends_nothing():
+    for ways in (dict.fromkeys(S.NAMES, way) for way in S.WAYS):
+        check_ways(ways, images=2, ranks=1)
+
+
+def test_two_of_the_answers_are_two_of_d2ls_splits():
+    for way, name in (("images", "data parallel"), ("out", "layerwise")):
+        ways = dict.fromkeys(S.NAMES, way)
+        assert S.bytes_of(ways, 256, 4, 4) == sum(need(name, 256, 4, 4).sent)
+
+
+def test_the_best_at_256_images_is_convolutions_by_images_and_the_large_matrix_by_rows():
+    """Krizhevsky 2014, arXiv:1404.5997: data parallelism where activations are large, model
+    parallelism where weights are."""
+    sizes = {tuple(w.values()): S.bytes_of(w, 256, 4, 4) for w in S.every()}
+    assert min(sizes, key=sizes.get) == ("images", "images", "in", "images")
+    assert sorted(sizes.values())[:2] == [2_652_192, 2_682_672]
+
+
+def test_a_choice_is_judged_by_its_run(ways, monkeypatch):
+    best = min(S.every(), key=lambda w: S.bytes_of(w, 8, 4, 4))
+    assert ways.check(best).best
+    result = ways.check(dict.fromkeys(S.NAMES, "images"))
+    assert result.legal
+    assert "MB that all devices send 3.09763, target at most" in result.reason
+    # planted: what is left of a sum of addends is the own addend
+    monkeypatch.setattr(Group, "all_reduce", lambda self, x: x.copy())
+    assert not ways.check(best).targets[1].met
+
+
+# -- devices -------------------------------------------------------------------------------------
+
+
+def test_the_number_of_devices_is_where_30_images_are_reached(devices):
+    """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
+    and back, against 2 x 129,068 gradients."""
+    assert -(-2 * 129_068 // 8_626) == 30
+    assert devices.check(3).best
+    few, many = devices.check(2), devices.check(4)
+    assert "in % of the layerwise split's 149.63" in few.reason
+    assert "devices 4, target the least that will do" in many.reason
+    assert "3" not in many.reason  # which is what is asked
+
+
+def test_with_a_batch_that_stays_the_number_of_devices_does_not_matter():
+    for n in (2, 4, 8, 16):
+        for images, more in ((29, False), (30, True)):
+            layerwise, data = (
+                sum(need(name, images, n, 4).sent) for name in ("layerwise", "data parallel")
+            )
+            assert (layerwise > data) is more
+
+
+@pytest.mark.long
+def test_too_few_images_are_refused():
+    with pytest.raises(PlacementError, match="with 0 images a device"):
+        until_layerwise_moves_more(each=0)

@@ -1,0 +1,162 @@
+"""Exercises on whole layouts: the planner judges, the best is searched, reasons have numbers.
+
+Holds `tiledask.lab.exercises.planning.layouts`.
+"""
+
+from dataclasses import replace
+
+import pytest
+from oracles.figures import still_drawn
+
+import tiledask as td
+from tiledask.lab.exercises import fastest_within, fewest_devices, repair, shorten_bubble
+from tiledask.lab.puzzles import UnsolvedError
+from tiledask.plan.inputs.model import Model
+
+GB = 10**9
+GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos=2048, name="gpt")
+"""1.3 billion parameters: 21 GB of states at 16 bytes."""
+CLUSTER = td.load_cluster("8xA10")
+"""Two nodes of 4 x 24 GB."""
+BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
+IDLE = td.Layout(pp=8, microbatches=8, flash_attention=True)
+
+
+@pytest.fixture(scope="module")
+def cap():
+    return fastest_within(GPT, CLUSTER, 32, room=6 * GB)
+
+
+@pytest.fixture(scope="module")
+def fewest():
+    return fewest_devices(GPT, CLUSTER, 32)
+
+
+@pytest.fixture(scope="module")
+def repaired():
+    return repair(GPT, BAD, CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def bubble():
+    return shorten_bubble(GPT, IDLE, CLUSTER, share=0.15)
+
+
+def searched(batch: int, **options):
+    plans = td.search(GPT, CLUSTER, batch, **options)
+    return [plans[n] for n in range(plans.counts["fits"])]
+
+
+def targets(result) -> dict:
+    return {t.name: (t.got, t.wanted, t.best) for t in result.targets}
+
+
+@pytest.mark.long
+def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired, bubble):
+    for exercise in (cap, fewest, repaired, bubble):
+        result = exercise.check(None)
+        assert not result
+        assert not result.attempted
+        assert result.reason == "Not attempted yet."
+        with pytest.raises(UnsolvedError, match="Not attempted"):
+            result.require()
+        assert exercise.draw(None).to_png().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
+    cap, fewest, repaired, bubble
+):
+    for exercise, answer, words in (
+        (cap, "tp=8", "an answer is a Layout"),
+        (cap, td.Layout(tp=4, dp=2, microbatches=32), "64 sequences a step, the task has 32"),
+        (cap, td.Layout(microbatches=32), 'the verdict is "no"'),
+        (cap, td.Layout(tp=4, pp=4, microbatches=32), "needs 16 devices"),
+        (cap, td.Layout(tp=4, cp=2, microbatches=32), "cp is 1, got 2"),
+        (fewest, td.Layout(pp=2, microbatches=32), 'the verdict is "'),
+        (repaired, td.Layout(pp=8, microbatches=16), "16 sequences a step, the task has 32"),
+        (bubble, td.Layout(tp=2, pp=4, microbatches=8), "8 stages or more, got pp=4"),
+    ):
+        result = exercise.check(answer)
+        assert result.attempted
+        assert not result.legal
+        assert words in result.reason
+        with pytest.raises(UnsolvedError):
+            result.require()
+        assert still_drawn(exercise, answer)
+
+
+def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refused(cap):
+    small = [plan for plan in searched(32) if plan.peak <= 6 * GB]
+    right = min(small[:12], key=lambda plan: plan.step.total)
+    result = cap.check(right.layout)
+    assert result
+    seconds, wanted, best = targets(result)["seconds a step"]
+    assert seconds == best == round(right.step.total, 2)
+    assert wanted == round(1.05 * right.step.total, 2)
+    large = next(plan for plan in searched(32) if plan.peak > 6.2 * GB)
+    reason = cap.check(large.layout).reason
+    assert f"GB on the fullest device {large.peak / GB:.2f}"[:-1] in reason
+    assert "target at most 6" in reason
+    slow = max(small, key=lambda plan: plan.by_formula)
+    assert "seconds a step" in cap.check(slow.layout).reason
+    assert cap.draw(slow.layout).to_png().startswith(b"\x89PNG")
+
+
+def test_the_fewest_devices_are_those_of_every_number_searched(fewest):
+    fits = {n: searched(32, devices=[n]) for n in range(1, 9)}
+    least = min(n for n, plans in fits.items() if plans)
+    assert 1 < least < 8
+    assert fewest.check(fits[least][0].layout).best
+    more = fewest.check(fits[8][0].layout)
+    assert more.legal
+    assert "devices 8, target the least that will do: less will do" in more.reason
+
+
+def test_more_bytes_a_parameter_take_more_devices():
+    heavy = fewest_devices(GPT, CLUSTER, 32, recipe="mixed-adam-20")
+    light = fewest_devices(GPT, CLUSTER, 32, recipe="bf16-adam-8bit")
+    answer = td.Layout(
+        tp=4, pp=2, microbatches=32, recompute="full", flash_attention=True, sequence_parallel=True
+    )
+    wanted = [targets(each.check(answer))["devices"][1] for each in (light, heavy)]
+    assert wanted[0] < wanted[1]
+    alone = td.Layout(microbatches=32, recompute="full", flash_attention=True)
+    assert light.check(alone).best
+    assert 'the verdict is "no"' in heavy.check(alone).reason
+
+
+def test_a_repair_is_what_the_critique_says_and_faults_have_their_numbers(repaired):
+    before = td.critique(GPT, BAD, CLUSTER)
+    faults = [line for line in before.lines if not line.good]
+    result = repaired.check(BAD)
+    assert result.legal
+    assert not result
+    assert len(faults) == next(t.got for t in result.targets if t.name.startswith("faults"))
+    assert "tp 8 leaves its node of 4" in result.reason
+    good = next(
+        plan.layout
+        for plan in searched(32)
+        if all(line.good for line in td.critique(GPT, plan.layout, CLUSTER).lines)
+    )
+    assert repaired.check(good)
+    assert repaired.draw(good).to_png().startswith(b"\x89PNG")
+
+
+def test_a_bubble_is_shortened_by_chunks_and_not_by_wishes(bubble):
+    same = bubble.check(IDLE)
+    assert same.legal
+    step = td.estimate_step(GPT, IDLE, CLUSTER)
+    idle = round(100 * step.bubble / step.total, 2)
+    assert targets(same)["% of a step idle in the pipeline"][:2] == (idle, 15)
+    assert f"idle in the pipeline {idle:g}, target at most 15" in same.reason
+    assert not bubble.check(replace(IDLE, interleave=2))
+    short = bubble.check(replace(IDLE, schedule="zb-v"))
+    assert targets(short)["% of a step idle in the pipeline"][0] < 15
+    assert short
+
+
+def test_a_room_that_nothing_fits_in_is_refused_with_both_numbers():
+    tiny = fastest_within(GPT, CLUSTER, 32, room=GB)
+    result = tiny.check(searched(32)[0].layout)
+    assert "within 1,000,000,000 bytes" in result.reason

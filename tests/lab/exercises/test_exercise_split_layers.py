@@ -1,0 +1,223 @@
+"""Exercises on split layers: sums placed, heads dealt, a layer too large; each judged by runs.
+
+Holds `tiledask.lab.exercises.planning.layer_too_large`,
+`tiledask.lab.exercises.split_layers.attention_heads` and
+`tiledask.lab.exercises.split_layers.partial_sums`.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tiledask.lab.exercises import balanced_heads, fewest_sums, layer_too_large
+from tiledask.lab.exercises.planning.layer_too_large import LEVELS, STRATEGIES, survived
+from tiledask.lab.exercises.split_layers import attention_heads, partial_sums
+from tiledask.plan.collectives.shards import deal_heads
+
+
+def missed(result) -> list[str]:
+    return [t.name for t in result.targets if not t.met]
+
+
+def quiet(exercise) -> bool:
+    result = exercise.check(None)
+    return not result and not result.attempted and exercise.draw(None).to_png()[1:4] == b"PNG"
+
+
+# -- sums -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sums():
+    return fewest_sums(4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("places", "wrong"),
+    [
+        (["y", "dnormed"], []),
+        (["y", "from_gate", "from_up"], ["collectives a step"]),
+        (["y", "dx_norm", "dw_norm"], ["collectives a step"]),
+        (["y", "dx_norm"], ["wrong results (dw_norm)"]),
+        (["y", "from_gate"], ["wrong results (dx, dw_norm)"]),
+        (["dnormed"], ["wrong results (out)"]),
+        ([], ["wrong results (out, dx, dw_norm)"]),
+    ],
+)
+def test_sums_that_are_right_few_or_missing(sums, places, wrong):
+    result = sums.check(places)
+    assert missed(result) == wrong
+    assert bool(result) == (not wrong)
+    assert sums.draw(places).to_png().startswith(b"\x89PNG")
+
+
+def test_a_sum_too_many_is_wrong(sums):
+    """g summed in the backward as well: each gradient behind it is 4 times too large."""
+    (name, *more) = missed(sums.check(["y", "dout", "dnormed"]))
+    assert name.startswith("wrong results")
+    assert {"dw_gate", "dw_up", "dw_down", "dw_norm", "dx"} <= set(name[15:-1].split(", "))
+    assert more == ["collectives a step"]
+    results = [r for _, r in partial_sums._run(("y", "dout", "dnormed"), 4).results]
+    down = np.concatenate([r["dw_down"] for r in results])
+    np.testing.assert_allclose(down, 4 * partial_sums._expected()["dw_down"], rtol=1e-12)
+
+
+def test_only_one_pair_of_sums_is_right(sums):
+    places = partial_sums.FORWARD + partial_sums.BACKWARD
+    pairs = [(a, b) for i, a in enumerate(places) for b in places[i + 1 :]]
+    assert [pair for pair in pairs if sums.check(pair)] == [("y", "dnormed")]
+
+
+def test_on_one_rank_no_sum_is_needed():
+    assert fewest_sums(1).check([])
+
+
+def test_the_picture_says_what_the_ranks_have():
+    states = partial_sums._states((), 4)
+    of = {state: [p for p, s in states.items() if s == state] for state in partial_sums.STATES}
+    assert of == {
+        "whole": ["normed", "dout"],
+        "a part": ["gate", "up", "activated", "dactivated", "dgate", "dup"],
+        "a partial sum": ["y", "from_gate", "from_up", "dnormed", "dx_norm", "dw_norm"],
+        "wrong": ["out", "dx"],
+    }
+
+
+@pytest.mark.parametrize("answer", ["y", ["z"], ["y", "y"], 3, [["y"]]])
+def test_places_that_are_none(sums, answer):
+    result = sums.check(answer)
+    assert not result.legal
+    assert "a list of places" in result.reason
+    assert "dnormed" in result.reason
+
+
+# -- heads ----------------------------------------------------------------------------------------
+
+IN_A_ROW = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+
+
+@pytest.fixture(scope="module")
+def heads():
+    return balanced_heads()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("deal", "wrong"),
+    [
+        ([[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]], []),
+        ([[9, 5], [0, 4], [6, 7, 8], [1, 2, 3]], []),
+        (IN_A_ROW, ["fullest rank / even share", "kv heads computed, all ranks"]),
+        ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [], []], ["fullest rank / even share"]),
+    ],
+)
+def test_deals(heads, deal, wrong):
+    result = heads.check(deal)
+    assert missed(result) == wrong
+    assert {t.name: t.got for t in result.targets}["wrong results"] == 0
+    assert heads.draw(deal).to_png().startswith(b"\x89PNG")
+
+
+def test_the_task_begins_with_the_deal_of_the_layers():
+    dealt, _ = deal_heads(10, 2, 4)
+    assert [[i for at in part for i in range(*at)] for part in dealt.parts] == IN_A_ROW
+
+
+@pytest.mark.parametrize(("query", "kv", "ranks"), [(4, 2, 3), (6, 2, 2), (6, 3, 3), (3, 1, 4)])
+def test_the_least_imbalance_is_that_of_every_assignment(query, kv, ranks):
+    """Each head to each rank, by brute force and by the task's formula written out again."""
+    task = attention_heads._Task(query, kv, ranks, width=4, hidden=20, tokens=6)
+    one, shared = 4 * 6 * 20 * 4 + 4 * 6 * 6 * 4, 4 * 6 * 20 * 4
+    even = (query * one + kv * shared) / ranks
+    worth = []
+    for owners in product(range(ranks), repeat=query):
+        held = [
+            {(o, i * kv // query) for i, o in enumerate(owners) if o == r} for r in range(ranks)
+        ]
+        most = max(owners.count(r) * one + len(held[r]) * shared for r in range(ranks))
+        worth.append((most / even, sum(map(len, held))))
+    assert attention_heads._least(task) == min(worth)
+
+
+def test_a_wrong_kv_head_is_caught(heads, monkeypatch):
+    cut = attention_heads._cut
+    monkeypatch.setattr(
+        attention_heads, "_cut", lambda w, query, kv, width: cut(w, query, [0] * len(kv), width)
+    )
+    assert "wrong results" in missed(heads.check(IN_A_ROW))
+
+
+@pytest.mark.parametrize("answer", [[1], 3, [[0]] * 4, [*IN_A_ROW[:3], [8]], [*IN_A_ROW, []]])
+def test_deals_that_are_none(heads, answer):
+    result = heads.check(answer)
+    assert not result.legal
+    assert "every head of 0..9 once" in result.reason
+
+
+# -- a layer too large ----------------------------------------------------------------------------
+
+GOOD = {
+    **dict.fromkeys(STRATEGIES[:3]),
+    "columns": "momentum",
+    "rows": "momentum",
+    "ranks for adam": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def large():
+    return layer_too_large(4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, []),
+        ({"columns": "adam"}, ["judged wrongly (columns)"]),
+        ({"copies": "forward", "rows": "sgd"}, ["judged wrongly (copies, rows)"]),
+        ({"ranks for adam": 4}, ["runs with Adam that were refused"]),
+        ({"ranks for adam": 6}, ["ranks for adam"]),
+    ],
+)
+def test_answers_on_a_layer_too_large(large, change, wrong):
+    assert missed(large.check(GOOD | change)) == wrong
+    assert large.draw(GOOD | change).to_png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_runs_end_where_arithmetic_says(ranks):
+    """2.6 MB of weights, in whole columns or rows, times the arrays; y beside them; 2.4 MB."""
+    y = 4 * 8 * 650
+    for strategy in STRATEGIES:
+        part, out = 2_600_000, y
+        if strategy == "columns":
+            part, out = 4 * 1000 * -(-650 // ranks), 4 * 8 * -(-650 // ranks)
+        elif strategy == "rows":
+            part = 4 * 650 * -(-1000 // ranks)
+        fitting = [level for level, arrays in LEVELS.items() if arrays * part + out <= 2_400_000]
+        assert survived(strategy, ranks) == (fitting[-1] if fitting else None), strategy
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (3, "'a layer each'"),
+        ({**GOOD, "more": 1}, "'a layer each'"),
+        ({**GOOD, "rows": "adamw"}, "'rows' works with one of"),
+        ({**GOOD, "rows": ["adam"]}, "'rows' works with one of"),
+        ({**GOOD, "ranks for adam": 4.5}, "a number from 1 to 64"),
+        ({**GOOD, "ranks for adam": 0}, "a number from 1 to 64"),
+    ],
+)
+def test_answers_that_are_none(large, answer, why):
+    result = large.check(answer)
+    assert not result.legal
+    assert why in result.reason
+
+
+@pytest.mark.long
+def test_not_attempted_is_quiet(sums, heads, large):
+    assert all(map(quiet, (sums, heads, large)))

@@ -1,0 +1,397 @@
+"""Exercises on tiles: choose, carry, name the level at fault, repair; all judged by arithmetic.
+
+Holds `tiledask.lab.exercises.products.kernel_repair` and `tiledask.lab.exercises.products.levels`.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.figures import still_drawn
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.exercises import (
+    levels_at_fault,
+    repaired_kernel,
+    retuned,
+    run_blocks,
+    tile_within,
+)
+from tiledask.lab.exercises.products.kernel_repair import CountedOperand
+from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
+from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of, tiles_of
+from tiledask.lab.puzzles import UnsolvedError
+from tiledask.tile.choice.residency import refusal
+
+SIZE = (4096, 4096, 4096)
+CARRIED = ((128, 256, 64), 4)
+
+
+@pytest.fixture(scope="module")
+def within():
+    return tile_within(SIZE, "H200", limit=100_000, stages=4, intensity=80, steps=128)
+
+
+@pytest.fixture(scope="module")
+def carried():
+    return retuned(SIZE, CARRIED, ("A100-80GB", "L40S"))
+
+
+def missed(result) -> list[str]:
+    return [t.name for t in result.targets if not t.met]
+
+
+def answers():
+    return product(product(SIDES, SIDES, STEPS), STAGES)
+
+
+# -- choose and carry ----------------------------------------------------------------------------
+
+
+def test_tiles_are_those_of_the_kernel_where_it_ships_them():
+    for device in ("H200", "L4"):
+        known = td.tile.candidates("mma_multistage", device)
+        for config in (*known, *(c for c, _ in known.refused)):
+            assert tile_of((config.block, config.stages)) == config
+
+
+def test_what_a_tile_takes_is_what_two_bytes_a_number_make():
+    for (tm, tn, tk), stages in answers():
+        config = tile_of(((tm, tn, tk), stages))
+        assert config.shared_bytes == stages * (tm + tn) * tk * 2
+        assert config.threads * config.warp[0] * config.warp[1] == 32 * tm * tn
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("answer", "misses"),
+    [
+        (((128, 256, 32), 4), []),
+        (((256, 128, 32), 4), []),
+        (((128, 256, 64), 4), ["kB of shared memory per block"]),
+        (((128, 256, 16), 6), ["steps along k"]),
+        (((128, 128, 32), 4), ["GB into shared memory", "microseconds at least"]),
+    ],
+)
+def test_a_tile_within_shared_memory(within, answer, misses):
+    result = within.check(answer)
+    assert missed(result) == misses
+    assert bool(result) == result.best == (not misses)
+    assert within.draw(answer).to_png().startswith(b"\x89PNG")
+
+
+def test_only_these_tiles_keep_to_the_limits_by_hand(within):
+    """Bytes by the formula, and not by the judge's: 2 s m n k / FLOP per byte."""
+    fitting = {
+        answer
+        for answer in answers()
+        for (tm, tn, tk), stages in [answer]
+        if stages >= 4
+        and stages * (tm + tn) * tk * 2 <= 100_000
+        and 2 * 4096**3 * (1 / tm + 1 / tn) <= 2 * 4096**3 / 80
+        and 4096 / tk <= 128
+        and (tm, tn) != (256, 256)  # 512 threads x 255 registers
+    }
+    solved = {a for a in answers() if a[1] >= 4 and within.check(a)}
+    assert solved == fitting == {((128, 256, 32), 4), ((256, 128, 32), 4)}
+
+
+@pytest.mark.long
+def test_carried_tiles_are_judged_by_the_order_of_all(carried):
+    for device in ("A100-80GB", "L40S"):
+        order = td.tile.order(*SIZE, tiles_of(device), device)
+        best, worst = order[0].config, order[-1].config
+        other = {"A100-80GB": ((128, 64, 32), 3), "L40S": ((64, 64, 32), 3)}
+        good = carried.check({**other, device: (best.block, best.stages)})
+        assert good.best, good.reason
+        bad = carried.check({**other, device: (worst.block, worst.stages)})
+        assert missed(bad) == [f"% given away on {device}"]
+
+
+def test_the_best_tiles_end_with_full_waves(carried):
+    """Worked out by hand: tiles over multiprocessors, and what the last round leaves."""
+    for device, side, count in (("A100-80GB", (128, 64), 108), ("L40S", (64, 64), 142)):
+        tiles = 4096 // side[0] * (4096 // side[1])
+        wide = 4096 // 128 * (4096 // 128)
+        full = [t / (-(-t // count) * count) for t in (tiles, wide)]
+        found = td.tile.order(*SIZE, tiles_of(device), device)
+        assert sorted(found[0].config.block[:2]) == sorted(side)
+        assert full[0] > 0.99 > full[1]
+    assert not carried.check({"A100-80GB": ((128, 128, 32), 3), "L40S": ((64, 64, 32), 3)})
+
+
+def test_the_carried_tile_starts_on_neither_and_the_picture_says_so(carried):
+    for device in ("A100-80GB", "L40S"):
+        assert "shared memory per block" in refusal(tile_of(CARRIED), device)
+    figure = carried.draw(None)
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert sum("does not start: 196.6 kB of shared memory" in w for w in words) == 2
+    mine = {"A100-80GB": ((128, 128, 32), 3), "L40S": ((64, 64, 32), 3)}
+    words = [text.get_text() for text in carried.draw(mine).axes[0].texts]
+    assert "128x128x32, 3 stages: 97.0%" in words
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (5, "an answer is ((tm, tn, tk), stages)"),
+        (((100, 64, 32), 3), "tm and tn one of 64, 128 or 256"),
+        (((128, 256, 32), 3), "3 stages keep copies 2 steps ahead"),
+        (((256, 256, 16), 4), "not one block fits a multiprocessor of H200 for its registers"),
+        (([128], 4), "an answer is"),
+    ],
+)
+def test_an_illegal_tile_says_why_and_is_still_drawn(within, answer, words):
+    result = within.check(answer)
+    assert result.attempted
+    assert not result.legal
+    assert words in result.reason
+    assert still_drawn(within, answer)
+
+
+def test_illegal_answers_to_the_others(carried):
+    for answer, words in (
+        ({}, "a tile and stages for each of A100-80GB, L40S"),
+        ({"A100-80GB": CARRIED, "L40S": CARRIED}, "cannot run on A100-80GB: 196.6 kB"),
+    ):
+        assert words in carried.check(answer).reason
+
+
+def test_a_task_that_nothing_solves_is_refused():
+    with pytest.raises(ConfigError, match="raise the limit of shared memory"):
+        tile_within(SIZE, "H200", limit=20_000, stages=4, intensity=80, steps=128)
+
+
+# -- which level is at fault ---------------------------------------------------------------------
+
+
+def made(busy, waited=(0.0, 0.0), flops=100):
+    """A run of two workers; FLOP of each are those of a product of this size."""
+    traffic = tuple(td.tile.traffic(1, 1, f // 2, 1, 4) for f in (flops, flops))
+    return BlockRun(1, traffic, tuple(busy), tuple(waited), (0, 0))
+
+
+def test_the_parts_of_a_makespan_add_up_by_hand():
+    # a good tile does 100 FLOP in 1 s: the mean of 4 and 2 is 3, so 2 s were lost in the tiles,
+    # and the longer worker took 1 s more than the mean
+    run = made((4.0, 2.0))
+    assert run.lost(100.0) == {BLOCKING: 1.0, TILE: 2.0}
+    assert run.at_fault(100.0) == TILE
+    assert run.utilisation == 0.75
+    late = made((4.0, 2.0), waited=(0.0, 9.0))
+    assert late.lost(100.0) == {BLOCKING: 8.0, TILE: 2.0}
+    assert late.at_fault(100.0) == BLOCKING
+
+
+positive = st.floats(0.01, 100)
+
+
+@given(st.tuples(positive, positive), st.tuples(positive, positive), positive)
+@settings(max_examples=100, deadline=None)
+def test_what_is_lost_and_the_ideal_are_the_makespan(busy, waited, rate):
+    run = made(busy, waited)
+    assert sum(run.lost(rate).values()) + 100 / rate == pytest.approx(run.makespan)
+
+
+def test_levels_are_judged_by_the_measurements_alone():
+    runs = {"slow": made((4.0, 4.0)), "uneven": made((4.0, 0.5))}
+    exercise = levels_at_fault(runs, rate=50.0)
+    assert exercise.check({"slow": TILE, "uneven": BLOCKING}).best
+    wrong = exercise.check({"slow": BLOCKING, "uneven": BLOCKING})
+    assert "levels named wrongly (slow) 1" in wrong.reason
+    # the same names with the measurements exchanged: the other answer is right
+    turned = levels_at_fault({"slow": runs["uneven"], "uneven": runs["slow"]}, rate=50.0)
+    assert turned.check({"slow": BLOCKING, "uneven": TILE})
+    assert not turned.check({"slow": TILE, "uneven": BLOCKING})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"a": "low"}, "a level is 'blocking' or 'tile', got 'low'"),
+        ({}, "a level for each of a"),
+        ("tile", "a level for each of a"),
+    ],
+)
+def test_an_answer_that_is_no_level(answer, words):
+    exercise = levels_at_fault({"a": made((1.0, 1.0))}, rate=100.0)
+    assert words in exercise.check(answer).reason
+    assert still_drawn(exercise, answer)
+
+
+@pytest.fixture(scope="module")
+def runs(cluster):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype("f4") for s in ((1024, 256), (256, 512)))
+    even = (256,) * 4
+    return {
+        "good": run_blocks(cluster, a, b, even, tile=256),
+        "small": run_blocks(cluster, a, b, even, tile=8),
+        "uneven": run_blocks(cluster, a, b, (928, 32, 32, 32), tile=256),
+        "far": run_blocks(cluster, a, b, even, tile=256, home=1),
+    }
+
+
+@pytest.mark.cluster
+def test_the_levels_are_independent_on_workers(runs):
+    """The tile moves no byte between workers, the blocking no FLOP per byte in whole tiles."""
+    good, small, uneven, far = runs.values()
+    assert small.received == good.received == uneven.received == (0,) * 4
+    assert far.received == tuple(256 * 256 * 4 * (slot != 1) for slot in range(4))
+    assert {t.tile_intensity for t in good.traffic + uneven.traffic + far.traffic} == {64.0}
+    assert {t.intensity for t in small.traffic} == {2.0}
+    assert good.flops == small.flops == far.flops == (2 * 256 * 256 * 512,) * 4
+    assert uneven.flops[0] == 29 * uneven.flops[1]
+    assert good.waited == (0.0,) * 4
+    assert min(far.waited[0], *far.waited[2:]) > 0 == far.waited[1]
+    assert all(seconds > 0 for run in runs.values() for seconds in run.busy)
+
+
+@pytest.mark.cluster
+def test_a_small_tile_and_an_uneven_split_are_told_apart(runs):
+    rate = runs["good"].rate
+    assert runs["small"].at_fault(rate) == TILE
+    assert runs["uneven"].at_fault(rate) == BLOCKING
+
+
+@pytest.mark.cluster
+def test_rows_that_do_not_add_up_are_refused(cluster):
+    a = np.ones((8, 4), "f4")
+    for rows in ((2, 2, 2), (2, 2, 2, 3), (8, 0, 0, 0)):
+        with pytest.raises(ConfigError, match="one entry of 1 or more for each of 4 workers, 8"):
+            run_blocks(cluster, a, a.T, rows, tile=2)
+
+
+@pytest.mark.cluster
+def test_the_picture_has_every_worker_and_the_makespan(runs):
+    exercise = levels_at_fault({"far": runs["far"], "small": runs["small"]}, runs["good"].rate)
+    figure = exercise.draw()
+    bars = {p.get_gid(): p for axes in figure.axes for p in axes.patches if p.get_gid()}
+    for worker in range(4):
+        total = sum(bars[f"far {kind} {worker}"].get_width() for kind in ("busy", "waited", "idle"))
+        assert total == pytest.approx(runs["far"].makespan)
+
+
+# -- repair --------------------------------------------------------------------------------------
+
+
+def tile_loop(fault=None):
+    """A tile loop in NumPy, with one ``fault`` planted."""
+
+    def kernel(a, b, tile):
+        (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], tile
+        c = np.zeros((m, n), a.dtype)
+        for i in range(0, m - tm + 1 if fault == "rows" else m, tm):
+            for j in range(0, n - tn + 1 if fault == "columns" else n, tn):
+                for p in range(0, k - tk + 1 if fault == "k" else k, tk):
+                    if fault == "overwrites":
+                        c[i : i + tm, j : j + tn] = 0
+                    wide = tn + 1 if fault == "wide" else tn
+                    part = a[i : i + tm, p : p + tk] @ b[p : p + tk, j : j + wide]
+                    c[i : i + tm, j : j + tn] += part[:, : c[i : i + tm, j : j + tn].shape[1]]
+                    if fault == "twice":
+                        a[i : i + tm, p : p + tk] @ b[p : p + tk, j : j + tn]
+        return c
+
+    return kernel
+
+
+def test_a_right_kernel_is_solved_in_several_ways():
+    exercise = repaired_kernel(tile_loop("rows"))
+
+    def into(a, b, tile):
+        c = np.empty((len(a), b.shape[1]), a.dtype)
+        for i in range(0, len(a), tile[0]):
+            for j in range(0, b.shape[1], tile[1]):
+                acc = np.zeros(c[i : i + tile[0], j : j + tile[1]].shape, c.dtype)
+                for p in range(0, len(b), tile[2]):
+                    steps = slice(p, p + tile[2])
+                    out = np.empty_like(acc)
+                    np.matmul(a[i : i + tile[0], steps], b[steps, j : j + tile[1]], out=out)
+                    acc += out
+                c[i : i + tile[0], j : j + tile[1]] = acc
+        return c
+
+    for kernel in (tile_loop(), into):
+        assert exercise.check(kernel).best
+
+
+@pytest.mark.parametrize("fault", ["rows", "columns", "k", "overwrites", "wide", "twice"])
+def test_every_planted_fault_is_found(fault):
+    exercise = repaired_kernel(tile_loop(fault))
+    result = exercise.check(tile_loop(fault))
+    assert result.legal
+    assert not result
+    by_sum = "wrong elements of C" in missed(result)
+    assert by_sum == (fault not in ("wide", "twice"))
+    if not by_sum:  # right, and not tile by tile
+        assert "bytes loaded beside the formula" in missed(result)
+        assert ("products larger than a tile" in missed(result)) == (fault == "wide")
+    with pytest.raises(UnsolvedError):
+        result.require()
+
+
+def test_the_library_in_place_of_tiles_is_seen():
+    exercise = repaired_kernel(tile_loop("rows"))
+    for kernel in (lambda a, b, tile: a @ b, lambda a, b, tile: np.asarray(a) @ np.asarray(b)):
+        result = exercise.check(kernel)
+        assert "bytes loaded beside the formula" in missed(result)
+        assert "wrong elements of C" not in missed(result)
+
+
+@pytest.mark.long
+def test_kernels_that_raise_or_return_another_shape_are_told_so():
+    exercise = repaired_kernel(tile_loop("rows"))
+    for answer, words in (
+        (3, "a function of a, b and tile"),
+        (lambda a, b: a, "raised TypeError for (4, 8) @ (8, 6)"),
+        (lambda a, b, tile: a, "is (4, 6), and the kernel returned (4, 8)"),
+    ):
+        result = exercise.check(answer)
+        assert not result.legal
+        assert words in result.reason
+        assert still_drawn(exercise, answer)
+
+
+@pytest.mark.long
+def test_the_picture_shows_which_elements_are_wrong():
+    def wrong(fault):
+        figure = repaired_kernel(tile_loop(fault)).draw()
+        return [sum("wrong" in str(p.get_gid()) for p in axes.patches) for axes in figure.axes]
+
+    assert wrong("columns") == [13 * 3, 13 * 3]  # 11 = 2 x 4 + 3
+    assert wrong("rows") == [3 * 11, 3 * 11]  # 13 = 2 x 5 + 3
+    assert wrong("overwrites") == [0, 13 * 11]
+    assert wrong(None) == [0, 0]
+
+
+def test_counted_operands_behave_as_arrays():
+    log = []
+    a = CountedOperand.of(np.arange(6.0).reshape(2, 3), log)
+    b = np.ones((3, 2))
+    assert (a @ b).tolist() == [[3.0, 3.0], [12.0, 12.0]]
+    assert log == [((2, 3), (3, 2))]
+    total = np.zeros((2, 3))
+    total += 2 * a[:, :]
+    assert total.tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    assert len(log) == 1
+
+
+@pytest.mark.long
+def test_what_is_not_attempted_is_quiet(within, carried):
+    others = (levels_at_fault({"a": made((1.0, 1.0))}, 100.0), repaired_kernel(tile_loop("k")))
+    for exercise in (within, carried, *others):
+        result = exercise.check(None)
+        assert (bool(result), result.reason) == (False, "Not attempted yet.")
+        assert exercise.draw(None).to_png().startswith(b"\x89PNG")
+
+
+def test_stages_do_not_change_what_a_tile_moves():
+    two, six = (tile_of(((128, 128, 32), stages)) for stages in (2, 6))
+    assert replace(two, stages=6) == six

@@ -1,0 +1,270 @@
+"""Exercises on training: traffic, uneven copies, a loss scale, a faulty run; judged by runs.
+
+Holds `tiledask.lab.exercises.training.faulty_run`, `tiledask.lab.exercises.training.scale_rule`,
+`tiledask.lab.exercises.training.step_traffic` and `tiledask.lab.exercises.training.uneven_copies`.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from tiledask.distributed.training import GPT, train
+from tiledask.lab.exercises import faulty_run, scale_rule, step_traffic, uneven_copies
+from tiledask.tile.datasets import load_text
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def missed(result) -> list[str]:
+    return [t.name for t in result.targets if not t.met]
+
+
+def drawn(exercise, answer=None) -> bool:
+    return exercise.draw(answer).to_png().startswith(b"\x89PNG")
+
+
+def quiet(exercise) -> bool:
+    result = exercise.check(None)
+    return not result and not result.attempted and drawn(exercise)
+
+
+# -- traffic of a step -----------------------------------------------------------------------------
+
+
+def by_hand(shape, m=2, b=8, h=32, layers=3, s=16, vocabulary=50):
+    """A step's traffic in float32 by the formulas that the walkthrough teaches. The first stage
+    waits most: it has the embedding and the larger half of the layers."""
+    (dp, tp, pp), alone = shape, shape[2] == 1
+    first = -(-layers // pp)
+    replicated = s * h + layers * 6 * h + 2 * h
+    size = vocabulary * h + s * h + layers * (12 * h * h + 13 * h) + 2 * h + h * vocabulary
+    of_tensor = 1 + 4 * first + 3 * alone  # the head: dx, and the loss's two
+    return {
+        "tensor": 2 * (tp - 1) * 4 * ((4 * layers + 2) * b * s * h + 3 * b * s),
+        "pipeline": 2 * (pp - 1) * 4 * tp * b * s * h,
+        "data": 2 * (dp - 1) * 4 * (size + (tp - 1) * replicated),
+        "barriers": m * of_tensor * (tp > 1) + (2 + first + alone) * (dp > 1),
+    }
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 2)])
+def test_the_formulas_are_what_a_step_moves(shape):
+    answer = by_hand(shape)
+    assert step_traffic(shape).check(answer), missed(step_traffic(shape).check(answer))
+
+
+def test_a_byte_too_many_is_seen():
+    exercise, right = step_traffic(), by_hand((2, 2, 2))
+    for name in right:
+        (wrong,) = missed(exercise.check(right | {name: right[name] + 1}))
+        assert name in wrong
+        assert "off" in wrong
+    forgotten = right | {"data": right["data"] - 8 * (16 * 32 + 20 * 32)}  # on both tensor ranks
+    assert missed(exercise.check(forgotten)) == ["bytes off, data parallel"]
+    assert drawn(exercise, right)
+
+
+@pytest.mark.parametrize("answer", [3, {}, {"tensor": 1}, "x"])
+def test_numbers_that_are_none(answer):
+    result = step_traffic().check(answer)
+    assert not result.legal
+    assert "'tensor', 'pipeline', 'data', 'barriers'" in result.reason
+
+
+@pytest.mark.parametrize("value", [-1, "many", None])
+def test_a_number_that_is_none(value):
+    assert not step_traffic().check(by_hand((2, 2, 2)) | {"data": value}).legal
+
+
+# -- uneven copies ---------------------------------------------------------------------------------
+
+
+def weighed(group, gradient, rows, total):
+    return group.all_reduce(gradient * (rows / total))
+
+
+def mean_of_means(group, gradient, rows, total):
+    return group.all_reduce(gradient) / group.size
+
+
+def counted_again(group, gradient, rows, total):
+    return group.all_reduce(gradient * rows) / group.all_reduce(np.float64(rows))
+
+
+def of_those_with_rows(group, gradient, rows, total):
+    return group.all_reduce(gradient / min(total, group.size))
+
+
+def not_summed(group, gradient, rows, total):
+    return gradient
+
+
+WRONG, MORE = "batches that end elsewhere", "bytes that all ranks send in a step"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (weighed, []),
+        (mean_of_means, [f"{WRONG} (7, 2 rows)"]),
+        (of_those_with_rows, [f"{WRONG} (7 rows)"]),
+        (counted_again, [MORE]),
+        (not_summed, [f"{WRONG} (6, 7, 2 rows)"]),
+        (lambda *a: weighed(*a) * np.nan, [f"{WRONG} (6, 7, 2 rows)"]),
+    ],
+)
+def test_averages(function, wrong):
+    exercise = uneven_copies()
+    assert missed(exercise.check(function)) == wrong
+    assert drawn(exercise, function)
+
+
+def test_the_bytes_are_those_of_one_all_reduce():
+    (_, bytes_sent) = uneven_copies().check(weighed).targets
+    assert bytes_sent.best == bytes_sent.got == 2 * 2 * 784 * 10 * 8
+
+
+def raising(group, gradient, rows, total):
+    return gradient / rows if rows else 1 / rows
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (3, "a function of group, gradient, rows and total"),
+        (raising, "raising.* raised ZeroDivisionError with a batch of 2 rows"),
+        (lambda *a: np.zeros(3), r"has \[784, 10\] numbers, got \[3\] back"),
+        (lambda group, *a: group.all_reduce(a[0]) if group.rank else a[0], "raised"),
+    ],
+)
+def test_functions_that_are_none(answer, why):
+    result = uneven_copies().check(answer)
+    assert not result.legal
+    assert re.search(why, result.reason), result.reason
+
+
+# -- the loss scale --------------------------------------------------------------------------------
+
+
+def every(interval):
+    """Half after an overflow, twice after as many steps without."""
+
+    def rule(scale, good, finite):
+        if not finite:
+            return scale / 2, 0
+        return (2 * scale, 0) if good + 1 == interval else (scale, good + 1)
+
+    return rule
+
+
+LOSS = "loss of the last 8 steps, begun at "
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        (every(4), []),
+        (every(1), {"steps left out in both runs", f"{LOSS}2^44"}),
+        (every(2000), {f"{LOSS}1"}),
+        (
+            lambda scale, good, finite: (scale, good),
+            {"steps left out in both runs", f"{LOSS}2^44", f"{LOSS}1"},
+        ),
+    ],
+    ids=["of four", "of one", "of 2000", "fixed"],
+)
+def test_rules_of_a_scale(rule, wrong):
+    assert set(missed(scale_rule().check(rule))) == set(wrong)
+
+
+@pytest.mark.long
+def test_scales_are_drawn():
+    exercise = scale_rule()
+    assert quiet(exercise)
+    assert drawn(exercise, every(4))
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (3, "a function of scale, good and finite"),
+        (lambda scale, good, finite: scale, "returns two numbers"),
+        (lambda scale, good, finite: (0, 0), "a loss scale lies between"),
+        (lambda scale, good, finite: (float("nan"), 0), "a loss scale lies between"),
+    ],
+)
+def test_rules_that_are_none(rule, why):
+    result = scale_rule().check(rule)
+    assert not result.legal
+    assert why in result.reason
+
+
+# -- the faulty run --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def suspects():
+    return faulty_run(0)
+
+
+@pytest.mark.long
+def test_only_one_answer_is_right(suspects):
+    """And no format's envelope betrays it: all verdicts are "round-off"."""
+    right = [name for name in suspects.runs if suspects.check(name)]
+    assert len(right) == 1
+    wrong = next(name for name in suspects.runs if name not in right)
+    assert missed(suspects.check(wrong)) == ["sound runs accused", "faulty runs at large"]
+    assert set(suspects.table["verdict in its format"]) == {"round-off"}
+    assert suspects.table.format[right[0]] == "bfloat16"
+
+
+def test_float64_tells(suspects):
+    apart = {name: suspects.again(name).max() for name in suspects.runs}
+    (right,) = (name for name in suspects.runs if suspects.check(name))
+    assert apart.pop(right) > 1e-7
+    assert max(apart.values()) < 1e-14
+
+
+def test_halves_do_not(suspects):
+    """The faulty run is no farther from one device than the sound ones of its format are."""
+    (right,) = (name for name in suspects.runs if suspects.check(name))
+    text = load_text("tales")
+    model = GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+    rule = next(run.rule for name, run in suspects.runs.items() if name != right)
+    single = train(model, text, (1, 1, 1), steps=8, batch=8, rule=rule, progress=False).losses
+    halves = [name for name, run in suspects.runs.items() if run.dtype == "bfloat16"]
+    off = {name: np.abs(suspects.losses(name) / single - 1).max() for name in halves}
+    assert off.pop(right) < 3 * max(off.values())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_another_seed_is_another_task(suspects, seed):
+    other = faulty_run(seed)
+    assert other.runs != suspects.runs
+    assert sum(map(bool, map(other.check, other.runs))) == 1
+
+
+def test_a_task_without_a_fault_has_no_answer(monkeypatch, suspects):
+    """Planted: all six are sound, and whoever is accused is accused wrongly."""
+    (right,) = (name for name in suspects.runs if suspects.check(name))
+    sound = next(run.rule for name, run in suspects.runs.items() if name != right)
+    for name, run in suspects.runs.items():
+        monkeypatch.setitem(suspects.runs, name, run._replace(rule=sound))
+    assert missed(suspects.check(right)) == ["sound runs accused"]
+
+
+def test_names_that_are_none(suspects):
+    assert "one of 'A', 'B'" in suspects.check("G").reason
+    assert "one of 'A', 'B'" in suspects.check(["A"]).reason
+    with pytest.raises(ValueError, match="runs are called A, B, C, D, E, F; got 'G'"):
+        suspects.again("G")
+
+
+@pytest.mark.long
+def test_not_attempted_is_quiet(suspects):
+    assert quiet(suspects)
+    assert quiet(step_traffic())
+    assert quiet(uneven_copies())

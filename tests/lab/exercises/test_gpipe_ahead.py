@@ -1,0 +1,46 @@
+"""The exercise on latency: the best answer, a late one, one that is too early, and nonsense.
+
+Holds `tiledask.lab.exercises.latency`.
+"""
+
+import pytest
+
+from tiledask.lab.exercises import gpipe_ahead
+from tiledask.lab.sweep import same_work
+
+
+@pytest.fixture(scope="module")
+def exercise():
+    return gpipe_ahead(against=("1f1b", "zb-h1"))
+
+
+def test_the_smallest_latencies_are_found_and_only_they_are_enough(exercise):
+    assert exercise.check((0.01, 0.81))
+    late = exercise.check((0.01, 0.82))
+    assert not late
+    assert late.legal
+    assert "against zb-h1 0.82, target the least that will do" in late.reason
+    assert [target.best for target in late.targets] == [0.01, 0.81]
+
+
+def test_a_tie_is_not_ahead(exercise):
+    ends = [same_work(name, 4, 8, latency=0.8).makespan for name in ("gpipe", "zb-h1")]
+    assert ends == pytest.approx([37.8, 37.8])
+    result = exercise.check((0.01, 0.8))
+    assert not result.legal
+    assert "GPipe needs 37.8 s and zb-h1 37.8 s: GPipe is not ahead" in result.reason
+
+
+@pytest.mark.parametrize("answer", ["xy", (0.01,), (0, 0.81), (0.015, 0.81), (0.01, 3), (True, 1)])
+def test_what_is_no_answer_is_refused_in_words(exercise, answer):
+    result = exercise.check(answer)
+    assert not result.legal
+    assert "an answer has 2 latencies, against 1f1b, zb-h1, each from 0.01 to 2 s" in result.reason
+
+
+def test_it_is_drawn_without_giving_the_answer_away(exercise):
+    for answer, lines in ((None, 0), ((0.1, 0.9), 2)):
+        (axes,) = exercise.draw(answer).axes
+        assert sum(line.get_gid() == "answer" for line in axes.lines) == lines
+        assert not [line for line in axes.lines if line.get_gid() == "crossing"]
+    assert exercise.check(None).reason == "Not attempted yet."

@@ -1,0 +1,332 @@
+"""What the parts of `make gpu` measure, without a GPU: on NumPy, and on the stand-in for CuPy.
+
+Holds `tiledask.lab.gpu.part`, `tiledask.lab.gpu.parts.bars`, `tiledask.lab.gpu.parts.cases`,
+`tiledask.lab.gpu.parts.product`, `tiledask.lab.gpu.parts.sizes`, `tiledask.lab.gpu.parts.speed`
+and `tiledask.lab.gpu.parts.train`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tile.cuda.test_cuda_gpu import TRIED, cases_of
+from tile.cuda.test_cuda_launch import lying
+
+from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
+from tiledask.lab.bench.tiles import ways
+from tiledask.lab.gpu.part import Notes
+from tiledask.lab.gpu.parts import fit, kernels, product, speed, sweep, train
+from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.tile.cuda import prebuilt
+from tiledask.tile.cuda.launch import planned
+
+CASE = GemmCase(33, 47, 21)
+
+
+@pytest.fixture
+def notes(tmp_path):
+    return Notes("part", tmp_path / "journal", time.time() + 120, tmp_path)
+
+
+def rows(notes):
+    """What was noted."""
+    lines = [json.loads(line) for line in notes.journal.read_text().splitlines()]
+    return [line for line in lines if "key" in line]
+
+
+# -- a product in the middle of NaN --------------------------------------------------------------
+
+right = partial(by_kernel, kernel="blas")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("layouts", ["CCC", "FCF", "SSS"])
+@pytest.mark.parametrize("how", [{}, *prebuilt.ENDINGS, {"alpha": -0.5, "beta": 2.0}])
+def test_a_right_product_is_right(dtype, layouts, how):
+    found = check(right, replace(CASE, dtype=dtype, layouts=layouts, **how))
+    assert found.right, found
+    assert 0 < found.error <= found.limit
+
+
+def test_the_smallest_numbers_of_float16_are_right():
+    seeds = (GemmCase(128, 128, 1, dtype="float16", seed=seed) for seed in range(20))
+    assert all(check(right, case).right for case in seeds)
+
+
+def a_row_lower(a, b, out, epilogue):
+    right(a, b, out, epilogue)
+    out[1:] = out[:-1].copy()
+
+
+def one_element(a, b, out, epilogue):
+    right(a, b, out, epilogue)
+    out[-1, -1] = np.nan
+
+
+def beyond_the_edge(a, b, out, epilogue):
+    right(a, b, out, epilogue)
+    np.lib.stride_tricks.as_strided(out, (out.shape[0], out.shape[1] + 1), out.strides)[3, -1] = 7
+
+
+def tf32_in_place_of_float32(a, b, out, epilogue):
+    a = (np.ascontiguousarray(a).view("u4") & 0xFFFFE000).view("f4")
+    right(a, b, out, epilogue)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (a_row_lower, "rounding explains"),
+        (one_element, "C[32, 46] is inf"),
+        (beyond_the_edge, "1 elements outside"),
+        (tf32_in_place_of_float32, "rounding explains"),
+    ],
+)
+def test_a_wrong_product_is_wrong(run, said):
+    found = check(run, CASE)
+    assert not found.right
+    assert said in str(found)
+
+
+def test_runs_that_differ_are_counted():
+    calls = []
+
+    def races(a, b, out, epilogue):
+        right(a, b, out, epilogue)
+        calls.append(0)
+        if len(calls) in (3, 7):
+            out[0, 0] += 1
+
+    assert differing(races, CASE, 8) == 2
+    assert differing(right, CASE, 8) == 0
+
+
+def test_all_that_is_launched_can_be_brought_along(monkeypatch):
+    monkeypatch.setattr(kernels, "shrink", lambda arrays: 1)
+    tried = [(v, case) for _, v, case in kernels._steps_up("cupy")]
+    tried += [(v, case) for step, v in TRIED for case in cases_of(step, v)]
+    asked = set()
+    for variant, case in tried:
+        small = replace(
+            case,
+            m=min(case.m, 600 + case.m % 2),
+            n=min(case.n, 800 + case.n % 2),
+            k=min(case.k, 400),
+        )
+        a, b, out, epilogue = lying(small)
+        plan = planned(variant.kernel, a, b, out, variant.tile, epilogue)
+        asked.add((variant.kernel, tuple(sorted(plan.macros.items()))))
+    assert len(asked) > 100
+    assert not asked - set(prebuilt.variants())
+
+
+# -- the parts on NumPy --------------------------------------------------------------------------
+
+
+def test_each_kernel_once(notes):
+    kernels.first(notes, "numpy")
+    found = rows(notes)
+    assert {row["state"] for row in found} == {"right"}
+    assert {"probe", "one tile", "ring", "cluster", "many tiles", "layouts"} <= {
+        row["step"] for row in found
+    }
+    assert all(row["error"] <= row["limit"] for row in found if "kernel" in row)
+
+
+@pytest.mark.long
+def test_every_kernel_and_a_planted_fault(notes, monkeypatch):
+    def off_by_one_row(a, b, out, epilogue, **how):
+        by_kernel(a, b, out, epilogue, **how)
+        if how["kernel"] == "tiled" and out.ndim == 2 and out.shape[0] > 2:
+            out[1:] = out[:-1].copy()
+
+    monkeypatch.setattr(kernels, "by_kernel", off_by_one_row)
+    monkeypatch.setattr(kernels, "shrink", lambda arrays: 32)
+    kernels.every(notes, "numpy")
+    found = [row for row in rows(notes) if row.get("kernel")]
+    for name, state in (("tiled", "wrong"), ("blas", "right")):
+        edges = [row for row in found if row["kernel"] == name and row["step"] == "edges"]
+        assert {row["state"] for row in edges} == {state}, edges
+    (table,) = kernels.tables(found)
+    assert ("tiled, fp32", "wrong") in [row[:2] for row in table.rows]
+
+
+def test_what_was_measured_is_left_out_and_what_there_is_no_time_for_is_said(tmp_path, notes):
+    keys = {f"edges: {variant}" for variant in kernels.variants("numpy")}
+    late = replace(notes, until=time.time() + 10, before=frozenset(keys))
+    kernels.every(late, "numpy")
+    (edges, *_) = (row for row in rows(late) if row["key"].endswith("not begun"))
+    assert edges["step"] == "repeat"
+    assert edges["state"] == "skipped"
+    assert not keys & {row["key"] for row in rows(late)}
+
+
+@pytest.mark.long
+def test_contenders_in_turn(notes):
+    speed.run(notes, "numpy")
+    found = {row["key"]: row for row in rows(notes)}
+    mine = found["fp32 512 cubed: blas"]
+    assert mine["state"] == "timed"
+    assert mine["ratio"] == pytest.approx(
+        found["fp32 512 cubed: numpy.matmul"]["median"] / mine["seconds"]
+    )
+    products, ladder, goals = speed.tables(list(found.values()))
+    assert ("fp32 512 cubed", "blas") in [row[:2] for row in products.rows]
+    assert [row[0] for row in ladder.rows] == ["tiled, fp32", "blas, fp32"]
+    assert goals.rows[0][1] == "blas / numpy.matmul"
+
+
+@pytest.mark.long
+def test_a_contender_that_was_refused_does_not_take_part_again(notes):
+    late = replace(notes, before=frozenset({"refused: tiled in fp32"}))
+    speed.run(late, "numpy")
+    tiled = [row for row in rows(late) if row.get("way") == "tiled"]
+    assert {row["state"] for row in tiled} == {"skipped"}
+
+
+@pytest.mark.long
+def test_a_wrong_contender_is_wrong_and_has_no_time(notes, monkeypatch):
+    matmul = ways.matmul
+
+    def off_by_one_row(a, b, name, out, **how):
+        matmul(a, b, name, out=out, **how)
+        if name == "blas":
+            out[1:] = out[:-1].copy()
+
+    monkeypatch.setattr(ways, "matmul", off_by_one_row)
+    speed.run(notes, "numpy")
+    blas = [row for row in rows(notes) if row.get("way") == "blas"]
+    assert {row["state"] for row in blas} == {"wrong"}
+    assert not any("seconds" in row for row in blas)
+
+
+@pytest.mark.long
+def test_the_fastest_tile_is_remembered(notes, monkeypatch, tmp_path):
+    monkeypatch.setenv("TILEDASK_CACHE", str(tmp_path / "cache"))
+    sweep.run(notes, "numpy")
+    found = rows(notes)
+    (best, other) = (row for row in found if "best" in row)
+    timed = [row for row in found if row.get("work") == "fp32 512 cubed" and "way" in row]
+    ours = {row["way"]: row["median"] for row in timed if row["way"] != "numpy.matmul"}
+    assert best["best"] == min(ours, key=ours.get)
+    assert best["remembered"]
+    kept = json.loads((tmp_path / "cache" / "tuned.json").read_text())["tiles"]
+    assert {"x".join(map(str, each["tile"])) for each in kept.values()} == {
+        best["best"],
+        other["best"],
+    }
+    assert sweep.tables(found)[0].rows[0][1] == best["best"]
+    assert sweep.figure(found) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_two_levels_and_files_are_counted(notes):
+    product.run(notes, "numpy")
+    found = rows(notes)
+    assert {row["state"] for row in found} == {"timed"}, found
+    for row in found:
+        moved = "bytes read" if "host memory" in row["key"] else "bytes moved"
+        assert row[moved] == row[f"{moved}, predicted"]
+        assert row["error"] < 1e-5
+    assert all(len(table.rows) == len(found) for table in product.tables(found))
+
+
+def test_claims_are_of_what_a_device_can_hold():
+    for memory in (10**9, 24 * 10**9, 80 * 10**9, 141 * 10**9):
+        found = fit.claims(memory)
+        assert len({claim.key for claim in found}) == len(found) >= 5
+        for claim in found:
+            case = claimed(claim)
+            fits = case.predicted.peak <= case.capacity
+            assert fits == ("refused" not in claim.key), claim
+            assert case.predicted.peak * claim.layout.pp <= 0.7 * memory
+
+
+def claimed(claim):
+    model = isinstance(claim.what, Model)
+    what = claim.what if model else claim.what // claim.scale
+    capacity = claim.capacity // claim.scale
+    return ClaimCase(what, claim.layout, load_recipe(fit.RECIPE), claim.sequence, capacity)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_claims_agree_with_what_was_held(notes):
+    fit.run(notes, "numpy")
+    found = rows(notes)
+    assert {row["state"] for row in found} == {"right"}, found
+    refused = [row for row in found if row["verdict"] == "does not fit"]
+    assert [row["key"] for row in refused] == [r["key"] for r in found if "refused" in r["key"]]
+    (table,) = fit.tables(found)
+    assert len(table.rows) == len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_trainings_have_the_losses_of_the_host(notes, monkeypatch):
+    monkeypatch.setattr(train, "_CASES", ())
+    train.run(notes, "numpy")
+    found = {row["key"]: row for row in rows(notes)}
+    assert {row["state"] for row in found.values()} <= {"right", "timed"}, found
+    assert sum("losses" in row for row in found.values()) == 10
+    assert [len(table.rows) for table in train.tables(list(found.values()))] == [9, 1, 1]
+
+
+def test_a_training_with_other_losses_is_wrong(notes):
+    class Made:
+        losses = np.ones(3)
+
+    class Other:
+        losses = np.array([1.0, 1.0, 1.0 + 1e-6])
+
+    notes.begin("a training")
+    train._compared(notes, "a training", Other, Made)
+    (row,) = rows(notes)
+    assert row["state"] == "wrong"
+    assert row["error"] > row["limit"]
+
+
+# -- on the stand-in for CuPy --------------------------------------------------------------------
+
+STANDIN = Path(__file__).parents[2] / "twins" / "standin"
+FIRST = """
+import sys, time
+from pathlib import Path
+from tiledask.lab.gpu.parts import kernels
+from tiledask.lab.gpu.parts.cases import by_kernel
+from tiledask.lab.gpu.part import Notes
+
+def off_by_one_row(a, b, out, epilogue, **how):
+    by_kernel(a, b, out, epilogue, **how)
+    if how["kernel"] == sys.argv[2] and len(out) > 1:
+        bits = out.view(f"u{out.itemsize}")
+        bits[1:] = bits[:-1].copy()
+
+kernels.by_kernel = off_by_one_row
+folder = Path(sys.argv[1])
+kernels.first(Notes("first", folder / "journal", time.time() + 120, folder))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not STANDIN.exists(), reason="there is no stand-in for CuPy in twins/standin")
+def test_each_kernel_once_on_the_stand_in_and_one_that_is_off_by_a_row(tmp_path):
+    folders = os.pathsep.join(map(str, (STANDIN, STANDIN.parents[2])))
+    environment = {**os.environ, "PYTHONPATH": folders, "TILEDASK_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", FIRST, str(tmp_path), "sgemm_warptiled"]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+    lines = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+    found = [line for line in lines if "key" in line]
+    assert len(found) > 30
+    wrong = [row["key"] for row in found if row["state"] != "right"]
+    assert wrong == ["one tile: sgemm_warptiled 128x128x16, fp32, 128 x 128 x 16"]

@@ -1,0 +1,327 @@
+"""Figures of trainings: what they draw is what was counted, and every word can be read.
+
+Holds `tiledask.lab.plots.training.layers_traffic`, `tiledask.lab.plots.training.live` and
+`tiledask.lab.plots.training.losses`.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from jupyter_client.manager import start_new_kernel
+from oracles.figures import clipped, drawn_texts, overlaps
+
+import tiledask as td
+from tiledask.distributed.training import Progress
+from tiledask.errors import ConfigError
+from tiledask.lab import plots
+from tiledask.lab.plots.style import INK
+from tiledask.lab.plots.training import live
+from tiledask.lab.plots.training.layers_traffic import PARTS, layer_bars
+from tiledask.lab.precision.drift import SAFETY, likely, worst
+
+TEXT = td.load_text("tales")
+MODEL = td.GPT(TEXT.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return {
+        shape: td.train(
+            MODEL,
+            TEXT,
+            shape,
+            steps=3,
+            batch=4,
+            microbatches=2,
+            progress=False,
+            zero=3 * (shape[0] > 1),
+            clip=1.0,
+        )
+        for shape in ((1, 1, 1), (2, 2, 2))
+    }
+
+
+def curve(n=30, off=0.0, first=0):
+    steps = np.arange(first, n)
+    return SimpleNamespace(losses=4 * 0.95**steps * (1 + off * np.sin(steps)), first=first)
+
+
+def deep(layers: int):
+    """Layers of a large model, as `Trained.layers` gives them."""
+    import pandas as pd
+
+    rows = [
+        (f"layer {n}/mlp/w_2", when, "tensor", 1, 4, 4, 10**9, 10**9, 8, 8, 0.1)
+        for n in range(layers)
+        for when in ("forward", "backward")
+    ]
+    names = [
+        "layer",
+        "when",
+        "parallel",
+        "calls",
+        "barriers",
+        "predicted_barriers",
+        "bytes",
+        "predicted_bytes",
+        "messages",
+        "predicted_messages",
+        "seconds",
+    ]
+    frame = pd.DataFrame(rows, columns=names).set_index(["layer", "when"])
+    return SimpleNamespace(layers=lambda: frame)
+
+
+def told(n, floor=0.1419):
+    losses = [4 * 0.95**i for i in range(n)]
+    return [Progress(i, 30, loss, 0.01, 4096, 10, 1, 1, floor) for i, loss in enumerate(losses)]
+
+
+FIGURES = {
+    "losses, one": lambda t: plots.losses({"one rank": t[1, 1, 1]}),
+    "losses, two": lambda t: plots.losses(
+        {str(shape): run for shape, run in t.items()}, floor=TEXT.floor, dtype="float32"
+    ),
+    "losses, equal": lambda t: plots.losses({"first": curve(), "again": curve()}),
+    "losses, many": lambda t: plots.losses(
+        {f"dp={n}, tp=2, pp=2": curve(off=n * 1e-7) for n in range(7)},
+        dtype="bfloat16",
+        ranks=8,
+        layers=24,
+        floor=0.5,
+    ),
+    "losses, a step": lambda t: plots.losses({"one": [2.5], "two": [2.5000001]}),
+    "losses, controls": lambda t: plots.losses(
+        {"one device": curve(), "split": curve(off=1e-6)},
+        dtype="float32",
+        ranks=2,
+        layers=5,
+        controls=[curve(off=n * 1e-4) for n in range(3)],
+    ),
+    "losses, lost": lambda t: plots.losses({"one": [2.5, 2.4], "two": [2.5, np.inf]}),
+    "losses, later": lambda t: plots.losses({"one": curve(), "later": curve(40, first=20)}),
+    "live, nothing": lambda t: plots.LiveLoss().figure(),
+    "live, a step": lambda t: live._drawn(told(1), ""),
+    "live, more": lambda t: live._drawn(told(25), "GPT, 8 ranks"),
+    "live, no floor": lambda t: live._drawn(told(30, None), ""),
+    "layers": lambda t: plots.layers_traffic(t[2, 2, 2]),
+    "layers, many": lambda t: plots.layers_traffic(deep(96)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.few(5)
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_word_can_be_read(name, trained):
+    figure = FIGURES[name](trained)
+    drawn = drawn_texts(figure)
+    assert drawn
+    assert not clipped(figure, drawn, by=1)
+    for axes in figure.axes:  # a layout without room for the words lets the axes collapse
+        assert axes.get_window_extent().height > 60, f"no room for {axes.get_title(loc='left')!r}"
+    assert not overlaps(drawn)
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+
+def lines(axes):
+    return {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
+
+
+def test_the_band_holds_all_controls_and_so_a_split_that_parts_no_farther():
+    """With one of them alone, a run that parts as another control does looks faulty."""
+    alone, near, far = curve(), curve(off=1e-7), curve(off=1e-3)
+    split = {"one device": alone, "split": curve(off=5e-4)}
+    for controls in ([near, far], [far, near]):
+        above, below = plots.losses(split, controls=controls).figure.axes
+        for axes, runs in ((above, [near.losses, far.losses]), (below, None)):
+            (band,) = (c for c in axes.collections if c.get_gid() == "controls")
+            corners = band.get_paths()[0].vertices
+            for step in range(len(alone.losses)):
+                heights = corners[corners[:, 0] == step, 1]
+                if runs:
+                    assert heights.max() == max(run[step] for run in runs)
+                    assert heights.min() == min(run[step] for run in runs)
+                else:
+                    larger = max(alone.losses[step], far.losses[step])
+                    apart = abs(alone.losses[step] - far.losses[step]) / larger
+                    assert heights.max() == pytest.approx(apart)
+        dots = dict(zip(*lines(below)["split"].get_data(), strict=True))
+        assert all(dots[n] <= corners[corners[:, 0] == n, 1].max() for n in dots)
+
+
+def test_losses_and_differences_are_drawn():
+    first, second = curve(), curve(off=1e-6)
+    figure = plots.losses({"one": first, "two": second}, floor=0.5)
+    above, below = figure.axes
+    for name, run in (("one", first), ("two", second)):
+        assert lines(above)[name].get_ydata().tolist() == run.losses.tolist()
+    assert lines(above)["best"].get_ydata() == [0.5, 0.5]
+    off = np.abs(first.losses - second.losses) / np.maximum(first.losses, second.losses)
+    drawn = lines(below)["two"]
+    assert drawn.get_xdata().tolist() == np.flatnonzero(off).tolist()
+    assert drawn.get_ydata().tolist() == off[off > 0].tolist()
+    assert below.get_yscale() == "log"
+    assert drawn.get_label() == f"two:\nat most {off.max():.1e}"
+
+
+def test_the_envelope_is_that_of_the_theory(trained):
+    runs = {str(shape): run for shape, run in trained.items()}
+    below = plots.losses(runs, dtype="float32").axes[1]
+    line = lines(below)[f"{SAFETY:g} x random walk\n(8 ranks, 2 layers)"]
+    expected = [SAFETY * likely(n, "float32", 8, 2) for n in (1, 2, 3)]
+    assert line.get_ydata().tolist() == pytest.approx(expected)
+    (band,) = below.collections
+    top = band.get_paths()[0].vertices[:, 1].max()
+    assert top == pytest.approx(worst(3, "float32", 8, 2))
+    (points,) = [each for name, each in lines(below).items() if name == "(2, 2, 2)"]
+    assert (points.get_ydata() < expected[-1]).all()
+
+
+def test_steps_are_compared_by_their_numbers():
+    below = plots.losses({"one": curve(), "later": curve(40, 1e-6, first=20)}).axes[1]
+    assert set(lines(below)["later"].get_xdata()) <= set(range(20, 30))
+    below = plots.losses({"one": curve(5), "later": curve(9, first=6)}).axes[1]
+    assert "no step in common" in below.get_legend().get_texts()[0].get_text()
+
+
+@pytest.mark.parametrize("runs", [{}, {"none": []}, {"a": [], "b": []}])
+def test_no_losses_are_refused(runs):
+    with pytest.raises(ConfigError, match=f"1 step or more, got {len(runs)} runs with 0 steps"):
+        plots.losses(runs)
+
+
+# -- while it runs -----------------------------------------------------------------------------
+
+
+class Handle:
+    def __init__(self):
+        self.drawn = []
+
+    def update(self, what):
+        self.drawn.append(len(what.steps))
+
+
+def test_it_is_drawn_now_and_then_and_at_the_end(monkeypatch):
+    handle, clock = Handle(), iter(np.arange(1000) * 0.06)
+    monkeypatch.setattr(live, "_shown", lambda what: handle)
+    monkeypatch.setattr(live, "monotonic", lambda: float(next(clock)))
+    with plots.LiveLoss() as drawing:
+        for step in told(30):
+            drawing(step)
+    assert handle.drawn[-1] == 30
+    assert 30 * 0.06 / 0.25 / 2 <= len(handle.drawn) <= 30 * 0.06 / 0.25 + 2
+
+
+def test_drawing_that_takes_long_is_rare(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(live, "monotonic", lambda: now[0])
+    drawing, drawn = plots.LiveLoss(), []
+
+    class Slow:
+        def update(self, what):
+            now[0] += 1.0
+            drawn.append(now[0])
+
+    drawing._handle = Slow()
+    for step in told(30):
+        drawing(step)
+        now[0] += 1.0
+    assert len(drawn) <= 8  # a fifth of the time, not half of it
+
+
+def test_outside_of_notebooks_nothing_is_shown(capfd):
+    drawing = plots.LiveLoss()
+    trained = td.train(MODEL, TEXT, (1, 1, 2), steps=3, batch=2, progress=drawing)
+    assert [step.loss for step in drawing.steps] == trained.losses.tolist()
+    assert capfd.readouterr() == ("", "")
+    line = lines(drawing.figure().axes[0])["loss"]
+    assert line.get_ydata().tolist() == trained.losses.tolist()
+    td.train(MODEL, TEXT, (1, 1, 1), steps=2, batch=2, progress=drawing)
+    assert len(drawing.steps) == 2  # a new training is a new curve
+
+
+def test_the_best_loss_and_the_speed_are_said():
+    axes = live._drawn(told(25), "").axes[0]
+    assert axes.get_title(loc="left") == f"step 25 of 30, loss {4 * 0.95**24:.4f}, 409,600 tokens/s"
+    assert "best loss there is: 0.1419" in [t.get_text() for t in axes.texts]
+    assert not live._drawn(told(25, None), "").axes[0].texts
+
+
+IN_A_CELL = """
+import tiledask as td
+from tiledask.lab import plots
+text = td.load_text("tales")
+model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=2, sequence=8)
+live = plots.LiveLoss()
+trained = td.train(model, text, (1, 2, 1), steps=5, batch=2, progress=live)
+"""
+
+
+@pytest.mark.cluster
+def test_in_a_notebook_one_figure_is_drawn_again_in_place():
+    manager, client = start_new_kernel(startup_timeout=60)
+    said = []
+    try:
+        reply = client.execute_interactive(IN_A_CELL, timeout=120, output_hook=said.append)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert reply["content"]["status"] == "ok", reply["content"]
+    shown = [m for m in said if m["msg_type"] in ("display_data", "update_display_data")]
+    kinds = [m["msg_type"] for m in shown]
+    assert kinds == ["display_data", *["update_display_data"] * (len(kinds) - 1)]
+    assert len(kinds) >= 2
+    assert len({m["content"]["transient"]["display_id"] for m in shown}) == 1
+    assert {m["parent_header"]["msg_id"] for m in shown} == {reply["parent_header"]["msg_id"]}
+    first, last = (m["content"]["data"]["image/png"] for m in (shown[0], shown[-1]))
+    assert first != last
+    assert not [m for m in said if m["msg_type"] == "stream"]
+
+
+# -- layers ------------------------------------------------------------------------------------
+
+
+def test_bars_are_the_frame(trained):
+    run = trained[2, 2, 2]
+    figure, frame = plots.layers_traffic(run), run.layers()
+    for axes, what in zip(figure.axes, ("barriers", "bytes"), strict=True):
+        patches = [p for p in axes.patches if p.get_gid() in PARTS]
+        assert sum(p.get_width() for p in patches) == frame[what].sum()
+        (ticks,) = [c for c in axes.collections if c.get_gid() == "predicted"]
+        ends = [segment[0][0] for segment in ticks.get_segments()]
+        assert sum(ends) == frame[f"predicted_{what}"].sum()
+        for row, end in enumerate(ends):
+            assert end == sum(p.get_width() for p in patches if round(p.get_y() + 0.36) == row)
+    assert "counted equals predicted" in figure.get_suptitle()
+
+
+def test_a_bar_that_is_not_as_predicted_is_said():
+    made = deep(3)
+    made.layers().iloc[0, 4] += 1
+    assert "1 bar not as predicted" in plots.layers_traffic(made).get_suptitle()
+
+
+def test_one_rank_has_nothing_to_draw(trained):
+    with pytest.raises(ConfigError, match=r"2 ranks or more .* have 0 collectives"):
+        plots.layers_traffic(trained[1, 1, 1])
+
+
+def test_parts_of_a_layer():
+    rows = [
+        ("layer 0/mlp/w_2", "forward", "tensor", 4, 4),
+        ("layer 0", "gradients", "data", 1, 2),
+        ("stages 0-1", "backward", "pipeline", 0, 0),
+        ("all layers", "norm", "all ranks", 1, 1),
+    ]
+    bars = layer_bars(rows)
+    assert bars.rows == ("layer 0", "stages 0-1", "all layers")
+    assert bars.parts == {
+        "tensor, forward": [4, 0, 0],
+        "data, gradients": [1, 0, 0],
+        "all ranks": [0, 0, 1],
+    }
+    assert bars.predicted == [6, 0, 1]
+    assert INK not in {colour for colour, _ in PARTS.values()}  # that of what is predicted

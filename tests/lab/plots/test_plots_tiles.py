@@ -1,0 +1,176 @@
+"""Figures of tiles: what they say is what was computed, and every word can be read.
+
+Holds `tiledask.lab.plots.products.roofline`, `tiledask.lab.plots.products.tile_levels` and
+`tiledask.lab.plots.products.wave_tails`.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from matplotlib.text import Text
+from oracles.figures import clipped, drawn_texts, overlaps
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab import plots
+from tiledask.plan.inputs.hardware import load_cluster, load_device
+
+LADDER = (
+    ("smem_tiled", "float32"),
+    ("sgemm_warptiled", "float32"),
+    ("mma_multistage", "bfloat16"),
+    ("wgmma_ws_persistent", "bfloat16"),
+)
+
+
+def levels(device="H200", n=8192, kernel="wgmma_ws_persistent", **more):
+    return td.tile.levels_of(n, n, n, kernel, device, **more)
+
+
+def ladder(device="H200", names=LADDER, n=8192):
+    return [td.tile.predict(n, n, n, kernel, device, dtype) for kernel, dtype in names]
+
+
+def tails(kernels=("wgmma_ws_persistent", "mma_multistage"), step=512, device="H200"):
+    found = [td.tile.config_of(kernel) for kernel in kernels]
+    sizes = range(step, 8193, step)
+    return {str(c): {n: td.tile.waves(n, n, c, device) for n in sizes} for c in found}
+
+
+FIGURES = {
+    "levels": lambda: plots.tile_levels(levels(load_cluster("8xH200"), workers=(2, 4))),
+    "levels, unknown": lambda: plots.tile_levels(levels("L4", kernel="mma_multistage")),
+    "levels, thin": lambda: plots.tile_levels(
+        td.tile.levels_of(65536, 16, 4096, "smem_tiled", "T4")
+    ),
+    "levels, one tile": lambda: plots.tile_levels(levels(n=64)),
+    "roofline": lambda: plots.roofline(ladder()),
+    "roofline, measured": lambda: plots.roofline(
+        ladder("B200", LADDER[:3], 4096), measured={"smem_tiled": 5e12}
+    ),
+    "roofline, one": lambda: plots.roofline(ladder("T4", LADDER[:1], 100)),
+    "waves": lambda: plots.wave_tails(tails()),
+    "waves, fine": lambda: plots.wave_tails(tails(step=128)),
+    "waves, one": lambda: plots.wave_tails(tails(("smem_tiled",), step=8192), title="One size"),
+}
+
+
+def words(figure) -> str:
+    found = figure.findobj(lambda a: isinstance(a, Text) and a.get_visible())
+    return "\n".join(text.get_text() for text in found)
+
+
+def by_gid(figure, gid):
+    return figure.findobj(lambda a: a.get_gid() == gid)
+
+
+@cache
+def drawn(name: str) -> tuple:
+    """(figure, its words), drawn once for all that is asked of it."""
+    figure = FIGURES[name]()
+    return figure, drawn_texts(figure)
+
+
+@pytest.mark.long
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_word_is_inside_the_picture_and_upon_no_other(name):
+    figure, texts = drawn(name)
+    assert len(texts) >= 6
+    assert not clipped(figure, texts)
+    assert not overlaps(texts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["levels", "roofline", "waves"])
+def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
+    figure, _ = drawn(name)
+    assert figure.to_png() == FIGURES[name]().to_png()
+    assert figure.get_suptitle()
+
+
+# what they say ---------------------------------------------------------------------------------
+
+
+def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
+    found = levels(load_cluster("8xH200"), workers=(2, 4))
+    figure = plots.tile_levels(found)
+    tiles = [(patch.get_height(), patch.get_width()) for patch in by_gid(figure, "tile")]
+    assert tiles == [level.tile for level in found.levels]
+    for name, seconds in found.times.items():
+        (bar,) = by_gid(figure, name)
+        assert bar.get_width() == seconds
+    assert words(figure).count("the longest") == 1
+    text = words(figure)
+    assert "4096 x 2048 of 8192 x 8192" in text
+    assert "H200, one of 2 x 4 workers" in text
+    assert "1365 FLOP/byte" in text
+
+
+def test_a_level_of_unknown_bandwidth_has_no_bar():
+    figure = plots.tile_levels(levels("L4", kernel="mma_multistage"))
+    (bar,) = by_gid(figure, "L2 -> shared memory")
+    assert bar.get_width() == 0
+    assert "not known: no bandwidth" in words(figure)
+
+
+def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
+    predictions = ladder()
+    figure = plots.roofline(predictions)
+    for prediction in predictions:
+        kernel, speed = prediction.config.kernel, prediction.flops_per_second
+        (line,) = by_gid(figure, kernel)
+        assert set(line.get_ydata()) == {speed}
+        filled = []
+        for level in prediction.levels.levels:
+            (mark,) = by_gid(figure, f"{kernel} {level.name}")
+            (x,), (y,) = mark.get_data()
+            assert (x, y) == (level.intensity, speed)
+            assert y <= x * level.bandwidth * 1.0001
+            if mark.get_fillstyle() == "full":
+                filled.append(level.name)
+        assert filled == ([] if prediction.binding == "arithmetic" else [prediction.binding])
+    (roof,) = by_gid(figure, "roof DRAM -> L2")
+    for x, y in roof.get_xydata():
+        assert y == pytest.approx(x * load_device("H200").memory_bandwidth)
+    (peak,) = by_gid(figure, "peak bf16")
+    assert set(peak.get_ydata()) == {989.5e12}
+
+
+def test_what_was_measured_is_a_cross():
+    figure, _ = drawn("roofline, measured")
+    (cross,) = by_gid(figure, "smem_tiled measured")
+    assert cross.get_ydata()[0] == 5e12
+    assert not by_gid(figure, "roof L2 -> shared memory")
+    assert "L2 -> shared memory: bandwidth unknown, no roof" in words(figure)
+
+
+def test_waves_are_as_counted():
+    sizes = tails()
+    figure = plots.wave_tails(sizes)
+    for name, line in sizes.items():
+        (drawn,) = by_gid(figure, name)
+        assert drawn.get_xydata().tolist() == [[n, w.efficiency] for n, w in line.items()]
+        (steps,) = by_gid(figure, f"{name} waves")
+        assert list(steps.get_ydata()) == [w.count for w in line.values()]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.roofline([]), "1 prediction or more, got 0"),
+        (lambda: plots.roofline(ladder()[:1] + ladder("T4", LADDER[:1])), "1 device, got H200, T4"),
+        (lambda: plots.wave_tails({}), "1 line or more of 1 size or more, got {}"),
+        (lambda: plots.wave_tails({"a": {}}), "got {'a': 0}"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_a_device_without_bandwidths_is_drawn_too():
+    bare = replace(load_device("H200"), clock=0.0, name="mine")
+    figure = plots.tile_levels(levels(bare))
+    assert words(figure).count("not known: no bandwidth") == 2

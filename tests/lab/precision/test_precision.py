@@ -1,0 +1,208 @@
+"""The lessons on precision hold, formats are NumPy's, and the drift verdict tells faults apart.
+
+Holds `tiledask.lab.precision.drift`, `tiledask.lab.precision.formats`,
+`tiledask.lab.precision.lessons` and `tiledask.lab.precision.small`.
+"""
+
+import math
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ConfigError
+from tiledask.lab import precision
+from tiledask.lab.precision import FORMATS, acceptable, likely, small, train, worst
+from tiledask.tile.backend import as_dtype
+
+# -- formats ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+@settings(max_examples=200, deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-150, 130))
+def test_rounding_by_fractions_is_the_machines(name, x, exponent):
+    for value in (x, math.ldexp(math.frexp(x)[0], exponent)):
+        # bfloat16 is made of float32: from float64 it would be rounded twice
+        with np.errstate(all="ignore"):
+            value = float(np.float32(value)) if name == "bfloat16" else value
+            if math.isfinite(value):
+                machine = np.array(value, np.float32 if name == "bfloat16" else np.float64)
+                machine = float(machine.astype(as_dtype(name)))
+                assert FORMATS[name].nearest(value) == machine
+
+
+def test_the_numbers_of_the_textbook():
+    half = FORMATS["float16"]
+    assert [half.nearest(x) for x in (65504, 65519, 65520, -65520)] == [
+        65504,
+        65504,
+        math.inf,
+        -math.inf,
+    ]
+    assert half.nearest(1e-8) == 0
+    assert half.nearest(1e-8 * 2**16) / 2**16 == pytest.approx(9.997e-9, rel=1e-4)
+    assert half.nearest(1 + 2.0**-11) == 1
+    assert half.nearest(1 + 2.0**-11 + 2.0**-20) == 1 + 2.0**-10
+    assert [f.roundoff for f in FORMATS.values()] == [2**-11, 2**-8, 2**-24, 2**-53]
+
+
+# -- lessons ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("lesson", "claims"),
+    [
+        (precision.overflow, 8),
+        (precision.underflow, 4),
+        (precision.lost_update, 2),
+        (lambda: precision.lost_update("bfloat16"), 2),
+        (precision.order_of_sums, 8),
+        (lambda: precision.order_of_sums(5, seed=3), 8),
+        (precision.loss_scaling, 4),
+    ],
+)
+def test_every_lesson_holds(lesson, claims):
+    table = lesson()
+    assert table.ok, str(table)
+    assert table.held == claims
+    assert "<table" in table._repr_html_()
+
+
+def test_the_order_of_sums_matters():
+    rows = precision.order_of_sums(8).rows
+    assert all(row.measured > 0 for row in rows[::2])
+    assert all(row.measured >= 2 for row in rows[1::2])
+    spreads = [row.measured for row in rows[::2]]
+    assert spreads == sorted(spreads, reverse=True)  # bf16, fp16, fp32, fp64
+    with pytest.raises(ConfigError, match="2 ranks or more, got 1"):
+        precision.order_of_sums(1)
+
+
+def test_small_gradients_do_not_overflow():
+    row = precision.overflow(ranks=2, gradient=1000.0).rows[2]
+    assert (row.predicted, row.measured) == ("1000.0", "1000.0")
+
+
+# -- the small network -----------------------------------------------------------------------------
+
+
+def test_a_split_changes_nothing_but_the_order_of_sums():
+    alone = train("float64", 5).losses
+    for ranks in (2, 3, 64):
+        split = train("float64", 5, ranks).losses
+        np.testing.assert_allclose(split, alone, rtol=1e-13)
+    assert train("float64", 5).losses == alone
+    assert train("float64", 5, seed=1).losses != alone
+    with pytest.raises(ConfigError, match="over 1 to 64 ranks, got 65"):
+        train("float64", 1, 65)
+
+
+def test_the_small_networks_gradients_are_its_derivative():
+    x = np.random.default_rng(0).standard_normal((6, 784))
+    labels, net, eps = np.arange(6), small.Small(8, 12, 2), 1e-6
+    weights = small.layers.initialise(net.parameters(), 0, dtype="float64")
+    _, grads = small._step(weights, net, x, labels, 3, 4.0)
+    rng = np.random.default_rng(1)
+    way = {name: rng.standard_normal(w.shape) for name, w in weights.items()}
+    ends = [
+        small._step({n: w + s * eps * way[n] for n, w in weights.items()}, net, x, labels, 3, 1)[0]
+        for s in (1, -1)
+    ]
+    slope = sum((grads[name] * way[name]).sum() for name in weights)
+    assert 4 * (ends[0] - ends[1]) / (2 * eps) == pytest.approx(slope, rel=1e-6)
+
+
+# -- drift -----------------------------------------------------------------------------------------
+
+
+def test_the_drift_of_a_small_network_is_round_off():
+    table = precision.drift(steps=(1, 2, 8), ranks=(2, 4))
+    assert table.ok, str(table)
+    assert len(table.rows) == 18
+    assert {row.note for row in table.rows} == {"round-off"}
+    assert any(row.measured > 0 for row in table.rows)
+
+
+def plant_a_missing_f(parts):
+    """Backward (a list here) only the own gradient goes on, as if nobody had added them up."""
+    return parts[0] if isinstance(parts, list) else reduce(np.add, parts)
+
+
+def plant_a_doubled_sum(parts):
+    return 2 * reduce(np.add, parts)
+
+
+def plant_a_left_out_rank(parts):
+    return reduce(np.add, parts[:-1])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("fault", [plant_a_missing_f, plant_a_doubled_sum, plant_a_left_out_rank])
+def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):
+    alone = train(dtype, 4).losses
+    honest = train(dtype, 4, 2).losses
+    monkeypatch.setattr(small, "added", fault)
+    wrong = train(dtype, 4, 2).losses
+    assert all(verdicts(alone, honest, dtype))
+    assert not all(verdicts(alone, wrong, dtype))
+
+
+def test_bf16_sees_a_missing_f_later(monkeypatch):
+    first = {}
+    for dtype in FORMATS:
+        alone = train(dtype, 6).losses
+        with monkeypatch.context() as patch:
+            patch.setattr(small, "added", plant_a_missing_f)
+            said = verdicts(alone, train(dtype, 6, 2).losses, dtype)
+        first[dtype] = [bool(each) for each in said].index(False) + 1
+    assert first == {"float16": 2, "bfloat16": 5, "float32": 2, "float64": 2}
+
+
+def verdicts(alone, split, dtype):
+    pairs = enumerate(zip(alone, split, strict=True), start=1)
+    return [acceptable(a, b, n, dtype, ranks=2, layers=2) for n, (a, b) in pairs]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gathered_logits_in_a_split_loss_are_a_fault(dtype, ranks):
+    loss = math.log(50)
+    assert acceptable(loss, loss + math.log(ranks), 1, dtype, ranks, 2).grade == "fault"
+
+
+def test_the_envelope_and_its_grades():
+    u = 2.0**-24
+    assert likely(9, "float32", 2, 3) == pytest.approx(9 * u)
+    assert worst(9, "float32", 2, 3) == pytest.approx(81 * u)
+    assert [
+        acceptable(1.0, 1 - x * u, 9, "float32", 2, 3).grade for x in (0, 17.9, 18.1, 80.9, 81.1)
+    ] == ["round-off", "round-off", "doubtful", "doubtful", "fault"]
+    assert acceptable(0.0, 0.0, 1, "float32")
+    assert acceptable(2.0, 2.0, 1, "float32")
+    assert not acceptable(2.0, 3.0, 1, "float32")
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ((1.0, math.nan), "one run is finite and the other is not"),
+        ((math.inf, math.nan), "neither run is finite"),
+    ],
+)
+def test_what_is_no_number_is_a_fault(losses, words):
+    said = acceptable(*losses, 3, "float16")
+    assert not said
+    assert words in said.reason
+    assert "Drift(fault: inf apart" in repr(said)
+
+
+def test_wrong_questions_are_refused():
+    with pytest.raises(ConfigError, match=r"after 1 step or more.* got steps=0"):
+        acceptable(1, 1, 0, "float32")
+    with pytest.raises(ConfigError, match="one of float16, bfloat16, float32, float64, got 'half'"):
+        acceptable(1, 1, 1, "half")

@@ -1,0 +1,81 @@
+"""Drawings of puzzles: the task, right and wrong answers, nonsense; what is wrong is marked.
+
+Holds `tiledask.lab.puzzles.figures.draw_compositions`, `tiledask.lab.puzzles.figures.draw_cuts`,
+`tiledask.lab.puzzles.figures.draw_orders`, `tiledask.lab.puzzles.figures.draw_runs` and
+`tiledask.lab.puzzles.figures.frame`.
+"""
+
+import pytest
+
+from tiledask.lab.puzzles import load_puzzle, puzzle_names
+from tiledask.plan.pipelines.schedules import schedule
+
+
+def text(name, stages, microbatches, **options):
+    return schedule(name, stages, microbatches, **options).to_text()
+
+
+EVEN = "1-6 | 7-12 | 13-18 | 19-24"
+ONE_F = text("1f1b", 2, 4)
+
+
+ODD = {
+    "two-chunks-each": ["1-3 | 99", [n % 3 for n in range(12)], "2-1 | 3,3", "9" * 30, 3.5],
+    "24-memory-cap": ["1-3 | 99", EVEN, "1-24"],
+    "costly-cuts": ["1-3 | 99", "1-4 | 5-8 | 9-12 | 13-16"],
+    "who-waits": ["idle, F0, B0, idle", "idle, F0, B0, B0", "x"],
+    "when-gpipe-wins": [13, "x"],
+    "five-percent-idle": ["v-half, 8", "x"],
+    "bug-twice": ["deadlock: 0F0", "missing: 2B2", "x"],
+    "order-on-2": [ONE_F, "0B0,0F0 ; 1F0", "0F0 ; 0F1 ; 1F0", text("zb-v", 4, 4), 3.5],
+    "shifted-by-one": [text("1f1b", 4, 8)],
+    "everything-at-once": [EVEN + " ; gpipe", EVEN + " ; 1f1b", "1-6 | 3", EVEN + " ; nope", 3.5],
+}
+
+
+@pytest.mark.long
+@pytest.mark.few(9)
+@pytest.mark.parametrize("name", puzzle_names())
+def test_every_task_and_all_kinds_of_answers_are_drawn(name):
+    puzzle = load_puzzle(name)
+    for answer in [None, *ODD.get(name, [])]:
+        figure = puzzle.draw(answer)
+        title = figure.get_suptitle()
+        assert title.startswith(puzzle.title)
+        assert ("★" in title.splitlines()[0]) == bool(puzzle.check(answer).stars)
+        assert ("\n" in title) or answer is None
+        assert figure.axes
+
+
+def gids(figure):
+    return [str(a.get_gid()) for axes in figure.axes for a in axes.get_children()]
+
+
+@pytest.mark.long
+def test_the_drawing_shows_layers_limits_and_what_is_wrong():
+    (axes,) = load_puzzle("24-uneven").draw("1-6 | 7-13 | 14-20 | 21-24").axes
+    boxes = [p for p in axes.patches if str(p.get_gid()).startswith("layer ")]
+    assert [p.get_gid() for p in boxes] == [f"layer {n}" for n in range(1, 25)]
+    assert max(p.get_x() + p.get_width() for p in boxes) == 7
+    (target,) = (line for line in axes.lines if line.get_gid() == "target")
+    assert set(target.get_xdata()) == {7}
+    assert not [g for g in gids(load_puzzle("24-uneven").draw(EVEN)) if "wrong l" in g]
+    assert "wrong excess" in gids(load_puzzle("24-uneven").draw(EVEN))
+    capped = load_puzzle("24-memory-cap").draw(EVEN)
+    assert gids(capped).count("capacity") == 4
+    assert gids(capped).count("wrong excess") == 2  # both heavy devices
+    twice = load_puzzle("24-on-4").draw("1-6 | 6-12 | 13-18 | 19-23")
+    assert {"wrong layer 6", "wrong layer 24"} <= set(gids(twice))
+    assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
+
+
+def test_the_drawing_of_an_order_shows_its_faults_and_its_memory():
+    broken = load_puzzle("order-on-2").draw(ONE_F.replace("1F0,1B0", "1B0,1F0"))
+    assert "wrong 1B0" in gids(broken)
+    gpipe = load_puzzle("1f1b-by-hand").draw(text("gpipe", 3, 5))
+    labels = [tick.get_text() for tick in gpipe.axes[0].get_yticklabels()]
+    assert labels == [f"device {d}, keeps 5 of {room}" for d, room in enumerate((3, 2, 1))]
+    puzzle = load_puzzle("bug-hangs")
+    assert not [g for g in gids(puzzle.draw("no fault")) if g.startswith("wrong")]
+    framed = {g for g in gids(puzzle.draw(puzzle.solve())) if g.startswith("wrong")}
+    assert framed == {"wrong 0B0", "wrong 1F2", "wrong 2F2", "wrong 3F2"}

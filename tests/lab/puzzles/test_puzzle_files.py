@@ -1,0 +1,260 @@
+"""Puzzle files: what is read, what is refused and how it is said; and the command.
+
+Holds `tiledask.lab.figure_file`, `tiledask.lab.puzzles.sketch` and
+`tiledask.lab.puzzles.terminal`.
+"""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tiledask.cli import main
+from tiledask.errors import ConfigError
+from tiledask.lab.puzzles import load_puzzle, puzzle_levels
+from tiledask.lab.puzzles.puzzle import KINDS
+
+FOLDER = Path(__file__).parents[3] / "data" / "puzzles"
+CUT = json.loads((FOLDER / "24-memory-cap.json").read_text())
+OF_KIND = {
+    "partition": "24-memory-cap",
+    "question": "who-waits",
+    "choice": "five-percent-idle",
+    "fault": "bug-memory",
+    "order": "shifted-by-one",
+    "composition": "everything-at-once",
+}
+
+
+def write(path, values):
+    path.write_text(values if isinstance(values, str) else json.dumps(values))
+    return path
+
+
+def changed(name, **changes):
+    """The file of a level with values put in ("inputs__costs") or, for None, taken out."""
+    values = json.loads((FOLDER / f"{name}.json").read_text())
+    for where, value in changes.items():
+        *path, key = where.split("__")
+        inner = values
+        for step in path:
+            inner = inner[step]
+        if value is None:
+            del inner[key]
+        else:
+            inner[key] = value
+    return values
+
+
+# --- files of one's own -------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_for_instructors_can_be_set(tmp_path):
+    page = (FOLDER / "README.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    puzzle = load_puzzle(write(tmp_path / "mine.json", example))
+    assert puzzle.verify() == ()
+    assert (puzzle.name, puzzle.level) == ("mine", 40)
+    assert puzzle.check("1-4 | 5-8 | 9-10").stars == 3
+    assert not puzzle.check("1-3 | 4-6 | 7-10")
+    assert load_puzzle(str(tmp_path / "mine.json")) == puzzle
+
+
+def test_the_page_names_every_kind_input_target_and_level():
+    page = (FOLDER / "README.md").read_text()
+    assert f"{len(puzzle_levels())} levels" in page
+    for name, kind in KINDS.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+        for word in [*kind.readers, *kind.measures]:
+            assert f"`{word}`" in row, (name, word)
+
+
+def test_a_file_without_repeats_is_the_same(tmp_path):
+    values = changed("24-memory-cap", inputs__costs=[1] * 24, inputs__capacity=8 * 10**9)
+    values["inputs"]["memory"] = [4e9, *[1e9] * 22, 4e9]
+    puzzle = load_puzzle(write(tmp_path / "long.json", values))
+    assert puzzle.inputs == load_puzzle("24-memory-cap").inputs
+
+
+def test_unknown_names_and_levels():
+    with pytest.raises(ConfigError, match=r"'24-on-5'; did you mean '24-on-4'"):
+        load_puzzle("24-on-5")
+    with pytest.raises(ConfigError, match="no level 99; the levels are 1 to"):
+        load_puzzle(99)
+    with pytest.raises(ConfigError, match=r"none\.json: cannot be read"):
+        load_puzzle("none.json")
+
+
+BAD = [
+    ("partition", {"kind": "riddle"}, "'kind' is 'riddle'; there are partition, question"),
+    ("partition", {"hints": "x"}, "'hints' is not known here; did you mean 'hint'"),
+    ("partition", {"task": None}, "'task' is missing"),
+    ("partition", {"title": 5}, "'title' must be text"),
+    ("partition", {"level": 0}, "'level' must be a whole number from 1 to 999; got 0"),
+    ("partition", {"inputs": [1]}, "must be a JSON object, got a list"),
+    ("partition", {"targets": {}}, "'targets' needs one or more of crossings, bottleneck"),
+    ("partition", {"targets__beauty": 1}, "'beauty' is not known here"),
+    ("partition", {"targets__bottleneck": "7"}, "'bottleneck' must be a number"),
+    ("partition", {"targets__bottleneck": "least"}, "only where bottleneck is what is chosen"),
+    ("partition", {"targets__bottleneck": -1}, "finite number of 0 or more, got -1"),
+    ("partition", {"inputs__devices": None}, "'devices' is missing"),
+    ("partition", {"inputs__device": 4}, "'device' is not known here; did you mean 'devices'"),
+    ("partition", {"inputs__devices": 0}, "whole number from 1 to 128; got 0"),
+    ("partition", {"inputs__devices": 2.5}, "whole number from 1 to 128; got 2.5"),
+    ("partition", {"inputs__devices": True}, "whole number from 1 to 128; got True"),
+    ("partition", {"inputs__costs": []}, "list of 1 to 1000 numbers"),
+    ("partition", {"inputs__costs": "24 x one"}, "'24 x one', which is no number"),
+    ("partition", {"inputs__costs": "9999 x 1"}, "list of 1 to 1000 numbers"),
+    ("partition", {"inputs__costs": "nan, 23 x 1"}, "every item must be a finite number"),
+    ("partition", {"inputs__costs": [1e400] * 24}, "every item must be a finite number"),
+    ("partition", {"inputs__costs": [-1] * 24}, "every item must be a finite number of at least 0"),
+    ("partition", {"inputs__costs": "23 x 1"}, "got 24 memory values where 23 are needed"),
+    ("partition", {"inputs__capacity": "8 apples"}, "a number of bytes, or text such as '8 GB'"),
+    ("partition", {"inputs__capacity": "1 GB"}, "layer 1 needs 4 GB"),
+    ("partition", {"inputs__capacity": None}, "go together"),
+    ("partition", {"inputs__speeds": [1, 0, 1, 1]}, "must be a finite number above 0"),
+    ("partition", {"inputs__speeds": [1, 1]}, "got 2 speed values where 4 are needed"),
+    ("partition", {"inputs__shown": "a | b"}, "cannot read 'a'"),
+    ("question", {"inputs__asks": []}, "list of 1 to 12 objects"),
+    ("question", {"inputs__asks": [{"what": "seconds"}]}, "item 1 must be an object with what"),
+    ("question", {"targets__wrong": 1}, "'wrong' must be 0, got 1"),
+    ("choice", {"inputs__schedule": "1f1b"}, "each either given or open"),
+    ("choice", {"inputs__devices": None}, "look at devices"),
+    ("choice", {"inputs__forward": None, "inputs__backward": None}, "say how long things take"),
+    ("choice", {"inputs__open": {}}, "must be an object such as"),
+    ("choice", {"inputs__open__schedule": ["gpipe", "xyz"]}, "a schedule that must be one of"),
+    ("choice", {"inputs__open__microbatches": {"from": 9, "to": 1}}, "from 9 to 1"),
+    ("choice", {"inputs__open__microbatches": {"from": 1, "to": 900}}, "more than 1000 choices"),
+    ("fault", {"inputs__shown": "forward"}, "cannot read 'forward'"),
+    ("fault", {"inputs__stages": 3}, "has 4 stages and the puzzle says 3"),
+    ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
+    ("order", {"inputs__forward": [1, 2]}, "forward must be one number, 4 numbers"),
+    ("order", {"inputs__memory_limit": [4, 3]}, "2 memory limits for 4 devices"),
+    ("order", {"inputs__memory_limit": 0}, "whole number from 1"),
+    ("order", {"inputs__place": "anywhere"}, "must be one of free"),
+    ("order", {"inputs__place": "free"}, 'a "free" place needs devices'),
+    ("order", {"inputs__place": [0, 1]}, "the device, from 0, of each of 4 stages"),
+    ("order", {"inputs__split": "yes"}, "must be true or false"),
+    ("composition", {"inputs__weights": "3 x 1 GB"}, "3 weights for 24 layers"),
+    ("composition", {"inputs__speeds": [1, 2]}, "2 speeds for 4 devices"),
+    ("composition", {"inputs__capacity": "2 GB"}, "no split fits with any schedule"),
+    ("composition", {"inputs__costs": "900 x 1"}, "900 layers"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "words"), BAD)
+def test_a_bad_file_is_refused_by_its_key(tmp_path, kind, changes, words):
+    values = changed(OF_KIND[kind], **changes)
+    text = json.dumps(values).replace("Infinity", "1e400")
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        load_puzzle(write(tmp_path / "bad.json", text))
+    assert "bad.json" in str(refused.value)
+
+
+def test_what_is_no_json_at_all(tmp_path):
+    for text, words in (
+        ("{", "not JSON"),
+        ("[]", "must be a JSON object"),
+        (
+            json.dumps(CUT).replace('"4 devices', '"4').replace('"devices": 4', '"devices": NaN'),
+            "NaN",
+        ),
+        (json.dumps(CUT).replace('"level"', '"kind": "x", "level"'), "stands there twice"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_puzzle(write(tmp_path / "bad.json", text))
+
+
+UNFIT = [
+    ("24-uneven", {"targets__bottleneck": 6}, "slowest device 6, where 7 is the best possible"),
+    ("24-on-4", {"targets__crossings": 2}, "changes of device 2, where 3 is the best possible"),
+    ("order-on-2", {"targets__makespan": 14}, "until the end 14, where 15 is the best possible"),
+    ("order-on-2", {"targets__kept": 1}, "until the end 15, where 24 is the best possible"),
+    ("half-the-memory", {"targets__makespan": 50}, "until the end 50, where 59 is the best"),
+    ("everything-at-once", {"targets__makespan": 100}, "where 137 is the best of the table"),
+    ("five-percent-idle", {"targets__idle": 0.001}, "no answer meets the targets"),
+    ("24-uneven", {"targets__bottleneck": 20}, "the task does not say the number 20"),
+    ("fewest-microbatches", {"targets__microbatches": 21}, "so its target is half of the answer"),
+    ("fewest-microbatches", {"task": "At most 0.25 idle"}, "does not ask for the fewest"),
+    ("fewest-microbatches", {"hint": "Try 21."}, "says 21, the microbatches to be found"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), UNFIT)
+def test_verify_says_what_cannot_be_met(tmp_path, name, changes, words):
+    puzzle = load_puzzle(write(tmp_path / "unfit.json", changed(name, **changes)))
+    assert any(words in sentence for sentence in puzzle.verify())
+
+
+def test_verify_complains_if_there_is_nothing_to_find(tmp_path):
+    values = changed("order-on-2", targets__makespan=24, targets__kept=4)
+    puzzle = load_puzzle(write(tmp_path / "easy.json", values))
+    assert any("every first guess meets all targets" in s for s in puzzle.verify())
+
+
+# --- the command --------------------------------------------------------------------------
+
+
+def run(capsys, *arguments):
+    code = main(["puzzle", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.long
+def test_lists_and_shows(capsys):
+    code, levels = run(capsys)
+    assert (code, len(levels), levels[0]["name"]) == (0, len(puzzle_levels()), "24-on-4")
+    code, said = run(capsys, "7", "--hint")
+    assert (code, said["name"], said["results"]) == (0, "24-uneven", [])
+    assert said["hint"].startswith("Together they cost 28")
+    assert main(["puzzle"]) == 0
+    assert "everything-at-once" in capsys.readouterr().out
+    for level in range(1, 1 + len(levels)):
+        assert main(["puzzle", str(level)]) == 0
+        shown = capsys.readouterr().out
+        assert f"Level {level}: " in shown
+        assert "Answer with" in shown
+
+
+def test_judges_answers_and_files(capsys, tmp_path):
+    right, wrong = "1-6 | 7-13 | 14-20 | 21-24", "1-6 | 7-12 | 13-18 | 19-24"
+    code, said = run(capsys, "7", "--answer", right)
+    assert (code, said["results"][0]["solved"], said["results"][0]["stars"]) == (0, True, 3)
+    code, said = run(capsys, "24-uneven", "--answer", right, wrong, "--answer", "x")
+    assert code == 1
+    assert [r["stars"] for r in said["results"]] == [3, 1, 0]
+    file = write(
+        tmp_path / "answer.txt",
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n",
+    )
+    assert main(["puzzle", "order-on-2", "--answer", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "device 0  F0 F1 ......B0--- F2 B1---" in shown
+    assert "★★★ as good as can be" in shown
+    assert main(["puzzle", "bug-hangs", "--answer", "no fault"]) == 1
+    assert "Not yet: there is a fault." in capsys.readouterr().out
+
+
+def test_draws(capsys, tmp_path):
+    picture = tmp_path / "p.png"
+    assert main(["puzzle", "1", "--answer", "1-24", "--figure", str(picture)]) == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_verifies_a_file(capsys, tmp_path):
+    fine = write(tmp_path / "fine.json", CUT)
+    assert main(["puzzle", str(fine), "--verify"]) == 0
+    assert "fine: it can be set" in capsys.readouterr().out
+    unfit = write(tmp_path / "unfit.json", changed("24-uneven", targets__bottleneck=6))
+    code, said = run(capsys, str(unfit), "--verify")
+    assert (code, len(said["wrong"])) == (1, 2)
+
+
+def test_mistaken_requests(capsys, tmp_path):
+    assert main(["puzzle", "99"]) == 2
+    assert "the levels are 1 to" in capsys.readouterr().err
+    broken = copy.deepcopy(CUT) | {"kind": "riddle"}
+    assert main(["puzzle", str(write(tmp_path / "b.json", broken))]) == 2
+    assert "'riddle'" in capsys.readouterr().err

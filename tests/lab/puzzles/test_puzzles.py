@@ -1,0 +1,563 @@
+"""Every level can be solved, and not at once; each wrong answer is refused in its own words.
+
+Holds `tiledask.lab.puzzles.choices`, `tiledask.lab.puzzles.compositions`,
+`tiledask.lab.puzzles.cuts`, `tiledask.lab.puzzles.faults`, `tiledask.lab.puzzles.fields`,
+`tiledask.lab.puzzles.kind`, `tiledask.lab.puzzles.orders`, `tiledask.lab.puzzles.puzzle`,
+`tiledask.lab.puzzles.questions` and `tiledask.lab.puzzles.result`.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html import escape
+from itertools import pairwise
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ScheduleError
+from tiledask.lab.puzzles import UnsolvedError, load_puzzle, puzzle_levels, puzzle_names
+from tiledask.lab.puzzles.faults import RULES, faults
+from tiledask.lab.puzzles.orders import _all_forwards_first
+from tiledask.lab.puzzles.puzzle import KINDS
+from tiledask.lab.puzzles.questions import right_answers
+from tiledask.lab.puzzles.result import LEAST, Result, Target
+from tiledask.plan.pipelines import closed_form
+from tiledask.plan.pipelines.needs import validate
+from tiledask.plan.pipelines.optimum import optimal_schedule
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.splitting.heuristics import torchgpipe
+from tiledask.plan.splitting.partition import Partition, contiguous_splits, partition
+
+LEVELS = puzzle_levels()
+NAMES = [p.name for p in LEVELS]
+CUTS = [p.name for p in LEVELS if p.kind == "partition"]
+
+
+def with_targets(puzzle, **targets):
+    return replace(puzzle, targets=MappingProxyType({**puzzle.targets, **targets}))
+
+
+def text(name, stages, microbatches, **options):
+    return schedule(name, stages, microbatches, **options).to_text()
+
+
+# --- the levels -------------------------------------------------------------------------
+
+
+def test_levels_count_from_1_without_a_gap():
+    assert [p.level for p in LEVELS] == list(range(1, len(LEVELS) + 1))
+    assert len(LEVELS) >= 24
+    assert puzzle_names() == tuple(NAMES)
+    assert {p.kind for p in LEVELS} == {
+        "partition",
+        "question",
+        "choice",
+        "fault",
+        "order",
+        "composition",
+    }
+    assert all(p.hint and escape(p.title) in p._repr_html_() for p in LEVELS)
+    assert len({p.title for p in LEVELS}) == len(LEVELS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_every_level_can_be_set(name):
+    """Its targets can be met, a first guess is not enough, and the task says every target."""
+    puzzle = load_puzzle(name)
+    assert puzzle.verify() == ()
+    result = puzzle.check(puzzle.solve())
+    assert result.stars == 3
+    assert result.require() is None  # quiet, below an answer that may not be attempted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_a_target_below_the_best_is_out_of_reach(name):
+    """The best that the score compares with is the best: nothing meets a target below it."""
+    puzzle = load_puzzle(name)
+    reached = dict(zip(puzzle.targets, puzzle.check(puzzle.solve()).targets, strict=True))
+    puzzle = with_targets(puzzle, **{measure: t.wanted for measure, t in reached.items()})
+    for measure, target in reached.items():
+        below = with_targets(puzzle, **{measure: target.best * 0.99 - 1e-3})
+        assert below.solve() is None or not below.check(below.solve())
+        if measure != "wrong":
+            assert any(s.startswith("no answer meets the targets (") for s in below.verify())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_not_attempted_is_false_and_quiet(name):
+    result = load_puzzle(name).check(None)
+    assert not result
+    assert not result.attempted
+    assert (result.reason, result.stars, result.score) == ("Not attempted yet.", 0, "")
+    with pytest.raises(UnsolvedError, match=f"{name}: Not attempted"):
+        result.require()
+
+
+def test_first_guesses_that_are_enough_are_these():
+    """As many layers everywhere: right at the start, and where the task is to repair."""
+    solved = {(p.name, i) for p in LEVELS for i, g in enumerate(p.guesses()) if p.check(g)}
+    even = {("24-on-4", 0), ("12-on-3", 1), ("30-on-4", 1), ("an-empty-device", 1)}
+    assert solved == {*even, ("round-robin", 0), ("round-robin", 2)}
+
+
+# --- solved by other means than the puzzle's own -----------------------------------------
+
+
+def cut_of(name):
+    inputs = {k: v for k, v in load_puzzle(name).inputs.items() if k != "shown"}
+    stages = inputs.pop("devices") * inputs.get("chunks", 1)
+    return partition(stages=stages, **inputs)
+
+
+def fewest(fine):
+    return next(m for m in range(1, 100) if fine(m))
+
+
+def seconds(name, m, latency):
+    return simulate(schedule(name, 4, m), 1.0, 2.0, latency).makespan
+
+
+OTHER_MEANS = {
+    **{name: lambda name=name: cut_of(name) for name in CUTS},
+    "from-2-to-4-workers": lambda: [
+        closed_form.naive_utilisation(2),
+        closed_form.naive_utilisation(4),
+        24 + 48,
+        "72",
+        "75 %",
+    ],
+    "who-waits": lambda: "Idle, f0, B0, idle",
+    "22-seconds": lambda: [
+        closed_form.one_forward_one_backward_makespan(4, 8, 1, 2),
+        closed_form.bubble_fraction(4, 8),
+        "3/8",
+    ],
+    "fewest-microbatches": lambda: fewest(lambda m: closed_form.bubble_fraction(8, m) <= 0.25),
+    "when-gpipe-wins": lambda: fewest(
+        lambda m: seconds("gpipe", m, 0.25) / seconds("1f1b", m, 0.25) <= 0.92
+    ),
+    "chunks-against-latency": lambda: min(
+        (1, 2, 3, 4, 6),
+        key=lambda v: (
+            simulate(schedule("interleaved", 4 * v, 8, devices=4), 12 / v, 24 / v, 1.0).makespan
+        ),
+    ),
+    "bug-twice": lambda: "repeated: 2B1",
+    "bug-not-there": lambda: "backward before forward: 3B1",
+    "bug-memory": lambda: "Over memory: 1F3",
+    "bug-hangs": lambda: "deadlock: 1F2",
+    "order-on-2": lambda: text("1f1b", 2, 4),
+    "1f1b-by-hand": lambda: schedule("1f1b", 3, 5),
+    "shifted-by-one": lambda: text("1f1b", 4, 8),
+    "order-with-latency": lambda: text("eager-1f1b", 2, 4),
+    "uneven-stages": lambda: optimal_schedule(3, 4, [1, 2, 1], [2, 4, 2], memory_limit=3).schedule,
+    "split-on-2": lambda: text("zb-h1", 2, 4),
+    "zero-bubble-by-hand": lambda: text("zb-h1", 3, 4),
+    "v-by-hand": lambda: (
+        optimal_schedule(4, 4, 1, split=True, place=(0, 1, 1, 0), memory_limit=3).schedule
+    ),
+    "where-the-stages-go": lambda: text("zb-v", 4, 4),
+    "half-the-memory": lambda: "v-min",
+    "five-percent-idle": lambda: {"schedule": "zb-v", "microbatches": 10},
+    "partition-and-schedule": lambda: {
+        "layers": partition([2, *[1] * 22, 4], 4),
+        "schedule": "ZB-H1",
+    },
+    "everything-at-once": lambda: "1-4|5-9|10-17|18-24\n" + text("zb-h1", 4, 8),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name):
+    load_puzzle(name).check(OTHER_MEANS[name]()).require()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CUTS)
+def test_over_all_splits_exactly_those_within_the_target_are_accepted(name):
+    puzzle = load_puzzle(name)
+    inputs, wanted = puzzle.inputs, puzzle.targets["bottleneck"]
+    devices, chunks = inputs["devices"], inputs.get("chunks", 1)
+    sends = inputs.get("communication", 0.0)
+    best, accepted, refused = cut_of(name), 0, 0
+    every = list(contiguous_splits(len(inputs["costs"]), devices * chunks))
+    for bounds in [*every[:: max(1, len(every) // 200)], best.bounds]:
+        groups = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
+        held, times = [0.0] * devices, []
+        for s, group in enumerate(groups):
+            speed = inputs.get("speeds", [1.0] * devices)[s % devices]
+            sent = sends if isinstance(sends, float) else (*sends, 0.0)[group[-1] - 1]
+            last = s == len(groups) - 1
+            times.append(sum(inputs["costs"][n - 1] for n in group) / speed + (0 if last else sent))
+            if "memory" in inputs:
+                held[s % devices] += sum(inputs["memory"][n - 1] for n in group)
+        caps = inputs.get("capacity", float("inf"))
+        caps = caps if isinstance(caps, list) else [caps] * devices
+        fits = all(h <= c for h, c in zip(held, caps, strict=True))
+        result = puzzle.check(groups)
+        assert (result.legal, bool(result)) == (fits, fits and max(times) <= wanted)
+        assert result.best == (fits and max(times) == best.bottleneck)
+        accepted, refused = accepted + bool(result), refused + (not result)
+    assert accepted
+    assert refused or len(every) == 1
+
+
+def test_fewest_microbatches_accepts_only_the_fewest():
+    puzzle = load_puzzle("fewest-microbatches")
+    assert [m for m in range(1, 65) if puzzle.check(m)] == [21]
+    loose = replace(puzzle, targets=MappingProxyType({"idle": 0.25}))
+    assert [bool(loose.check(m)) for m in (20, 21, 30)] == [False, True, True]
+    asked = [puzzle.check(m).targets[1] for m in (20, 21, 22)]
+    assert [t.wanted for t in asked] == [21, 21, 21]
+    assert [t.hidden for t in asked] == [True, False, True]
+    result = with_targets(puzzle, microbatches=30).check(24)
+    assert (result.stars, result.targets[1].gap) == (2, 3 / 21)
+    assert result.targets[0].best == closed_form.bubble_fraction(8, 30)
+
+
+@pytest.mark.long
+def test_choices_are_all_tried():
+    """The best of each measure is that of a loop over what may be chosen."""
+    puzzle = load_puzzle("five-percent-idle")
+    tried = [(name, m) for name in puzzle.inputs["open"]["schedule"] for m in range(4, 25)]
+    solved = {pair for pair in tried if puzzle.check(pair)}
+    assert {m for _, m in solved} == {10}
+    assert {name for name, _ in solved} >= {"zb-v"}
+    assert not {"1f1b", "gpipe", "zb-h1", "zb-h2"} & {name for name, _ in solved}
+
+
+@pytest.mark.parametrize("name", ["order-on-2", "1f1b-by-hand", "shifted-by-one"])
+def test_the_proven_optimum_is_the_bound_of_the_closed_form(name):
+    puzzle = load_puzzle(name)
+    p, m = puzzle.inputs["stages"], puzzle.inputs["microbatches"]
+    least = closed_form.lower_bound([1] * p, [2] * p, m)
+    assert puzzle.check(puzzle.solve()).targets[0].best == least == puzzle.targets["makespan"]
+
+
+# --- what the tasks say -------------------------------------------------------------------
+
+
+def test_what_the_tasks_say_of_others_is_so():
+    inputs = load_puzzle("an-empty-device").inputs
+    assert torchgpipe(inputs["costs"], 3) == (0, 3, 3, 4)
+    assert sum(inputs["costs"][:3]) == 17
+    assert simulate(schedule("1f1b", 2, 4), 1, 2, 0.5).makespan == 17
+    assert simulate(schedule("1f1b", 2, 4), 1, 2).makespan == 15
+    one_by_one = simulate(schedule("1f1b", 3, 4), 1, 2)
+    assert (one_by_one.makespan, one_by_one.peak_in_flight[0]) == (18, 3)
+    halves = simulate(schedule("1f1b", 4, 8), 2, 4)
+    assert (halves.makespan, halves.peak_in_flight[0]) == (66, 4)
+    in_two_stages = simulate(schedule("1f1b", 2, 4), 2, 4)
+    assert (in_two_stages.makespan, in_two_stages.peak_in_flight) == (30, (2, 1))
+    uneven = simulate(schedule("1f1b", 3, 4), [1, 2, 1], [2, 4, 2])
+    assert (uneven.makespan, uneven.peak_in_flight[1], uneven.lower_bound) == (28, 2, 27)
+    without = [
+        simulate(schedule("interleaved", 4 * v, 8, devices=4), 12 / v, 24 / v).makespan
+        for v in (1, 2, 3)
+    ]
+    assert without == pytest.approx([8 * 36 + 3 * 36 / v for v in (1, 2, 3)])
+
+
+def shifted(stages, microbatches):
+    """1F1B as torch's Schedule1F1B._get_pipeline_order makes it: the last rank is one ahead."""
+    *rows, last = schedule("1f1b", stages, microbatches).orders
+    ahead = [a._replace(microbatch=a.microbatch + 1) if a.kind == "F" else a for a in last]
+    return Schedule.of([*rows, ahead], range(stages))
+
+
+def test_the_shifted_order_is_the_one_that_torch_makes():
+    shown = Schedule.from_text(load_puzzle("shifted-by-one").inputs["shown"])
+    assert shown == shifted(4, 8)
+    assert shown.to_text().endswith("3F8,3B7")
+    with pytest.raises(ScheduleError, match="3F8"):
+        validate(shown, 4, 8)
+
+
+def words_of(puzzle):
+    """What a player reads before the first answer."""
+    return " | ".join([puzzle.name, puzzle.title, puzzle.task, puzzle.hint, KINDS[puzzle.kind].how])
+
+
+def says(text, number):
+    """Whether ``number`` stands in ``text`` by itself."""
+    return re.search(rf"(?<![\w.]){number}(?![\w.]*\d)", text) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_that_is_shown_gives_the_answer(name):
+    puzzle = load_puzzle(name)
+    said, solution = words_of(puzzle), puzzle.solve()
+    for example in re.findall(r"'([^']+)'", said):
+        assert not puzzle.check(example), example
+    if puzzle.kind == "choice":
+        chosen = dict(zip(puzzle.inputs["open"], solution.split(", "), strict=True))
+        ranges = {n: v for n, v in chosen.items() if isinstance(puzzle.inputs["open"][n], dict)}
+        assert not [number for number in ranges.values() if says(said, number)]
+        assert [n for n, wanted in puzzle.targets.items() if wanted == LEAST] == list(ranges)
+    elif puzzle.kind == "question":
+        numbers = [f"{a:g}" for a in right_answers(puzzle.inputs) if not isinstance(a, str)]
+        assert not [number for number in numbers if says(said, number)]
+    else:
+        assert str(solution).lower() not in said.lower()
+
+
+def test_devices_are_said_to_count_from_0_where_a_question_numbers_them():
+    asking = [p for p in LEVELS if any("device" in a for a in p.inputs.get("asks", ()))]
+    assert asking
+    assert all("from 0" in p.task for p in asking)
+
+
+def test_a_bug_is_not_named_by_a_word_of_another_rule():
+    """A step "too soon", of a backward before its forward, points at "too early"."""
+    for puzzle in (p for p in LEVELS if p.kind == "fault"):
+        right = puzzle.solve().split(":")[0]
+        others = {word for rule in RULES for word in rule.split()} - set(right.split())
+        assert not others & set(re.findall(r"\w+", f"{puzzle.name} {puzzle.title}".lower()))
+
+
+@pytest.mark.parametrize("name", [p.name for p in LEVELS if p.kind == "choice"])
+def test_a_wrong_answer_is_not_told_the_right_one(name):
+    """In none of the ways in which a verdict is shown; whoever finds it is told."""
+    puzzle = load_puzzle(name)
+    for answer in [*puzzle.guesses(), puzzle.solve()]:
+        result = puzzle.check(answer)
+        told = [result.reason, result.score, result._repr_html_(), str(result.to_dict())]
+        for target in (t for t in result.targets if t.least):
+            found = says("\n".join(told), f"{target.wanted:g}")
+            assert found == (target.got == target.wanted)
+        if any(t.hidden for t in result.targets):  # the others' best would lead to it
+            assert [t.best for t in result.targets] == [None] * len(result.targets)
+
+
+# --- wrong answers ------------------------------------------------------------------------
+
+ONE_F = text("1f1b", 2, 4)
+GPIPE = text("gpipe", 2, 4)
+EVEN = "1-6 | 7-12 | 13-18 | 19-24"
+IW = GPIPE.replace("B", "I") + "," + GPIPE.splitlines()[1].replace("F", "W")
+
+WRONG = [
+    # layers on devices
+    ("24-on-4", [n % 4 for n in range(24)], "not contiguous. Device 0 holds 6 layers"),
+    ("24-on-4", "1-6 | 7-12 | 13-18 | 19-23", "layer missing. 23 of 24"),
+    ("24-on-4", "1-6 | 6-12 | 13-18 | 19-24", "layer twice. Layer 6"),
+    ("24-on-4", "1-6 | 7-12 | 13-18 | 19-25", "unknown layer. Device 3 is given layer 25"),
+    ("24-on-4", EVEN + " | 3", "unknown device. The answer names 5"),
+    ("24-on-4", "1-12 | 13-24", "idle device. Device 2 has 0 of 24"),
+    ("24-on-4", "7-12 | 1-6 | 13-18 | 19-24", "out of order. Device 1 starts at layer 1"),
+    ("24-on-4", "a | b", "cannot read 'a'"),
+    ("24-on-4", 3.5, "cannot read 3.5 as an assignment"),
+    ("24-on-4", "1-7 | 8-12 | 13-18 | 19-24", "slowest device 7, target at most 6: 1 too much"),
+    ("24-memory-cap", EVEN, "over memory. Device 0 would hold 9 GB and has room for 8 GB"),
+    ("embedding-and-head", EVEN, "over memory. Device 1 would hold 9 GB"),
+    ("costly-cuts", "1-4 | 5-8 | 9-12 | 13-16", "slowest device 10, target at most 9"),
+    ("30-on-4", "1-7 | 8-14 | 15-21 | 22-28", "layer missing. 28 of 30"),
+    ("an-empty-device", "1-3 | | 4", "idle device. Device 1 has 0 of 4"),
+    ("round-robin", "1-4 | 5-8 | 9-12", "idle stage. Stage 3 (on device 0)"),
+    ("two-chunks-each", EVEN + " | 1 | 2", "wrong chunks. The answer has 6 groups"),
+    # questions
+    ("who-waits", "idle, F0, B0", "4 answers needed"),
+    ("who-waits", "idle, F0, B0, works", "answer 4 is what device 2 does"),
+    ("who-waits", "idle, F0, B0, B0", "answer 4 is not B0"),
+    ("22-seconds", "22, 3/11, 0.375", "answer 1, 22, is too low"),
+    ("22-seconds", "33, 3/8, 0.375", "answer 2, 0.375, is too high"),
+    ("22-seconds", "33, half, 0.375", "answer 2 is a number"),
+    ("22-seconds", "33, 3/0, 0.375", "got '3/0'"),
+    ("22-seconds", "33, 1e999999999, 0.375", "answer 2 is a finite number"),
+    # choices
+    ("fewest-microbatches", 20, "idle share of device-time 0.259259, target at most 0.25"),
+    ("fewest-microbatches", 22, "micro-batches 22, target the least that will do: less will do"),
+    ("fewest-microbatches", 0, "a whole number from 1 to 64; got 0"),
+    ("fewest-microbatches", True, "a whole number from 1 to 64; got True"),
+    ("fewest-microbatches", 10**9, "from 1 to 64; got 1000000000"),
+    ("fewest-microbatches", "many", "from 1 to 64; got 'many'"),
+    ("fewest-microbatches", {"chunks": 2}, "choose exactly microbatches; look at chunks"),
+    ("when-gpipe-wins", 10, "time as a share of the rival's 0.931034"),
+    ("chunks-against-latency", 5, "chunks is one of 1, 2, 3, 4, 6; got 5"),
+    ("chunks-against-latency", 6, "seconds until the end 352, target at most 345"),
+    ("half-the-memory", "chimaera", "schedule is one of naive, gpipe"),
+    ("half-the-memory", "zb-v", "activations kept, of all layers of a device 4, target at most 2"),
+    ("five-percent-idle", "zb-v", "choose schedule and microbatches, 2 in all"),
+    ("five-percent-idle", "zb-v, 8", "idle share of device-time 0.0588235"),
+    # faults
+    ("bug-twice", "repeated", "say at which action: repeated"),
+    ("bug-twice", "strange: 0F3", "'strange' is no rule here"),
+    ("bug-twice", "repeated: 0F3", "that rule is broken, but not at 0F3"),
+    ("bug-twice", "deadlock: 2B1", "2B1 breaks a rule, but not this one"),
+    ("bug-twice", "no fault", "there is a fault"),
+    ("bug-twice", "over memory: 0F0", "over memory is not what goes wrong, and not at 0F0"),
+    ("bug-twice", "repeated: the first", "'the first' is no action"),
+    ("bug-twice", 3, "name the rule and the action"),
+    # orders
+    ("order-on-2", GPIPE, "kept on a device 4, target at most 2: 2 too much"),
+    ("order-on-2", text("naive", 2, 4), "seconds until the end 24"),
+    ("order-on-2", ONE_F.replace("0B3", "0B2"), "0B2 is repeated"),
+    ("order-on-2", ONE_F.replace(",0B3", ""), "missing 0B3"),
+    ("order-on-2", ONE_F.replace("1F0,1B0", "1B0,1F0"), "backward before forward"),
+    ("order-on-2", "0F0,0B0,0F1,0F2,0F3,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F2,1B2,1F3,1B3", "deadlock"),
+    ("order-on-2", "\n".join(ONE_F.splitlines()[::-1]), "stage s is on device s here"),
+    ("order-on-2", ONE_F.replace("1F0", "0F9"), "unknown micro-batch 9"),
+    ("order-on-2", text("1f1b", 2, 5), "unknown micro-batch 4"),
+    ("order-on-2", text("1f1b", 3, 4), "has 3 stages and the model 2"),
+    ("order-on-2", text("gpipe", 2, 4, forward_only=True), "has only F"),
+    ("order-on-2", text("zb-h1", 2, 4), "one piece here"),
+    ("order-on-2", IW, "missing"),
+    ("order-on-2", "forward first", "cannot read 'forward'"),
+    ("order-on-2", 7, "write the order as text"),
+    ("order-on-2", "", "stage 0 has no action"),
+    ("order-on-2", "0F99999; 1F0", "4 digits at most, got 99999"),
+    ("order-on-2", "0F0 " * 30_000, "an order of 120000 letters"),
+    ("order-on-2", text("chimera", 2, 4), "every stage is on one device here; got 2 replicas"),
+    ("order-on-2", ONE_F.replace("1B0,1F1", "(1F1;1B0)OVERLAP_F_B"), "one action at a time"),
+    ("1f1b-by-hand", text("gpipe", 3, 5), "over memory: device 0 keeps 5 activations"),
+    ("shifted-by-one", shifted(4, 8), "3F8 on device 3: unknown micro-batch 8"),
+    ("order-with-latency", ONE_F, "seconds until the end 17, target at most 16"),
+    ("uneven-stages", text("1f1b", 3, 4), "seconds until the end 28, target at most 27"),
+    ("v-by-hand", text("zb-v", 4, 4), "kept on a device 4, target at most 3"),
+    ("v-by-hand", text("interleaved-zb", 4, 4, devices=2), "on the devices (0, 1, 1, 0) here"),
+    ("v-by-hand", text("1f1b", 4, 4), "2 devices need 2 lines; got 4"),
+    ("where-the-stages-go", text("interleaved-zb", 4, 4, devices=2), "seconds until the end 32"),
+    # a partition and a schedule
+    ("partition-and-schedule", EVEN, "the layers of each stage, a semicolon"),
+    ("partition-and-schedule", EVEN + " ; gpipe", "over memory: device 0 holds 19 GB"),
+    ("partition-and-schedule", EVEN + " ; zb-h9", "no schedule 'zb-h9'"),
+    ("partition-and-schedule", EVEN + " ; 1f1b", "seconds until the end 273"),
+    ("partition-and-schedule", EVEN + " ; zb-v", "4 stages on 2 devices, and there are 4"),
+    ("partition-and-schedule", EVEN + " ; chimera", "2 replicas of each; choose another"),
+    ("partition-and-schedule", "1-12 | 13-24 ; 1f1b", "2 stages on 2 devices"),
+    ("partition-and-schedule", "1-6 | 8-12 | 13-18 | 19-24 ; 1f1b", "layer missing. 1 of 24"),
+    ("partition-and-schedule", "1-6 | 6-12 | 13-18 | 19-24 ; 1f1b", "layer twice. Layer 6 is in"),
+    ("partition-and-schedule", "7-12 | 1-6 | 13-18 | 19-24 ; 1f1b", "out of order. Layers rise"),
+    ("partition-and-schedule", "1-24 | | | ; 1f1b", "idle stage. Stage 1 has no layer"),
+    ("partition-and-schedule", "1-6 | 7-12 | 13-18 | 19-99 ; 1f1b", "unknown layer. 25;"),
+    ("partition-and-schedule", EVEN + " ; 0F0,0B0;1F0,1B0", "has 2 stages and the model 4"),
+    ("everything-at-once", EVEN + " ; 1f1b", "seconds until the end 195.5"),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "words"), WRONG)
+def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
+    result = load_puzzle(name).check(answer)
+    assert result.attempted
+    assert not result
+    assert result.stars <= 1
+    assert words in result.reason
+    with pytest.raises(UnsolvedError, match=re.escape(f"{name}: ")):
+        result.require()
+
+
+def test_no_two_wrong_answers_read_the_same():
+    """Apart from other numbers or names, each reason stands once among those of its kind."""
+    reasons: dict[str, list] = {}
+    for name, answer, _ in WRONG:
+        puzzle = load_puzzle(name)
+        reasons.setdefault(name, []).append(puzzle.check(answer).reason)
+    for name, said in reasons.items():
+        assert len(set(said)) == len(said), name
+    kinds = {load_puzzle(name).kind for name in reasons}
+    assert kinds == {p.kind for p in LEVELS}
+
+
+@pytest.mark.long
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_fault_is_listed_exactly_where_the_validator_finds_one(data):
+    """Swap, drop, repeat or renumber actions of an order: faults() and validate() agree."""
+    order = schedule(data.draw(st.sampled_from(["1f1b", "gpipe", "zb-h1"])), 3, 3)
+    rows = [list(row) for row in order.orders]
+    for _ in range(data.draw(st.integers(0, 3))):
+        row = rows[data.draw(st.integers(0, 2))]
+        i, j = (data.draw(st.integers(0, len(row) - 1)) for _ in range(2))
+        how = data.draw(st.sampled_from(["swap", "drop", "repeat", "renumber"]))
+        if how == "swap":
+            row[i], row[j] = row[j], row[i]
+        elif how == "drop" and len(row) > 1:
+            del row[i]
+        elif how == "repeat":
+            row.insert(j, row[i])
+        else:
+            row[i] = row[i]._replace(microbatch=data.draw(st.integers(0, 4)))
+    limit = data.draw(st.sampled_from([None, 2, [3, 2, 1]]))
+    broken = Schedule.of(rows, range(3))
+    found = faults(broken, 3, 3, limit)
+    assert {f.rule for f in found} <= set(RULES)
+    if found:
+        with pytest.raises(ScheduleError):
+            validate(broken, 3, 3, limit)
+    else:
+        validate(broken, 3, 3, limit)
+
+
+# --- results and drawings -----------------------------------------------------------------
+
+
+def test_legal_but_slow_says_by_how_much():
+    result = load_puzzle("24-uneven").check(EVEN)
+    assert result.legal
+    assert not result
+    assert result.reason == "Legal, but time of the slowest device 9, target at most 7: 2 too much."
+    assert [t.met for t in result.targets] == [True, False]
+    assert (result.stars, result.score[:3]) == (1, "★☆☆")
+    assert "29 % above the best possible" in result.score
+    html = result._repr_html_()
+    assert html.count("missed") == 1
+    assert html.count("<th>best possible</th>") == 1
+    assert result.to_dict()["targets"][1]["gap"] == pytest.approx(2 / 7)
+
+
+def test_stars_and_scores():
+    def score(got, **more):
+        return Result("x", True, True, "", (Target("seconds", 18, got, 16, **more),))
+
+    assert [score(got).stars for got in (16, 17, 20)] == [3, 2, 1]
+    assert score(17).score == "★★☆ solved; seconds 6.2 % above the best possible"
+    assert score(16).score == "★★★ as good as can be"
+    table = {"yardstick": "best of the table"}
+    assert score(16, **table).score == "★★★ as good as the best of the table"
+    assert score(15, **table).score == "★★★ better than the best of the table"
+    bound = {"yardstick": "no answer goes below"}
+    assert score(17, **bound).score.endswith("6.2 % above what no answer goes below")
+    slow = load_puzzle("who-waits").check("idle, F0, B0, B0")
+    assert (slow.stars, slow.score) == (0, "☆☆☆ not yet")
+
+
+def test_an_order_of_ones_own_may_beat_the_table():
+    """The yardstick of free composition is a search, and the score says so."""
+    puzzle = load_puzzle("everything-at-once")
+    result = puzzle.check(puzzle.solve())
+    assert result.targets[0].yardstick == "best of the table"
+    assert result.score == "★★★ as good as the best of the table"
+    other = puzzle.check("1-4 | 5-9 | 10-17 | 18-24 ; 1f1b")
+    assert other.legal
+    assert other.targets[0].got > result.targets[0].got
+
+
+def test_forwards_first_is_a_legal_order_of_any_placement():
+    for place in ((0, 1, 1, 0), (0, 0, 1, 1), (0, 1, 0, 1)):
+        for split in (False, True):
+            inputs = {"microbatches": 3, "split": split}
+            validate(_all_forwards_first(inputs, place), 4, 3)
+
+
+def test_answers_may_be_values():
+    cut = cut_of("24-unequal-devices")
+    assert isinstance(cut, Partition)
+    assert load_puzzle("24-unequal-devices").check(cut)
+    assert load_puzzle("order-on-2").check(schedule("1f1b", 2, 4))
+
+
+def test_loading_and_checking_brings_in_no_matplotlib():
+    code = (
+        "import sys; from tiledask.lab.puzzles import load_puzzle; "
+        "load_puzzle('24-on-4').check('1-6 | 7-12 | 13-18 | 19-24').require(); "
+        "assert not {'matplotlib', 'dask', 'bokeh', 'cupy', 'ortools'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,316 @@
+"""The doctor answers on any machine, names what brings what is missing, and never hangs."""
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tiledask.errors import ConfigError
+from tiledask.lab import doctor
+from tiledask.lab.doctor import MachineCheck, examine, show, to_html, to_json
+
+NAMES = [
+    "Python",
+    "system",
+    "cores",
+    "memory",
+    "shared memory",
+    "temporary disk",
+    "NumPy",
+    "Dask",
+    "JupyterLab",
+    "Dask panels",
+    "g++",
+    "NVRTC",
+    "GPU",
+    "CuPy",
+    "Dask-CUDA",
+    "GPU memory",
+    "GPU to GPU",
+    "NCCL",
+    "workers",
+]
+DEVICE = {"index": 0, "name": "NVIDIA H200", "compute_capability": "9.0", "memory": 150 * 10**9}
+NO_GPU = doctor._unusable("no NVIDIA driver answers")
+GPU = {
+    **NO_GPU,
+    "usable": True,
+    "reason": "",
+    "cupy": "14.2.0",
+    "devices": [DEVICE, DEVICE],
+    "driver": "580.1",
+    "cuda": "13.0",
+}
+NO_CUPY = {**GPU, "usable": False, "reason": "CuPy is not installed", "cupy": ""}
+
+
+@pytest.fixture(scope="module")
+def here() -> list[MachineCheck]:
+    return examine()
+
+
+def printed(findings: list[MachineCheck], encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding=encoding), width=160)
+    show(findings, console)
+    console.file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def by_name(findings: list[MachineCheck]) -> dict[str, MachineCheck]:
+    return {finding.name: finding for finding in findings}
+
+
+def with_gpu(monkeypatch, gpu: dict) -> dict[str, MachineCheck]:
+    monkeypatch.setattr(doctor, "ask_gpu", lambda: gpu)
+    return by_name(examine())
+
+
+def test_every_question_is_answered_in_order(here):
+    assert [finding.name for finding in here] == NAMES
+    assert not [f for f in here if f.found.startswith("could not be found out")]
+
+
+def test_what_is_missing_has_a_fix(here):
+    assert all(f.fix for f in here if f.state == "missing")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_terminal_shows_every_finding_and_ends_with_what_will_be_used(here, encoding):
+    text = printed(here, encoding)
+    assert all(name in text for name in NAMES)
+    assert text.splitlines()[-1] == f"will be used: {here[-1].found}"
+
+
+def test_json_holds_the_findings(here):
+    assert [MachineCheck(**fields) for fields in json.loads(to_json(here))] == here
+
+
+def test_html_escapes_what_was_found():
+    html = to_html([MachineCheck("GPU", "note", "<b>&", "x")])
+    assert "&lt;b&gt;&amp;" in html
+    assert "<b>" not in html
+
+
+def test_terminal_shows_square_brackets_as_they_are():
+    """Rich reads [gpu] as markup unless told otherwise."""
+    text = printed([MachineCheck("CuPy", "missing", "a [red] one", "b", "pip install -e .[gpu]")])
+    assert "[red]" in text
+    assert "pip install -e .[gpu]" in text
+
+
+def test_a_finding_is_checked():
+    with pytest.raises(ConfigError, match="ok or missing or note, got 'fine'"):
+        MachineCheck("GPU", "fine", "", "")
+    with pytest.raises(ConfigError, match="no fix is given"):
+        MachineCheck("GPU", "missing", "", "")
+
+
+def test_one_broken_question_leaves_the_others(monkeypatch):
+    def broken() -> MachineCheck:
+        raise OSError("libopenblas\nis gone")
+
+    monkeypatch.setattr(doctor, "_numpy", broken)
+    findings = with_gpu(monkeypatch, NO_GPU)
+    assert list(findings) == NAMES
+    assert findings["NumPy"].found == "could not be found out: OSError: libopenblas is gone"
+
+
+# -- the GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os; os.abort()", "status -6"),
+        ("raise RuntimeError('driver/library version mismatch')", "version mismatch"),
+        ("print('PROBE {not json')", "status 0"),
+        ("print('hello')", "status 0: no message"),
+    ],
+)
+def test_a_driver_that_crashes_is_a_reason(code, said):
+    answer = doctor.ask_gpu(code)
+    assert not answer["usable"]
+    assert said in answer["reason"]
+
+
+def test_a_driver_that_hangs_is_a_reason():
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(30)"
+    started = time.monotonic()
+    answer = doctor.ask_gpu(code, deadline=0.5)
+    assert time.monotonic() - started < 10
+    assert answer["reason"] == "the NVIDIA driver did not answer within 0.5 s"
+
+
+def test_no_process_can_be_started(monkeypatch):
+    monkeypatch.setattr(doctor.sys, "executable", "/nonexistent/python")
+    assert "no process could be started" in doctor.ask_gpu()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "words"),
+    [
+        ({"unshared": "", "links": [[0, 1, "NVLink"]]}, "ok", "CUDA IPC; NVLink between all; no"),
+        ({"unshared": "", "links": []}, "ok", "CUDA IPC; no UCX"),
+        (
+            {"unshared": "", "links": [[0, 1, "PCIe"], [0, 2, ""], [1, 2, "PCIe"]]},
+            "note",
+            "CUDA IPC; PCIe between 0-1, 1-2; no way between 0-2; no UCX",
+        ),
+        ({"unshared": "not\nsupported"}, "note", "no CUDA IPC (not supported): through"),
+        ({"usable": False, "reason": "no driver"}, "note", "nothing to do here; no UCX"),
+    ],
+)
+def test_how_blocks_get_from_gpu_to_gpu(monkeypatch, facts, state, words):
+    monkeypatch.setattr(doctor, "ask_gpu", lambda: GPU | facts)
+    versions = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: "" if "ucx" in name else versions(name))
+    found = by_name(examine())["GPU to GPU"]
+    assert found.state == state
+    assert words in found.found
+    if facts.get("unshared"):
+        assert "[ucx]" in found.fix
+
+
+@pytest.mark.long
+def test_the_child_says_what_is_between_gpus(monkeypatch):
+    """On the stand-in for CuPy."""
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests / 'twins' / 'standin'}:{tests.parent}")
+    monkeypatch.setenv("STANDIN_GPUS", "3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    facts = doctor.ask_gpu()
+    assert facts["unshared"] == ""
+    assert facts["links"] == [[0, 1, "PCIe"], [0, 2, "PCIe"], [1, 2, "PCIe"]]
+
+
+def test_two_usable_gpus(monkeypatch):
+    found = with_gpu(monkeypatch, GPU)
+    assert found["GPU"].state == found["CuPy"].state == "ok"
+    assert "NVIDIA H200 (150 GB)" in found["GPU"].found
+    assert found["workers"].found.startswith("2 GPU workers")
+
+
+@pytest.mark.parametrize(
+    ("rmm", "state", "says"),
+    [
+        ("26.10.0", "ok", "CuPy's pool; RMM 26.10.0 takes from it"),
+        ("", "note", "CuPy's pool; no RMM beside it"),
+    ],
+)
+def test_the_pool_of_gpu_workers_and_what_takes_from_it(monkeypatch, rmm, state, says):
+    monkeypatch.setattr(doctor, "_version", lambda name: rmm if name == "rmm-cu13" else "1")
+    found = with_gpu(monkeypatch, GPU)["GPU memory"]
+    assert (found.state, found.found) == (state, says)
+    assert ("over UCX" in found.fix) == (not rmm)
+
+
+def test_a_gpu_that_uses_the_hosts_memory_is_said_to(monkeypatch):
+    shared = {**DEVICE, "name": "NVIDIA GB10", "memory": 0, "integrated": True}
+    found = with_gpu(monkeypatch, {**GPU, "devices": [shared]})
+    assert "NVIDIA GB10 (the host's)" in found["GPU"].found
+    assert "of the host's memory" in found["GPU memory"].found
+
+
+def test_a_gpu_without_cupy_needs_the_gpu_extra(monkeypatch):
+    found = with_gpu(monkeypatch, NO_CUPY)
+    assert found["GPU"].state == found["CuPy"].state == "missing"
+    assert ".[gpu]" in found["GPU"].fix
+    assert ".[gpu]" in found["CuPy"].fix
+    assert "CPU workers" in found["workers"].found
+
+
+def test_no_gpu_is_no_fault(monkeypatch):
+    monkeypatch.setattr(doctor, "_driver_traces", lambda: False)
+    found = with_gpu(monkeypatch, NO_GPU)
+    assert [found[name].state for name in ("GPU", "CuPy")] == ["note", "note"]
+    assert "CPU workers" in found["workers"].found
+
+
+def test_a_driver_that_does_not_answer_is_one(monkeypatch):
+    monkeypatch.setattr(doctor, "_driver_traces", lambda: True)
+    assert with_gpu(monkeypatch, NO_GPU)["GPU"].state == "missing"
+
+
+def test_what_is_not_installed_is_missing(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "_version", lambda distribution: "")
+    found = with_gpu(monkeypatch, NO_GPU)
+    missing = {name: f.fix for name, f in found.items() if f.state == "missing"}
+    lab, test = (doctor._install(extra) for extra in ("lab", "test"))
+    assert missing == {
+        "g++": "apt-get install g++",
+        "JupyterLab": lab,
+        "Dask panels": lab,
+        "NVRTC": test,
+    }
+    assert "4 missing" in printed(list(found.values()))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "forced", "fix"),
+    [
+        ("Haswell", {"avx2", "avx512f"}, "Haswell", "unset OPENBLAS_CORETYPE before"),
+        ("Haswell", {"avx2", "avx512f"}, None, "export OPENBLAS_CORETYPE=SkylakeX before"),
+        ("Haswell", {"avx2"}, "Haswell", ""),
+        ("SkylakeX", {"avx512f"}, None, ""),
+        (None, {"avx512f"}, None, ""),
+    ],
+)
+def test_blas_that_takes_the_processor_for_an_older_one(
+    monkeypatch, architecture, flags, forced, fix
+):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    if forced:
+        monkeypatch.setenv("OPENBLAS_CORETYPE", forced)
+    pool = {"user_api": "blas", "internal_api": "openblas", "version": "1", "num_threads": 2}
+    monkeypatch.setattr(
+        "threadpoolctl.threadpool_info", lambda: [pool | {"architecture": architecture}]
+    )
+    monkeypatch.setattr(doctor, "_cpu_flags", lambda: flags)
+    found = doctor._numpy()
+    assert found.state == ("note" if fix else "ok")
+    assert found.fix.startswith(fix)
+    assert bool(found.fix) == bool(fix)
+
+
+def test_small_machines_are_told(monkeypatch):
+    disk = type("Usage", (), {"total": 64 * 2**20, "free": 10**9})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: disk)
+    found = with_gpu(monkeypatch, NO_GPU)
+    assert found["temporary disk"].state == "note"
+    assert "TMPDIR" in found["temporary disk"].fix
+    if found["shared memory"].found != "no /dev/shm":
+        assert "--shm-size" in found["shared memory"].fix
+
+
+@pytest.mark.cluster
+def test_the_workers_it_promises_are_the_ones_that_start(here):
+    from tiledask import start_cluster
+
+    with start_cluster(quiet=True) as cluster:
+        kind = "GPU" if cluster.backend == "cupy" else "CPU"
+        assert here[-1].found.startswith(f"{cluster.slots} {kind} workers")
+
+
+# -- how it was installed ------------------------------------------------------------------------
+
+
+def test_advice_fits_the_way_it_was_installed(monkeypatch):
+    assert doctor._install("lab") == "pip install --constraint constraints.txt -e .[lab]"
+    monkeypatch.setattr(doctor, "__file__", "/opt/site-packages/tiledask/lab/doctor.py")
+    assert doctor._install("lab") == "pip install 'tiledask[lab]'"
+    monkeypatch.setattr(doctor, "_version", lambda distribution: "")
+    fixes = " ".join(f.fix for f in with_gpu(monkeypatch, NO_CUPY).values())
+    assert "constraints.txt" not in fixes
+    assert "tiledask[gpu]" in fixes
+
+
+def test_a_package_that_is_not_there_is_missing_and_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    found = with_gpu(monkeypatch, NO_GPU)["memory"]
+    assert (found.state, found.fix) == ("missing", "pip install psutil")

@@ -1,0 +1,281 @@
+"""Claims and the rules that judge them; comparisons in the terminal, in HTML and in JSON.
+
+Holds `tiledask.lab.claim`.
+"""
+
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import example as drawn_before
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tiledask.errors import ConfigError
+from tiledask.lab.claim import COLUMNS, exact, format_value
+from tiledask.lab.table import Claim, Comparison, Grid
+
+NAN = math.nan
+
+HOLDS = [
+    ("equal", (5, 5, 5)),
+    ("equal", (5, None, 5)),
+    ("equal", ("fits", None, "fits")),
+    ("equal", (None, (6, 6), [6, 6])),
+    (("within", 0.03), (0.25, 0.26, 0.28)),
+    (("within", 0), (2.0, 2.0, None)),
+    (("ratio", 0.9, 1.1), (10.0, None, 11.0)),
+    (("ratio", 0.9, 1.1), (10.0, 9.5, 9.9)),
+    (("ratio", 0.9, 1.1), (0, None, 0)),
+    ("at most", (10, None, 10)),
+    ("at most", (10, 9, 8)),
+    (("at most",), (None, 9, 9)),
+    ("at most", (0, None, 0)),
+    ("at least", (10, 11, 10)),
+    ("true", (None, None, True)),
+    ("true", (True, True, np.True_)),
+]
+FAILS = [
+    ("equal", (5, 5, 6), "differ by 1"),
+    ("equal", (5, 6, 5), "differ by 1"),
+    ("equal", ("fits", None, "no"), "differ"),
+    ("equal", (1, None, True), "differ"),
+    ("equal", (NAN, None, NAN), "differ by nan"),
+    (("within", 0.03), (0.25, 0.27, 0.29), "0.04 apart, 0.03 allowed"),
+    (("within", 0.03), (0.25, NAN, 0.25), "nan apart, 0.03 allowed"),
+    (("within", 0.03), (NAN, 0.25, 0.25), "nan apart, 0.03 allowed"),
+    (("within", 9), (math.inf, None, math.inf), "nan apart, 9 allowed"),
+    (("ratio", 0.9, 1.1), (10.0, 13.0, 11.0), "1.1 and 0.846 times, 0.9 to 1.1 allowed"),
+    (("ratio", 0.9, 1.1), (0, None, 1), "inf times, 0.9 to 1.1 allowed"),
+    (("ratio", 0.9, 1.1), (1.0, None, NAN), "nan times, 0.9 to 1.1 allowed"),
+    ("at most", (10, None, 11), "above the bound by 1"),
+    ("at most", (10, 11, 9), "above the bound by 1"),
+    ("at most", (10, 9, NAN), None),
+    ("at least", (10, 9, 11), "below the bound by 1"),
+    ("true", (True, None, False), "not true"),
+    ("equal", (5, None, None), "nothing to compare"),
+    (("within", 0.03), (None, None, 0.2), "nothing to compare"),
+    ("true", (None, None, None), "nothing to compare"),
+]
+
+
+@pytest.mark.parametrize(("rule", "values"), HOLDS)
+def test_a_claim_holds(rule, values):
+    verdict = Claim("x", *values, rule=rule).verdict
+    assert verdict.holds is True, verdict
+    assert str(verdict).startswith("✓ ")
+
+
+@pytest.mark.parametrize(("rule", "values", "reason"), FAILS)
+def test_a_claim_fails_and_says_by_how_much(rule, values, reason):
+    verdict = Claim("x", *values, rule=rule).verdict
+    assert verdict.holds is False
+    assert reason is None or verdict.reason == reason
+    assert str(verdict).startswith("✗ ")
+
+
+def test_without_a_rule_nothing_is_claimed():
+    verdict = Claim("x", 1, 2, 3).verdict
+    assert verdict.holds is None
+    assert str(verdict) == ""
+
+
+def test_compare_names_the_columns_that_count():
+    values = {"predicted": 0.5, "simulated": 0.27, "measured": 0.28}
+    two = Claim("idle", **values, rule=("within", 0.03), compare=("simulated", "measured"))
+    assert two.verdict.holds
+    assert not Claim("idle", **values, rule=("within", 0.03)).verdict.holds
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=3),
+    st.floats(0, 1e6),
+)
+def test_within_is_the_distance_of_the_extremes(values, allowed):
+    verdict = Claim("x", *values, rule=("within", allowed)).verdict
+    apart = max(values) - min(values)
+    assert verdict.holds == (apart <= allowed or apart == pytest.approx(allowed, rel=1e-9, abs=0))
+
+
+@given(st.integers(0, 2**62), st.integers(-3, 3))
+def test_equal_bytes_are_equal_to_the_byte(size, error):
+    verdict = Claim("x", size, None, size + error, unit="bytes", rule="equal").verdict
+    assert verdict.holds == (error == 0)
+    assert verdict.reason == (f"differ by {abs(error)} B" if error else "equal to the byte")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"rule": "alike"}, "no rule 'alike'; rules are equal"),
+        ({"rule": "within"}, "takes 1 numbers, got 0"),
+        ({"rule": ("ratio", 0.9)}, "takes 2 numbers, got 1"),
+        ({"rule": ("within", "3")}, "takes 1 numbers"),
+        ({"rule": ("within", True)}, "takes 1 numbers"),
+        ({"rule": ("within", -0.1)}, "0 or more and ascend"),
+        ({"rule": ("within", NAN)}, "0 or more and ascend"),
+        ({"rule": ("ratio", 1.1, 0.9)}, "0 or more and ascend"),
+        ({"rule": "at most", "measured": "many"}, "compares numbers, got 'many'"),
+        ({"rule": "at most", "measured": True}, "compares numbers, got True"),
+        ({"rule": "true", "measured": "no"}, "compares True or False, got 'no'"),
+        ({"rule": "equal", "compare": ("guessed",)}, "no column 'guessed'"),
+        ({"measured": {"a": 1}}, "got dict"),
+    ],
+)
+def test_a_claim_that_cannot_be_judged_is_refused(kwargs, words):
+    with pytest.raises(ConfigError, match=words):
+        Claim("x", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (None, "bytes", "—"),
+        (134217728, "bytes", "134.2 MB"),
+        (0.0015, "seconds", "1.5 ms"),
+        (0.5, "percent", "50.0%"),
+        (0.0003, "percent", "0.03%"),
+        (0, "percent", "0.0%"),
+        (1771, "count", "1,771"),
+        (12345.6, "", "12,346"),
+        (3.2e-06, "", "3.2e-06"),
+        (42.666, "FLOP/byte", "42.67 FLOP/byte"),
+        ("does not fit", "bytes", "does not fit"),
+        (False, "", "no"),
+        ((1.5, 2.5), "seconds", "1.5 s, 2.5 s"),
+    ],
+)
+def test_values_as_people_read_them(value, unit, shown):
+    assert format_value(value, unit) == shown
+
+
+def test_exact_is_for_whole_bytes_only():
+    assert exact(10**12 + 1, "bytes") == "1,000,000,000,001 B"
+    assert [exact(1, "count"), exact(1.5, "bytes"), exact(True, "bytes"), exact(None, "bytes")] == [
+        "",
+        "",
+        "",
+        "",
+    ]
+
+
+def example() -> Comparison:
+    return Comparison(
+        "Product <script>",
+        [
+            Claim("bytes between workers", 134217728, None, 134217728, "bytes", "equal"),
+            Claim("the same & another tile", 134217728, None, 134217729, "bytes", "equal", "t=64"),
+            Claim("idle share", 0.2727, 0.2731, np.float64(0.281), "percent", ("within", 0.03)),
+            Claim("crossings", 3, unit="count"),
+            Claim("blow-up", math.inf, measured=np.int64(3)),
+        ],
+    )
+
+
+def test_a_comparison_counts_its_claims():
+    table = example()
+    assert (table.checked, table.held, table.ok) == (3, 2, False)
+    assert [claim.quantity for claim in table.failures] == ["the same & another tile"]
+    assert repr(table) == "Comparison('Product <script>': 2 of 3 claims hold)"
+    assert Comparison("informs", [Claim("x", 1)]).ok
+    assert Comparison("informs", [Claim("x", 1)]).summary == "no claims"
+
+
+@pytest.mark.parametrize("rows", [(), ["x"]])
+def test_a_comparison_without_claims_is_refused(rows):
+    with pytest.raises(ConfigError, match="one Claim or more"):
+        Comparison("empty", rows)
+
+
+def test_json_holds_everything():
+    data = json.loads(json.dumps(example().to_dict(), allow_nan=False))
+    assert (data["ok"], data["held"], data["checked"]) == (False, 2, 3)
+    first, other, idle, crossings, blow_up = data["rows"]
+    assert (first["measured"], first["simulated"], first["holds"]) == (134217728, None, True)
+    assert (other["holds"], other["reason"], other["note"]) == (False, "differ by 1 B", "t=64")
+    assert idle["rule"] == ["within", 0.03]
+    assert crossings["holds"] is None
+    assert blow_up["predicted"] == "inf"
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 72, 80, 100, 200])
+def test_no_line_is_too_wide_and_no_digit_is_cut(width):
+    text = example().to_text(width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for part in ("134.2 MB", "134,217,728 B", "134,217,729 B", "27.3%", "28.1%", "✗", "—"):
+        assert part in words
+    assert "…" not in text
+    assert "2 of 3 claims hold" in words
+
+
+def test_it_is_a_table_at_80_columns_and_a_list_where_that_has_no_room():
+    header = [line.split() for line in example().to_text(80).splitlines()]
+    assert [*COLUMNS, "verdict"] in header
+    assert [*COLUMNS, "verdict"] not in [
+        line.split() for line in example().to_text(50).splitlines()
+    ]
+
+
+def test_no_colour_into_a_file_and_colour_in_a_terminal():
+    piped, terminal = io.StringIO(), io.StringIO()
+    Console(file=piped, width=90).print(example())
+    Console(file=terminal, width=90, force_terminal=True, color_system="standard").print(example())
+    assert "\x1b" not in piped.getvalue()
+    assert "\x1b[1;31m" in terminal.getvalue()
+    assert "\x1b[32m" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 90])
+def test_an_ascii_terminal_gets_ascii(width):
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    Console(file=out, width=width).print(Comparison("t", [Claim("µ", 1, None, 1, rule="equal")]))
+    out.flush()
+    assert b"+ equal" in raw.getvalue()
+
+
+def test_markup_in_words_is_shown_not_used():
+    text = Comparison("[red]t", [Claim("[bold]x", 1, note="[/]")]).to_text()
+    assert "[red]t" in text
+    assert "[bold]x" in text
+
+
+def test_html_escapes_and_has_every_digit():
+    html = example()._repr_html_()
+    assert "<script>" not in html
+    assert "Product &lt;script&gt;" in html
+    assert "the same &amp; another tile<br><small>t=64</small>" in html
+    assert "title='134,217,729 B'>134.2 MB<br><small>134,217,729 B</small>" in html
+    assert html.count("<tr class='holds'>") == 2
+    assert html.count("<tr class='fails'>") == 1
+    assert html.count("<tr class='informs'>") == 2
+    assert "<th scope='col'>predicted</th><th scope='col'>simulated</th>" in html
+
+
+# -- grids ---------------------------------------------------------------------------------------
+
+WORDS = st.lists(
+    st.sampled_from(["65.59 GB", "tokens/s", "123,456,789", "a", "0.5", ""]), max_size=3
+)
+
+
+@given(
+    st.lists(st.lists(WORDS.map(" ".join), min_size=4, max_size=4), min_size=1, max_size=4),
+    st.integers(12, 100),
+)
+@drawn_before(rows=[["65.59 GB 65.59 GB", " 123,456,789", "", ""]], width=44)  # it is indented
+def test_a_grid_cuts_no_word_and_keeps_to_its_width(rows, width):
+    head = ("", "a device", "share", "[how]")
+    out = io.StringIO()
+    grid = Grid(head, rows, "What fits where", left=(0, 3), bold=(0,))
+    Console(file=out, width=width).print(grid)
+    shown = out.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert sorted(re.findall(r"[0-9][0-9.,]*[0-9]", shown)) == sorted(
+        found for row in rows for cell in row for found in re.findall(r"[0-9][0-9.,]*[0-9]", cell)
+    )

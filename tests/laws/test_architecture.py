@@ -1,0 +1,398 @@
+"""The architecture: imports point down, heavy libraries stay where they belong.
+
+    __main__       the cli
+    cli            anything
+    lab            what people look at; heavy libraries inside functions only where asked
+    distributed -> tile, plan
+    tile  ->       plan
+    plan  ->       the standard library and NumPy; Numba for what is large, OR-tools for the best
+    errors, submodules
+
+The rules are read from the source by `ast`, and then a fresh process imports the modules.
+
+Holds `tiledask.submodules`.
+"""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STDLIB = sys.stdlib_module_names
+
+BELOW = {
+    "errors": set(),
+    "submodules": set(),
+    "plan": {"errors", "submodules"},
+    "tile": {"errors", "plan"},
+    "distributed": {"errors", "submodules", "plan", "tile"},
+    "lab": {"errors", "submodules", "plan", "tile", "distributed"},
+    "cli": {"errors", "plan", "tile", "distributed", "lab"},
+    "__main__": {"cli"},
+}
+"""What each layer may import besides itself."""
+
+AT_IMPORT = {"": set(), "errors": set(), "plan": {"numpy"}, "tile": {"numpy"}}
+"""The only outside packages these layers may import when they are imported themselves."""
+INSIDE_FUNCTIONS = {"": set(), "errors": set(), "plan": {"numpy", "numba", "ortools", "pandas"}}
+"""The only outside packages these layers may import at all."""
+NEVER = {
+    "tile": {"dask", "distributed", "dask_cuda", "bokeh", "matplotlib", "IPython"},
+    "distributed": {"matplotlib", "IPython"},
+}
+CUPY = {"cupy", "cupyx", "cupy_backends"}
+CUPY_HOME = "tile/backend.py"
+HEAVY = ("dask", "distributed", "cupy", "matplotlib", "bokeh", "pandas", "numba", "ortools")
+
+
+class Import(NamedTuple):
+    module: str
+    """Absolute dotted name."""
+    lazy: bool
+    """Inside a function or under TYPE_CHECKING: not executed when the file is imported."""
+    line: int
+
+
+def imports(path: Path, root: Path) -> Iterator[Import]:
+    """Every import in the file, ``from a import b`` as a.b, import_module("a") included."""
+    package = path.relative_to(root).parent.parts
+    stack = [(node, False) for node in ast.parse(path.read_text("utf-8")).body]
+    while stack:
+        node, lazy = stack.pop()
+        yield from (Import(name, lazy, node.lineno) for name in named(node, package))
+        for child in ast.iter_child_nodes(node):
+            stack.append((child, lazy or defers(node, child)))
+
+
+def defers(node: ast.AST, child: ast.AST) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return True
+    checks_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return checks_types and child in node.body
+
+
+def named(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        up = package[: len(package) - node.level + 1] if node.level else ()
+        base = ".".join([*up, *filter(None, [node.module])])
+        return [f"{base}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        function = ast.unparse(node.func).rpartition(".")[2]
+        if function in ("import_module", "__import__"):
+            return [str(node.args[0].value)]
+    return []
+
+
+def violations(package: Path) -> list[str]:
+    """Every broken rule under the folder ``package`` (the one called tiledask), by file and line.
+
+    A sentence each, for example "plan/x.py:3 plan imports tile (tiledask.tile.backend)".
+    """
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        where = path.relative_to(package)
+        layer = where.parts[0].removesuffix(".py")
+        layer = "" if layer == "__init__" else layer
+        if layer not in (*BELOW, ""):
+            found.append(f"{where} belongs to no layer")
+            continue
+        for what in imports(path, package.parent):
+            broken = inner(layer, what) or outer(layer, where.as_posix(), what)
+            if broken:
+                found.append(f"{where}:{what.line} {broken} ({what.module})")
+    return found
+
+
+def inner(layer: str, what: Import) -> str:
+    """The broken rule if an import of tiledask's own points up; the package points nowhere."""
+    top, target, *_ = [*what.module.split("."), ""]
+    if top != "tiledask" or target == "__version__":
+        return ""
+    if target not in BELOW:  # the package itself gives every public name: for the top only
+        return "" if layer in ("lab", "cli") else f"{layer or '__init__'} imports td"
+    if layer == target or target in BELOW.get(layer, set()):
+        return ""
+    return f"{layer or '__init__'} imports {target}"
+
+
+def outer(layer: str, where: str, what: Import) -> str:
+    """The broken rule if an outside package is imported where it does not belong."""
+    top = what.module.split(".")[0]
+    if top in STDLIB or top == "tiledask":
+        return ""
+    if top in CUPY and (where != CUPY_HOME or not what.lazy):
+        return f"CuPy outside a function of {CUPY_HOME}"
+    if top in NEVER.get(layer, set()):
+        return f"{layer} never imports {top}"
+    if not what.lazy and layer in AT_IMPORT and top not in AT_IMPORT[layer]:
+        return f"{layer or '__init__'} imports {top} at import time"
+    if layer in INSIDE_FUNCTIONS and top not in INSIDE_FUNCTIONS[layer]:
+        return f"{layer or '__init__'} imports {top}"
+    return ""
+
+
+def loaded(code: str) -> list[str]:
+    """The heavy packages in sys.modules after a fresh process ran ``code``."""
+    report = f"import sys; print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+    )
+    return done.stdout.split()
+
+
+def modules(layer: str) -> list[str]:
+    files = (ROOT / "tiledask" / layer).rglob("*.py")
+    names = [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files]
+    return sorted(name.removesuffix(".__init__") for name in names)
+
+
+def importing(names: list[str]) -> str:
+    return "\n".join(f"import {name}" for name in names)
+
+
+# -- the package ---------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_imports_point_down():
+    assert violations(ROOT / "tiledask") == []
+
+
+ROOMS = {
+    "choosing": {"inputs", "fitting", "timing", "pipelines"},
+    "fitting": {"inputs", "timing", "pipelines"},
+    "timing": {"inputs", "pipelines"},
+    "diagnosis": {"pipelines", "splitting"},
+    "inputs": set(),
+    "pipelines": set(),
+    "splitting": set(),
+    "products": set(),
+    "collectives": {"products"},
+}
+"""What each folder of plan may import of the others."""
+
+
+@pytest.mark.long
+def test_the_rooms_of_plan_import_as_they_are_drawn():
+    folder = ROOT / "tiledask" / "plan"
+    assert {path.name for path in folder.iterdir() if (path / "__init__.py").exists()} == set(ROOMS)
+    for room, allowed in ROOMS.items():
+        for path in (folder / room).glob("*.py"):
+            used = {
+                i.module.split(".")[2]
+                for i in imports(path, ROOT)
+                if i.module.startswith("tiledask.plan.")
+            }
+            assert used & set(ROOMS) <= allowed | {room}, path
+
+
+def circle(package: Path) -> list[str]:
+    """Modules that import each other in turn, also in functions or for types."""
+    files = {}
+    for path in package.rglob("*.py"):
+        dotted = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        files[dotted.removesuffix(".__init__")] = path
+    graph = {}
+    for module, path in files.items():
+        names = [what.module for what in imports(path, package.parent)]
+        homes = {name if name in files else name.rpartition(".")[0] for name in names}
+        graph[module] = homes & files.keys() - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def crowded(package: Path, most: int = 15) -> list[str]:
+    """Folders with more files than a reader takes in at a glance."""
+    files = Counter(path.parent for path in package.rglob("*.py"))
+    return [f"{folder}: {n} files" for folder, n in files.items() if n > most]
+
+
+def homonyms(package: Path) -> list[str]:
+    """Public classes whose name stands for two."""
+    names = Counter(
+        node.name
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return [name for name, n in names.items() if n > 1]
+
+
+@pytest.mark.long
+def test_no_circle_no_crowd_and_no_homonym():
+    package = ROOT / "tiledask"
+    assert circle(package) == []
+    assert crowded(package) == []
+    assert homonyms(package) == []
+
+
+@pytest.mark.parametrize(
+    "late", ["    from tiledask.plan.b import B", "    import tiledask.plan.b as b\n    b.B"]
+)
+def test_a_circle_a_crowd_and_a_homonym_are_seen(tmp_path, late):
+    write(tmp_path, "plan/a.py", f"class A: ...\ndef f():\n{late}")
+    package = write(tmp_path, "plan/b.py", "from tiledask.plan.a import A\nclass B: ...")
+    assert set(circle(package)) == {"tiledask.plan.a", "tiledask.plan.b"}
+    assert homonyms(package) == crowded(package) == []
+    write(tmp_path, "plan/a.py", "class B: ...")
+    assert circle(package) == []
+    assert homonyms(package) == ["B"]
+    for n in range(14):
+        write(tmp_path, f"plan/n{n}.py", "")
+    assert crowded(package) == [f"{package / 'plan'}: 16 files"]
+
+
+def test_the_checker_sees_the_package():
+    """Not a vacuous pass: known imports of known files are found."""
+    found = {i.module for i in imports(ROOT / "tiledask/plan/ledger.py", ROOT)}
+    assert {"dataclasses.dataclass", "tiledask.plan.units.format_bytes"} <= found
+    assert len(modules("plan")) >= 5
+
+
+def test_importing_tiledask_loads_nothing_heavy():
+    assert loaded("import tiledask") == []
+
+
+def test_listing_the_public_names_loads_nothing_heavy():
+    assert loaded("import tiledask; dir(tiledask); tiledask.__all__") == []
+
+
+@pytest.mark.long
+def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_named():
+    lists = (
+        "import tiledask as td; dir(td.lab), dir(td.distributed), dir(td.plan.fitting), td.errors"
+    )
+    assert loaded(lists) == []
+    names = [
+        name.removeprefix("tiledask.")
+        for layer in ("plan", "distributed", "lab")
+        for name in modules(layer)
+    ]
+    # one that is named in a package with values of its own may be a value, such as lab.tour.tour
+    names = ["errors", *(n for n in names if n.count(".") < 2 or n.startswith("plan."))]
+    say = f"import operator, tiledask as td; print(*map(hash, operator.attrgetter(*{names!r})(td)))"
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, cwd=ROOT)
+    assert len(done.stdout.split()) == len(names) > 60, done.stderr
+    for wrong in ("td.lab.plotz", "td.plan.fitting.fitt", "td.errorz"):
+        code = f"import tiledask as td\ntry: {wrong}\nexcept AttributeError as e: print(e)"
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert " has no " in said.stdout, wrong
+
+
+def test_the_package_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "tiledask", "partition", "24", "4"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sizes (6, 6, 6, 6)" in done.stdout
+
+
+def test_plan_loads_nothing_heavy():
+    assert loaded(importing(modules("plan"))) == []
+
+
+def test_tile_loads_nothing_heavy():
+    assert loaded(importing(modules("tile"))) == []
+
+
+def test_the_doctor_loads_nothing_heavy_before_it_is_asked():
+    assert loaded("import tiledask.lab.doctor") == []
+
+
+def test_heavy_packages_are_noticed():
+    assert loaded("import pandas") == ["pandas"]
+
+
+# -- the checker ---------------------------------------------------------------------------------
+
+PLANTED = [
+    ("plan/bad.py", "from tiledask.distributed.mesh import Mesh", "plan imports distributed"),
+    ("plan/bad.py", "from tiledask import distributed", "plan imports distributed"),
+    ("plan/bad.py", "from ..distributed import cluster", "plan imports distributed"),
+    ("plan/bad.py", "def f():\n    import tiledask.tile", "plan imports tile"),
+    ("plan/bad.py", "import tiledask as td", "plan imports td"),
+    ("plan/bad.py", "from tiledask import matmul", "plan imports td"),
+    ("plan/bad.py", "import pandas", "plan imports pandas at import time"),
+    ("plan/bad.py", "try:\n    import scipy\nexcept ImportError:\n    pass", "plan imports scipy"),
+    ("plan/bad.py", "class A:\n    import pandas", "plan imports pandas at import time"),
+    ("plan/bad.py", "def f():\n    import dask", "plan imports dask"),
+    ("tile/bad.py", "import cupy as cp", "CuPy outside"),
+    ("tile/bad.py", "def f():\n    from cupy import cuda", "CuPy outside"),
+    ("tile/backend.py", "import cupy", "CuPy outside a function"),
+    ("tile/bad.py", "from importlib import import_module\nimport_module('cupyx')", "CuPy outside"),
+    ("tile/bad.py", "def f():\n    import dask.array", "tile never imports dask"),
+    ("tile/bad.py", "from tiledask.distributed import mesh", "tile imports distributed"),
+    ("tile/bad.py", "import scipy", "tile imports scipy at import time"),
+    ("distributed/bad.py", "from tiledask.lab import table", "distributed imports lab"),
+    (
+        "distributed/bad.py",
+        "if TYPE_CHECKING:\n    from tiledask.lab import x",
+        "distributed imports lab",
+    ),
+    ("distributed/bad.py", "async def f():\n    import cupy", "CuPy outside"),
+    (
+        "distributed/bad.py",
+        "def f():\n    import matplotlib.pyplot as plt",
+        "distributed never imports",
+    ),
+    ("lab/bad.py", "import tiledask.cli", "lab imports cli"),
+    ("lab/bad.py", "f = lambda: __import__('cupy')", "CuPy outside"),
+    ("errors.py", "import numpy", "errors imports numpy"),
+    ("__init__.py", "from tiledask.plan import units", "__init__ imports plan"),
+    ("__init__.py", "import numpy", "__init__ imports numpy"),
+    ("extra/x.py", "", "belongs to no layer"),
+]
+HARMLESS = [
+    ("plan/good.py", "import numpy as np\nfrom tiledask.errors import ConfigError"),
+    ("plan/good.py", "from tiledask.plan.units import format_bytes\nfrom . import units"),
+    ("plan/good.py", "def f():\n    import pandas as pd"),
+    ("plan/good.py", "if TYPE_CHECKING:\n    import pandas as pd"),
+    ("tile/backend.py", "def f():\n    import cupy"),
+    (
+        "distributed/good.py",
+        "import dask\nfrom tiledask.tile.backend import probe\nimport tiledask.plan",
+    ),
+    ("lab/good.py", "import tiledask as td\nfrom tiledask import matmul, plan, distributed"),
+    ("cli.py", "import tiledask.lab.doctor\nfrom tiledask import __version__"),
+    ("distributed/good.py", "from tiledask import __version__"),
+]
+
+
+def write(root: Path, where: str, code: str) -> Path:
+    path = root / "tiledask" / where
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code)
+    return root / "tiledask"
+
+
+@pytest.mark.parametrize(("where", "code", "rule"), PLANTED)
+def test_a_planted_violation_is_found(tmp_path, where, code, rule):
+    found = violations(write(tmp_path, where, code))
+    assert len(found) == 1, found
+    assert found[0].startswith(where)
+    assert rule in found[0]
+
+
+@pytest.mark.parametrize(("where", "code"), HARMLESS)
+def test_what_is_allowed_is_not_reported(tmp_path, where, code):
+    assert violations(write(tmp_path, where, code)) == []

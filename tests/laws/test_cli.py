@@ -1,0 +1,381 @@
+"""The command line: answers, exit codes, JSON, and errors a person can act on."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+
+import tiledask as td
+from tiledask.cli import main
+from tiledask.lab.doctor import MachineCheck, _unusable
+from tiledask.plan.data import data_file
+
+
+def run(capsys, *arguments):
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_fit_says_no_why_and_what_would(capsys):
+    code, answer = run(capsys, "fit", "gpt-200b", "160xA100-40GB", "--dp", "160")
+    assert (code, answer["verdict"]) == (1, "no")
+    assert answer["shortfall"] > 3e12
+    assert "->" in answer["smallest_fix"]
+
+
+def test_fit_says_yes(capsys):
+    code, answer = run(capsys, "fit", "gpt2", "1xA100-40GB")
+    assert (code, answer["verdict"], answer["smallest_fix"]) == (0, "fits", None)
+
+
+def test_partition(capsys):
+    code, answer = run(capsys, "partition", "24", "4")
+    assert (code, answer["sizes"], answer["bottleneck"]) == (0, [6, 6, 6, 6], 6.0)
+    assert run(capsys, "partition", "4,4,9,8", "3")[1]["bottleneck"] == 9.0
+    assert run(capsys, "partition", "6", "2", "--speeds", "1,2")[1]["sizes"] == [2, 4]
+
+
+def test_partition_judges(capsys):
+    code, answer = run(capsys, "partition", "4", "2", "--judge", "1,3 | 2,4")
+    assert (code, answer["rule"]) == (1, "not contiguous")
+    assert run(capsys, "partition", "4", "2", "--judge", "1-2 | 3-4")[0] == 0
+
+
+def test_idle(capsys, tmp_path):
+    picture = tmp_path / "gantt.png"
+    code, answer = run(capsys, "idle", "1f1b", "4", "8", "--figure", str(picture))
+    assert (code, answer["makespan"], answer["peak_in_flight"]) == (0, 33.0, [4, 3, 2, 1])
+    assert answer["bubble_fraction"] == pytest.approx(3 / 11)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run(capsys, "idle", "interleaved", "8", "8", "--devices", "4")[1]["makespan"] == 57.0
+    answer = run(capsys, "idle", "1f1b", "4", "8", "--latency", "0.25")[1]
+    assert (answer["makespan"], answer["lower_bound"], answer["binds"]) == (37.0, 34.5, "device 1")
+    assert answer["lower_bound_why"].startswith("device 3: 3.75 s until work reaches it")
+
+
+@pytest.mark.cluster
+def test_matmul(capsys):
+    code, answer = run(capsys, "matmul", "256", "--mesh", "1x2", "--device", "cpu")
+    assert (code, answer["ok"]) == (0, True)
+    moved = next(r for r in answer["rows"] if r["quantity"] == "bytes between workers")
+    assert moved["measured"] == 256 * 256 * 4
+
+
+@pytest.mark.long
+def test_doctor(capsys):
+    code, answer = run(capsys, "doctor")
+    assert code == 0
+    assert {"Python", "GPU"} <= {finding["name"] for finding in answer}
+
+
+def test_tables_for_people(capsys):
+    assert main(["partition", "24", "4"]) == 0
+    assert "[1-6][7-12][13-18][19-24]: sizes (6, 6, 6, 6), bottleneck 6" in capsys.readouterr().out
+    assert main(["idle", "naive", "4", "1"]) == 0
+    assert "bubble_fraction          0.75" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "gpt-9", "1xH100"], "tiledask fit: .*gpt-9"),
+        (["fit", "gpt2", "0xH100"], "tiledask fit: .*0xH100"),
+        (["partition", "2", "5"], "2 layers are fewer than 5 stages"),
+        (["partition", "1,x", "2"], "numbers between commas"),
+        (["partition", "4", "2", "--judge", "a | b"], "cannot read 'a'"),
+        (["idle", "zb-h9", "4", "8"], "no schedule 'zb-h9'"),
+        (["idle", "gpipe", "4", "0"], "microbatches must be a whole number of at least 1, got 0"),
+        (["matmul", "64", "--mesh", "two"], "a mesh is rows x columns"),
+        (["matmul", "-5"], "a size is 1 or more, got -5"),
+        (["matmul", "64", "--mesh", "2x2x2"], "a mesh is rows x columns"),
+        (["idle", "interleaved", "4", "8", "--devices", "0"], "devices must be a whole number"),
+        (["partition", "99999999999", "2"], "tiledask partition: ."),
+        (["matmul", "64", "--mesh", "0x2"], "workers is a whole number of 1 or more, got 0"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(capsys, arguments, message):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert re.search(message, error)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Spans of a run of 1F1B, in milliseconds."""
+    t = td.simulate(td.schedule("1f1b", 4, 8), forward=1.0, backward=2.0, latency=0.25)
+    frame = t.to_frame()
+    frame[["start", "end"]] *= 1e3
+    frame.to_csv(tmp_path / "run.csv")
+    return str(tmp_path / "run.csv")
+
+
+@pytest.mark.long
+def test_idle_diagnoses_a_trace(capsys, trace):
+    code, answer = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--layers", "24")
+    assert (code, answer["devices"], answer["makespan"]) == (0, 4, pytest.approx(37.0))
+    found = {name: f["value"] for name, f in answer["findings"].items()}
+    assert (found["schedule"], found["microbatches"], found["latency"]) == (
+        "1f1b",
+        8,
+        pytest.approx(0.25),
+    )
+    assert sum(answer["causes"].values()) == pytest.approx(answer["idle"])
+    assert 0 < len(answer["remedies"]) <= 5
+    twice = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--layers", "1,1,1,1,8")[1]
+    assert twice["remedies"] == answer["remedies"]  # a cut that saves nothing is no remedy
+    limited = run(capsys, "idle", "--diagnose", trace, "--unit", "ms", "--memory-limit", "0.1")[1]
+    assert not any(r["fits"] for r in limited["remedies"])
+    assert main(["idle", "--diagnose", trace, "--unit", "ms"]) == 0
+    assert "250 ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1f1b", "4"], "needs its name, stages and micro-batches, such as: idle 1f1b 4 8"),
+        (["1f1b", "4", "8", "--unit", "ms"], "go with --diagnose TRACE"),
+        (["--diagnose", "no.csv"], "no trace at 'no.csv'"),
+        (["gpipe", "--diagnose", "no.csv"], "finds schedule, stages and micro-batches in"),
+        (["--diagnose", "no.csv", "--layers", "a,b"], "numbers between commas"),
+        (["--diagnose", "no.csv", "--unit", "h"], "a unit of time is s, ms, us, ns; got 'h'"),
+    ],
+)
+def test_mistakes_with_traces_are_explained(capsys, arguments, message):
+    assert main(["idle", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert message in error
+
+
+def test_ask_works_a_premise_out(capsys):
+    code, result = run(capsys, "ask", "hardware-refresh", "--json")
+    assert (code, result["holds"]) == (1, False)
+    assert [finding["verdict"] for finding in result["findings"]] == ["holds", "fails", "holds"]
+    code, result = run(capsys, "ask", "--json")
+    assert code == 0
+    assert "two-clusters" in result
+    code, _ = run(capsys, "ask", "70b-on-8-of-141-gb", "--json")
+    assert code == 0
+
+
+@pytest.mark.long
+def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
+    options = ("llama-2-7b", "8xA100-80GB", "32", "--sequence", "4096", "--devices", "4,8")
+    code, result = run(capsys, "plan", *options)
+    assert code == 0
+    assert result["plans"][0]["verdict"] == "fits"
+    seconds = [plan["seconds"] for plan in result["plans"]]
+    assert seconds == sorted(seconds)
+    assert {plan["devices"] for plan in result["front"]} == {4, 8}
+    assert result["considered"] == sum(result["counts"].values())
+    assert len(result["sensitivity"]) == 6  # their numbers are given
+    assert result["step"]["seconds"] > 0
+    files = ["--figure", str(tmp_path / "front.png"), "--map", str(tmp_path / "map.png")]
+    code, result = run(capsys, "plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity", *files)
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 2
+    assert (code, result["plans"][0]["seconds"], result["sensitivity"]) == (1, None, [])
+
+
+@pytest.mark.long
+def test_fit_criticizes_on_request(capsys, tmp_path):
+    figure = tmp_path / "memory.png"
+    code, result = run(
+        capsys,
+        "fit",
+        "gpt2-xl",
+        "8xA100-80GB",
+        "--pp",
+        "8",
+        "--microbatches",
+        "8",
+        "--critique",
+        "--figure",
+        str(figure),
+    )
+    assert code == 0
+    assert (
+        next(line["about"] for line in result["critique"]["lines"] if not line["good"]) == "bubble"
+    )
+    assert result["critique"]["advice"]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fit", "gpt-200b", "80xA100-40GB", "--tp", "8", "--pp", "10"), "in all"),
+        (("plan", "llama-2-7b", "8xA100-80GB", "32", "--no-sensitivity"), "fastest first"),
+        (("plan", "llama-3.1-70b", "8xH100", "64"), "none fits; the nearest"),
+    ],
+)
+def test_planner_tables_for_people(capsys, arguments, words):
+    main(list(arguments))
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.cluster
+def test_fit_runs_what_it_says(capsys):
+    layout = ("--tp", "8", "--pp", "2", "--dp", "4", "--zero", "1", "--run")
+    code, result = run(capsys, "fit", "llama-2-70b", "64xA100-80GB", *layout)
+    peak, verdict = result["run"]["rows"]
+    assert peak["predicted"] == peak["measured"] > 10**6
+    assert (verdict["predicted"], verdict["measured"]) == ("fits", "fits")
+    assert code in (0, 1)
+
+
+# -- what is printed -----------------------------------------------------------------------------
+
+
+def printed(capsys, monkeypatch, width, *arguments):
+    """What a terminal of that width shows; None: a pipe, with no width known."""
+    if width is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", f"{width}")
+    main(list(arguments))
+    return capsys.readouterr().out
+
+
+def numbers(text):
+    return Counter(re.findall(r"[0-9][0-9.,]*[0-9]|[0-9]", text))
+
+
+@pytest.mark.long
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "llama-2-7b", "8xA100-80GB", "64", "--sequence", "4096"),
+        ("plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity"),
+        ("fit", "gpt2-xl", "8xA100-80GB", "--pp", "8", "--microbatches", "8", "--critique"),
+        ("fit", "gpt2-xl", "1xT4"),
+        ("partition", "1000", "40", "--chunks", "2", "--judge", "1-500 | 501-1000"),
+        ("idle", "interleaved", "64", "64", "--devices", "32"),
+        ("ask", "hardware-refresh"),
+        ("ask",),
+        ("puzzle", "4", "--hint", "--answer", "1 | 2"),
+        ("puzzle",),
+        ("doctor",),
+    ],
+)
+def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, arguments):
+    monkeypatch.setattr("tiledask.lab.doctor.ask_gpu", lambda: _unusable("no driver"))
+    monkeypatch.setattr(
+        "tiledask.lab.doctor._memory", lambda: MachineCheck("memory", "ok", "8 GB", "")
+    )
+    whole = printed(capsys, monkeypatch, 1000, *arguments)
+    for width in (40, 60, 80, None):
+        shown = printed(capsys, monkeypatch, width, *arguments)
+        assert "…" not in shown
+        assert numbers(shown) == numbers(whole), f"at {width} columns"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("{config}", "{cluster}", "16", "--sequence", "1024", "--recipe", "fp32-adam"),
+        ("gpt2", "4xA100-80GB", "16", "--devices", "2"),
+    ],
+)
+def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
+    folder = tmp_path / "a folder; with [brackets]"
+    folder.mkdir()
+    config, cluster = folder / "config.json", folder / "mine.json"
+    config.write_text(data_file("models", "gpt2.json").read_text("utf-8"), "utf-8")
+    cluster.write_text(json.dumps({"devices": 4, "device": "A100-80GB"}), "utf-8")
+    given = [word.format(config=config, cluster=cluster) for word in given]
+    main(["plan", *given, "--no-sensitivity"])
+    line = next(
+        line.removeprefix("the first one: ")
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("the first one: ")
+    )
+    program, *words = shlex.split(line)
+    assert program == "tiledask"
+    best = run(capsys, "plan", *given, "--no-sensitivity")[1]["plans"][0]
+    code, answer = run(capsys, *words)
+    assert (code, answer["verdict"]) == (0, best["verdict"])
+    assert max(answer["per_stage"]) == best["peak"]
+
+
+def test_every_field_of_a_layout_can_be_typed():
+    """So that no plan has a field that the printed command must leave out."""
+    from tiledask.cli import _parser
+
+    known = vars(_parser().parse_args(["fit", "gpt2", "1xT4"]))
+    assert {field.name for field in fields(td.Layout)} <= set(known)
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+BEGINS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+DRAWS = {
+    "idle": ("idle", "1f1b", "2", "4", "--figure"),
+    "puzzle": ("puzzle", "1", "--figure"),
+    "fit": ("fit", "gpt2", "1xA100-40GB", "--figure"),
+    "plan": ("plan", "gpt2", "2xA100-40GB", "8", "--no-sensitivity", "--figure"),
+    "map": ("plan", "gpt2", "2xA100-40GB", "8", "--no-sensitivity", "--map"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", DRAWS)
+def test_a_figure_is_what_its_name_says(capsys, tmp_path, command):
+    for kind, begins in BEGINS.items():
+        file = tmp_path / f"x.{kind.upper() if kind == 'pdf' else kind}"
+        assert main([*DRAWS[command], str(file)]) == 0
+        assert file.read_bytes().startswith(begins)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", DRAWS)
+@pytest.mark.parametrize("name", ["x.jpg", "x", "x.png.txt", "no/such/folder/x.png"])
+def test_other_figures_are_refused_before_the_work_begins(
+    capsys, tmp_path, monkeypatch, command, name
+):
+    def works(*args):
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(f"tiledask.cli._{DRAWS[command][0]}", works)
+    assert main([*DRAWS[command], str(tmp_path / name)]) == 2
+    words = "there is no folder" if "folder" in name else "written as .png, .svg or .pdf"
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# -- what is not installed -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("distributed", "matmul 64"), ("matplotlib", "idle 1f1b 2 4 --figure {}/x.svg")],
+)
+def test_a_package_that_is_not_there_is_named_with_its_pip_line(
+    capsys, monkeypatch, tmp_path, package, words
+):
+    for name in [m for m in sys.modules if m.partition(".")[0] in (package, "tiledask")]:
+        if name.startswith(("tiledask.distributed", "tiledask.lab.p", package)):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(words.format(tmp_path).split()) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"needs {package}, which is not installed: pip install {package}\n")
+
+
+def test_a_name_that_needs_a_package_says_so():
+    code = (
+        "import sys; sys.modules['distributed'] = None; import tiledask as td\n"
+        "try: td.start_cluster\nexcept ModuleNotFoundError as e: print(e)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert said == (
+        "td.start_cluster needs distributed, which is not installed: pip install distributed\n"
+    )

@@ -1,0 +1,108 @@
+"""The same code with arrays of a device: layers over ranks and a training, by CuPy's rules."""
+
+import numpy as np
+import pytest
+from oracles.single_gpt import TEXT
+from twins import device_twin
+
+from tiledask.distributed.convolution.lenet_train import train_lenet
+from tiledask.distributed.ranks import threads
+from tiledask.distributed.training import GPT, train
+from tiledask.distributed.training.stages import Stages
+from tiledask.tile.datasets import load_images
+from tiledask.tile.optimizers import SGD, Adam, LossScale
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DIGITS = load_images("digits")
+PLAIN = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
+GATED = GPT(59, 16, 2, 4, 8, kv_heads=2, ffn=27, gated=True, tied=True)
+
+
+@pytest.fixture
+def twin(monkeypatch):
+    """Ranks on devices."""
+    module, ran = device_twin.use(monkeypatch), threads.ran
+    monkeypatch.setattr(
+        threads,
+        "ran",
+        lambda program, shape, transport, _, given: ran(program, shape, transport, "cupy", given),
+    )
+    return module
+
+
+LAYOUTS = [
+    (PLAIN, (1, 1, 1), {}),
+    (PLAIN, (2, 2, 2), {"sequence_parallel": True, "clip": 0.5}),
+    (PLAIN, (2, 1, 2), {"zero": 1, "dtype": "float16", "scale": LossScale(2.0**18)}),
+    (GATED, (1, 4, 1), {"sequence_parallel": True}),
+    (GATED, (2, 2, 1), {"zero": 3, "clip": 0.5, "dtype": "float16"}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "shape", "options"), LAYOUTS)
+def test_a_training_on_devices(model, shape, options, request, tmp_path):
+    options = {"steps": 3, "batch": 5, "microbatches": 2, "rule": Adam(1e-2)} | options
+    host = train(model, TEXT, shape, **options)
+    request.getfixturevalue("twin")
+    device = train(model, TEXT, shape, folder=tmp_path, **options | {"steps": 2})
+    again = train(model, TEXT, shape, folder=tmp_path, **options)
+    assert [*device.losses, *again.losses] == host.losses.tolist()
+    for name, w in host.weights.items():
+        assert isinstance(again.weights[name], np.ndarray)
+        assert np.array_equal(again.weights[name], w), name
+    assert device.held == host.held
+    count = len(host.planned[0]) * 2
+    ran = [
+        (r.label, r.sent, r.received) for r in device.records.where(rank=0) if r.step is not None
+    ]
+    assert ran == [(r.label, r.sent, r.received) for r in host.records.where(rank=0)][: len(ran)]
+    assert shape == (1, 1, 1) or 0 < len(ran) <= count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "ways",
+    [{}, {"data parallel": 2, "layerwise": 2}, {"network": 4}, {"data parallel": 2, "space": 2}],
+    ids=lambda ways: "x".join(ways) or "single",
+)
+def test_lenet_on_devices(ways, request):
+    options = {"steps": 2, "batch": 5, "rule": SGD(0.1, momentum=0.9)}
+    host = train_lenet(DIGITS, ways, **options)
+    request.getfixturevalue("twin")
+    device = train_lenet(DIGITS, ways, **options)
+    assert device.losses.tolist() == host.losses.tolist()
+    for name, each in host.weights.items():
+        for kind, w in each.items():
+            assert np.array_equal(device.weights[name][kind], w), name
+
+
+def test_the_twin_refuses_what_cupy_refuses(twin):
+    x = twin.asarray(np.ones(3))
+    with pytest.raises(TypeError, match="Implicit conversion"):
+        np.asarray(x)
+    with pytest.raises(TypeError, match="Unsupported type"):
+        x + np.ones(3)
+    with pytest.raises(TypeError, match="Unsupported type"):
+        np.ones(3) * x
+    with pytest.raises(TypeError, match="Unsupported type"):
+        x[:2] = np.ones(2)
+    with pytest.raises(TypeError, match="Unsupported type"):
+        twin.concatenate([x, np.ones(3)])
+    assert type(x.sum()) is type(x)
+    assert type(np.float64(2) * x) is type(x)
+    x += 1
+    x[1:] *= 2
+    assert x.get().tolist() == [2, 4, 4]
+
+
+def test_a_host_array_among_the_gradients_is_noticed(twin, monkeypatch):
+    """Planted."""
+
+    def mixed(self, gradients):
+        gradients["head"] += np.zeros(1, np.float32)
+
+    monkeypatch.setattr(Stages, "_sum_tied", mixed)
+    with pytest.raises(TypeError, match="Unsupported type"):
+        train(PLAIN, TEXT, (1, 2, 1), steps=1, batch=2)

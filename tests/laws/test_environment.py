@@ -1,0 +1,565 @@
+"""The environment is described once: pyproject.toml, constraints.txt and environment.yml agree.
+
+What this cannot show: that `conda env create` works. conda does not run here. Checked are the
+parts of environment.yml that conda hands to pip, and that its Python is the package's.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from conftest import pytest_collection_modifyitems
+from oracles.waiting import wait_until
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PYTHONS = ("3.11.2", "3.11.7", "3.12.1", "3.13.0")
+REGISTRIES = (
+    "pypi.org",
+    "pythonhosted.org",
+    "pypi.nvidia.com",
+    "anaconda.org",
+    "anaconda.com",
+    "conda-forge.org",
+    "prefix.dev",
+    "npmjs.org",
+    "npmjs.com",
+    "yarnpkg.com",
+    "nodesource.com",
+    "crates.io",
+    "proxy.golang.org",
+    "docker.io",
+    "ghcr.io",
+    "nvcr.io",
+    "quay.io",
+)
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """The package's own requirements and those of ``extras``."""
+    lines = PROJECT["dependencies"] + [line for extra in extras for line in EXTRAS[extra]]
+    return [Requirement(line) for line in lines]
+
+
+def marker_environment(python: str) -> dict[str, str]:
+    """The facts that markers ask about, on Linux with the given Python."""
+    short = ".".join(python.split(".")[:2])
+    return {
+        "python_version": short,
+        "python_full_version": python,
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+        "platform_system": "Linux",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "extra": "",
+    }
+
+
+def read_constraints(text: str) -> list[Requirement]:
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [Requirement(line) for line in lines if line]
+
+
+def pins(text: str, python: str) -> dict[str, str]:
+    """Package -> version pinned for ``python`` on Linux; every line must pin exactly one."""
+    found: dict[str, str] = {}
+    for requirement in read_constraints(text):
+        specs = list(requirement.specifier)
+        assert [s.operator for s in specs] == ["=="], f"{requirement} does not pin one version"
+        assert not requirement.extras, f"pip refuses extras in constraints: {requirement}"
+        assert not requirement.url, f"a constraint names a place: {requirement}"
+        if requirement.marker is None or requirement.marker.evaluate(marker_environment(python)):
+            name = canonicalize_name(requirement.name)
+            assert name not in found, f"{name} is pinned twice on Python {python}"
+            found[name] = specs[0].version
+    return found
+
+
+def unsatisfied(wanted: list[Requirement], pinned: dict[str, str], python: str) -> list[str]:
+    """The requirements that apply on ``python`` and that no pin satisfies."""
+    environment = marker_environment(python)
+    applying = [r for r in wanted if r.marker is None or r.marker.evaluate(environment)]
+    return [
+        str(r)
+        for r in applying
+        if (pin := pinned.get(canonicalize_name(r.name))) is None
+        or not r.specifier.contains(pin, prereleases=True)
+    ]
+
+
+def read_environment(text: str) -> tuple[list[str], list[str]]:
+    """(conda's dependencies, pip's lines) of an environment.yml."""
+    content = yaml.safe_load(text)
+    assert set(content) == {"name", "channels", "dependencies"}
+    assert content["channels"] == ["conda-forge"]
+    conda = [entry for entry in content["dependencies"] if isinstance(entry, str)]
+    (nested,) = (entry for entry in content["dependencies"] if not isinstance(entry, str))
+    assert list(nested) == ["pip"]
+    return conda, nested["pip"]
+
+
+def tracked() -> list[Path]:
+    """The files of the repository: what git knows or would add, or all outside a checkout."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        skipped = {".venv", "build", ".git"}
+        files = (f for f in ROOT.rglob("*") if not skipped & set(f.relative_to(ROOT).parts))
+        return [f for f in files if f.is_file()]
+    done = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [f for name in done.stdout.split("\0") if name and (f := ROOT / name).is_file()]
+
+
+def hosts_in(text: str) -> list[str]:
+    """Addresses of package registries in ``text``."""
+    names = "|".join(map(re.escape, REGISTRIES))
+    return re.findall(rf"://(?:[^/\s\"'<>@]*@)?(?:[\w-]+\.)*(?:{names})\b", text)
+
+
+# -- constraints.txt -----------------------------------------------------------------------------
+
+CONSTRAINTS = (ROOT / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_constraints_satisfy_every_requirement(python):
+    assert unsatisfied(requirements(*EXTRAS), pins(CONSTRAINTS, python), python) == []
+
+
+def test_a_constraint_that_contradicts_is_found():
+    pinned = pins(CONSTRAINTS, "3.11.7")
+    dask = f"dask=={pinned['dask']}"
+    assert unsatisfied(requirements(), {**pinned, "dask": "2020.1.0"}, "3.11.7") == [dask]
+    assert unsatisfied(requirements(), {k: v for k, v in pinned.items() if k != "dask"}, "3.11.7")
+    with pytest.raises(AssertionError, match="does not pin"):
+        pins("numpy>=2", "3.11.7")
+    with pytest.raises(AssertionError, match="pinned twice"):
+        pins("numpy==2.0\nNumPy==2.1", "3.11.7")
+
+
+def test_what_the_packages_need_in_turn_is_pinned_too():
+    """Everything installed here that tiledask's extras bring in has a line."""
+    installed = {canonicalize_name(d.name): d for d in distributions()}
+    pinned = pins(CONSTRAINTS, ".".join(map(str, sys.version_info[:3])))
+    todo, seen = [canonicalize_name(r.name) for r in requirements("lab", "test")], set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in installed:
+            continue
+        seen.add(name)
+        assert name in pinned, f"{name} is installed and needed, and constraints.txt lacks it"
+        for line in installed[name].requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                todo.append(canonicalize_name(requirement.name))
+    assert len(seen) > 100
+
+
+def test_installed_versions_are_the_pinned_ones():
+    """True in .venv as `make env` leaves it; another environment says what differs."""
+    pinned = pins(CONSTRAINTS, ".".join(map(str, sys.version_info[:3])))
+    installed = {canonicalize_name(d.name): d.version for d in distributions()}
+    wanted = {canonicalize_name(r.name) for r in requirements("lab", "test")}
+    differs = {
+        name: (installed[name], pin)
+        for name, pin in pinned.items()
+        if name in installed and Version(installed[name]) != Version(pin)
+    }
+    if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        pytest.skip(f"not running in .venv; versions that differ here: {differs or 'none'}")
+    assert differs == {}
+    assert not {name for name in wanted & set(pinned) if name not in installed}
+
+
+# -- pyproject.toml ------------------------------------------------------------------------------
+
+
+def test_versions_with_known_holes_are_excluded():
+    floors = {
+        "distributed": "2026.1.0",
+        "bokeh": "3.8.2",
+        "tornado": "6.5.6",
+        "jupyter-server": "2.20.0",
+        "jupyterlab": "4.5.7",
+    }
+    wanted = {canonicalize_name(r.name): r for r in requirements("lab")}
+    pinned = pins(CONSTRAINTS, "3.11.7")
+    for name, floor in floors.items():
+        assert Version(pinned[name]) >= Version(floor)
+        release = Version(floor).release
+        older = ".".join(map(str, (*release[:-1], release[-1] - 1)))
+        older = older if release[-1] else f"{release[0]}.{release[1] - 1}"
+        assert not wanted[name].specifier.contains(older), f"{name} {older} would be accepted"
+
+
+def test_every_python_that_is_promised_is_checked():
+    promised = SpecifierSet(PROJECT["requires-python"])
+    assert all(promised.contains(python) for python in PYTHONS)
+    assert not promised.contains("3.10.13")
+    assert not promised.contains("3.14.0")
+
+
+def test_setup_and_package_agree_on_python():
+    setup = (ROOT / ".ci/setup").read_text()
+    low, high = re.search(
+        r"not \((\d+, \d+)\) <= sys.version_info < \((\d+, \d+)\)", setup
+    ).groups()
+    low, high = (bound.replace(", ", ".") for bound in (low, high))
+    assert PROJECT["requires-python"] == f">={low},<{high}"
+
+
+# -- environment.yml -----------------------------------------------------------------------------
+
+CONDA, PIP = read_environment((ROOT / "environment.yml").read_text())
+
+
+def test_conda_brings_python_and_pip_and_nothing_else():
+    assert [Requirement(entry).name for entry in CONDA] == ["python", "pip"]
+    assert Requirement(CONDA[0]).specifier == SpecifierSet(PROJECT["requires-python"])
+
+
+def test_pip_takes_the_constraints_and_the_extras_that_exist():
+    assert PIP[0].split() == ["--constraint", "constraints.txt"]
+    editable = re.fullmatch(r"-e \.\[([\w,-]+)\]", PIP[1])
+    assert set(editable[1].split(",")) == {"lab", "test"} <= set(EXTRAS)
+    assert len(PIP) == 2
+
+
+def test_a_wrong_environment_file_is_found():
+    good = (ROOT / "environment.yml").read_text()
+    for wrong in (good.replace("channels:", "prefix:"), good.replace("- pip:", "- pypi:")):
+        with pytest.raises(AssertionError):
+            read_environment(wrong)
+
+
+@pytest.mark.slow
+def test_pip_accepts_what_conda_would_hand_it(tmp_path):
+    """pip's own resolver over the pip section, with what is installed here and no index."""
+    if "hatchling" not in {d.name for d in distributions()}:
+        pytest.skip("hatchling is not installed: pip install -e .[test]")
+    lines = "\n".join(PIP).replace(" constraints", f" {ROOT}/constraints")
+    # without -e: hatchling alone can describe the package then
+    (tmp_path / "pip.txt").write_text(lines.replace("-e .[", f"{ROOT}["))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--dry-run",
+            "--no-build-isolation",
+            "--no-index",
+            "--quiet",
+            "--report",
+            tmp_path / "report.json",
+            "--requirement",
+            tmp_path / "pip.txt",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (item,) = json.loads((tmp_path / "report.json").read_text())["install"]
+    assert set(item["requested_extras"]) == {"lab", "test"}
+
+
+# -- no hosts ------------------------------------------------------------------------------------
+
+
+def test_no_file_names_a_package_registry():
+    found = {}
+    for path in tracked():
+        hosts = hosts_in(path.read_text("utf-8", errors="ignore"))
+        if hosts:
+            found[str(path.relative_to(ROOT))] = hosts
+    assert found == {}
+
+
+def test_no_file_tells_pip_where_to_look():
+    listed = [ROOT / name for name in ("constraints.txt", "environment.yml", ".ci/setup")]
+    for path in (*listed, ROOT / "Makefile", ROOT / "pyproject.toml"):
+        assert not re.search(r"--(extra-)?index-url|--find-links|trusted-host", path.read_text())
+
+
+@pytest.mark.parametrize("host", ["pypi.org", "files.pythonhosted.org", "user:pw@pypi.nvidia.com"])
+def test_a_registry_is_found(host):
+    assert hosts_in(f"--index-url https:{'//'}{host}/simple")
+    assert not hosts_in(f"https:{'//'}docs.dask.org and {host} in words")
+
+
+# -- make, CI and the hooks ----------------------------------------------------------------------
+
+
+def make(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    ours = ("MAKE", "EXTRAS", "PYTHON", "DASHBOARD_PORT", "LAB_ARGS")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**clean, "PYTHON": sys.executable, **environment},
+    )
+
+
+def test_make_help_lists_the_targets():
+    done = make()
+    assert done.returncode == 0
+    for target in ("tour", "test", "lab", "bench", "env", "lint", "clean", "help"):
+        assert re.search(rf"^  {target}\s+\S", done.stdout, re.M), target
+
+
+def test_make_test_compares_the_notebooks_facts():
+    done = make("--dry-run", "test")
+    assert "--nbval-lax --nbval-current-env" in done.stdout
+    assert all(str(f.relative_to(ROOT)) in done.stdout for f in (ROOT / "nbs").glob("*.ipynb"))
+
+
+def test_make_quick_is_lint_types_and_what_is_fast_and_needs_no_workers():
+    steps = make("--dry-run", "quick").stdout.splitlines()
+    assert {".venv/bin/ruff check", ".venv/bin/ruff format --check", ".venv/bin/mypy"} <= set(steps)
+    (tests,) = (step for step in steps if "-m pytest" in step)
+    assert '-m "not cluster and not slow and not long"' in tests
+
+
+def test_of_few_cases_the_first_the_last_and_some_between_are_kept():
+    class Item:
+        path, originalname = "test_x.py", "test_all"
+
+        def __init__(self, n):
+            self.n, self.slow = n, False
+
+        def get_closest_marker(self, name):
+            return pytest.mark.few(self.n).mark if self.n else None
+
+        def add_marker(self, mark):
+            assert mark.name == "slow"
+            self.slow = True
+
+    kept = {}
+    for n in (1, 2, 3, 7, 0):
+        items = [Item(n) for _ in range(7)]
+        pytest_collection_modifyitems(items)
+        kept[n] = [i for i, item in enumerate(items) if not item.slow]
+    assert kept == {1: [0], 2: [0, 6], 3: [0, 3, 6], 7: list(range(7)), 0: list(range(7))}
+
+
+def test_no_step_of_make_test_waits_for_ever():
+    """Each is ended when silent, later than any test is; and no dead process is replaced."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    steps = [x for x in make("--dry-run", "test").stdout.splitlines() if "-m pytest" in x]
+    assert len(steps) == 4
+    for step in steps:
+        silence = int(re.search(r"\.ci/limit (\d+) \.venv/bin/python -m pytest", step)[1])
+        assert options["faulthandler_timeout"] < silence <= 600
+        assert (" -n " in step) == ("--max-worker-restart=0" in step)
+
+
+WAYS_TO_END = {"dies": "os._exit(3)", "hangs": "time.sleep(900)"}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_END)
+def test_make_test_fails_and_names_the_test_that(way, tmp_path):
+    for folder in (".ci", ".venv/bin", "tests", "tiledask", "nbs"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("Makefile", ".ci/limit", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    ours = (ROOT / "pyproject.toml").read_text()
+    quick = re.sub("^faulthandler_timeout = .*", "faulthandler_timeout = 2", ours, flags=re.M)
+    (tmp_path / "pyproject.toml").write_text(quick)
+    programs = {"python": f'exec {sys.executable} "$@"', "ruff": "exit 0", "mypy": "exit 0"}
+    for name, command in programs.items():
+        program = tmp_path / ".venv/bin" / name
+        program.write_text(f"#!/bin/sh\n{command}\n")
+        program.chmod(0o755)
+    (tmp_path / ".venv/ready-lab,test").touch()
+    (tmp_path / "tests/test_toy.py").write_text(f"""
+import os, time
+
+def test_before():
+    pass
+
+def test_that_{way}():
+    open("met", "a").write("once ")
+    {WAYS_TO_END[way]}
+
+def test_after():
+    pass
+""")
+    done = make("test", "EXTRAS=lab,test", cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"crashed while running 'tests/test_toy.py::test_that_{way}'" in done.stdout
+    assert (tmp_path / "met").read_text() == "once "
+    assert "all passed" not in done.stdout
+    if way == "hangs":
+        assert f"in test_that_{way}" in done.stderr
+
+
+def limited(seconds, program: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, ROOT / ".ci/limit", str(seconds), sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_what_hangs_where_no_test_runs_is_ended_and_says_where():
+    """Here at the interpreter's exit, with a thread that is still waited for."""
+    done = limited(
+        10,
+        """
+import threading, time
+def for_ever():
+    time.sleep(900)
+threading.Thread(target=for_ever).start()
+print("the last test passed")
+""",
+    )
+    assert done.returncode == 124
+    assert done.stdout == "the last test passed\n"
+    assert "printed nothing for 10 s" in done.stderr
+    assert "in for_ever" in done.stderr
+
+
+def test_a_command_that_goes_on_printing_ends_as_it_does_itself_and_leaves_nothing():
+    done = limited(
+        60,
+        """
+import subprocess, sys
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"])
+print(left.pid)
+sys.exit(7)
+""",
+    )
+    assert done.returncode == 7
+    left = int(done.stdout)
+    wait_until(lambda: is_gone(left), f"process {left} to end")
+
+
+def is_gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_lab_stays_on_this_machine_and_keeps_its_token():
+    done = make("--dry-run", "lab")
+    assert "--ServerApp.ip=127.0.0.1" in done.stdout
+    assert not re.search(r"token=|password=|disable_check_xsrf|0\.0\.0\.0", done.stdout)
+
+
+_BACKEND = """
+import pathlib, zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    info = "tiny-1.dist-info/"
+    about = "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1\\n"
+    with zipfile.ZipFile(pathlib.Path(folder) / "tiny-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(info + "METADATA", about + "Provides-Extra: lab\\nProvides-Extra: test\\n")
+        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "RECORD", "")
+    return "tiny-1-py3-none-any.whl"
+
+build_wheel = build_editable
+"""
+_PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "tiny"
+version = "1"
+[project.optional-dependencies]
+lab = []
+test = []
+"""
+
+
+def tiny_project(folder: Path, constraints: str = "") -> Path:
+    """A project with this one's Makefile and set-up that needs nothing from anywhere."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / "Makefile", folder)
+    shutil.copy(ROOT / ".ci/setup", folder / ".ci")
+    (folder / "constraints.txt").write_text(constraints)
+    (folder / "pyproject.toml").write_text(_PYPROJECT)
+    (folder / "backend.py").write_text(_BACKEND)
+    return folder
+
+
+@pytest.mark.slow
+def test_setup_is_done_once_and_again_when_it_failed_or_a_pin_changes(tmp_path):
+    folder = tiny_project(tmp_path, constraints="not a requirement\n")
+    failed = make("env", "EXTRAS=lab,test", cwd=folder)
+    assert failed.returncode != 0
+    assert "set-up failed" in failed.stderr
+    assert not list((folder / ".venv").glob("ready*"))
+    (folder / "constraints.txt").write_text("")
+    first = make("env", "EXTRAS=lab,test", cwd=folder)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert re.search(r"set up in \d+ s, \.venv takes \d+ MB", first.stdout)
+    assert "set up" not in make("env", "EXTRAS=lab,test", cwd=folder).stdout
+    later = (folder / ".venv/ready-lab,test").stat().st_mtime + 10
+    os.utime(folder / "constraints.txt", (later, later))
+    assert "set up in" in make("env", "EXTRAS=lab,test", cwd=folder).stdout
+
+
+def test_a_machine_without_a_fitting_python_is_told(tmp_path):
+    done = make("env", "PYTHON=/bin/false", cwd=tiny_project(tmp_path))
+    assert done.returncode != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_ci_runs_the_test_command_and_passes_its_failure_on(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text("test:\n\t@echo CI is $$CI; exit 3\n")
+    done = subprocess.run(
+        [tmp_path / ".ci/run"], capture_output=True, text=True, timeout=60, cwd="/"
+    )
+    assert done.returncode != 0
+    assert "CI is true" in done.stdout
+    assert "passed" not in done.stdout
+
+
+def test_hooks_are_valid_and_fetch_nothing():
+    config = ROOT / ".pre-commit-config.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "pre_commit", "validate-config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    (repo,) = yaml.safe_load(config.read_text())["repos"]
+    assert repo["repo"] == "local"
+    assert {hook["language"] for hook in repo["hooks"]} == {"system"}
+    programs = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in repo["hooks"]}
+    assert not {p for p in programs if not (Path(sys.executable).parent / p).exists()}

@@ -1,0 +1,227 @@
+"""Names are never markup: whatever is shown as HTML, a hostile name comes out as words.
+
+Holds `tiledask.lab.dashboard.activity`.
+"""
+
+import ast
+import re
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tiledask as td
+from tiledask.plan import html
+from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
+
+ROOT = Path(__file__).parents[2]
+EVIL = "<script>alert(1)</script>"
+QUOTES = f"' onmouseover='{EVIL}"
+
+
+@cache
+def shown_as_html() -> dict[str, type]:
+    """Every class of the package with a ``_repr_html_`` of its own, by name."""
+    found = {}
+    for path in sorted((ROOT / "tiledask").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(each, ast.FunctionDef) and each.name == "_repr_html_"
+                for each in node.body
+            ):
+                found[f"{module}.{node.name}"] = getattr(import_module(module), node.name)
+    return found
+
+
+MODEL = replace(td.load_model("gpt2"), name=EVIL, source=EVIL)
+DEVICE = replace(load_device("A100-40GB"), name=EVIL, source=EVIL)
+CLUSTER = ClusterSpec(2, DEVICE, 2, Link(EVIL, 1e11), Link(EVIL, 1e10))
+TIMELINE = td.simulate(td.schedule("1f1b", 2, 2))
+LEDGER = Ledger.of([Row(0, EVIL, ALWAYS, 1, EVIL, EVIL), Row(0, "x", EVIL, 1)])
+
+
+def a_fit():
+    return td.fits(MODEL, td.Layout(dp=2), CLUSTER)
+
+
+def no_fit():
+    return td.fits(replace(MODEL, layers=4000), td.Layout(dp=2), CLUSTER)
+
+
+def some_records():
+    def program(rank):
+        with rank.label(EVIL):
+            rank.group().barrier()
+
+    return td.run_threads(program, (2,))
+
+
+class Words:
+    """Something whose words are hostile."""
+
+    def __init__(self, **values):
+        vars(self).update(values)
+
+    def __repr__(self):
+        return EVIL
+
+
+def named(*names: str) -> SimpleNamespace:
+    return SimpleNamespace(**dict.fromkeys(names, EVIL))
+
+
+HOSTILE = {
+    "distributed.arrays.array.ShardedArray": lambda: Words(
+        tiling=SimpleNamespace(coordinates=lambda: [EVIL], region=lambda at: ((0, 1),)),
+        block_bytes=[8],
+    ),
+    "distributed.memory.claims.ClaimRun": lambda: Words(
+        predicted=SimpleNamespace(per_place={0: 1}),
+        case=SimpleNamespace(layout=SimpleNamespace(devices=2)),
+        devices=[
+            SimpleNamespace(
+                role=SimpleNamespace(stage=0, slice=0, copy=0), slot=0, peak=1, outcome=EVIL
+            )
+        ],
+    ),
+    "distributed.cluster.cluster.Cluster": lambda: Words(
+        slots=2, kind=EVIL, why=EVIL, dashboard_link=QUOTES, client=named("status")
+    ),
+    "distributed.convolution.lenet_train.TrainedLeNet": lambda: Words(to_frame=a_frame),
+    "distributed.products.explain.Explanation": lambda: Words(
+        why=EVIL, moved=EVIL, advice=EVIL, rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)]
+    ),
+    "distributed.ranks.program.Ranks": some_records,
+    "distributed.ranks.records.Records": lambda: some_records().records,
+    "distributed.pipelines.run.PipelineRun": lambda: Words(
+        timeline=TIMELINE, replayed=TIMELINE, simulated=TIMELINE, clock_error=0.0
+    ),
+    "distributed.out_of_core.stored.StoredArray": lambda: Words(
+        _words=lambda: "", path=EVIL, checked=EVIL
+    ),
+    "distributed.training.run.Trained": lambda: Words(to_frame=a_frame),
+    "lab.puzzles.puzzle.Puzzle": lambda: named("title", "task"),
+    "lab.puzzles.result.Result": lambda: Words(
+        targets=[Words(name=EVIL, got=1, goal=EVIL, beside=EVIL, met=True)], reason=EVIL, score=EVIL
+    ),
+    "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
+        EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
+    ),
+    "plan.choosing.critique.PlanCritique": lambda: td.critique(MODEL, td.Layout(dp=2), CLUSTER),
+    "plan.choosing.question_check.Critique": lambda: Words(
+        question=EVIL, convention=EVIL, findings=[named("claim", "verdict", "why", "way_out")]
+    ),
+    "plan.choosing.search.Plans": lambda: td.search(MODEL, CLUSTER, 8),
+    "plan.diagnosis.diagnose.Diagnosis": lambda: Words(
+        _finding_rows=lambda: [(EVIL, EVIL, EVIL)], _cause_rows=list, remedies=(), summary=(EVIL,)
+    ),
+    "plan.fitting.fit.Fit": no_fit,
+    "plan.fitting.memory.MemoryEstimate": lambda: a_fit().memory,
+    "plan.inputs.model.Model": lambda: MODEL,
+    "plan.ledger.Ledger": lambda: LEDGER,
+    "plan.pipelines.schedule.Schedule": lambda: replace(td.schedule("1f1b", 2, 2), name=EVIL),
+    "plan.pipelines.timeline.Timeline": lambda: replace(TIMELINE, origin=EVIL),
+    "plan.products.streaming.StreamPlan": lambda: Words(
+        cuts=SimpleNamespace(grid=(1, 1), rows=(0, 1), columns=(0, 1)), tiles=(), ledger=LEDGER
+    ),
+    "plan.products.traffic.Traffic": lambda: td.Traffic.of(2),
+    "plan.splitting.judge.Verdict": lambda: Words(
+        ok=False, rule=EVIL, reason=EVIL, crossings=1, bottleneck=1.0, optimum=1.0
+    ),
+    "plan.splitting.partition.Partition": lambda: td.partition([1.0, 1.0], 2),
+    "plan.timing.step_estimate.StepEstimate": lambda: td.estimate_step(
+        MODEL, td.Layout(dp=2), CLUSTER
+    ),
+    "tile.choice.transfer.Carried": lambda: Words(
+        _rows=lambda: [(EVIL,) * 6], refused=[(EVIL, EVIL)]
+    ),
+    "tile.choice.hierarchy.Levels": lambda: Words(
+        _rows=lambda: [(EVIL,) * 7], title=EVIL, notes=[EVIL]
+    ),
+    "tile.choice.configs.Candidates": lambda: Words(
+        device=EVIL, accepted=[EVIL], refused=[(EVIL, EVIL)]
+    ),
+    "tile.choice.tuning.Tuning": lambda: Words(
+        _head=(EVIL,), _rows=lambda: [(EVIL,)], title=EVIL, notes=[EVIL]
+    ),
+    "tile.table.KernelTable": lambda: td.tile.kernels,
+}
+"""Class -> something that it shows, hostile wherever a caller or a file chooses the words."""
+HARMLESS = {
+    "plan.products.traffic.Traffic",
+    "plan.splitting.partition.Partition",
+    "tile.table.KernelTable",
+}
+"""Those in which nobody's words stand."""
+
+
+def a_frame():
+    import pandas as pd
+
+    return pd.DataFrame({EVIL: [EVIL]})
+
+
+@pytest.mark.long
+def test_every_class_that_is_shown_as_html_is_tried():
+    names = {name.removeprefix("tiledask.") for name in shown_as_html()}
+    assert names == set(HOSTILE)
+
+
+@pytest.mark.long
+@pytest.mark.few(11)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_shown_and_not_run(name):
+    page = shown_as_html()[f"tiledask.{name}"]._repr_html_(HOSTILE[name]())
+    assert "<script" not in page
+    assert " onmouseover='" not in page
+    assert ("&lt;script&gt;" in page) == (name not in HARMLESS)
+
+
+def test_nothing_else_of_the_package_escapes_by_itself():
+    """One helper does, so that there is one place to look at."""
+    files = [p for p in (ROOT / "tiledask").rglob("*.py") if p != Path(html.__file__)]
+    found = [p for p in files if re.search(r"html(\.| import )escape", p.read_text("utf-8"))]
+    assert found == []
+
+
+def test_a_table_escapes_all_its_parts():
+    page = html.table([EVIL], [[EVIL, EVIL]], EVIL, style={1: QUOTES}, first="th", bold=(0,))
+    assert page.count("&lt;script&gt;") == 5
+    assert "<script" not in page
+    assert "'" not in page.replace("style='font-weight:bold'", "").replace(
+        f"style='{html.words(QUOTES)}'", ""
+    )
+
+
+def test_saved_pages_and_the_dashboard_show_hostile_names(tmp_path):
+    from tiledask.lab.dashboard.activity import Activity
+    from tiledask.lab.dashboard.board import headline, legend
+    from tiledask.lab.doctor import MachineCheck, to_html
+
+    timeline = replace(TIMELINE, origin=f"{EVIL}")
+    page = td.report(tmp_path / "x.html", timeline, title=EVIL).read_text("utf-8")
+    assert "<script>alert" not in page
+    activity = Activity(
+        title=EVIL,
+        facts=((EVIL, EVIL),),
+        rows=(EVIL,),
+        boxes=(),
+        transfers=(),
+        makespan=1.0,
+        idle=(0.0,),
+        predicted=None,
+        legend=(("#000000", EVIL),),
+        note=EVIL,
+    )
+    for part in (
+        headline(activity),
+        legend(activity),
+        to_html([MachineCheck(EVIL, "ok", EVIL, EVIL)]),
+    ):
+        assert "<script" not in part
+        assert "&lt;script&gt;" in part

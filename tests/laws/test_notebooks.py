@@ -1,0 +1,670 @@
+"""The notebook files keep their shape; nbval runs them and compares the facts in them.
+
+A cell whose output is a fact carries the tags `nbval-check-output` and `keep_output`; all other
+outputs are stripped. An exercise is five cells in a row, each with its tag:
+
+    task       what to do, with every target as a number           (markdown)
+    answer     `answer = None`: not attempted                      (code)
+    draw       a picture of the answer                             (code)
+    check      a verdict on it, quiet if not attempted             (code)
+    solution   collapsed; raises unless every target is met        (code)
+
+Holds `tiledask.lab.learner`.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import platform
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import nbformat
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+import tiledask as td
+from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES
+from tiledask.lab.learner import copy_walkthroughs
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.inputs.hardware import load_device
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b", "10", "11"}
+"""The walkthroughs that must be there."""
+
+CHECKED, KEPT = "nbval-check-output", "keep_output"
+EXERCISE = ("task", "answer", "draw", "check", "solution")
+SOLUTION = "# A solution.\n"
+LINES = 10
+"""Lines of code in a cell, blank ones not counted."""
+PRIVATE = {
+    "a path of this machine": r"(?<![\w.:/])/(?:home|root|tmp|Users|work|var|usr|opt|mnt)/",
+    "a path of this machine ": r"\b[A-Z]:\\",
+    "an address": r"\b(?:tcp|tls|ucx|inproc|https?)://|\b127\.0\.0\.1\b|\blocalhost:\d",
+    "an object's address": r"\b0x[0-9a-f]{6,}",
+}
+OPENING = {word: rf"\byou(?:['’]ll|\s+will)?\s+{word}\b" for word in ("do", "learn", "need")}
+
+Cell = nbformat.NotebookNode
+
+
+# -- the rules, each a generator of what is wrong ------------------------------------------------
+
+
+def faults(notebook: nbformat.NotebookNode) -> list[str]:
+    """Everything that is wrong with ``notebook``, a sentence each, beginning with the cell."""
+    try:
+        nbformat.validate(notebook)
+    except nbformat.ValidationError as error:
+        return [f"not a valid notebook: {error.message}"]
+    rules = (
+        opening,
+        order,
+        short_cells,
+        public_names,
+        outputs,
+        checked_outputs,
+        exercises,
+        closing,
+    )
+    return [fault for rule in rules for fault in rule(notebook.cells)]
+
+
+def tags(cell: Cell) -> set[str]:
+    return set(cell.metadata.get("tags", ()))
+
+
+def code(cells: list[Cell]) -> Iterator[tuple[int, Cell]]:
+    return ((i, c) for i, c in enumerate(cells) if c.cell_type == "code" and c.source.strip())
+
+
+def opening(cells: list[Cell]) -> Iterator[str]:
+    first = cells[0] if cells else None
+    if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
+        yield "cell 0: begin with a markdown cell whose first line is a title: '# ...'"
+        return
+    for word, pattern in OPENING.items():
+        if not re.search(pattern, first.source, re.IGNORECASE):
+            yield f'cell 0: say what "you\'ll {word}" (or "you will {word}", "you {word}")'
+
+
+def order(cells: list[Cell]) -> Iterator[str]:
+    for expected, (i, cell) in enumerate(code(cells), 1):
+        if cell.execution_count != expected:
+            yield (
+                f"cell {i}: execution count {cell.execution_count}, expected {expected}: restart, "
+                f"run all, save (and strip with --keep-count)"
+            )
+
+
+def short_cells(cells: list[Cell]) -> Iterator[str]:
+    for i, cell in code(cells):
+        lines = sum(bool(line.strip()) for line in cell.source.splitlines())
+        if lines > LINES:
+            yield f"cell {i}: {lines} lines of code, at most {LINES}; move them into the package"
+
+
+def public_names(cells: list[Cell]) -> Iterator[str]:
+    for i, cell in code(cells):
+        for deep in re.findall(r"^\s*((?:from|import)\s+tiledask\b.*)", cell.source, re.MULTILINE):
+            if deep != "import tiledask as td":
+                yield f"cell {i}: {deep!r}: a name that a reader needs is one of td's"
+
+
+def outputs(cells: list[Cell]) -> Iterator[str]:
+    for i, cell in enumerate(cells):
+        has = tags(cell)
+        if (CHECKED in has) != (KEPT in has):
+            yield f"cell {i}: the tags {CHECKED} and {KEPT} go together, has {sorted(has)}"
+        if has & {"nbval-skip", "raises-exception"}:
+            yield f"cell {i}: is not run or may fail unseen: {sorted(has)}"
+        if cell.cell_type != "code":
+            continue
+        if CHECKED in has and not cell.outputs:
+            yield f"cell {i}: tagged {CHECKED}, but nothing is stored to compare with"
+        if not has & {CHECKED, KEPT} and cell.outputs:
+            yield f"cell {i}: has outputs and no tag {KEPT}: run pre-commit"
+
+
+def checked_outputs(cells: list[Cell]) -> Iterator[str]:
+    checked = [(i, cell) for i, cell in code(cells) if CHECKED in tags(cell)]
+    if not checked:
+        yield f"no cell is tagged {CHECKED}: then nothing in the notebook is compared"
+    for i, cell in checked:
+        if cell.outputs and not text_of(cell).strip():
+            yield f"cell {i}: nbval compares no pictures: show the data as text"
+        if any(out.get("name") == "stderr" or out.output_type == "error" for out in cell.outputs):
+            yield f"cell {i}: an error or a warning is stored as a fact"
+        for what, pattern in PRIVATE.items():
+            if match := re.search(pattern, text_of(cell, html=True)):
+                yield f"cell {i}: {what.strip()} in a compared output: {match[0]!r}"
+
+
+def text_of(cell: Cell, html: bool = False) -> str:
+    """The text that the cell shows, what is printed and the value of its last line."""
+    kinds = ("text/plain", "text/html") if html else ("text/plain",)
+    shown = []
+    for out in cell.outputs:
+        data = out.get("data", {})
+        picture = any(kind.startswith("image/") for kind in data)
+        shown.append(out.get("text", ""))
+        shown.extend(data.get(kind, "") for kind in kinds if not picture)
+    return "\n".join(shown)
+
+
+def exercises(cells: list[Cell]) -> Iterator[str]:
+    inside = 0  # cells of an exercise still to come
+    for i, cell in enumerate(cells):
+        part = tags(cell) & set(EXERCISE)
+        if not part and not inside:
+            continue
+        if inside or part == {"task"}:
+            wanted = EXERCISE[-inside] if inside else "task"
+            inside = (inside or len(EXERCISE)) - 1
+            if part != {wanted}:
+                yield f"cell {i}: the exercise's next cell is tagged {wanted!r}, got {sorted(part)}"
+                inside = 0
+                continue
+            yield from exercise_cell(i, cell, wanted)
+        else:
+            yield f"cell {i}: tagged {sorted(part)} outside an exercise ({', '.join(EXERCISE)})"
+    if inside:
+        yield f"the last exercise lacks {', '.join(EXERCISE[-inside:])}"
+
+
+def exercise_cell(i: int, cell: Cell, part: str) -> Iterator[str]:
+    if part == "task":
+        if cell.cell_type != "markdown" or not re.search(r"\d", cell.source):
+            yield f"cell {i}: a task is markdown and gives its targets as numbers"
+        return
+    if cell.cell_type != "code":
+        yield f"cell {i}: the {part} of an exercise is code"
+    elif part == "answer" and not re.search(r"^\w+ = None\b.*\Z", cell.source, re.MULTILINE):
+        yield f"cell {i}: an answer is not attempted yet: its last line is 'answer = None'"
+    elif part == "solution":
+        yield from solution(i, cell)
+
+
+def solution(i: int, cell: Cell) -> Iterator[str]:
+    """Collapsed, with a first line, which stays to be seen, that gives nothing away, and nothing
+    shown when it is run: it comes right below an answer that may not have been attempted."""
+    if not cell.metadata.get("jupyter", {}).get("source_hidden"):
+        yield f"cell {i}: collapse the solution (metadata jupyter.source_hidden)"
+    if not cell.source.startswith(SOLUTION):
+        yield f"cell {i}: JupyterLab shows the first line of a collapsed cell: {SOLUTION.strip()!r}"
+    *before, last = ast.parse(cell.source).body
+    if not ast.unparse(last).endswith(".require()"):
+        yield f"cell {i}: a solution ends with .require(), which raises unless it is one"
+    if any(isinstance(line, ast.Expr) for line in before) or "print(" in cell.source:
+        yield f"cell {i}: a solution shows nothing"
+
+
+def closing(cells: list[Cell]) -> Iterator[str]:
+    """A cluster that is started outside a `with` is closed further down."""
+    still_open = None
+    for i, cell in code(cells):
+        try:
+            tree = ast.parse(cell.source)
+        except SyntaxError:
+            yield f"cell {i}: not plain Python"
+            continue
+        held = {id(item.context_expr) for w in ast.walk(tree) for item in getattr(w, "items", ())}
+        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+            name = ast.unparse(call.func)
+            if name.endswith("start_cluster") and id(call) not in held:
+                still_open = i
+            elif name.endswith(".close"):
+                still_open = None
+    if still_open is not None:
+        yield f"cell {still_open}: starts a cluster that no later cell closes"
+
+
+# -- the notebooks -------------------------------------------------------------------------------
+
+
+def test_the_walkthroughs_are_there():
+    if not NOTEBOOKS:
+        reason = "NO NOTEBOOKS: nbs/ is empty, so nothing about them was checked"
+        warnings.warn(reason, stacklevel=1)
+        pytest.skip(reason)
+    named = [re.fullmatch(r"(\d\d[a-z]?)_[a-z0-9_]+\.ipynb", path.name) for path in NOTEBOOKS]
+    assert all(named), f"name notebooks 00_some_words.ipynb: {[p.name for p in NOTEBOOKS]}"
+    numbers = [match[1] for match in named]
+    assert len(set(numbers)) == len(numbers), "two notebooks have one number"
+    assert set(numbers) >= FIRST, f"missing: {sorted(FIRST - set(numbers))}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_keeps_its_shape(path):
+    assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
+
+
+def test_the_notebooks_are_stripped():
+    done = nbstripout("--verify", *NOTEBOOKS)
+    assert done.returncode == 0, f"run pre-commit, or nbstripout as it does: {done.stdout}"
+
+
+# -- what the notebooks say ----------------------------------------------------------------------
+
+
+def cells_of(number: str) -> list[Cell]:
+    (path,) = (ROOT / "nbs").glob(f"{number}_*.ipynb")
+    return nbformat.read(path, as_version=4).cells
+
+
+def prose(number: str) -> str:
+    """The text of a notebook as it is read, without its lines' ends."""
+    text = " ".join(cell.source for cell in cells_of(number) if cell.cell_type == "markdown")
+    return " ".join(text.split())
+
+
+def says(text: str, number: float) -> bool:
+    """Whether ``number`` stands in ``text`` by itself."""
+    return re.search(rf"(?<![\w.]){re.escape(f'{number:g}')}(?![\w.]*\d)", text) is not None
+
+
+def tasks() -> Iterator[tuple[str, str, str]]:
+    """(number of the notebook, its task, the cell that sets it) of every exercise."""
+    for path in NOTEBOOKS:
+        number = path.name.partition("_")[0]
+        cells = cells_of(number)
+        for task, answer in pairwise(cells):
+            if "task" in tags(task):
+                yield number, task.source, answer.source
+
+
+def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
+    asked = 0
+    for _, task, answer in tasks():
+        for name in re.findall(r'load_puzzle\("([\w-]+)"\)', answer):
+            puzzle = td.tasks.load_puzzle(name)
+            for target in puzzle.check(puzzle.solve()).targets:
+                asked += target.least
+                assert not target.least or not says(task + answer, target.wanted), name
+    assert asked >= 2
+
+
+UNKNOWN = {
+    "layer_too_large": dict.fromkeys(STRATEGIES) | {"ranks for adam": 9},
+    "until_layerwise_moves_more": 9,
+    "gpipe_ahead": (1.0, 1.0, 1.0),
+}
+"""Exercises that ask for numbers as small as can be, and an answer that is legal and too large."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_task_does_not_say_the_number_that_its_exercise_asks_for(name):
+    ((_, task, answer),) = (each for each in tasks() if f"{name}(" in each[2])
+    there = {"td": td}
+    exec(answer, there)
+    result = there["exercise"].check(UNKNOWN[name])
+    least = [target for target in result.targets if target.least]
+    assert least
+    for target in least:
+        assert not says(f"{task} {answer}", target.wanted)
+        assert not says(f"{result.reason} {result.score} {result._repr_html_()}", target.wanted)
+
+
+def test_notebook_04_shows_neither_the_splits_nor_the_tiles_that_it_asks_for():
+    source = "\n".join(cell.source for cell in cells_of("04"))
+    assert "run_blocks" not in source
+    (shown,) = re.findall(r'td\.tile\.carry\("(\w+)", (\[.*?\])', source)
+    (asked,) = re.findall(r"tasks\.retuned\(.*?, (\([^()]*\))\)\n", source)
+    devices, size = ast.literal_eval(asked), (4096, 4096, 4096)
+    exercise = td.tasks.retuned(size, ((128, 256, 64), 4), devices)
+    for best in td.tile.carry(shown[0], ast.literal_eval(shown[1]), *size).best:
+        tile = best.config.block, best.config.stages
+        for target in exercise.check(dict.fromkeys(devices, tile)).targets:
+            assert not target.met, (tile, target.name)
+
+
+def test_numbers_in_the_prose_are_those_of_the_data():
+    """Where a sentence was once wrong about what the package knows."""
+    rows = json.loads((ROOT / "data" / "published" / "schedule.json").read_text())
+    transfers = [r["inputs"]["T_F"] / r["inputs"]["T_comm"] for r in rows if "zb_t5" in r["id"]]
+    assert f"1/{min(transfers):.0f} to 1/{max(transfers):.0f} of a forward" in prose("08b")
+    device = load_device("H200")
+    rate = f"{device.l2_bytes_per_clock:,} bytes a clock"
+    assert f"{rate} that a published table assumes" in prose("04")
+    assert f"{device.l2_bandwidth / 1e12:.1f} TB/s as a peak" in prose("04")
+    assert "resident over the most that a multiprocessor can hold" in prose("04")
+    assert default("all_reduce", 4) in prose("05").partition("## 2.")[0]
+    assert "Ours has his order and doesn't shift" in prose("03")
+
+
+def test_notebook_09_allows_the_points_that_it_says():
+    cells = cells_of("09")
+    (said,) = (i for i, cell in enumerate(cells) if "We expect both within" in cell.source)
+    points = re.search(r"both within \*\*(\d+)\*\* points", cells[said].source)
+    assert f'("within", {int(points[1]) / 100:g})' in cells[said + 1].source
+    drawn = [cell.source for cell in cells if "Each point is one schedule" in cell.source]
+    assert len(drawn) == sum("memory_against_bubble(" in cell.source for cell in cells) == 1
+
+
+# -- the checker ---------------------------------------------------------------------------------
+
+TITLE = "# Cuts\nYou'll do a cut, you will learn why; you need 2 cores."
+
+
+def fact(source: str = "1 + 1", text: str = "2", **output) -> Cell:
+    shown = new_output("execute_result", {"text/plain": text}, execution_count=1, **output)
+    return new_code_cell(source, outputs=[shown], metadata={"tags": [CHECKED, KEPT]})
+
+
+def tagged(part: str, source: str = "x = 1") -> Cell:
+    make = new_markdown_cell if part == "task" else new_code_cell
+    hidden = {"jupyter": {"source_hidden": True}} if part == "solution" else {}
+    return make(source, metadata={"tags": [part], **hidden})
+
+
+def exercise(**sources: str) -> list[Cell]:
+    usual = {
+        "task": "Reach 12.",
+        "answer": "# a list\nanswer = None",
+        "solution": SOLUTION + "exercise.check(3).require()",
+    }
+    return [tagged(part, {**usual, **sources}.get(part, "x = 1")) for part in EXERCISE]
+
+
+def notebook(*cells: Cell, title: str = TITLE) -> nbformat.NotebookNode:
+    cells = [new_markdown_cell(title), *cells]
+    for count, (_, cell) in enumerate(code(cells), 1):
+        cell.execution_count = count
+        for out in cell.outputs:
+            if out.output_type == "execute_result":
+                out.execution_count = count
+    return new_notebook(cells=cells)
+
+
+def test_a_good_notebook_has_no_faults():
+    steps = [
+        new_code_cell("c = td.start_cluster()"),
+        fact(),
+        *exercise(),
+        new_code_cell("c.close()"),
+    ]
+    assert faults(notebook(*steps)) == []
+    assert faults(notebook(new_code_cell("with td.start_cluster() as c:\n    pass"), fact())) == []
+
+
+def picture() -> Cell:
+    cell = fact()
+    cell.outputs[0].data = {"image/png": "aGk=", "text/plain": "<Figure size 640x480>"}
+    return cell
+
+
+def warned() -> Cell:
+    cell = fact()
+    cell.outputs.append(new_output("stream", name="stderr", text="UserWarning: port taken"))
+    return cell
+
+
+def untagged() -> Cell:
+    cell = fact()
+    cell.metadata.tags = []
+    return cell
+
+
+def stripped() -> Cell:
+    cell = fact()
+    cell.outputs = []
+    return cell
+
+
+def in_place(cells: list[Cell], index: int, cell: Cell) -> list[Cell]:
+    return [*cells[:index], cell, *cells[index + 1 :]]
+
+
+PLANTED = [
+    ([fact()], "# Cuts", 'say what "you\'ll do"'),
+    ([fact()], "Cuts: you'll do, you'll learn, you need", "first line is a title"),
+    ([new_code_cell("\n".join(["x = 1"] * 11)), fact()], TITLE, "11 lines of code"),
+    ([new_code_cell("from tiledask.lab import plots"), fact()], TITLE, "is one of td's"),
+    ([new_code_cell("import tiledask.lab.plots as p"), fact()], TITLE, "is one of td's"),
+    ([new_code_cell("x = 1")], TITLE, "then nothing in the notebook is compared"),
+    ([stripped()], TITLE, "nothing is stored"),
+    ([untagged(), fact()], TITLE, "has outputs and no tag"),
+    ([tagged(CHECKED), fact()], TITLE, "go together"),
+    ([tagged("nbval-skip"), fact()], TITLE, "is not run"),
+    ([picture()], TITLE, "no pictures"),
+    ([warned()], TITLE, "a warning is stored"),
+    ([fact(text="PosixPath('/home/me/x')")], TITLE, "a path of this machine"),
+    ([fact(text="worker at tcp://10.0.0.1:4000")], TITLE, "an address"),
+    ([fact(text="<object at 0x7f3a2b4c5d60>")], TITLE, "an object's address"),
+    ([fact(), *exercise()[:3]], TITLE, "lacks check, solution"),
+    ([fact(), *exercise()[1:]], TITLE, "outside an exercise"),
+    ([fact(), *in_place(exercise(), 2, tagged("check"))], TITLE, "next cell is tagged 'draw'"),
+    ([fact(), *in_place(exercise(), 2, new_markdown_cell("so"))], TITLE, "tagged 'draw', got []"),
+    ([fact(), *exercise(task="Make it fast.")], TITLE, "targets as numbers"),
+    ([fact(), *exercise(answer="answer = [1, 2]")], TITLE, "not attempted yet"),
+    ([fact(), *exercise(answer="answer = None\nanswer = 3")], TITLE, "not attempted yet"),
+    ([fact(), *exercise(solution="# 48 / 4\ne.check(3).require()")], TITLE, "shows the first line"),
+    ([fact(), *exercise(solution=SOLUTION + "e.check(3)")], TITLE, "ends with .require()"),
+    ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.check(3).require()")], TITLE, "nothing"),
+    ([fact(), new_code_cell("c = td.start_cluster()")], TITLE, "no later cell closes"),
+    ([fact(), new_code_cell("%matplotlib inline")], TITLE, "not plain Python"),
+]
+
+
+@pytest.mark.parametrize(("cells", "title", "fault"), PLANTED)
+def test_a_planted_fault_is_found(cells, title, fault):
+    found = faults(notebook(*cells, title=title))
+    assert [f for f in found if fault in f], found
+
+
+def test_cells_run_out_of_order_are_found():
+    bad = notebook(fact(), fact())
+    bad.cells[1].execution_count = 7
+    assert faults(bad) == [
+        "cell 1: execution count 7, expected 1: restart, run all, save "
+        "(and strip with --keep-count)"
+    ]
+
+
+def test_an_uncollapsed_solution_is_found():
+    cells = exercise()
+    del cells[-1].metadata["jupyter"]
+    assert [f for f in faults(notebook(fact(), *cells)) if "collapse" in f]
+
+
+def test_an_invalid_notebook_is_found():
+    bad = notebook(fact())
+    bad.cells[1].outputs = "2"
+    assert faults(bad)[0].startswith("not a valid notebook")
+
+
+# -- the stripping hook --------------------------------------------------------------------------
+
+
+def nbstripout(*words: Path | str) -> subprocess.CompletedProcess:
+    """nbstripout as pre-commit calls it, with these options and files; in this process, where
+    the notebooks' schema is compiled already."""
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    (hook,) = (h for h in config["repos"][0]["hooks"] if h["id"] == "nbstripout")
+    _, *options = shlex.split(hook["entry"])
+    command, status = ["nbstripout", *options, *map(str, words)], 0
+    written = io.BytesIO()
+    written.close = lambda: None  # nbstripout wraps it once more, and closes that
+    printed = io.TextIOWrapper(written, encoding="utf-8")
+    patched = mock.patch.multiple(sys, argv=command, stdin=None)  # it would close that, too
+    with patched, contextlib.redirect_stdout(printed):
+        try:
+            runpy.run_module("nbstripout", run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+    printed.flush()
+    return subprocess.CompletedProcess(command, status, written.getvalue().decode())
+
+
+def test_the_hook_keeps_facts_counts_and_collapsed_solutions(tmp_path):
+    path = tmp_path / "00_x.ipynb"
+    nbformat.write(notebook(fact(), untagged(), *exercise()), path)
+    verified = nbstripout("--verify", path)
+    assert verified.returncode == 1
+    assert "00_x.ipynb" in verified.stdout
+    assert nbstripout(path).returncode == 0
+    kept = nbformat.read(path, as_version=4)
+    assert faults(kept) == []
+    assert text_of(kept.cells[1]).strip() == "2"
+    assert kept.cells[2].outputs == []
+    assert nbstripout("--verify", path).returncode == 0
+
+
+# -- nbval, as `make test` calls it --------------------------------------------------------------
+
+
+def nbval(folder: Path) -> subprocess.CompletedProcess:
+    options = ["--nbval-lax", "--nbval-current-env", "-q", "-rA", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+@pytest.mark.long
+def test_nbval_passes_a_true_fact_and_fails_a_false_one(tmp_path):
+    good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
+    nbformat.write(notebook(fact(), new_code_cell("import time; time.time()")), good)
+    nbformat.write(notebook(fact(text="3")), bad)
+    done = nbval(tmp_path)
+    told = re.findall(r"^(PASSED|FAILED) (?:\S*/)?(\w+)\.ipynb::Cell (\d)", done.stdout, re.M)
+    assert sorted(told) == [
+        ("FAILED", "bad", "0"),
+        ("PASSED", "good", "0"),
+        ("PASSED", "good", "1"),
+    ]
+    assert done.returncode == 1
+
+
+# -- the learner's copies, as `make lab` makes them ----------------------------------------------
+
+
+def shell(*words: str, cwd: Path) -> str:
+    """What ``words`` prints, run in ``cwd`` with this package; fails if it does."""
+    ours = ("MAKE", "EXTRAS", "PYTHON", "DASHBOARD_PORT", "LAB_ARGS", "GIT_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    done = subprocess.run(
+        words,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**clean, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with what `make lab` and `make clean` need of this one."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for name in ("nbs", "tests", "tiledask"):
+        (tmp_path / name).mkdir()
+    for path in (ROOT / "Makefile", ROOT / ".gitignore", *NOTEBOOKS):
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    shell("git", "init", "--quiet", cwd=tmp_path)
+    shell("git", "add", ".", cwd=tmp_path)
+    shell(*git, "commit", "--quiet", "--message", "all", cwd=tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_make_lab_run_and_save_leave_the_checkout_clean(checkout):
+    """JupyterLab saves what it ran where it was opened: so does nbconvert --inplace."""
+    program = f"BIN={Path(sys.executable).parent}"
+    lab = ("make", "-o", "env", program, "lab", "LAB_ARGS=--version")
+    shell(*lab, cwd=checkout)
+    assert {p.name for p in (checkout / "learn").glob("*.ipynb")} == {p.name for p in NOTEBOOKS}
+    opened = re.search(
+        r"--FileContentsManager.preferred_dir=(\S+)", shell("make", "-n", *lab[1:], cwd=checkout)
+    )
+    saved = checkout / opened[1] / NOTEBOOKS[0].name
+    before = saved.read_text()
+    words = ("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(saved))
+    shell(sys.executable, *words, cwd=checkout)
+    after = saved.read_text()
+    assert after != before
+    shell(*lab, cwd=checkout)
+    shell("make", program, "clean", cwd=checkout)
+    assert saved.read_text() == after
+    assert shell("git", "status", "--porcelain", cwd=checkout) == ""
+
+
+def walkthrough(folder: Path, *sources: str) -> Path:
+    """A notebook 00_x of ``folder`` with these cells."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "00_x.ipynb"
+    nbformat.write(notebook(*map(new_code_cell, sources)), path)
+    return path
+
+
+def test_a_kept_copy_stays_and_a_correction_arrives_beside_it_once(tmp_path):
+    nbs, learn = tmp_path / "nbs", tmp_path / "learn"
+    walkthrough(nbs, "1 + 1")
+    assert copy_walkthroughs(nbs, learn) == []
+    mine = learn / "00_x.ipynb"
+    mine.write_text("as I left it")
+    assert copy_walkthroughs(nbs, learn) == []
+    walkthrough(nbs, "1 + 2")
+    (said,) = copy_walkthroughs(nbs, learn)
+    beside = learn / "00_x-2.ipynb"
+    assert "00_x.ipynb was corrected" in said
+    assert str(beside) in said
+    assert "1 + 2" in beside.read_text()
+    assert mine.read_text() == "as I left it"
+    beside.unlink()
+    assert copy_walkthroughs(nbs, learn) == []  # said once
+    assert not beside.exists()
+    shutil.copy(walkthrough(nbs, "1 + 3"), nbs / "01_y.ipynb")
+    assert len(copy_walkthroughs(nbs, learn)) == 2
+    assert (learn / "01_y.ipynb").exists()
+    mine.unlink()
+    assert copy_walkthroughs(nbs, learn) == [f"{mine} is new."]
+    assert "1 + 3" in mine.read_text()
+
+
+def test_other_outputs_are_no_correction(tmp_path):
+    nbs, learn = tmp_path / "nbs", tmp_path / "learn"
+    path = walkthrough(nbs, "1 + 1")
+    copy_walkthroughs(nbs, learn)
+    ran = nbformat.read(path, as_version=4)
+    ran.cells[1].outputs = [new_output("stream", text="2")]
+    ran.cells[1].execution_count = 7
+    nbformat.write(ran, path)
+    assert copy_walkthroughs(nbs, learn) == []
+    assert len(list(learn.glob("*.ipynb"))) == 1
+
+
+def test_a_copy_has_the_kernels_version_and_paths_that_lead_somewhere(tmp_path):
+    """Without the version JupyterLab adds it, and a notebook is changed as soon as it's opened."""
+    learn = tmp_path / "learn"
+    copy_walkthroughs(ROOT / "nbs", learn)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    links, paths = [], []
+    for path in NOTEBOOKS:
+        copy = nbformat.read(learn / path.name, as_version=4)
+        assert copy.metadata.language_info.version == platform.python_version()
+        for cell in copy.cells:
+            if cell.cell_type == "markdown":
+                links += re.findall(r"\]\((?!\w+:|#)([^)#]+)", cell.source)
+            else:
+                parts = re.findall(r"Path\(([\"']\.\.[^)]*)\)", cell.source)
+                paths += ["/".join(ast.literal_eval(f"[{each}]")) for each in parts]
+    assert links
+    assert paths
+    assert [each for each in links + paths if not (learn / each).exists()] == []

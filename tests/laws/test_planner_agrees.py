@@ -1,0 +1,234 @@
+"""The same question asked in every way of the planner has one answer: verdict, bytes, seconds."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console
+
+import tiledask as td
+from tiledask.lab.planner import fit_facts, plan_facts, show_fit, show_plans
+from tiledask.plan.fitting.overhead import CUDA_CONTEXT, default_overhead, overhead_of
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import state_bytes
+from tiledask.plan.units import format_bytes, format_seconds
+
+WORDS = {"fits": "holds", "tight": "barely", "no": "fails"}
+SHIPPED = (
+    "gpt2-xl",
+    "llama-3.1-8b",
+    "llama-2-13b",
+    "bloom-176b",
+    "gpt-200b",
+    "mixtral-8x7b",
+    "deepseek-v3",
+)
+RECIPES = ("mixed-adam-16", "mixed-adam-18", "mixed-adam-8bit", "fp32-adam", "lora")
+
+
+def drawn_model(draw):
+    if draw.random() < 0.5:
+        return td.load_model(draw.choice(SHIPPED))
+    heads = draw.choice((4, 8, 12))
+    experts = draw.choice((0, 0, 4))
+    return Model(
+        hidden=64 * heads,
+        layers=draw.randint(2, 24),
+        heads=heads,
+        ffn=256 * heads,
+        vocab=draw.randint(500, 60_000),
+        experts=experts,
+        top_k=min(2, experts),
+        dropout=draw.random() < 0.3,
+        name="drawn",
+    )
+
+
+def drawn_layout(draw, model):
+    pp = draw.choice([p for p in (1, 2, 3, 4, 8) if p <= model.layers])
+    v = draw.choice([v for v in (1, 2, 3) if v == 1 or (pp > 1 and pp * v <= model.layers)])
+    dp, cp = draw.choice((1, 2, 3, 8)), draw.choice((1, 1, 2))
+    b = draw.choice((1, 2, 4))
+    tp = draw.choice([t for t in (1, 2, 4, 8) if model.allows_tp(t)])
+    eps = [e for e in (1, 2, 4) if model.experts and model.experts % e == 0 and dp * cp % e == 0]
+    flash = draw.random() < 0.5
+    return Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=draw.choice(eps or [1]),
+        microbatch=b,
+        interleave=v,
+        microbatches=pp * draw.randint(1, 3) if v > 1 else draw.randint(1, 6),
+        zero=draw.choice(range(4)) if dp * cp > 1 else 0,
+        recompute=draw.choice([r for r in RECOMPUTE if not (flash and r == "selective")]),
+        sequence_parallel=tp > 1 and draw.random() < 0.5,
+        flash_attention=flash,
+        schedule="1f1b" if v > 1 else draw.choice(("1f1b", "gpipe")),
+    )
+
+
+def drawn_case(number):
+    """(model, layout, cluster, recipe, sequence), the memory at a border of what it takes."""
+    draw = Random(number)
+    model = drawn_model(draw)
+    layout = drawn_layout(draw, model)
+    recipe = draw.choice(RECIPES[:4] if model.latent else RECIPES)
+    sequence = draw.choice((512, 2048, 4096))
+    peak = td.estimate_memory(model, layout, recipe, sequence).peak
+    cluster = td.load_cluster(f"{layout.devices}x{draw.choice(('A100-80GB', 'H100', 'A10'))}")
+    over = overhead_of(layout)
+    borders = (-1, 0, CUDA_CONTEXT - 1, CUDA_CONTEXT, over.total - 1, over.total)
+    room = peak + borders[number % len(borders)]
+    device = replace(cluster.device, memory_bytes=max(10**6, room))
+    return model, layout, replace(cluster, device=device, devices_per_node=8), recipe, sequence
+
+
+def text_of(show, *args):
+    console = Console(width=240, record=True, file=StringIO())
+    show(*args, console)
+    return console.export_text()
+
+
+def space_of(layout):
+    """The one layout, as a Space."""
+    names = td.Space.__dataclass_fields__
+    return td.Space(**{name: (getattr(layout, name),) for name in names})
+
+
+def premise_of(model, layout, cluster, recipe, sequence):
+    """The same question as a mapping that ``ask`` takes."""
+    usual = vars(Layout())
+    plan = {name: value for name, value in vars(layout).items() if value != usual[name]}
+    return {
+        "question": "Does it fit?",
+        "model": model,
+        "sequence": sequence,
+        "recipe": recipe,
+        "memory": f"{cluster.device.memory_bytes}B",
+        "devices": cluster.devices,
+        "devices_per_node": cluster.devices_per_node,
+        "plans": {"it": plan},
+        "claims": [{"claim": "It fits", "kind": "fits", "plan": "it"}],
+    }
+
+
+@pytest.mark.long
+@pytest.mark.few(4)
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_one_question_has_one_answer_however_it_is_asked(first):
+    seen = set()
+    for number in range(first, first + 20):
+        case = model, layout, cluster, recipe, sequence = drawn_case(number)
+        fit = td.fits(*case)
+        plans = td.search(
+            model,
+            cluster,
+            layout.sequences,
+            sequence=sequence,
+            recipe=recipe,
+            space=space_of(layout),
+        )
+        (plan,) = plans
+        assert plan.layout == layout
+        assert (plan.verdict, plan.peak) == (fit.verdict, fit.memory.peak), number
+        facts = plan_facts(plans, 1)["plans"][0]
+        assert (facts["verdict"], facts["peak"]) == (fit.verdict, fit.memory.peak)
+        if fit.verdict != "no":
+            step = td.estimate_step(model, layout, cluster, recipe, sequence)
+            assert plan.seconds == facts["seconds"] == step.total
+        finding = td.check_premise(premise_of(*case)).findings[0]
+        assert finding.verdict == WORDS[fit.verdict], number
+        needs = f"needs {format_bytes(fit.memory.peak)}"
+        assert needs in finding.why
+        assert needs in fit.reason
+        seen.add(fit.verdict)
+    assert seen == {*WORDS}
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_is_printed_says_the_same(number):
+    case = model, layout, cluster, recipe, sequence = drawn_case(number)
+    fit = td.fits(*case)
+    plans = td.search(
+        model, cluster, layout.sequences, sequence=sequence, recipe=recipe, space=space_of(layout)
+    )
+    peak = format_bytes(fit.memory.peak)
+    assert text_of(show_fit, fit).startswith(f"{fit.verdict}: the fullest device")
+    assert fit_facts(fit)["verdict"] == fit.verdict
+    shown = text_of(lambda console: show_plans(plans, 1, console))
+    assert f"1 {fit.verdict}" in shown
+    assert peak in shown
+    assert (format_seconds(plans.best.seconds) in shown) == (fit.verdict != "no")
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_states_alone_are_judged_by_the_same_rule(number):
+    """A premise that knows a number of parameters: the bytes of ``state_bytes``, the rule of
+    ``fits``, and what it cannot know is said."""
+    draw = Random(number)
+    tp, pp, dp, zero = (draw.choice(c) for c in ((1, 2, 8), (1, 3, 4), (1, 2, 5), range(4)))
+    parameters, recipe = draw.randint(10**9, 10**11), draw.choice(RECIPES[:4])
+    held = sum(state_bytes(-(-parameters // (tp * pp)), recipe, zero, dp).values())
+    over = default_overhead(tp * pp * dp, zero if dp > 1 else 0)
+    borders = {
+        -1: "no",
+        CUDA_CONTEXT - 1: "no",
+        CUDA_CONTEXT: "tight",
+        over.total - 1: "tight",
+        over.total: "fits",
+    }
+    for extra, verdict in borders.items():
+        premise = {
+            "question": "?",
+            "parameters": parameters,
+            "memory": f"{held + extra}B",
+            "devices": tp * pp * dp,
+            "recipe": recipe,
+            "plans": {"it": {"tp": tp, "pp": pp, "dp": dp, "zero": zero}},
+            "claims": [{"claim": "It fits", "kind": "fits", "plan": "it"}],
+        }
+        finding = td.check_premise(json.loads(json.dumps(premise))).findings[0]
+        assert finding.verdict == WORDS[verdict]
+        assert f"= {format_bytes(held)} a device by the states alone" in finding.why
+        assert ("come on top" in finding.why) == (verdict != "no")
+
+
+# -- the walkthroughs ask, too ---------------------------------------------------------------------
+
+
+def cells(name):
+    """(source, stored text without line breaks) of each cell of a notebook."""
+    path = next((Path(__file__).parents[2] / "nbs").glob(f"{name}_*.ipynb"))
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        texts = [text for output in cell.get("outputs", ()) for text in output.get("text", ())]
+        yield "".join(cell["source"]), " ".join("".join(texts).split())
+
+
+def test_notebook_10_says_how_many_devices_it_takes():
+    every = list(cells("10"))
+    at = next(n for n, (source, _) in enumerate(every) if source.endswith("fill(str(fewest), 96))"))
+    fix = td.fits(
+        td.load_model("gpt-200b"), Layout(dp=80), td.load_cluster("80xA100-40GB")
+    ).smallest_fix
+    assert every[at][1].endswith(str(fix))
+    assert every[at + 1][0].startswith(f"**{fix.devices}**")
+    premise = next(text for source, text in every if 'check_premise("200b-on-40-gb")' in source)
+    findings = td.check_premise("200b-on-40-gb").findings
+    assert premise == " ".join(f"{f.verdict} {f.claim}" for f in findings)
+
+
+def test_notebook_01_says_no_and_tight_as_fits_does():
+    text = next(text for source, text in cells("01") if source.startswith("for stages in (11, 13)"))
+    said = []
+    for stages in (11, 13):
+        layout = Layout(tp=8, pp=stages, recompute="full")
+        fleet = td.load_cluster(f"{8 * stages}xA100-40GB")
+        said.append(td.fits(td.load_model("gpt-200b"), layout, fleet))
+    assert [fit.verdict for fit in said] == ["no", "tight"]
+    assert text == " ".join(f"{fit.verdict}: {fit.reason}" for fit in said)

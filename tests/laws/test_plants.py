@@ -1,0 +1,249 @@
+"""Planted faults: each is one wrong line of the package, and one test file that must fail by it.
+
+A fault is planted in a copy of the package, which a process of its own imports. A plant whose text
+is not there, or there twice, is an error: move it to where the idea went. `make plants`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+class Plant(NamedTuple):
+    file: str
+    """Under tiledask/."""
+    right: str
+    wrong: str
+    test: str
+    """The stem of a test file, and the name of a test in it, or a part of it, after a space."""
+
+
+PLANTS = [
+    # plan: arithmetic
+    Plant(
+        "plan/ledger.py",
+        "max(self.per_place.values(), default=0)",
+        "min(self.per_place.values(), default=0)",
+        "test_memory",
+    ),
+    Plant(
+        "plan/pipelines/closed_form.py",
+        "(chunks * microbatches + devices - 1)",
+        "(chunks * microbatches + devices)",
+        "test_simulate",
+    ),
+    Plant(
+        "plan/pipelines/closed_form.py",
+        "(microbatches - 1) * max(t)",
+        "microbatches * max(t)",
+        "test_simulate",
+    ),
+    Plant(
+        "plan/pipelines/generators/zb_v.py",
+        '["F0"] * (2 * (p - d) - 1)',
+        '["F0"] * (2 * (p - d))',
+        "test_v_shape",
+    ),
+    Plant(
+        "plan/fitting/in_flight.py",
+        '"1f1b": min(p - stage, m)',
+        '"1f1b": min(p - stage + 1, m)',
+        "test_flight",
+    ),
+    Plant(
+        "plan/fitting/activations.py",
+        "scores = heads * sequence",
+        "scores = heads * model.hidden",
+        "test_memory",
+    ),
+    Plant("plan/collectives/formulas.py", "2 * (n - 1) / n", "(n - 1) / n", "test_ranks"),
+    Plant(
+        "plan/collectives/algorithms.py",
+        "m.destination, m.source, m.chunks, True",
+        "m.source, m.destination, m.chunks, True",
+        "test_collectives_plan",
+    ),
+    Plant("plan/timing/roofline.py", "return -(-a // b)", "return a // b", "test_step_time"),
+    Plant(
+        "plan/timing/roofline.py", "np.maximum(products,", "np.minimum(products,", "test_step_time"
+    ),
+    Plant(
+        "plan/timing/collective_time.py",
+        "return 2 * all_gather(",
+        "return 1 * all_gather(",
+        "test_step_time",
+    ),
+    Plant(
+        "plan/splitting/judge.py",
+        "slowest = max(_stage_times(",
+        "slowest = min(_stage_times(",
+        "test_judge_chunks",
+    ),
+    Plant("plan/products/placement.py", "(i if i < extra else extra)", "i", "test_placement"),
+    Plant(
+        "plan/inputs/hf_config.py", '4 * values["hidden"]', '3 * values["hidden"]', "test_hf_config"
+    ),
+    # tile: one device
+    Plant(
+        "tile/layers/attention.py",
+        "(d * y).sum(axis=-1, keepdims=True)",
+        "(d + y).sum(axis=-1, keepdims=True)",
+        "test_layers_attention",
+    ),
+    Plant(
+        "tile/layers/attention.py",
+        "i // (query_heads // kv_heads)",
+        "i % kv_heads",
+        "test_layers_attention",
+    ),
+    Plant(
+        "tile/layers/cross_entropy.py",
+        "logits_grad(dloss,",
+        "logits_grad(2 * dloss,",
+        "test_layers_vocabulary",
+    ),
+    Plant("tile/layers/rng.py", ">> np.uint64(11)", ">> np.uint64(12)", "test_layers_random"),
+    Plant("tile/layers/dropout.py", "stays / (1 - rate)", "stays", "test_layers_random"),
+    Plant(
+        "tile/optimizers/rules.py",
+        "(1 - self.beta2) * g * g",
+        "(1 - self.beta2) * g",
+        "test_optimizers",
+    ),
+    Plant("tile/optimizers/rules.py", "(1 - self.dampening) * g", "g", "test_optimizers"),
+    Plant(
+        "tile/optimizers/loss_scale.py",
+        "max(self.scale * self.backoff, self.floor)",
+        "self.scale * self.backoff",
+        "test_loss_scale",
+    ),
+    Plant(
+        "tile/choice/raster.py",
+        "-(-self.tiles // self.slots)",
+        "self.tiles // self.slots",
+        "test_tile_choice",
+    ),
+    Plant(
+        "tile/memory/flat_states.py",
+        "share = -(-count // copies)",
+        "share = count // copies",
+        "test_claims zero",
+    ),
+    # distributed: ranks that agree
+    Plant(
+        "distributed/ranks/exchange.py",
+        "key=lambda each: each[0])",
+        "key=lambda each: -each[0])",
+        "test_ranks",
+    ),
+    Plant(
+        "distributed/ranks/halos.py", "[*ahead, x, *behind]", "[*behind, x, *ahead]", "test_ranks"
+    ),
+    Plant(
+        "distributed/tensor/linear.py",
+        "return dx, w.like(dw), None",
+        "return dx, w.like(2 * dw), None",
+        "test_tensor_linear",
+    ),
+    Plant("distributed/data_parallel/zero.py", "g *= factor", "g *= 1", "test_training_mixed"),
+    Plant(
+        "distributed/convolution/space.py",
+        "_given_back(group, dread, kept) if wanted",
+        "dread[:, :, : kept.kept.x.shape[2]] if wanted",
+        "test_convolution_space",
+    ),
+    Plant(
+        "distributed/out_of_core/stored_npy.py",
+        "(top * line + left)",
+        "(top * line)",
+        "test_stored",
+    ),
+    Plant(
+        "distributed/cluster/clocks.py",
+        "abs(offset) > error",
+        "abs(offset) > 2 * error + 1",
+        "test_clocks",
+    ),
+    # lab: what people look at
+    Plant(
+        "lab/table.py", "verdict.holds is True for", "verdict.holds is not False for", "test_table"
+    ),
+    Plant("lab/claim.py", "values if value is not None", "values if value", "test_table"),
+    Plant("lab/report.py", '"[a-z0-9]+(-[a-z0-9]+)*"', '".*"', "test_report"),
+    Plant("lab/precision/drift.py", "(2 * ranks - 1) * steps)", "ranks * steps)", "test_precision"),
+]
+
+
+def test_file(stem: str) -> Path:
+    (path,) = (ROOT / "tests").rglob(f"{stem}.py")
+    return path
+
+
+test_file.__test__ = False
+
+
+def text_of(plant: Plant) -> str:
+    """The text of its file; an error where the plant does not apply."""
+    text = (ROOT / "tiledask" / plant.file).read_text("utf-8")
+    assert text.count(plant.right) == 1, (
+        f"tiledask/{plant.file} has {plant.right!r} {text.count(plant.right)} times: "
+        f"plant it where it is once"
+    )
+    return text
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda p: f"{p.file}: {p.wrong[:40]}")
+def test_a_plant_is_caught(plant, tmp_path):
+    text = text_of(plant)
+    for name in ("tests", "data", "nbs", "pyproject.toml", "README.md", "constraints.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    leave = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tiledask", tmp_path / "tiledask", ignore=leave)
+    (tmp_path / "tiledask" / plant.file).write_text(text.replace(plant.right, plant.wrong), "utf-8")
+    stem, _, part = plant.test.partition(" ")
+    where = tmp_path / test_file(stem).relative_to(ROOT)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:nbval",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "-x",
+            "-m",
+            "not cluster and not slow",
+            *(["-k", part] if part else []),
+            str(where),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 1, f"{plant.test} passes with it:\n{done.stdout[-2000:]}{done.stderr}"
+    assert "1 failed" in done.stdout or "1 error" in done.stdout, done.stdout[-2000:]
+
+
+def test_a_plant_that_no_longer_applies_is_an_error():
+    for right in ("no such text", "import"):
+        with pytest.raises(AssertionError, match="plant it where it is once"):
+            text_of(Plant("plan/units.py", right, "", ""))
+
+
+def test_there_are_plants_in_every_layer():
+    layers = [plant.file.split("/")[0] for plant in PLANTS]
+    for layer in ("plan", "tile", "distributed", "lab"):
+        assert layers.count(layer) >= 4, layer

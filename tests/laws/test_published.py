@@ -1,0 +1,41 @@
+"""The table worked out again: each kind of row, and that a wrong one is marked as such."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiledask.lab.published import bubble_rate, stage_times, timeline_of, zero_bubble_table
+
+FILE = Path(__file__).parents[2] / "data" / "published" / "schedule.json"
+CASES = [c for c in json.loads(FILE.read_text("utf-8")) if c["id"].startswith("zb_t5_1.5B_p8_m")]
+
+
+def test_every_kind_of_row_is_worked_out_and_passes():
+    table = zero_bubble_table(CASES)
+    assert len(table) == len(CASES) == 13
+    assert set(table["schedule"]) == {"1F1B", "1F1B-I", "ZB-H1", "ZB-H2", "ZB-1p", "ZB-2p"}
+    assert table["pass"].all()
+    assert (table["ours"] == table["printed"]).all()
+    assert set(table["by"][table["schedule"] == "1F1B-I"]) == {"formula"}
+    assert set(table["by"][table["schedule"] != "1F1B-I"]) == {"simulation"}
+    assert set(table["model"]) == {"1.5B"}
+
+
+def test_a_rate_that_is_off_by_a_digit_does_not_pass():
+    case = CASES[0]
+    off = case | {"expected": {"bubble_rate": case["expected"]["bubble_rate"] + 1e-4}}
+    assert zero_bubble_table([case, off])["pass"].tolist() == [True, False]
+
+
+def test_times_are_seconds_and_can_be_replaced():
+    row = CASES[0]["inputs"]
+    assert stage_times(row)["forward"] == pytest.approx(row["T_F"] / 1000)
+    with_latency, without = timeline_of(row), timeline_of(row, latency=0.0)
+    extra = (2 * 7 * 24 / 8 + 2 * 6) * row["T_comm"] / 1000
+    assert with_latency.makespan - without.makespan == pytest.approx(extra)
+
+
+def test_the_interleaved_rows_are_the_papers_count_which_simulation_exceeds():
+    row = next(c["inputs"] for c in CASES if c["inputs"]["schedule"] == "1F1B-I")
+    assert timeline_of(row).span_bubble > bubble_rate(row).value

@@ -1,0 +1,259 @@
+"""What the README tells a stranger to type works, and what it links to exists.
+
+Python blocks run in one process from top to bottom. Commands: `make X` must be a target, `pip
+install` must name extras that exist, `tiledask ...` runs (slow subcommands only as `--help`).
+A command this test does not know is an error here, so that nothing in the README goes unchecked.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+DEADLINE = 120
+SLOW = {"tour", "bench"}
+"""Subcommands of tiledask that take minutes; tests of their own run them."""
+SHELL, PYTHON = ("sh", "bash", "shell", "console"), ("python", "py")
+FENCE = re.compile(
+    r"^(?P<fence>```+|~~~+)[ \t]*(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=fence)", re.M | re.S
+)
+
+
+def blocks(text: str, languages: tuple[str, ...]) -> list[str]:
+    """The fenced blocks whose first word after the fence is one of ``languages``."""
+    found = ((m["info"].split(), m["body"]) for m in FENCE.finditer(text))
+    return [body for info, body in found if info and info[0] in languages]
+
+
+def unmarked(text: str) -> int:
+    """How many fenced blocks do not say what they are, and so would not be looked at."""
+    return sum(not m["info"].strip() for m in FENCE.finditer(text))
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every command of the shell blocks as a list of words; prompts and comments left out."""
+    lines = []
+    for block in blocks(text, SHELL):
+        joined = block.replace("\\\n", " ")
+        lines += [line.strip().removeprefix("$ ") for line in joined.splitlines()]
+    simple = [part for line in lines for part in re.split(r"\s&&\s|;\s", line)]
+    return [words for line in simple if (words := shlex.split(line, comments=True))]
+
+
+def links(text: str) -> list[str]:
+    """Relative targets of links and pictures, without their anchors."""
+    prose = FENCE.sub("", text)
+    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", prose) + re.findall(r"src=[\"']([^\"']+)", prose)
+    return [t.partition("#")[0] for t in targets if not re.match(r"[a-z]+:|#", t)]
+
+
+# -- one function per command --------------------------------------------------------------------
+
+
+def make(words: list[str]) -> str:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    asked = {word for word in words if "=" not in word}
+    return f"the Makefile has no {sorted(asked - targets)}" if asked - targets else ""
+
+
+def pip(words: list[str]) -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {e for word in words for e in re.findall(r"\[([\w,-]+)\]", word)}
+    extras = {extra for group in asked for extra in group.split(",")}
+    unknown = extras - set(project["optional-dependencies"])
+    files = [w for before, w in pairwise(words) if before in ("-c", "--constraint")]
+    missing = [name for name in files if not (ROOT / name).exists()]
+    return f"no extra or file {sorted(unknown) + missing}" if unknown or missing else ""
+
+
+def conda(words: list[str]) -> str:
+    files = [word for word in words if word.endswith((".yml", ".yaml"))]
+    missing = [name for name in files if not (ROOT / name).exists()]
+    return f"no file {missing}" if missing else ""
+
+
+def tiledask(words: list[str]) -> str:
+    words = [words[0], "--help"] if words and words[0] in SLOW else words
+    # an answer is there to be judged, and not to be read off: 1 says that it doesn't solve it
+    status = 1 if words[:1] == ["puzzle"] and "--answer" in words else 0
+    return run([str(Path(sys.executable).parent / "tiledask"), *words], status)
+
+
+def python(words: list[str]) -> str:
+    if words[:1] != ["-m"] or len(words) < 2:
+        return "only `python -m module` is checked"
+    return run(
+        [sys.executable, "-c", f"import importlib.util as u; assert u.find_spec({words[1]!r})"]
+    )
+
+
+def run(command: list[str], status: int = 0) -> str:
+    if shutil.which(command[0]) is None:
+        return f"{command[0]} is not there"
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "COLUMNS": "100"},
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {DEADLINE} s"
+    failed = done.returncode != status or (status and done.stderr)
+    return f"exit status {done.returncode}: {done.stderr[-2000:]}" if failed else ""
+
+
+def nothing(words: list[str]) -> str:
+    return ""
+
+
+KNOWN: dict[str, Callable[[list[str]], str]] = {
+    "make": make,
+    "pip": pip,
+    "conda": conda,
+    "mamba": conda,
+    "tiledask": tiledask,
+    "python": python,
+    "pytest": nothing,
+    "pre-commit": nothing,
+    ".ci/run": nothing,
+    "git": nothing,
+    "cd": nothing,
+    "source": nothing,
+    "apt-get": nothing,
+    "sudo": nothing,
+}
+
+
+def complaint(words: list[str]) -> str:
+    """What is wrong with a command of the README; empty if nothing."""
+    name = words[0].removeprefix(".venv/bin/")
+    if name not in KNOWN:
+        return f"{' '.join(words)!r}: nothing here knows how to check {name!r}"
+    found = KNOWN[name](words[1:])
+    return f"{' '.join(words)!r}: {found}" if found else ""
+
+
+# -- the README ----------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", commands(README), ids=" ".join)
+def test_a_command_works(words):
+    assert not complaint(words)
+
+
+@pytest.mark.long
+def test_the_python_runs_from_top_to_bottom():
+    source = "\n".join(blocks(README, PYTHON))
+    assert run([sys.executable, "-c", source]) == ""
+
+
+@pytest.mark.long
+def test_what_it_names_is_there_once_tiledask_is_imported():
+    names = sorted(
+        {
+            n
+            for n in re.findall(r"`[^`\n]*?\b(?:td|tiledask)\.([a-z][\w.]*\w)", README)
+            if not n.endswith((".csv", ".json"))
+        }
+    )
+    assert {"report", "diagnose", "lab.dashboard.Recorder"} <= set(names)
+    # what is in a submodule in a fork of its own: it may not be there because another was named
+    names.sort(key=lambda name: -name.count("."))
+    code = f"""
+import operator, os, tiledask
+for name in {names}:
+    child = os.fork() if "." in name else 0
+    if not child:
+        operator.attrgetter(name)(tiledask)
+        if "." in name:
+            os._exit(0)
+    elif os.waitpid(child, 0)[1]:
+        print(name)
+"""
+    assert run([sys.executable, "-c", code]) == ""
+
+
+def test_every_block_says_its_language():
+    assert unmarked(README) == 0, "write ```sh, ```python or ```text"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_to_files(page):
+    text = (ROOT / page).read_text("utf-8")
+    assert [target for target in links(text) if not (ROOT / target).exists()] == []
+    called = re.findall(r"\[([\w.]+\.\w+)\]\(([^)#]+)", text)
+    assert [pair for pair in called if pair[0] != Path(pair[1]).name] == []
+
+
+# -- the checker ---------------------------------------------------------------------------------
+
+SAMPLE = """# A
+```sh
+$ make tour     # about two minutes
+make lab DASHBOARD_PORT=8900 && pip install \\
+    --constraint constraints.txt -e .[gpu]
+```
+~~~python
+x = 2
+~~~
+~~~python
+assert x == 3, "from the README"
+~~~
+```
+plain
+```
+[here](docs/none.md#top) ![p](README.md) [web](https://example.org) <img src="nowhere.png">
+"""
+
+
+def test_a_readme_is_taken_apart():
+    assert commands(SAMPLE) == [
+        ["make", "tour"],
+        ["make", "lab", "DASHBOARD_PORT=8900"],
+        ["pip", "install", "--constraint", "constraints.txt", "-e", ".[gpu]"],
+    ]
+    assert blocks(SAMPLE, PYTHON) == ["x = 2\n", 'assert x == 3, "from the README"\n']
+    assert unmarked(SAMPLE) == 1
+    assert links(SAMPLE) == ["docs/none.md", "README.md", "nowhere.png"]
+    assert not [c for c in map(complaint, commands(SAMPLE)) if c]
+
+
+def test_python_that_fails_is_found():
+    source = "\n".join(blocks(SAMPLE, PYTHON))
+    assert "from the README" in run([sys.executable, "-c", source])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("make tuor", "the Makefile has no ['tuor']"),
+        ("pip install -e .[lab,gpus]", "gpus"),
+        ("pip install -c pins.txt -e .", "pins.txt"),
+        ("conda env create -f env.yml", "env.yml"),
+        ("curl https://example.org", "nothing here knows"),
+        (".venv/bin/python -m tiledask.nowhere", "exit status 1"),
+        ("python script.py", "only `python -m module`"),
+    ],
+)
+def test_a_command_that_does_not_work_is_found(line, said):
+    assert said in complaint(shlex.split(line))
+
+
+def test_a_command_that_hangs_is_found(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "DEADLINE", 0.5)
+    assert "not done after 0.5 s" in run([sys.executable, "-c", "import time; time.sleep(30)"])

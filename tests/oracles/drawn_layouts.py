@@ -1,0 +1,65 @@
+"""Layouts of a training, drawn so that every value of every option comes up, in random company."""
+
+from itertools import pairwise, product
+from math import prod
+from typing import NamedTuple
+
+import tiledask as td
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SHAPES = [s for s in product(range(1, 9), repeat=3) if prod(s) <= 8]
+"""Every (dp, tp, pp) of 1 to 8 ranks."""
+
+
+class Layout(NamedTuple):
+    """How a training lies on its ranks."""
+
+    shape: tuple[int, int, int]
+    schedule: str
+    cut: tuple[int, ...]
+    zero: int
+    microbatches: int
+    sequence_parallel: bool
+
+    @property
+    def options(self):
+        """What `train` is given beside the ranks."""
+        name, devices = self.schedule, self.shape[2]
+        if name == "interleaved":
+            name = td.schedule(name, len(self.cut), self.microbatches, devices=devices)
+        return {
+            "schedule": name,
+            "cut": self.cut,
+            "zero": self.zero,
+            "microbatches": self.microbatches,
+            "sequence_parallel": self.sequence_parallel,
+        }
+
+    def __str__(self):
+        at, cut = "x".join(map(str, self.shape)), ".".join(map(str, self.cut))
+        tokens = ",sp" if self.sequence_parallel else ""
+        return f"{at},{self.schedule},cut{cut},zero{self.zero},m{self.microbatches}{tokens}"
+
+
+def dealt(draw, values, needed):
+    """``needed`` values, each as often as another or once more: a shuffled pack, and the next."""
+    values = list(values)
+    packs = [draw.sample(values, len(values)) for _ in range(-(-needed // len(values)))]
+    return [card for pack in packs for card in pack][:needed]
+
+
+def drawn_layouts(draw, layers):
+    """A layout for each number of layers of a model."""
+    n = len(layers)
+    columns = (SHAPES, SCHEDULES, range(4), (1, 2, 3, 4), (False, True), ("even", "any"))
+    made = []
+    for count, shape, schedule, zero, microbatches, tokens, kind in zip(
+        layers, *(dealt(draw, values, n) for values in columns), strict=True
+    ):
+        stages = shape[2] * (2 if schedule == "interleaved" else 1)
+        marks = [count * s // stages for s in range(1, stages)]
+        if kind == "any":  # as good as always uneven, and with empty stages
+            marks = sorted(draw.randint(0, count) for _ in marks)
+        cut = tuple(b - a for a, b in pairwise((0, *marks, count)))
+        made.append(Layout(shape, schedule, cut, zero, microbatches, tokens))
+    return made

@@ -1,0 +1,74 @@
+"""What tests of tensor-parallel layers share: run on threads, compare with one device, count."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed import tensor as T
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.plan.collectives.layers import Call, LayerCalls, bytes_by_rank
+
+RANKS = range(1, 9)
+TOLERANCE = 1e-12
+"""Of the largest element, in float64."""
+
+
+def spread(group: Group, x: np.ndarray, sequence: bool) -> T.Placed:
+    """x [b, s, h] on every rank, or sharded along its tokens."""
+    return T.shard(group, x, 1) if sequence else T.replicate(x)
+
+
+def assert_close(got: np.ndarray, expected: np.ndarray, what: str = "") -> None:
+    """To 1e-12 of the largest element, whatever the elements."""
+    assert got.shape == expected.shape, f"{what}: {got.shape}, not {expected.shape}"
+    assert got.dtype == expected.dtype, what
+    largest = np.abs(expected).max(initial=0.0)
+    off = np.abs(got - expected).max(initial=0.0)
+    assert off <= TOLERANCE * largest, f"{what}: off by {off:.3g} of {largest:.3g}"
+
+
+def check(
+    t: int,
+    program: Callable[[Group], dict[str, Any]],
+    expected: dict[str, Any],
+    planned: LayerCalls | None,
+) -> Ranks:
+    """``program(group)`` on t ranks: what it returns is what one device finds, and what it calls
+    is ``planned`` (not looked at if None), to the byte and in that order, on every rank."""
+    done = run_threads(lambda rank: program(rank.group()), t, timeout=60.0)
+    assert not len(done.records.mismatches)
+    assert set(done.results[0]) == set(expected)
+    for name, value in expected.items():
+        blocks = [result[name] for result in done.results]
+        if isinstance(value, np.ndarray) and isinstance(blocks[0], T.Placed):
+            assert_close(T.whole_of(blocks), value, name)
+        else:
+            assert len({float(block) for block in blocks}) == 1, f"{name} differs by rank"
+            assert abs(float(blocks[0]) - value) <= TOLERANCE * abs(value), name
+    if planned is not None:
+        assert_calls(done, planned.calls, t)
+    return done
+
+
+def assert_calls(done: Ranks, planned: Sequence[Call], t: int, itemsize: int = 8) -> None:
+    """What every rank called is what was planned: label, kind, ranks, bytes, messages, barriers."""
+    for rank in range(t):
+        counted = [
+            (r.label, r.kind, r.group, r.sent, r.received, r.messages, r.barrier)
+            for r in done.records
+            if r.rank == rank
+        ]
+        mine = [call for call in planned if rank in call.members]
+        wanted = []
+        for number, call in enumerate(mine):
+            at, cost = call.members.index(rank), call.cost(itemsize)
+            moved = cost.sent[at], cost.received[at], cost.messages[at]
+            wanted.append((call.label, call.kind, call.members, *moved, number))
+        assert counted == wanted, f"rank {rank}: counted {counted}, planned {wanted}"
+    sent, received = bytes_by_rank(planned, t, itemsize)
+    for name, bytes_ in (("sent", sent), ("received", received)):
+        totals = done.records.totals("rank")
+        assert [getattr(totals[r], name) if r in totals else 0 for r in range(t)] == list(bytes_)

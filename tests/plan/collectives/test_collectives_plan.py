@@ -1,0 +1,226 @@
+"""Collectives on paper: moves that do what they are for, and bytes that agree with closed forms.
+
+Holds `tiledask.plan.collectives.algorithms`, `tiledask.plan.collectives.formulas`,
+`tiledask.plan.collectives.halo` and `tiledask.plan.collectives.seconds`.
+"""
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.algorithms import (
+    KINDS,
+    adding_rounds,
+    algorithms,
+    default,
+    rounds,
+)
+from tiledask.plan.collectives.cost import Cost, cost, even, loads
+from tiledask.plan.collectives.formulas import bytes_of, factor, seconds_of
+from tiledask.plan.collectives.halo import halo_strips, halo_widths
+from tiledask.plan.collectives.seconds import seconds
+from tiledask.plan.inputs.load import load_cluster
+from tiledask.plan.timing import collective_time
+
+ALGORITHMS = "ring", "tree", "direct"
+EVERY = list(product(KINDS, ALGORITHMS))
+
+
+def replayed(kind, algorithm, n, root=0):
+    """What every rank has after the rounds: chunk -> bag of contributions, like (rank, chunk)."""
+    everything = range(n * n) if kind == "all_to_all" else range(n)
+    if kind in ("all_gather", "barrier"):
+        has = [{r: [(r, r)]} for r in range(n)]
+    elif kind == "broadcast":
+        has = [{c: [(r, c)] for c in everything} if r == root else {} for r in range(n)]
+    elif kind == "all_to_all":
+        has = [{n * r + d: [(r, n * r + d)] for d in range(n)} for r in range(n)]
+    else:
+        has = [{c: [(r, c)] for c in everything} for r in range(n)]
+    for moves in rounds(kind, algorithm, n, root):
+        # what is sent in a round was there before it
+        posted = [(m, [list(has[m.source][c]) for c in m.chunks]) for m in moves]
+        for move, parts in posted:
+            for chunk, part in zip(move.chunks, parts, strict=True):
+                mine = has[move.destination]
+                mine[chunk] = sorted(mine[chunk] + part) if move.adds else part
+    return has
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_collective_brings_what_it_is_for(algorithm, n):
+    everyone = lambda c: [(r, c) for r in range(n)]  # noqa: E731
+    gathered = replayed("all_gather", algorithm, n)
+    assert all(has == {c: [(c, c)] for c in range(n)} for has in gathered)
+    scattered = replayed("reduce_scatter", algorithm, n)
+    assert all(has[r] == everyone(r) for r, has in enumerate(scattered))
+    reduced = replayed("all_reduce", algorithm, n)
+    assert all(has[c] == everyone(c) for has in reduced for c in range(n))
+    for root in range(n):
+        told = replayed("broadcast", algorithm, n, root)
+        assert all(has == {c: [(root, c)] for c in range(n)} for has in told)
+        summed = replayed("reduce", algorithm, n, root)[root]
+        assert all(summed[c] == everyone(c) for c in range(n))
+    dealt = replayed("all_to_all", algorithm, n)
+    assert all(has[n * s + d] == [(s, n * s + d)] for d, has in enumerate(dealt) for s in range(n))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_barrier_lets_nobody_out_before_all_are_in(algorithm):
+    for n in range(1, 10):
+        known = [{r} for r in range(n)]
+        for moves in rounds("barrier", algorithm, n):
+            before = [set(each) for each in known]
+            for move in moves:
+                known[move.destination] |= before[move.source]
+        assert all(each == set(range(n)) for each in known)
+
+
+def chunk_counts(kind, n):
+    size = n * n if kind == "all_to_all" else n
+    return st.lists(st.integers(0, 7), min_size=size, max_size=size)
+
+
+@given(st.data(), st.sampled_from(EVERY), st.integers(1, 9), st.sampled_from([1, 2, 8]))
+def test_moves_carry_what_the_closed_forms_say(data, which, n, itemsize):
+    kind, algorithm = which
+    counts, root = data.draw(chunk_counts(kind, n)), data.draw(st.integers(0, n - 1))
+    counted = cost(kind, algorithm, counts, itemsize, root)
+    sizes = [c * itemsize for c in counts]
+    if kind == "barrier":
+        assert not any(counted.sent)
+    assert (counted.sent, counted.received) == bytes_of(kind, algorithm, sizes, root)
+    assert sum(counted.sent) == sum(counted.received)
+
+
+@given(st.data(), st.sampled_from(ALGORITHMS), st.integers(1, 9))
+def test_all_reduce_is_reduce_scatter_and_all_gather(data, algorithm, n):
+    counts = data.draw(chunk_counts("all_reduce", n))
+    scatter = cost("reduce_scatter", algorithm, counts, 4)
+    gather = cost("all_gather", algorithm, counts, 4)
+    both = cost("all_reduce", algorithm, counts, 4)
+    assert _bytes(scatter + gather) == _bytes(both)
+    assert _bytes(gather.transposed) == _bytes(scatter)
+    if all(counts):  # nobody leaves a message out
+        assert scatter + gather == both
+
+
+def _bytes(each: Cost):
+    return each.sent, each.received
+
+
+@pytest.mark.parametrize("n", range(2, 10))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_published_factors_where_it_divides(algorithm, n):
+    elements = n * n * 10
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        found = cost(kind, algorithm, even(elements, n), 8)
+        assert set(found.sent) == set(found.received) == {factor(kind, n) * elements * 8}
+    dealt = cost("all_to_all", "direct", even(elements, n) * n, 8)
+    assert set(dealt.sent) == {round(factor("all_to_all", n) * elements * 8)}
+    told = cost("broadcast", "ring", even(elements, n), 8)
+    assert max(told.sent) == factor("broadcast", n) * elements * 8
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_to_all"])
+def test_nccl_tests_own_numbers(kind):
+    """64 MiB over 8 ranks (nccl-tests, doc/PERFORMANCE.md): (n-1)/n of them leave each rank."""
+    counts = even(67108864, 8) * (8 if kind == "all_to_all" else 1)
+    assert set(cost(kind, default(kind, 8), counts, 1).sent) == {58720256}
+
+
+@pytest.mark.parametrize(("n", "most"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])
+def test_rounds(n, most):
+    lengths = {name: len(rounds("all_gather", name, n)) for name in ALGORITHMS}
+    assert lengths == {"ring": n - 1, "tree": most, "direct": 1}
+    assert [len(rounds("all_reduce", name, n)) for name in ALGORITHMS] == [
+        2 * length for length in lengths.values()
+    ]
+    assert len(rounds("broadcast", "tree", n)) == most
+    assert adding_rounds("all_reduce", "tree", n) == most
+    assert all(len(rounds(kind, name, 1)) == 0 for kind, name in EVERY)
+
+
+def test_messages_that_nobody_needs_are_left_out():
+    few = cost("all_reduce", "direct", even(1, 4), 8)
+    assert few == Cost((24, 8, 8, 8), (24, 8, 8, 8), (3, 1, 1, 1), 2)
+    assert cost("all_reduce", "ring", [0, 0, 0], 8) == Cost((0,) * 3, (0,) * 3, (0,) * 3, 0)
+    # but an all_gather must say that there is nothing
+    assert cost("all_gather", "ring", [0, 0, 0], 8).messages == (2, 2, 2)
+
+
+def test_sums_under_way_may_be_wider():
+    wide = cost("all_reduce", "ring", [6, 6], 2, sum_itemsize=4)
+    assert wide.sent == (6 * 4 + 6 * 2,) * 2
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_seconds_where_it_divides_are_the_closed_form(algorithm, n):
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        found = seconds(kind, algorithm, [1000] * n, 8, latency=1e-3, bandwidth=1e6)
+        exact = seconds_of(kind, algorithm, n, 8000 * n, 1e-3, 1e6)
+        assert found == pytest.approx([exact] * n)
+
+
+def test_seconds_agree_with_the_planner_on_one_node():
+    spec = load_cluster("8xA100-80GB")
+    link = spec.within_node
+    for n in (2, 4, 8):
+        found = seconds(
+            "all_gather", "tree", even(2**26, n), 2, latency=link.latency, bandwidth=link.reached
+        )
+        planned = float(collective_time.all_gather(2**27, n, 1, spec))
+        assert found == pytest.approx([planned] * n)
+
+
+@pytest.mark.long
+def test_overhead_is_why_directly_is_not_always_best():
+    times = {
+        name: max(
+            seconds("all_gather", name, [1] * 64, 8, latency=1e-6, bandwidth=1e9, overhead=1e-5)
+        )
+        for name in ALGORITHMS
+    }
+    assert times["tree"] < times["direct"] < times["ring"]
+    ragged = seconds("all_gather", "ring", [100, 0, 0], 1, latency=0.0, bandwidth=1.0)
+    assert max(ragged) == 200.0  # the long chunk goes two ranks far
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=7), st.integers(0, 5), st.integers(0, 5))
+def test_halos_against_row_by_row(extents, before, after):
+    owner = [r for r, rows in enumerate(extents) for _ in range(rows)]
+    expected, start = set(), 0
+    for rank, rows in enumerate(extents):
+        for row in range(start - before, start + rows + after):
+            if rows and 0 <= row < len(owner) and owner[row] != rank:
+                expected.add((owner[row], rank, row))
+        start += rows
+    strips = halo_strips(extents, before, after)
+    assert {(s.source, s.destination, row) for s in strips for row in range(s.start, s.stop)} == (
+        expected
+    )
+    assert sum(s.stop - s.start for s in strips) == len(expected)
+    for rank in range(len(extents)):
+        mine = sum(s.stop - s.start for s in strips if s.destination == rank)
+        assert mine == sum(halo_widths(extents, rank, before, after))
+
+
+def test_what_does_not_exist_is_said():
+    with pytest.raises(ConfigError, match="no collective 'gather'; there are all_gather"):
+        rounds("gather", "ring", 4)
+    with pytest.raises(ConfigError, match="no algorithm 'star' for all_reduce; there are ring"):
+        rounds("all_reduce", "star", 4)
+    with pytest.raises(ConfigError, match=r"root 4 is none of the group's ranks 0\.\.3"):
+        rounds("broadcast", "tree", 4, root=4)
+    with pytest.raises(ConfigError, match="n\\*n of them; got 5"):
+        list(loads("all_to_all", "direct", [1] * 5, 8))
+    with pytest.raises(ConfigError, match="before=-1"):
+        halo_strips([1, 2], -1, 0)
+    assert {name for kind in KINDS for name in algorithms(kind)} == set(ALGORITHMS)
+    assert math.isclose(factor("all_reduce", 1), 0.0)

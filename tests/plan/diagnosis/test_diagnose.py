@@ -1,0 +1,768 @@
+"""Diagnoses: what was put into a run comes out of its trace, and gains are the simulator's.
+
+Holds `tiledask.plan.diagnosis.blocks`, `tiledask.plan.diagnosis.chrome`,
+`tiledask.plan.diagnosis.infer`, `tiledask.plan.diagnosis.nearest`,
+`tiledask.plan.diagnosis.remedies`, `tiledask.plan.diagnosis.timed`,
+`tiledask.plan.diagnosis.trace` and `tiledask.plan.diagnosis.trace_files`.
+"""
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles.profiled import made, ranks, write_merged, write_polls, write_ranks, write_spans
+
+import tiledask as td
+from tiledask.errors import ConfigError, ScheduleError
+from tiledask.plan.diagnosis.diagnose import diagnose
+from tiledask.plan.diagnosis.remedies import MOST, every_remedy
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule
+from tiledask.plan.pipelines.timeline import Timeline
+
+TRACES = Path(__file__).parents[2] / "oracles" / "traces"
+ONE_CHUNK = ("naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-auto")
+TWO_CHUNKS = ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "v-half", "v-min", "wave")
+
+
+def plan(rng, name, most_devices=8, most_microbatches=16):
+    """A random plan: uneven stages, and a latency that is often 0."""
+    p = int(rng.integers(2, most_devices + 1))
+    m = int(rng.integers(1, most_microbatches + 1))
+    form = Form(name, p, 2 if name in TWO_CHUNKS else 1, m)
+    order = form.build()
+    forward = rng.uniform(0.5, 1.5, order.stages)
+    backward = 2 * forward * rng.uniform(0.8, 1.2, order.stages)
+    latency = float(rng.choice([0.0, 0.05, 0.3, 0.7]))
+    return TimedSchedule(
+        order, tuple(forward), tuple(backward), latency=(latency,) * (order.stages - 1), form=form
+    )
+
+
+def plans(count, names, seed, **most):
+    rng = np.random.default_rng(seed)
+    return [plan(rng, names[k % len(names)], **most) for k in range(count)]
+
+
+HUNDRED = plans(100, ONE_CHUNK + TWO_CHUNKS, seed=0)
+
+
+def bare(timeline):
+    """Only who was busy when."""
+    frame = timeline.to_frame()
+    return frame[frame.kind != "T"][["device", "start", "end"]]
+
+
+def assert_found(d, before, tolerance=1e-9):
+    order = before.schedule
+    assert d.devices == d["devices"].value == order.devices
+    assert d["microbatches"].value == order.microbatches
+    assert d.plan.schedule == order
+    np.testing.assert_allclose(d.plan.forward, before.forward, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(d.plan.backward, before.backward, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(d.plan.latency, before.latency, rtol=0, atol=tolerance)
+    work = before.device_times
+    assert d["imbalance"].value == pytest.approx(max(work) / np.mean(work) - 1, abs=tolerance)
+
+
+def assert_adds_up(d, timeline):
+    assert d.idle == pytest.approx(timeline.idle, rel=1e-12)
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12, abs=1e-12)
+    assert all(c.seconds >= 0 for c in d.causes)
+
+
+# -- round trips ---------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_hundred_labelled_plans():
+    for before in HUNDRED:
+        d = diagnose(before.timeline)
+        assert_found(d, before)
+        assert_adds_up(d, before.timeline)
+        assert {f.sure for f in d.findings} == {"exact"}
+        assert Form(*d.plan.form).build() == before.schedule
+    for before in HUNDRED[::10]:
+        for r in diagnose(before.timeline).remedies:
+            assert r.makespan == td.simulate(r.plan.schedule, **r.plan.times).makespan
+
+
+@pytest.mark.long
+def test_a_hundred_plans_without_labels():
+    sure = 0
+    for before in HUNDRED:
+        d = diagnose(bare(before.timeline))
+        assert_found(d, before)
+        assert_adds_up(d, before.timeline)
+        sure += d["microbatches"].sure == "exact"
+    assert sure >= 95  # gpipe of equal halves is also a loop of 2 chunks: likely, and said so
+
+
+SAMPLED = plans(14, ONE_CHUNK, seed=7, most_devices=4, most_microbatches=8)
+
+
+def polled(timeline, step):
+    """device -> the busy share of every ``step`` seconds."""
+    edges = step * np.arange(int(timeline.makespan / step) + 3)
+    shares = {}
+    for d in range(timeline.devices):
+        mine = timeline.device == d
+        spans = zip(timeline.start[mine], timeline.end[mine], strict=True)
+        busy = sum(np.clip(edges - a, 0, b - a) for a, b in spans)
+        shares[d] = np.diff(busy) / step
+    return edges[:-1], shares
+
+
+def write_wide(path, timeline, step, percent=True):
+    times, shares = polled(timeline, step)
+    scale = 100 if percent else 1
+    rows = zip(times, *(scale * s for s in shares.values()), strict=True)
+    lines = [f"{t:.6f}," + ",".join(f"{v:.3f}" for v in values) for t, *values in rows]
+    head = "time," + ",".join(f"gpu{d}" for d in shares)
+    path.write_text("\n".join([head, *lines]))
+    return path
+
+
+def told_of_polls(plans, folder):
+    """Of how many of ``plans`` the polls told the plan; those are right."""
+    step, told = 0.02, 0
+    for before in plans:
+        d = diagnose(write_wide(folder / "poll.csv", before.timeline, step))
+        if d.plan is None or "the nearest of the table" in d["schedule"].why:
+            continue  # too few pauses, or a search that did not end
+        told += 1
+        assert d["microbatches"].value == before.schedule.microbatches
+        assert d.plan.schedule == before.schedule
+        np.testing.assert_allclose(d.plan.device_times, before.device_times, atol=step)
+        np.testing.assert_allclose(d.plan.latency, before.latency, atol=step)
+        assert d["microbatches"].sure == "likely"
+        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12)
+        if before.schedule.name == "1f1b":  # F and B of the last device always touch
+            assert "how it divides is a guess" in d["forward"].why
+            assert d["forward"].sure == "likely"
+    return told
+
+
+@pytest.mark.long
+def test_polled_utilisation_finer_than_an_action(tmp_path):
+    assert told_of_polls(SAMPLED[::2], tmp_path) >= 6  # of 7, and none of them wrong
+
+
+@pytest.mark.slow
+def test_polled_utilisation_of_all_plans(tmp_path):
+    assert told_of_polls(SAMPLED, tmp_path) >= 12  # of 14
+
+
+def test_samples_coarser_than_an_action_say_so(tmp_path):
+    before = HUNDRED[2]
+    d = diagnose(write_wide(tmp_path / "poll.csv", before.timeline, step=2.5))
+    assert d["devices"].value == before.devices
+    assert d["microbatches"].sure == "cannot be told"
+    assert "too coarse" in d["microbatches"].why
+    assert (d.plan, d.remedies) == (None, ())
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle, rel=1e-12)
+    assert d["imbalance"].value == pytest.approx(
+        max(before.device_times) / np.mean(before.device_times) - 1, abs=0.02
+    )
+
+
+def write_steady(path, count, devices, percent, noise=0.0, seed=0):
+    """``count`` samples, a second apart, of devices that are all busy for ``percent`` of each."""
+    rng = np.random.default_rng(seed)
+    rows = np.maximum(0.0, percent + noise * rng.normal(size=(count, devices)))
+    lines = [f"{k}," + ",".join(f"{v:.4f}" for v in row) for k, row in enumerate(rows)]
+    path.write_text("\n".join(["time," + ",".join(f"gpu{d}" for d in range(devices)), *lines]))
+    return path, 1 - rows.mean() / 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("count", "devices", "percent", "noise"),
+    [(4, 4, 25, 0), (8, 2, 50, 0), (60, 4, 25, 0), (60, 4, 25, 5), (30, 8, 12.5, 2), (9, 4, 20, 1)],
+)
+def test_a_steady_share_of_one_in_n_is_layer_wise(tmp_path, count, devices, percent, noise):
+    path, idle = write_steady(tmp_path / "poll.csv", count, devices, percent, noise)
+    d = diagnose(path)
+    assert d.idle_share == pytest.approx(idle, abs=1e-6)  # the first and last sample pause too
+    assert d.makespan == pytest.approx(count)
+    assert (d.cause, d["schedule"].value, d["schedule"].sure) == (
+        "one at a time",
+        "naive",
+        "likely",
+    )
+    assert f"{devices} devices, one busy at a time on average: layer-wise" in d.summary[0]
+    assert "micro-batches of 1/" in d.remedies[0].change
+    assert d.remedies[0].change.endswith(("schedule 1f1b", "schedule gpipe"))
+    assert d["forward"].value is None
+    assert "torch.profiler on every rank" in d.measure
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
+
+
+def test_a_steady_share_above_one_in_n_is_not(tmp_path):
+    path, idle = write_steady(tmp_path / "poll.csv", 60, 4, 70, 5)
+    d = diagnose(path)
+    assert d.idle_share == pytest.approx(idle, abs=1e-6)
+    assert (d.cause, d.plan, d.remedies) == ("unexplained", None, ())
+    assert d.summary[-1].startswith("To tell more: poll at least 10 times within an action")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_turns_are_seen_whatever_the_noise(joined):
+    """Layer-wise, each action off by some 10 %; as one row each, or what touches as one block."""
+    rng = np.random.default_rng(0)
+    order = [0, 1, 2, 3, 3, 2, 1, 0] * 2
+    length = rng.normal(1.0, 0.1, len(order)) * np.tile([1, 1, 1, 1, 2, 2, 2, 2], 2)
+    end = np.cumsum(length)
+    rows = np.stack([order, end - length, end - rng.uniform(0, 0.02, len(order))], axis=1)
+    if joined:
+        rows = [[3, rows[3][1], rows[4][2]], *np.delete(rows, (3, 4), axis=0)]
+    import pandas as pd
+
+    frame = pd.DataFrame(rows, columns=["device", "start", "end"]).astype({"device": int})
+    d = diagnose(frame)
+    assert d.cause == "one at a time"
+    assert "1f1b" in d.remedies[0].change
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
+
+
+@pytest.mark.long
+def test_overhead_between_actions_is_not_taken_for_latency():
+    before = TimedSchedule(
+        Form("1f1b", 4, 1, 6).build(),
+        (1.0, 1.2, 0.9, 1.1),
+        (2.0, 2.1, 1.9, 2.2),
+        latency=(0.3,) * 3,
+        overhead=0.1,
+        form=Form("1f1b", 4, 1, 6),
+    )
+    t = before.timeline
+    frame = t.to_frame().assign(start=t.start + 0.1)  # busy only once it is started
+    for trace in (frame, frame[["device", "start", "end"]]):
+        d = diagnose(trace)
+        assert_found(d, before)
+        assert d["overhead"].value == pytest.approx(0.1, abs=1e-9)
+        causes = {c.name: c.seconds for c in d.causes}
+        assert causes["overhead"] > 0 < causes["communication"]
+        cure = by_change(d)["no overhead between actions"]
+        assert cure.makespan < t.makespan
+
+
+def test_latency_that_differs_between_links():
+    order = td.schedule("gpipe", 4, 5)
+    d = diagnose(bare(td.simulate(order, latency=[0.1, 0.5, 0.2])))
+    np.testing.assert_allclose(d["latency"].value, [0.1, 0.5, 0.2], atol=1e-9)
+
+
+def test_the_same_order_under_two_names_is_one_order():
+    d = diagnose(bare(td.simulate(td.schedule("gpipe", 3, 1), forward=1, backward=2.5)))
+    assert d["schedule"].value == "naive"
+    assert d["schedule"].sure == "exact"
+    assert "the same as gpipe, 1f1b" in d["schedule"].why
+
+
+def test_two_orders_with_the_same_edges_are_likely_only():
+    """F and B of one length, and nothing in between: three devices' blocks fit in many ways."""
+    d = diagnose(bare(td.simulate(td.schedule("gpipe", 1, 4), forward=1, backward=1)))
+    assert d["microbatches"].sure == "likely"
+    assert "micro-batches" in d["microbatches"].why
+
+
+def test_an_order_that_is_in_no_table():
+    order = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W1,0W0; 1F0,1I0,1F1,1I1,1W1,1W0")
+    d = diagnose(td.simulate(order, latency=0.1))
+    assert d["schedule"].value == "own order"
+    assert d.plan.schedule == order
+    levers = dict(every_remedy(d.plan))
+    assert {"schedule", "micro-batches and schedule"} <= levers.keys()
+    assert "micro-batches" not in levers  # of an order that nothing makes finer
+
+
+def test_the_automatic_scheduler_is_recognised_by_its_times():
+    times = {
+        "forward": [1.0, 1.7, 1.2],
+        "backward_input": [1.1, 1.5, 0.8],
+        "backward_weight": [0.4, 0.9, 1.6],
+        "latency": 0.3,
+    }
+    order = td.schedule("zb-auto", 3, 6, **times)
+    assert order != td.schedule("zb-auto", 3, 6)
+    assert diagnose(td.simulate(order, **times))["schedule"].value == "zb-auto"
+
+
+def test_inference_without_backwards():
+    order = td.schedule("gpipe", 3, 5, forward_only=True)
+    d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
+    assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
+    assert "backward" not in d.to_dict()["findings"]
+
+
+# -- where idle time goes ------------------------------------------------------------------------
+
+
+def test_causes_of_known_plans():
+    order = td.schedule("gpipe", 4, 8)
+    causes = {c.name: c.seconds for c in diagnose(td.simulate(order, latency=0.25)).causes}
+    # (p-1)(F+B) of each device, and 2 (p-1) c more makespan
+    assert causes == {
+        "ramp": pytest.approx(4 * 9.0),
+        "imbalance": 0.0,
+        "communication": pytest.approx(4 * 6 * 0.25),
+        "overhead": 0.0,
+        "unexplained": 0.0,
+    }
+    uneven = td.simulate(order, forward=[1, 2, 1, 1], backward=[2, 4, 2, 2])
+    causes = {c.name: c.seconds for c in diagnose(uneven).causes}
+    even = td.simulate(order, forward=1.25, backward=2.5)
+    assert causes["imbalance"] == pytest.approx(uneven.idle - even.idle)
+    assert causes["ramp"] == pytest.approx(even.idle)
+
+
+# -- remedies ------------------------------------------------------------------------------------
+
+F, B = [1.0, 1.2, 1.0, 1.4], [2.0, 2.4, 2.0, 2.8]
+RUN = td.simulate(td.schedule("1f1b", 4, 8), forward=F, backward=B, latency=0.25)
+
+
+def by_change(d):
+    return {r.change: r for _, r in every_remedy(d.plan, d.layers, d.memory_limit)}
+
+
+@pytest.mark.long
+def test_gains_are_those_of_the_changed_plan_simulated():
+    found = by_change(diagnose(RUN, layers=[1.0] * 22))
+
+    def same(change, name, stages, m, forward, backward, latency, **options):
+        t = td.simulate(td.schedule(name, stages, m, **options), forward, backward, latency)
+        r = found[change]
+        assert r.makespan == pytest.approx(t.makespan, rel=1e-12)
+        assert r.gain == pytest.approx(1 - t.makespan / RUN.makespan, abs=1e-12)
+        assert r.idle_share == pytest.approx(t.bubble_fraction, abs=1e-12)
+        assert r.memory == pytest.approx(max(t.peak_in_flight) * 4 / stages * 8 / m)
+
+    halves = [[x / 2 for x in v] for v in (F, B)]
+    same("16 micro-batches of 1/2 the size", "1f1b", 4, 16, *halves, 0.25)
+    same("16 micro-batches of 1/2 the size, schedule gpipe", "gpipe", 4, 16, *halves, 0.25)
+    sizes = (6, 6, 5, 5)
+    cut = ([sum(v) * n / 22 for n in sizes] for v in (F, B))
+    same("layers cut [1-6][7-12][13-17][18-22]", "1f1b", 4, 8, *cut, 0.25)
+    same("links 10 times as fast", "1f1b", 4, 8, F, B, 0.025)
+    same("schedule zb-h1", "zb-h1", 4, 8, F, B, 0.25)
+    twice = ([x / 2 for x in v for _ in "ab"] for v in (F, B))
+    same("schedule interleaved, 2 chunks per device", "interleaved", 8, 8, *twice, 0.25, devices=4)
+    even = by_change(diagnose(RUN))["equal stages"]
+    t = td.simulate(td.schedule("1f1b", 4, 8), sum(F) / 4, sum(B) / 4, 0.25)
+    assert even.makespan == pytest.approx(t.makespan)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("latency", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_layer_wise_is_cured_by_micro_batches_under_a_pipelined_schedule(devices, latency):
+    t = td.simulate(td.schedule("naive", devices, 1), forward=1, backward=2, latency=latency)
+    d = diagnose(t)
+    first = d.remedies[0]
+    assert first.plan.schedule.microbatches == max(8, 2 * devices)
+    assert first.plan.form.name in ("gpipe", "1f1b")
+    assert "micro-batches of 1/" in first.change
+    assert first.change.endswith(f"schedule {first.plan.form.name}")
+    assert first.gain == max(r.gain for r in d.remedies) > 0.37
+    if (devices, latency) == (4, 0.0):
+        assert (t.makespan, t.bubble_fraction, first.makespan) == (12.0, 0.75, 4.125)
+
+
+@pytest.mark.long
+def test_few_remedies_each_of_another_lever_and_each_saves_something():
+    for before in HUNDRED[::20]:
+        d = diagnose(before.timeline)
+        assert len(d.remedies) <= MOST == 5
+        assert all(r.gain > 0 for r in d.remedies)
+        every = list(every_remedy(d.plan))
+        levers = {lever for lever, r in every if r.gain > 0.002}
+        assert len(d.remedies) == min(MOST, len(levers))
+        best = max(r.gain for _, r in every)
+        assert not d.remedies or d.remedies[0].gain >= 0.5 * best
+
+
+@pytest.mark.long
+def test_what_fits_in_memory_comes_first():
+    free, limited = diagnose(RUN), diagnose(RUN, memory_limit=4)
+    assert all(r.fits for r in free.remedies)
+    for d in (free, limited):
+        gains = [r.gain for r in d.remedies if r.fits]
+        assert gains == sorted(gains, reverse=True)
+        order = [r.fits for r in d.remedies]
+        assert order == sorted(order, reverse=True)
+    assert free.remedies[0].memory > 4 >= limited.remedies[0].memory
+    for r in limited.remedies:
+        assert r.fits == (r.memory <= 4)
+    tight = diagnose(RUN, memory_limit=0.1)
+    assert not any(r.fits for r in tight.remedies)
+    assert " !" in str(tight)
+
+
+def test_more_layers_than_stages_are_needed():
+    with pytest.raises(ValueError, match="3 layers are fewer than 4 stages"):
+        diagnose(RUN, layers=[1, 1, 1])
+    with pytest.raises(ConfigError, match="more than 0 micro-batches, got 0"):
+        diagnose(RUN, memory_limit=0)
+
+
+def test_what_is_shown_and_written():
+    d = diagnose(RUN, memory_limit=4)
+    assert repr(d).startswith("Diagnosis(4 devices, 1f1b, 38.3% idle, most of it ramp, best remedy")
+    text, page = str(d), d._repr_html_()
+    for words in ("250 ms", "imbalance", "21.7%", d.remedies[0].change):
+        assert words in text
+        assert words in page
+    written = json.loads(json.dumps(d.to_dict()))
+    assert written["findings"]["microbatches"] == {"value": 8, "sure": "exact", "why": "labels"}
+    assert sum(written["causes"].values()) == pytest.approx(written["idle"])
+    with pytest.raises(KeyError, match="no finding 'colour'"):
+        d["colour"]
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def assert_is_run(d):
+    assert (d.devices, d["microbatches"].value, d["schedule"].value) == (4, 8, "1f1b")
+    assert d.makespan == pytest.approx(RUN.makespan, rel=1e-3)
+    np.testing.assert_allclose(np.add(d["forward"].value, d["backward"].value), np.add(F, B), 1e-2)
+
+
+def test_a_csv_file_of_spans(tmp_path):
+    path = tmp_path / "run.csv"
+    RUN.to_frame().sample(frac=1, random_state=0).to_csv(path)  # unsorted, with an index
+    assert_is_run(diagnose(path))
+    assert "taken as seconds" in diagnose(path).source
+    frame = RUN.to_frame()
+    frame[["start", "end"]] *= 1e3
+    frame.assign(kind="", stage="", microbatch="nan").to_csv(path, index=False, sep=";")
+    d = diagnose(str(path), unit="ms")
+    assert_is_run(d)
+    assert d["microbatches"].sure == "exact"
+    frame.drop(columns=["stage", "microbatch"]).to_csv(path)  # kinds alone
+    assert_is_run(diagnose(path, unit="ms"))
+
+
+def test_devices_are_ordered_by_when_they_begin():
+    frame = bare(RUN)
+    d = diagnose(frame.assign(device=[f"gpu{7 - d}" for d in frame.device]))
+    assert_is_run(d)
+    assert d["devices"].why == "in this order: gpu7, gpu6, gpu5, gpu4"
+
+
+def test_transfers_are_no_work():
+    frame = RUN.to_frame()
+    sent = frame.iloc[[0]].assign(kind="T", stage=-1, microbatch=-1, end=99.0)
+    import pandas as pd
+
+    assert_is_run(diagnose(pd.concat([frame, sent])))
+    spans = [tuple(row) for row in frame.itertuples(index=False)]
+    moved = Timeline.of(4, [*spans, (1, "T", -1, -1, 1.0, 1.25)], "measured")
+    assert_is_run(diagnose(moved))
+
+
+def events(timeline, name, **more):
+    rows = timeline.to_frame().itertuples()
+    return [
+        {
+            "ph": "X",
+            "name": name(r),
+            "pid": 1,
+            "tid": r.device,
+            "ts": 1e6 * r.start + 5e9,
+            "dur": 1e6 * (r.end - r.start),
+        }
+        | more
+        for r in rows
+    ]
+
+
+def test_a_chrome_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    named = events(RUN, lambda r: f"step/{r.stage}{r.kind}{r.microbatch}")
+    path.write_text(json.dumps({"traceEvents": [*named, {"ph": "M", "name": "process_name"}]}))
+    assert diagnose(path)["schedule"].sure == "exact"
+    assert_is_run(diagnose(path))
+    plain = events(RUN, lambda r: "work")
+    inside = [e | {"name": "aten::mm", "ts": e["ts"] + 10, "dur": e["dur"] / 2} for e in plain]
+    path.write_text(json.dumps([*inside, *plain]))
+    assert_is_run(diagnose(path))
+
+
+def test_kernels_of_a_chrome_trace_run_together(tmp_path):
+    """Three kernels to an action, microseconds apart; NCCL's are transfers."""
+    kernels = []
+    for e in events(RUN, lambda r: "gemm", cat="kernel"):
+        for part in range(3):
+            piece = {"ts": e["ts"] + part * e["dur"] / 3, "dur": e["dur"] / 3 - 3 * (part < 2)}
+            kernels.append(e | piece | {"args": {"device": e["tid"]}})
+    kernels.append(kernels[0] | {"name": "ncclDevKernel_SendRecv", "dur": 9e7})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": kernels}))
+    assert_is_run(diagnose(path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("percent", [True, False])
+def test_polls_in_percent_or_shares(tmp_path, percent):
+    assert_is_run(diagnose(write_wide(tmp_path / "poll.csv", RUN, 0.03, percent)))
+
+
+@pytest.mark.long
+def test_polls_as_nvidia_smi_prints_them(tmp_path):
+    times, shares = polled(RUN, 0.05)
+    begin = datetime(2026, 1, 1, 23, 59, 50)
+    lines = ["timestamp, index, utilization.gpu [%], memory.used [MiB]"]
+    for k, t in enumerate(times):
+        date = (begin + timedelta(seconds=t)).strftime("%Y/%m/%d %H:%M:%S.%f")[:-3]
+        lines += [f"{date}, {d}, {round(100 * s[k])} %, 812 MiB" for d, s in shares.items()]
+    path = tmp_path / "smi.csv"
+    path.write_text("\n".join(lines))
+    assert_is_run(diagnose(path))
+
+
+# -- traces that cannot be read ------------------------------------------------------------------
+
+HEAD = "device,start,end\n"
+LABELLED = "device,kind,stage,microbatch,start,end\n"
+BAD = {
+    "overlap": (HEAD + "0,0,2\n0,1,3\n", "device 0 does two things at once: from 0 to 2 s"),
+    "negative": (HEAD + "0,-1,2\n", "works from -1 to 2 s; times are 0 or more"),
+    "backwards": (HEAD + "0,3,2\n", "ends at or after its start"),
+    "nan": (HEAD + "0,nan,2\n", "device 0 of .* works from nan to 2.0; times are finite"),
+    "word": (HEAD + "0,one,2\n", "line 2 of .*: start is a number, got 'one'"),
+    "empty": ("", "is empty"),
+    "no rows": (HEAD, "has no busy interval"),
+    "no work": (HEAD + "0,1,1\n", "takes 0 s: there is no work"),
+    "idle device": (HEAD + "0,0,1\n2,1,2\n3,1,2\n", "device 1 does no work"),
+    "idle column": ("time,a,b\n0,1,0\n1,1,0\n", "device b does no work"),
+    "columns": ("who,what\n1,2\n", "has the columns who, what; a trace has device, start, end"),
+    "whose": ("start,end\n1,2\n", "no column device"),
+    "ragged": (HEAD + "0,1\n", "line 2 of .* has 2 columns and the head 3"),
+    "kind": (LABELLED + "0,X,0,0,0,1\n", "does 'X'; kinds are F, B, I, W"),
+    "stage": (LABELLED + "0,F,one,0,0,1\n", "stage in .* is a whole number or empty, got 'one'"),
+    "no stage 0": (LABELLED + "0,F,1,0,0,1\n", "has stage 1 but no row of stage 0"),
+    "too early": (
+        LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n",
+        "starts before the result it needs is there",
+    ),
+    "share": ("time,a\n0,1\n1,140\n", "device a of .* is busy for 140 at its sample 2"),
+    "one sample": ("time,a\n0,1\n", "has 1 sample of device a"),
+    "twice": ("time,a\n0,1\n0,1\n", "two samples at 0 s"),
+    "hole": ("time,a\n0,1\n1,1\n2,1\n9,1\n", "between 2 and 9 s there is none"),
+    "date": ("time,a\n2026/13/45 10:00,1\n2026/13/45 10:01,1\n", "cannot be read as a date"),
+    "json": ("{nonsense", "begins like JSON but cannot be read"),
+    "no events": ('{"traceEvents": []}', "no complete event"),
+    "no list": ('{"traceEvents": 5}', "has traceEvents 5; they are a list of events"),
+    "brackets": ("[" * 100_000, "its brackets are too deep"),
+    "arguments": ('[{"ph": "X", "ts": 1, "dur": 1, "args": "x"}]', None),
+    "process": ('[{"ph": "X", "ts": 1, "dur": 1, "pid": {}, "tid": []}]', None),
+    "huge time": ('[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 400), "ts of more than 18 digits"),
+    "digits": ('[{"ph": "X", "ts": 1%s, "dur": 1}]' % ("0" * 5000), "cannot be read"),
+    "huge field": (HEAD + f"0,0,{'1' * 200_000}\n", "cannot be read as CSV: field larger"),
+    "huge stage": (LABELLED + "0,F,1e400,0,0,1\n", "stage in .* is a whole number or empty"),
+    "far stage": (LABELLED + "0,F,99999999,0,0,1\n", "stage 99999999 in .* of 1 row"),
+    "square": (HEAD + "²,0,1\n0,0,1\n", None),
+    "zones": (
+        "time,a\n2026-01-01 10:00:00,1\n2026-01-01 10:00:01+02:00,1\n",
+        "a time zone and some",
+    ),
+    "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "has dur 'long'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_trace_is_refused(tmp_path, name):
+    text, message = BAD[name]
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    if message is None:  # odd, and readable all the same
+        assert diagnose(path).devices > 0
+        return
+    with pytest.raises(ConfigError, match=message) as raised:
+        diagnose(path)
+    assert len(str(raised.value)) < 400
+
+
+def test_labels_of_actions_that_cannot_have_run():
+    frame = RUN.to_frame()
+    with pytest.raises(ScheduleError, match="missing 0B0"):
+        diagnose(frame.drop(index=frame.index[(frame.stage == 0) & (frame.kind == "B")][0]))
+
+
+def test_other_things_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no trace at 'nowhere\.csv'"):
+        diagnose("nowhere.csv")
+    with pytest.raises(ConfigError, match=r"a trace is a Timeline, .*; got int"):
+        diagnose(7)
+    with pytest.raises(ConfigError, match="a unit of time is s, ms, us, ns; got 'h'"):
+        diagnose(RUN, unit="h")
+    binary = tmp_path / "trace.csv"
+    for data, message in {
+        b"\x00\xff\xfe\x01": "is not text; give CSV, or a Chrome trace as JSON or .json.gz",
+        b"\x1f\x8b\x08\x00\xff": "is gzip but cannot be unpacked",
+    }.items():
+        binary.write_bytes(data)
+        with pytest.raises(ConfigError, match=message):
+            diagnose(binary)
+    with pytest.raises(ConfigError, match="device 2 does no work in the simulated timeline"):
+        diagnose(Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)]))
+
+
+def test_a_huge_file_is_refused_by_its_size(tmp_path):
+    path = tmp_path / "huge.json"
+    with path.open("wb") as file:
+        file.truncate(1_000_000_000)  # sparse
+    with pytest.raises(ConfigError, match=r"huge\.json has 1 GB, and a trace is read up to 256 MB"):
+        diagnose(path)
+
+
+def test_pairs_at_once_are_refused_by_name():
+    with pytest.raises(ConfigError, match="a forward and a backward at once"):
+        diagnose(td.simulate(td.schedule("dualpipev", 8, 10)))
+
+
+# -- a real run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_a_measured_run(cluster):
+    from tiledask.distributed.pipelines.stages import stack
+
+    order = td.schedule("1f1b", 3, 4)
+    forward, backward = [0.04, 0.05, 0.06], [0.08, 0.06, 0.1]
+    rows = np.ones((8, 12))
+    run = td.run_schedule(
+        order,
+        stack(range(4), width=12, hidden=20, dtype="float64"),
+        rows,
+        cluster,
+        target=rows,
+        forward=forward,
+        backward=backward,
+    )
+    for trace, sure in ((run.timeline, "exact"), (bare(run.timeline), "likely")):
+        d = diagnose(trace)
+        assert (d.devices, d["microbatches"].value) == (3, 4)
+        assert (d["schedule"].value, d["schedule"].sure) == ("1f1b", sure)
+        np.testing.assert_allclose(d["forward"].value, forward, atol=0.01)
+        np.testing.assert_allclose(d["backward"].value, backward, atol=0.01)
+        assert d["forward"].sure == "likely"
+        assert d.idle == pytest.approx(run.timeline.idle, rel=1e-9)
+        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
+
+
+# -- traces of known faults ----------------------------------------------------------------------
+
+FAULTS = ("one at a time", "ramp", "imbalance", "communication", "overhead")
+
+
+def hand_made(folder, ranks_of_kernels):
+    """(group, run, diagnosis) of traces as profilers would write them, 20 and 5 for each number of
+    ranks that kernels alone are recorded on."""
+    rng = np.random.default_rng(0)
+    jitters = (0.0, 0.01, 0.03, 0.05)
+    count = 0
+
+    def at(name):
+        return folder / f"{count}_{name}"
+
+    for k, p in enumerate(ranks_of_kernels):  # kernels alone
+        for fault in FAULTS:
+            schedule = "gpipe" if (k + count) % 2 and fault in ("ramp", "imbalance") else "1f1b"
+            steps, tail = 1 + count % 3, (0.0, 0.03)[count % 2]
+            run = made(rng, fault, p, jitters[(k + count) % 4], steps, tail, schedule)
+            events = ranks(run, p, gpu_marks=bool(count % 2))
+            count += 1
+            if count % 3 == 0:
+                trace = write_merged(at("merged.json"), events)
+            else:
+                trace = write_ranks(at("ranks"), events, packed=count % 3 == 1)
+            yield "kernels", run, diagnose(trace)
+    for k, fault in enumerate(FAULTS * 2):  # 10 with labels
+        p, schedule = (4, 3)[k % 2], "gpipe" if k >= 5 and fault in FAULTS[1:3] else "1f1b"
+        labels = "PP:{stage}{kind}{microbatch}" if k % 3 else "{word} {microbatch}"
+        run = made(rng, fault, p, jitters[k % 4], 1 + k % 3, (0.02, 0.0)[k % 2], schedule)
+        count += 1
+        yield (
+            "labelled",
+            run,
+            diagnose(write_ranks(at("labels"), ranks(run, p, labels), k % 2 == 0)),
+        )
+    for p, jitter in ((4, 0.0), (2, 0.05), (8, 0.03), (3, 0.05)):  # 4 polled over many steps
+        run = made(rng, "one at a time", p, jitter, steps=12)
+        count += 1
+        polls = write_polls(at("polls.csv"), run, p, 0.031 * p * 1.7, noise=0.02, rng=rng)
+        yield "polled", run, diagnose(polls)
+    for fault in ("imbalance", "ramp"):  # 2 polled within an action
+        run = made(rng, fault, 4, 0.0)
+        count += 1
+        yield "polled", run, diagnose(write_polls(at("fine.csv"), run, 4, 0.0005))
+    for k, fault in enumerate(FAULTS[:4]):  # 4 of spans without labels
+        run = made(rng, fault, 4, jitters[k])
+        count += 1
+        yield "spans", run, diagnose(write_spans(at("spans.csv"), run))
+
+
+def assert_right_cause(folder, ranks_of_kernels):
+    right, wrong = [], []
+    for group, run, d in hand_made(folder, ranks_of_kernels):
+        assert d.causes[0].seconds == max(c.seconds for c in d.causes)
+        assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
+        assert len(d.remedies) <= 5
+        (right if d.cause == run.cause else wrong).append((group, run.name, d.cause))
+        if run.cause == "one at a time":
+            assert "micro-batches" in d.remedies[0].change, run.name
+    assert len(right) + len(wrong) == 20 + 5 * len(ranks_of_kernels)
+    assert [group for group, *_ in right].count("labelled") == 10, wrong
+    assert len(wrong) <= 1, wrong
+
+
+@pytest.mark.long
+def test_the_right_cause_comes_first_in_hand_made_traces(tmp_path):
+    assert_right_cause(tmp_path, (2, 3))
+
+
+@pytest.mark.slow
+def test_the_right_cause_comes_first_in_all_hand_made_traces(tmp_path):
+    assert_right_cause(tmp_path, (4, 2, 8, 3))
+
+
+RECORDED = {
+    "layer_wise_4": "one at a time",
+    "layer_wise_2_three_steps": "one at a time",
+    "layer_wise_3_optimizer": "one at a time",
+    "layer_wise_4_chunks": "one at a time",
+    "gpipe_few": "ramp",
+    "gpipe_few_two_steps": "ramp",
+    "1f1b_few": "ramp",
+    "1f1b_few_optimizer": "ramp",
+    "interleaved_few": "ramp",
+    "gpipe_slow_last": "imbalance",
+    "1f1b_slow_third": "imbalance",
+    "1f1b_slow_first": "imbalance",
+    "interleaved_slow": "imbalance",
+    "1f1b_slow_links": "communication",
+    "gpipe_slow_links": "communication",
+    "1f1b_overhead": "overhead",
+    "layer_wise.csv": "one at a time",
+    "gpipe_few.csv": "ramp",
+    "1f1b_slow_second.csv": "imbalance",
+    "1f1b_slow_links.csv": "communication",
+}
+
+
+@pytest.mark.long
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_right_cause_comes_first_in_recorded_traces(name):
+    d = diagnose(TRACES / name)
+    assert d.cause == RECORDED[name]
+    assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
+    assert len(d.remedies) <= 5
+    if d.cause == "one at a time":
+        assert "micro-batches" in d.remedies[0].change
+        assert "one busy at a time" in d.summary[0]

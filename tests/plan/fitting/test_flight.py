@@ -1,0 +1,48 @@
+"""Micro-batches in flight: closed forms and counted states against the schedules themselves.
+
+Holds `tiledask.plan.fitting.in_flight`.
+"""
+
+import pytest
+
+from tiledask.plan.fitting.in_flight import alive, in_flight
+from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, SCHEDULES, V_SHAPED, Layout
+from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.schedules import schedule, schedules
+
+
+def test_layouts_know_every_schedule():
+    assert set(SCHEDULES) == set(schedules)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("m", [2, 4, 8, 14, 60])
+def test_in_flight_is_what_the_schedule_holds(name, p, m):
+    looped = name in (*LOOPED, "wave")
+    v = 2 if looped or name in V_SHAPED else 1
+    if name == "1f1b" and m % p:  # Megatron-LM's interleaved order takes multiples of p
+        name, looped, v = "1f1b", False, 1
+    layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
+    real = "interleaved" if name == "1f1b" and v > 1 else name
+    built = schedule(real, p * v, m, **({"devices": p} if looped else {}))
+    assert tuple(in_flight(layout, stage) for stage in range(p)) == peak_in_flight(built)
+    for stage in range(p):
+        chunks = layout.stage_chunks(stage)
+        assert all(len(state) == len(chunks) for state in alive(layout, stage))
+        if name not in BOTH_WAYS:
+            assert [built.place[chunk] for chunk in chunks] == [stage] * v
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_two_copies_are_counted_apart(name):
+    layout, built = Layout(pp=4, microbatches=8, schedule=name), schedule(name, 4, 8)
+    for stage in range(4):
+        down, up = layout.stage_chunks(stage)
+        assert (built.places[0][down], built.places[1][up]) == (stage, stage)
+
+
+def test_many_micro_batches_take_no_longer():
+    for name in ("zb-h1", "v-half", "dualpipe", "eager-1f1b", "gpipe"):
+        assert in_flight(Layout(pp=4, microbatches=10**8, schedule=name), 0) >= 4

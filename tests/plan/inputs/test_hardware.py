@@ -1,0 +1,163 @@
+"""Links and devices of one's own: latency, share and multiprocessors, given or not."""
+
+import json
+
+import pytest
+
+from tiledask.errors import ConfigError
+from tiledask.plan.data import _root, names
+from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
+
+UNITS = {
+    "a10": 9216 // 128,
+    "a100-40gb": 6912 // 64,
+    "a100-80gb": 6912 // 64,
+    "h100": 16896 // 128,
+    "h200": 16896 // 128,
+    "l4": 7424 // 128,
+    "l40s": 18176 // 128,
+    "t4": 2560 // 64,
+}
+"""Multiprocessors: CUDA cores of the datasheet over those of one."""
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_every_shipped_device_has_latencies_shares_and_a_calibration(name):
+    cluster = load_cluster(f"16x{name}")
+    device = cluster.device
+    assert device.multiprocessors == UNITS.get(name, 148)
+    assert device.calibration in names("calibration")
+    assert "multiprocessors" in device.source
+    assert "latency" in device.source
+    within, between = cluster.within_node, cluster.between_nodes
+    assert 1e-6 <= within.latency < between.latency < 1e-4
+    assert 0.5 < within.share < 1
+    assert within.reached == within.share * within.bytes_per_second > between.reached
+
+
+def own(**link):
+    file = json.loads((_root() / "hardware" / "t4.json").read_text())
+    file = {k: v for k, v in file.items() if k not in ("multiprocessors", "calibration")}
+    return {
+        "devices": 2,
+        "device": {**file, "within_node": {"name": "my cable", "bytes_per_second": 1e10, **link}},
+    }
+
+
+def test_a_file_without_them_gets_the_stated_defaults(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(own()))
+    cluster = load_cluster(path)
+    assert (cluster.within_node.latency, cluster.within_node.share) == (LATENCY, SHARE)
+    assert (cluster.device.multiprocessors, cluster.device.calibration) == (0, "a100")
+    path.write_text(json.dumps(own(latency=2e-6, share=0.5)))
+    assert load_cluster(path).within_node.reached == 5e9
+    assert load_device("T4").multiprocessors == 40
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ({"share": 1.5}, "'share' must be above 0 and at most 1, got 1.5"),
+        ({"share": 0}, "'share' must be above 0"),
+        ({"latency": -1}, "'latency' must be a finite number of 0 or more"),
+        ({"bytes_per_second": 0}, "'bytes_per_second' must be above 0"),
+        ({"lag": 1}, "'lag' is not known here"),
+    ],
+)
+def test_links_that_cannot_be(tmp_path, link, message):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(own(**link)))
+    with pytest.raises(ConfigError, match=message):
+        load_cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("0xH100", "1 device or more"),
+        ("9" * 5000 + "xH100", "100,000,000 at most"),
+        ("8" * 5000, "cannot read"),
+        (None, "named by text such as '80xA100-40GB' or by a path, got None"),
+    ],
+)
+def test_clusters_that_cannot_be(spec, words):
+    with pytest.raises(ConfigError, match=words):
+        load_cluster(spec)
+
+
+# -- what a tile has to fit in -----------------------------------------------------------------
+
+LIMITS = {  # registers, threads, blocks, KiB of shared memory, of which one block
+    "7.5": (65536, 1024, 16, 64, 64),
+    "8.0": (65536, 2048, 32, 164, 163),
+    "8.6": (65536, 1536, 16, 100, 99),
+    "8.9": (65536, 1536, 24, 100, 99),
+    "9.0": (65536, 2048, 32, 228, 227),
+    "10.0": (65536, 2048, 32, 228, 227),
+}
+"""CUDA C++ Programming Guide, technical specifications per compute capability."""
+CORES = {"7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128}
+"""Of one multiprocessor, each with one fused multiplication and addition per clock."""
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_every_shipped_device_knows_its_multiprocessors(name):
+    d = load_device(name)
+    found = d.registers, d.threads, d.blocks, d.shared_bytes >> 10, d.block_shared_bytes >> 10
+    assert found == LIMITS[d.capability]
+    # the clock is the one at which the cores reach the peak of the datasheet
+    assert 2 * CORES[d.capability] * d.multiprocessors * d.clock == pytest.approx(
+        d.peak("fp32"), rel=0.01
+    )
+    assert "Programming Guide" in d.source
+    assert "l2_bytes_per_clock" in d.source
+    assert 4 * 2**20 <= d.l2_bytes < 2**28
+    assert d.shared_bandwidth > d.l2_bandwidth
+    assert d.l2_bandwidth == 0 or d.l2_bandwidth > d.memory_bandwidth
+
+
+def test_bandwidths_inside_the_device():
+    a100, t4 = load_device("A100-40GB"), load_device("T4")
+    assert a100.l2_bandwidth == pytest.approx(7219e9, rel=1e-3)  # PMC10448217, table 3
+    assert a100.shared_bandwidth == pytest.approx(19.49e12, rel=1e-3)
+    assert (t4.l2_bandwidth, t4.shared_bytes_per_clock) == (0, 64)
+
+
+def test_a_device_of_ones_own_needs_none_of_it(tmp_path):
+    keys = (
+        "capability",
+        "clock",
+        "l2_bytes",
+        "l2_bytes_per_clock",
+        "registers",
+        "threads",
+        "blocks",
+        "shared_bytes",
+        "block_shared_bytes",
+        "shared_bytes_per_clock",
+    )
+    file = own()
+    bare = {k: v for k, v in file["device"].items() if k not in keys}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**file, "device": bare}))
+    device = load_cluster(path).device
+    assert [getattr(device, key) for key in keys] == ["", *[0] * 9]
+    assert (device.l2_bandwidth, device.shared_bandwidth) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fact", "message"),
+    [
+        ({"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
+        ({"capability": 9.0}, "'capability' must be text"),
+        ({"l2_bytes": -1}, "'l2_bytes' must be 0 or more"),
+        ({"threads": 1.5}, "'threads' must be an integer"),
+    ],
+)
+def test_facts_that_cannot_be(tmp_path, fact, message):
+    file = own()
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**file, "device": {**file["device"], **fact}}))
+    with pytest.raises(ConfigError, match=message):
+        load_cluster(path)

@@ -1,0 +1,131 @@
+"""Layouts: what is valid, how layers are dealt out, and what is in flight."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.plan.fitting.in_flight import alive, in_flight
+from tiledask.plan.inputs.layout import Layout
+
+
+def test_devices_and_text():
+    layout = td.Layout(dp=2, tp=8, pp=10, microbatch=2, microbatches=16, zero=1)
+    assert (layout.devices, layout.sequences) == (160, 64)
+    assert str(layout) == "dp=2 tp=8 pp=10 microbatch=2 microbatches=16 zero=1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"dp": 0}, ConfigError, "dp must be an integer of 1 or more, got 0"),
+        ({"tp": 2.0}, ConfigError, "tp must be an integer"),
+        ({"pp": True}, ConfigError, "pp must be an integer"),
+        ({"microbatch": "1"}, ConfigError, "microbatch must be"),
+        ({"zero": 4}, ConfigError, "zero must be 0, 1, 2 or 3, got 4"),
+        ({"sequence_parallel": 1}, ConfigError, "sequence_parallel must be True or False"),
+        ({"recompute": "some"}, ConfigError, "recompute must be one of"),
+        ({"schedule": "zb"}, ConfigError, "schedule must be one of"),
+        ({"interleave": 2}, ScheduleError, "needs pp of 2 or more"),
+        ({"interleave": 2, "pp": 2, "schedule": "gpipe"}, ScheduleError, "only schedule='1f1b'"),
+        ({"interleave": 2, "pp": 4, "microbatches": 6}, ScheduleError, "got 6 and 4; 8 works"),
+        ({"pp": 2, "partition": (0, 4)}, PartitionError, "needs 3 bounds .* got 2"),
+        ({"pp": 2, "partition": (1, 2, 4)}, PartitionError, "must start at 0 and rise"),
+        ({"pp": 3, "partition": (0, 2, 2, 4)}, PartitionError, "must start at 0 and rise"),
+        ({"pp": 2, "partition": (0, 3, 2)}, PartitionError, "must start at 0 and rise"),
+        ({"pp": 2, "partition": (0, 1.5, 2)}, PartitionError, "sequence of integers"),
+        ({"pp": 2, "partition": 7}, PartitionError, "sequence of integers"),
+    ],
+)
+def test_rules(fields, error, message):
+    with pytest.raises(error, match=message):
+        Layout(**fields)
+
+
+def test_partition():
+    bloom = Layout(pp=12, partition=[0, *range(5, 66, 6), 70])
+    assert bloom.chunk_layers(70) == (5, *[6] * 10, 5)
+    assert Layout(pp=2, partition=(0, 0, 4)).chunk_layers(4) == (0, 4)  # embedding alone
+    with pytest.raises(PartitionError, match="ends at 70, the model has 71"):
+        bloom.chunk_layers(71)
+    with pytest.raises(PartitionError, match="8 chunks need as many layers, the model has 7"):
+        Layout(pp=4, interleave=2, microbatches=4).chunk_layers(7)
+
+
+@given(pp=st.integers(1, 9), more=st.integers(0, 30))
+def test_layers_are_dealt_out_whole_and_even(pp, more):
+    sizes = Layout(pp=pp).chunk_layers(pp + more)
+    assert sum(sizes) == pp + more
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_interleaved_chunks_return_to_the_first_stage():
+    layout = Layout(pp=2, interleave=2, microbatches=2, partition=(0, 1, 3, 6, 10))
+    assert [layout.stage_layers(stage, 10) for stage in (0, 1)] == [1 + 3, 2 + 4]
+
+
+@given(p=st.integers(1, 8), m=st.integers(1, 20))
+def test_in_flight_closed_forms(p, m):
+    for stage in range(p):
+        assert in_flight(Layout(pp=p, microbatches=m, schedule="naive"), stage) == 1
+        assert in_flight(Layout(pp=p, microbatches=m, schedule="gpipe"), stage) == m
+        assert in_flight(Layout(pp=p, microbatches=m), stage) == min(p - stage, m)
+
+
+@given(p=st.integers(2, 6), groups=st.integers(1, 6), v=st.integers(2, 4))
+def test_interleaved_in_flight_is_the_warm_up_and_one(p, groups, v):
+    m = groups * p
+    layout = Layout(pp=p, microbatches=m, interleave=v)
+    for stage in range(p):
+        warmup = 2 * (p - stage - 1) + (v - 1) * p
+        assert in_flight(layout, stage) == min(warmup + 1, m * v)
+        for state in alive(layout, stage):
+            assert all(0 <= n <= m for n in state)
+    # the last chunk of the last stage runs its backward straight after its forward
+    assert max(state[-1] for state in alive(layout, p - 1)) == 1
+
+
+def test_partitions_in_words():
+    assert Layout(pp=12, partition="E+5, 6x10, 5+E").chunk_layers(70) == (5, *[6] * 10, 5)
+    assert Layout(pp=4, partition="e,2,2,h").partition == (0, 0, 2, 4, 4)
+    assert Layout(pp=2, partition="3,5").partition == (0, 3, 8)
+    assert Layout(pp=3, partition="items").chunk_layers(10) == (3, 4, 3)
+    assert Layout(pp=12, partition="items").chunk_layers(10) == (0, *[1] * 10, 0)
+    assert Layout(partition="items").chunk_layers(3) == (3,)
+    with pytest.raises(PartitionError, match="13 chunks need as many items, the model has 12"):
+        Layout(pp=13, partition="items").chunk_layers(10)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "E", "5,E+5", "5+E,5", "x3", "E+5x2,3", "-1,3", "1e3,2", "H,3"]
+)
+def test_words_that_are_no_partition(words):
+    with pytest.raises(PartitionError, match=r"write layers of each stage such as 'E.5, "):
+        Layout(pp=2, partition=words)
+
+
+def test_chunks_of_each_shape():
+    assert Layout(pp=4, schedule="v-half").interleave == 2
+    assert Layout(pp=2, schedule="wave", interleave=4).stage_chunks(0) == (0, 3, 4, 7)
+    assert Layout(pp=2, schedule="interleaved", interleave=3, microbatches=5).chunks == 6
+    with pytest.raises(
+        ScheduleError, match="'zb-v' has two chunks on each stage, got interleave=3"
+    ):
+        Layout(pp=4, schedule="zb-v", interleave=3)
+    both = Layout(pp=4, schedule="chimera")
+    assert [both.stage_layers(stage, 8) for stage in range(4)] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"schedule": "zb-v"}, "needs pp of 2 or more, got pp=1; use schedule='1f1b'"),
+        ({"schedule": "wave", "pp": 1, "interleave": 2}, "needs pp of 2 or more"),
+        ({"schedule": "wave", "pp": 4}, "needs an even interleave, got 1; use interleave=2"),
+        ({"schedule": "wave", "pp": 4, "interleave": 3}, "got 3; use interleave=4"),
+    ],
+)
+def test_there_and_back_needs_stages_and_chunks(fields, words):
+    with pytest.raises(ScheduleError, match=words):
+        Layout(**fields)

@@ -1,0 +1,318 @@
+"""A model as weights: layers that differ, latent attention, experts, shares, rules.
+
+Holds `tiledask.plan.inputs.model_rules`, `tiledask.plan.inputs.model_sizes` and
+`tiledask.plan.inputs.weights`.
+"""
+
+import re
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ConfigError
+from tiledask.plan.inputs.load import load_model, models
+from tiledask.plan.inputs.model import Model, Weight, count
+
+TINY = {"hidden": 64, "layers": 6, "heads": 4, "ffn": 256, "vocab": 100}
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 6, "v_head_dim": 10}
+MIXED = Model(**TINY, experts=8, top_k=2, expert_ffn=48, shared_ffn=96, dense_layers=(0, 3))
+
+
+def named(weights):
+    return {w.name: w for w in weights}
+
+
+# layers that differ ---------------------------------------------------------------------------
+
+
+def test_dense_layers_stand_among_mixtures():
+    assert [MIXED.is_mixture(i) for i in range(6)] == [False, True, True, False, True, True]
+    assert MIXED.layer is MIXED.layer_weights(5) is MIXED.layer_weights(1)
+    assert "router" not in named(MIXED.layer_weights(3))
+    sizes = MIXED.item_parameters[1:-1]
+    assert sizes == tuple(count(MIXED.layer_weights(i)) for i in range(6))
+    assert len(set(sizes)) == 2
+    assert sum(MIXED.item_parameters) == MIXED.parameters
+    assert [(name, n) for name, n, _ in MIXED.layer_kinds] == [
+        ("dense layer", 2),
+        ("mixture layer", 4),
+    ]
+
+
+@pytest.mark.parametrize("layer", [-1, 6, True, 1.0, 10**30])
+def test_a_layer_that_does_not_exist(layer):
+    with pytest.raises(ConfigError, match="layer must be"):
+        MIXED.layer_weights(layer)
+
+
+def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
+    expert = 2 * 64 * 48 + 48 + 64
+    assert MIXED.parameters - MIXED.active_parameters == 4 * (8 - 2) * expert
+    assert all(w.copies == w.active == 1 for w in MIXED.layer_weights(0))
+    whole = replace(MIXED, top_k=8)
+    assert whole.active_parameters == whole.parameters == MIXED.parameters
+
+
+def test_shared_experts_are_visited_by_every_token():
+    without = replace(MIXED, shared_ffn=0)
+    shared = 4 * (2 * 64 * 96 + 96 + 64)
+    assert MIXED.parameters - without.parameters == shared
+    assert MIXED.active_parameters - without.active_parameters == shared
+
+
+def test_active_parameters():
+    mixtral = load_model("mixtral-8x7b")
+    assert mixtral.active_parameters == 46702792704 - 6 * 3 * 4096 * 14336 * 32
+    assert load_model("gpt2").active_parameters == load_model("gpt2").parameters
+
+
+# what product a matrix is ---------------------------------------------------------------------
+
+ROW = {"attention output", "mlp down", "shared mlp down"}
+WHOLE = {"query down", "kv down", "router", "shared expert gate"}
+
+
+@pytest.mark.parametrize("name", models())
+def test_every_matrix_of_a_layer_says_what_product_it_is(name):
+    model = load_model(name)
+    for i in {0, model.layers - 1}:
+        for weight in model.layer_weights(i):
+            if weight.kind != "matrix":
+                assert not weight.inputs
+                assert not weight.row
+                continue
+            outputs, rest = divmod(weight.units * weight.size, weight.inputs)
+            assert rest == 0
+            assert outputs == model.hidden or not weight.row
+            assert weight.row == (weight.name in ROW), weight
+            assert weight.split == (weight.name not in WHOLE), weight
+
+
+def test_the_products_of_deepseek_v3():
+    v3 = load_model("deepseek-v3")
+    products = {
+        w.name: (w.inputs, w.units * w.size // w.inputs) for w in v3.layer if w.kind == "matrix"
+    }
+    assert products == {
+        "query down": (7168, 1536),
+        "query up": (1536, 128 * 192),
+        "kv down": (7168, 512 + 64),
+        "kv up": (512, 128 * (128 + 128)),
+        "attention output": (128 * 128, 7168),
+        "router": (7168, 256),
+        "mlp gate": (7168, 2048),
+        "mlp up": (7168, 2048),
+        "mlp down": (2048, 7168),
+        "shared mlp gate": (7168, 2048),
+        "shared mlp up": (7168, 2048),
+        "shared mlp down": (2048, 7168),
+    }
+
+
+def test_widths_and_cache():
+    v3, llama, falcon = load_model("deepseek-v3"), load_model("llama-3.1-8b"), Model(**TINY)
+    assert (v3.qk_dim, v3.v_dim, v3.kv_cache_elements) == (192, 128, 576)
+    assert (llama.qk_dim, llama.v_dim, llama.kv_cache_elements) == (128, 128, 2 * 8 * 128)
+    assert falcon.kv_cache_elements == 2 * 64
+    assert replace(falcon, kv_heads=1).kv_cache_elements == 2 * 16  # multi-query
+    # DeepSeek-V2, arXiv:2405.04434, section 2.1.4: as grouped-query attention with 2.25 groups
+    assert v3.kv_cache_elements == 2 * 2.25 * 128
+
+
+def test_latent_attention_without_a_query_latent():
+    lite = load_model("deepseek-v2-lite")
+    assert not {"query down", "query up"} & named(lite.layer).keys()
+    assert named(lite.layer)["query"] == Weight("query", 16, 192 * 2048, inputs=2048)
+
+
+# tensor parallelism ---------------------------------------------------------------------------
+
+
+def test_tensor_parallel_shares_cover_the_model_and_copy_what_is_not_cut():
+    model = load_model("llama-3.1-8b")
+    for tp in (1, 2, 4, 8):
+        cut = [w for w in model.layer if w.split]
+        assert count(tuple(cut), tp) * tp == count(tuple(cut))
+    norms = sum(w.count(8) for w in model.layer if not w.split)
+    assert norms == 2 * 4096
+    key = next(w for w in model.layer if w.name == "key")
+    assert key.count(16) == key.count(8) == 128 * 4096  # 8 heads on 16 devices: copied
+    assert Weight("ffn", units=10, size=3).count(4) == 9  # the fullest of 3, 3, 3, 1
+
+
+def test_down_projections_are_held_whole_and_up_projections_by_heads():
+    held = {w.name: w.count(1) / w.count(8) for w in load_model("deepseek-v3").layer}
+    for name in ("query down", "kv down", "query latent norm", "kv latent norm", "router"):
+        assert held[name] == 1
+    for name in ("query up", "kv up", "attention output", "mlp up", "shared mlp down"):
+        assert held[name] == 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 600))
+def test_tp_is_refused_unless_heads_and_groups_can_be_dealt_out(groups, each, tp):
+    model = Model(**TINY | {"heads": groups * each, "hidden": 8 * groups * each}, kv_heads=groups)
+    can = groups * each % tp == 0 and (groups % tp == 0 or tp % groups == 0)
+    if can:
+        model.check_tp(tp)
+    else:
+        with pytest.raises(ConfigError, match=f"tp={tp} "):
+            model.check_tp(tp)
+
+
+def test_a_refused_tp_names_those_that_are_possible():
+    with pytest.raises(ConfigError, match=r"28 attention heads .* one of \[1, 2, 4, 28\]"):
+        load_model("qwen2.5-7b").check_tp(8)
+    with pytest.raises(ConfigError, match=r"tp=7 neither divides .* the 4 key-value heads"):
+        load_model("qwen2.5-7b").check_tp(7)
+    with pytest.raises(ConfigError, match="128 attention heads"):
+        load_model("deepseek-v3").check_tp(3)
+    for tp in (0, -8, True, 2.0):
+        with pytest.raises(ConfigError, match="tp must be an integer of 1 or more"):
+            load_model("gpt2").check_tp(tp)
+
+
+# multi-token prediction -----------------------------------------------------------------------
+
+
+def test_the_published_count_leaves_multi_token_prediction_out():
+    v3 = load_model("deepseek-v3")
+    counted = replace(v3, with_mtp=True)
+    assert round(v3.parameters / 1e9) == 671
+    assert counted.parameters - v3.parameters == v3.mtp_parameters == 11_610_068_224
+    assert counted.item_parameters[:-1] == v3.item_parameters[:-1]
+    unvisited = (256 - 8) * 3 * 7168 * 2048
+    more = counted.active_parameters - v3.active_parameters
+    assert more == v3.mtp_parameters - unvisited
+    assert "without 11,610,068,224 for multi-token prediction" in repr(v3)
+    assert "with 11,610,068,224 for multi-token prediction" in repr(counted)
+    assert v3.tied_copy == ()
+    assert count(counted.tied_copy) == 129280 * 7168  # the module looks tokens up
+    assert load_model("deepseek-v2").mtp_parameters == 0
+
+
+def test_the_checkpoint_of_deepseek_v3_by_precision():
+    """Its header holds 680,571,043,840 elements in fp8, 3,918,786,560 in bf16 and
+    41,555,600 in fp32: a scale per block of 128 x 128, and the routers' biases."""
+    v3 = load_model("deepseek-v3")
+    coarse = {"router", "mtp projection", "token embedding", "output projection"}
+    layers = [v3.layer_weights(i) for i in range(61)] + [v3.mtp_module]
+    everything = [w for weights in (*layers, v3.embedding, v3.head) for w in weights]
+    fp8 = bf16 = fp32 = 0
+    for w in everything:
+        elements = w.copies * w.units * w.size
+        if w.kind == "matrix" and w.name not in coarse:
+            fp8 += elements
+            fp32 += w.copies * blocks(w.inputs) * blocks(w.units * w.size // w.inputs)
+        elif w.name == "router bias":
+            fp32 += elements
+        else:
+            bf16 += elements
+    bf16 += 2 * 129280 * 7168  # the module's copies of embedding and head
+    assert (fp8, bf16, fp32) == (680_571_043_840, 3_918_786_560, 41_555_600)
+
+
+def blocks(width):
+    return -(-width // 128)
+
+
+# what people see ------------------------------------------------------------------------------
+
+
+def test_repr_counts():
+    assert repr(load_model("gpt2")) == (
+        "Model(gpt2: 12 layers of width 768, 124,439,808 parameters)"
+    )
+    assert "46,702,792,704 parameters, 12,879,925,248 active" in repr(load_model("mixtral-8x7b"))
+
+
+def test_html_has_a_row_per_kind_of_layer_and_adds_up():
+    v3 = load_model("deepseek-v3")
+    rows = table(v3)
+    assert rows["dense layer"] == [3, 583_483_392, 1_750_450_176, 1_750_450_176]
+    assert rows["mixture layer"][:3] == [58, 11_507_286_272, 667_422_603_776]
+    assert rows["all"] == [671_026_419_200, 37_552_297_472]
+    for column in (2, 3):
+        parts = [
+            rows[name][column] for name in ("embedding", "dense layer", "mixture layer", "head")
+        ]
+        assert sum(parts) == rows["all"][column - 2]
+    assert rows["multi-token prediction, not counted"][2] == v3.mtp_parameters
+    gpt2 = table(load_model("gpt2"))  # no column "active"
+    assert gpt2 == {
+        "embedding": [1, 39_383_808, 39_383_808],
+        "layer": [12, 7_087_872, 85_054_464],
+        "head": [1, 1536, 1536],
+        "all": [124_439_808],
+    }
+    assert "<script" not in replace(v3, source="<script>")._repr_html_()
+
+
+def table(model):
+    """The numbers of each row of the HTML table."""
+    rows = re.findall("<tr[^>]*><td>(.*?)</tr>", model._repr_html_())
+    cells = [re.sub("<[^>]*>", "|", row).strip("|").split("|") for row in rows]
+    return {row[0]: [int(cell.replace(",", "")) for cell in row[1:] if cell] for row in cells}
+
+
+# rules ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": 0}, "hidden must be an integer of 1 or more, got 0"),
+        ({"hidden": -64}, "hidden must be an integer of 1 or more, got -64"),
+        ({"hidden": float("nan")}, "hidden must be an integer of 1 or more, got nan"),
+        ({"hidden": float("inf")}, "hidden must be an integer of 1 or more, got inf"),
+        ({"layers": True}, "layers must be an integer"),
+        ({"layers": 10**30}, "layers must be at most 100,000"),
+        ({"vocab": 10**5000}, "vocab must be at most .* one int too large to print"),
+        ({"mlp": "moe"}, "mlp must be one of"),
+        ({"mlp": ["gelu"]}, "mlp must be one of"),
+        ({"tied": "no"}, "tied must be true or false, got 'no'"),
+        ({"tied": 1}, "tied must be true or false, got 1"),
+        ({"qk_norm": "some"}, "qk_norm must be one of"),
+        ({"heads": 5}, "must be a multiple of"),
+        ({"top_k": 2}, "top_k must lie between 1 and experts"),
+        ({"experts": 4, "top_k": 5}, "top_k=5, experts=4"),
+        ({"shared_ffn": 64}, "shared_ffn belongs to a mixture"),
+        ({"router_bias": True}, "router_bias belongs to a mixture"),
+        ({"dense_layers": (0,)}, "dense_layers belongs to a mixture"),
+        ({"experts": 4, "top_k": 1, "shared_gate": True}, "needs shared_ffn"),
+        ({"experts": 4, "top_k": 1, "dense_layers": (6,)}, "dense_layers must be at most 5"),
+        ({"experts": 4, "top_k": 1, "dense_layers": (-1,)}, "dense_layers must be an integer of 0"),
+        ({"experts": 4, "top_k": 1, "dense_layers": range(10**12)}, "a tuple of at most 6"),
+        ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
+        ({"v_head_dim": 16}, "v_head_dim belongs to latent attention"),
+        ({**LATENT, "v_head_dim": 0}, "v_head_dim must be 1 or more in latent"),
+        ({**LATENT, "qk_norm": "full"}, "qk_norm must be None in latent"),
+        ({**LATENT, "kv_heads": 2}, r"kv_heads \(2\) must equal heads \(4\)"),
+        ({**LATENT, "head_dim": 16}, r"head_dim \(16\) must be .* \(18\)"),
+        ({"with_mtp": True}, "mtp_layers=0"),
+    ],
+)
+def test_model_fields_are_checked(change, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        Model(**TINY | change)
+    assert len(str(error.value)) < 400
+
+
+def test_a_model_is_frozen_and_hashes():
+    model = Model(**TINY, **LATENT)
+    with pytest.raises(FrozenInstanceError):
+        model.hidden = 1
+    assert model == replace(model, name="model")
+    assert hash(replace(MIXED, dense_layers=[3, 0])) == hash(MIXED)
+
+
+def test_a_norm_without_parameters_counts_none():
+    model = Model(**TINY, norm="none")
+    assert not [w for w in (*model.layer, *model.head) if w.kind == "norm"]
+
+
+def test_the_largest_model_that_is_allowed_is_counted_at_once():
+    model = Model(**TINY | {"layers": 100_000}, experts=4, top_k=1, dense_layers=range(50_000))
+    assert sum(model.item_parameters) == model.parameters

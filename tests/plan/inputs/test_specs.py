@@ -1,0 +1,357 @@
+"""Shipped models and clusters: published counts, to the last parameter; datasheets.
+
+Holds `tiledask.plan.inputs.load` and `tiledask.plan.inputs.run`.
+"""
+
+import json
+import re
+
+import pytest
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.data import names
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.inputs.load import load_cluster, load_model, models
+from tiledask.plan.inputs.model import count
+
+CHECKPOINTS = {  # elements of the published checkpoint, all of them trainable
+    "bloom-176b": 176_247_271_424,
+    "deepseek-v2": 235_741_434_880,
+    "deepseek-v2-lite": 15_706_484_224,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
+    "mixtral-8x22b": 140_620_634_112,
+    "mixtral-8x7b": 46_702_792_704,
+    "olmo-2-13b": 13_716_198_400,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-2-32b": 32_234_279_936,
+    "olmo-2-7b": 7_298_617_344,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "smollm3-3b": 3_075_098_624,
+}
+CARDS = {  # printed in the model card or the paper
+    "bloom-560m": 559_214_592,
+    "bloom-1b1": 1_065_314_304,
+    "bloom-1b7": 1_722_408_960,
+    "bloom-3b": 3_002_557_440,
+    "bloom-7b1": 7_069_016_064,
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+}
+PYTHIA = {  # without embeddings: arXiv:2304.01373, Table 1
+    "pythia-70m": 18_915_328,
+    "pythia-160m": 85_056_000,
+    "pythia-410m": 302_311_424,
+    "pythia-1b": 805_736_448,
+    "pythia-1.4b": 1_208_602_624,
+    "pythia-2.8b": 2_517_652_480,
+    "pythia-6.9b": 6_444_163_072,
+    "pythia-12b": 11_327_027_200,
+}
+MORE = {  # elements of a published checkpoint that holds more than the parameters
+    "gpt2": 137_022_720,
+    "llama-2-7b": 6_738_417_664,
+    "llama-2-13b": 13_015_866_880,
+    "llama-2-70b": 68_976_653_312,
+    "qwen3-0.6b": 751_632_384,
+    "qwen3-1.7b": 2_031_739_904,
+}
+ROUNDED = {  # known to these digits only; the count is computed
+    "llama-1-7b": "6.7",
+    "llama-1-13b": "13.0",
+    "llama-1-30b": "32.5",
+    "llama-1-65b": "65.2",
+    "mistral-large-123b": "122.6",
+}
+GPT2 = {"gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+ACTIVE = {  # billions that the cards and papers print, with or without the input embedding
+    "deepseek-v2": "21",
+    "deepseek-v2-lite": "2.4",
+    "deepseek-v3": "37",
+    "mixtral-8x7b": "12.9",
+    "mixtral-8x22b": "39",
+    "qwen1.5-moe-a2.7b": "2.7",
+    "qwen3-30b-a3b": "3.3",
+    "qwen3-235b-a22b": "22",
+}
+
+
+def write(folder, config, name="config.json"):
+    path = folder / name
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return path
+
+
+PUBLISHED = CHECKPOINTS | CARDS | GPT2 | {"deepseek-v3": 671_026_419_200}
+
+
+def test_every_shipped_model_is_published_or_said_to_be_computed():
+    assert {*PUBLISHED, *MORE, *ROUNDED, "gpt-200b"} == set(models())
+    assert len(models()) == len(PUBLISHED) + len(MORE) + len(ROUNDED) + 1 == 62
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shipped_models_have_the_published_count(name):
+    assert load_model(name).parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PYTHIA)
+def test_pythia_without_embeddings(name):
+    model = load_model(name)
+    assert model.parameters - 2 * model.vocab * model.hidden == PYTHIA[name]
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_what_a_checkpoint_holds_beside_its_parameters(name):
+    model = load_model(name)
+    beside = {
+        "gpt2": model.layers * model.learned_pos**2,  # a causal mask in each layer
+        "llama": model.layers * model.head_dim // 2,  # rotary frequencies in each layer
+        "qwen3": model.vocab * model.hidden,  # the tied matrix, a second time
+    }[re.split("[-.]", name)[0]]
+    assert model.parameters + beside == MORE[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_computed_counts_begin_with_the_printed_digits(name):
+    model = load_model(name)
+    assert f"{model.parameters / 1e9:.4f}".startswith(ROUNDED[name])
+    assert "the count is computed" in model.source
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_agree_with_what_is_printed(name):
+    model = load_model(name)
+    digits = len(ACTIVE[name].partition(".")[2])
+    looked_up = model.active_parameters, model.active_parameters - count(model.embedding)
+    assert float(ACTIVE[name]) in {
+        value for n in looked_up for value in (round(n / 1e9, digits), cut(n / 1e9, digits))
+    }
+    assert "the active count is computed" in model.source
+
+
+def cut(number, digits):
+    return int(number * 10**digits) / 10**digits
+
+
+@pytest.mark.parametrize("name", models())
+def test_items_add_up_and_every_model_names_its_source(name):
+    model = load_model(name)
+    assert len(model.item_parameters) == model.layers + 2
+    assert sum(model.item_parameters) == model.parameters
+    assert "count" in model.source
+    assert model.name == name
+
+
+def test_the_course_model_is_200_billion_and_says_it_is_not_released():
+    model = td.load_model("gpt-200b")
+    assert abs(model.parameters / 200e9 - 1) < 1e-4
+    assert "not a released model" in model.source
+    assert model.heads % 8 == model.vocab % 8 == model.layers % 10 == 0
+
+
+# clusters ----------------------------------------------------------------------------------
+
+
+def test_load_cluster_by_count_and_name():
+    cluster = td.load_cluster("80xA100-40GB")
+    assert (cluster.devices, cluster.nodes, cluster.devices_per_node) == (80, 10, 8)
+    assert cluster.device.memory_bytes == 40_000_000_000
+    assert cluster.device.memory_mib * 2**20 == 42_949_672_960
+    assert td.load_cluster("1 x h100-80gb").device.name == "H100"
+    assert load_cluster("9xH200").nodes == 2
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_every_device_is_complete_and_names_its_datasheet(name):
+    device = load_device(name)
+    assert "NVIDIA" in device.source
+    assert re.search(r"opened itself|docs\.nvidia\.com", device.checked)
+    assert device.memory_bandwidth > 1e11
+    assert device.peak("fp16") > device.peak("fp32")
+    # drivers hide a little or show binary gigabytes
+    assert 0.99 < device.memory_mib * 2**20 / device.memory_bytes < 1.08
+    with pytest.raises(ConfigError, match="no peak for 'int1'"):
+        device.peak("int1")
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_half_the_width_is_twice_the_dense_peak(name):
+    peaks = dict(load_device(name).peak_flops)
+    assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+    for narrow, wide in (("fp8", "fp16"), ("fp16", "tf32")):  # 4: one of them with sparsity
+        if {narrow, wide} <= peaks.keys():
+            assert peaks[narrow] / peaks[wide] == pytest.approx(2, rel=0.03)
+
+
+LANES = {  # of one direction: lanes or links, times what each carries, in bytes per second
+    "PCIe 3.0 x16": 16 * 8e9 * 128 / 130 / 8,
+    "PCIe 4.0 x16": 16 * 16e9 * 128 / 130 / 8,
+    "NVLink 3": 12 * 25e9,
+    "NVLink 4": 18 * 25e9,
+    "NVLink 5": 18 * 50e9,
+    "Ethernet 100 Gb/s": 100e9 / 8,
+    "InfiniBand HDR, one adapter per GPU": 200e9 / 8,
+    "InfiniBand NDR, one adapter per GPU": 400e9 / 8,
+}
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_links_count_one_direction(name):
+    cluster = load_cluster(f"1x{name}")
+    for link in (cluster.within_node, cluster.between_nodes):
+        assert link.bytes_per_second == pytest.approx(LANES[link.name], rel=1e-3)
+
+
+def test_the_ridge_of_an_h200():
+    h200 = load_device("H200")
+    assert round(h200.peak("fp32") / h200.memory_bandwidth) == 14  # FLOP per byte
+
+
+def test_a_cluster_file_overrides_the_node(tmp_path):
+    path = write(tmp_path, {"devices": 6, "device": "T4", "devices_per_node": 2}, "c.json")
+    assert load_cluster(path).nodes == 3
+    own = json.loads((td.plan.data._root() / "hardware" / "t4.json").read_text())
+    own |= {"name": "mine", "memory_bytes": 10**9, "aliases": [], "checked": "by hand"}
+    cluster = load_cluster(write(tmp_path, {"devices": 2, "device": own}, "d.json"))
+    assert (cluster.device.name, cluster.device.memory_bytes) == ("mine", 10**9)
+    assert cluster.device.checked == "by hand"
+    del own["checked"], own["memory_mib"]  # a file of one's own needs neither
+    cluster = load_cluster(write(tmp_path, {"devices": 2, "device": own}, "h.json"))
+    assert (cluster.device.checked, cluster.device.memory_mib) == ("", None)
+    bad = write(tmp_path, {"devices": 2, "device": {**own, "memory_bytes": -1}}, "e.json")
+    with pytest.raises(ConfigError, match=r"e\.json.*'memory_bytes' must be 1 or more, got -1"):
+        load_cluster(bad)
+    bad = write(tmp_path, {"devices": 2, "device": {**own, "peak": 1}}, "f.json")
+    with pytest.raises(ConfigError, match="'peak' is not known"):
+        load_cluster(bad)
+    bad = write(tmp_path, {"devices": 2, "device": "T4", "speed": 1}, "g.json")
+    with pytest.raises(ConfigError, match="'speed' is not known"):
+        load_cluster(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A100", "cannot read 'A100' as a cluster"),
+        ("0xA100-40GB", "1 device or more"),
+        ("8xA100", "no hardware description is called 'A100'"),
+        ("8xK80", "no hardware description is called 'K80'"),
+        ("-1xT4", "cannot read"),
+    ],
+)
+def test_clusters_that_cannot_be_read(text, message):
+    with pytest.raises(ConfigError, match=message):
+        load_cluster(text)
+
+
+# names in place of objects ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hub", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-hf", "llama-2-7b"),
+        ("bigscience/bloom", "bloom-176b"),
+        ("openai-community/gpt2", "gpt2"),
+    ],
+)
+def test_shipped_models_are_found_by_their_name_on_the_hub(hub, name):
+    assert load_model(hub) == load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("gemma-2-9b", None),
+        ("google/gemma-2-9b", None),
+        ("phi-3-mini", None),
+        ("lama-2-7b", "llama-2-7b"),
+        ("llama-3.1-9b", "llama-3.1-8b"),
+        ("qwen3-33b", "qwen3-32b"),
+    ],
+)
+def test_only_what_is_near_is_suggested(typed, near):
+    with pytest.raises(ConfigError, match=r"td\.Model\(\.\.\.\), or the path of") as refused:
+        load_model(typed)
+    said = str(refused.value)
+    assert ("did you mean" in said) == bool(near)
+    assert near is None or f"did you mean {near!r}" in said
+
+
+@pytest.mark.long
+def test_planning_takes_names_and_objects_alike():
+    model, cluster = load_model("gpt2"), load_cluster("8xH100")
+    for given in ((model, cluster), ("gpt2", "8xH100"), (model, "8xH100"), ("gpt2", cluster)):
+        plans = td.search(*given, 64)
+        assert (plans.model, plans.cluster) == (model, cluster)
+        assert td.sensitivity(*given, 64)[0].speedup > 1
+        model_, cluster_ = given
+        for ask in (td.fits, td.critique, td.estimate_step):
+            assert repr(ask(model_, td.Layout(dp=8), cluster_)) == repr(
+                ask(model, td.Layout(dp=8), cluster)
+            )
+        assert td.estimate_memory(model_, td.Layout()).peak > 0
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: td.search(5, "8xH100", 64), "a model is named by text or by a path, got 5"),
+        (lambda: td.search("gpt2", 7, 64), "a cluster is named by text .* got 7"),
+        (lambda: td.fits("gpt2", "tp=8", "8xH100"), "a layout is a td.Layout.* got 'tp=8'"),
+        (lambda: td.estimate_memory("gpt-9", td.Layout()), "no model .* called 'gpt-9'"),
+        (lambda: td.simulate(5), "a schedule is td.schedule.* got 5"),
+        (lambda: td.simulate("1f2b", 4, 8), "no schedule '1f2b'"),
+        (lambda: td.partition(0, 4), "layers must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_errors_name_what_was_passed(ask, words):
+    with pytest.raises(ValueError, match=words):
+        ask()
+
+
+def test_counts_and_schedules_may_be_written_as_the_command_line_does():
+    assert td.partition(24, 4) == td.partition([1.0] * 24, 4)
+    s = td.schedule("1f1b", 4, 8)
+    given = td.simulate("1f1b", 4, 8, forward=1.0, backward=3.0, latency=0.25)
+    assert given.makespan == td.simulate(s, 1.0, 3.0, latency=0.25).makespan
+    looped = td.schedule("interleaved", 8, 8, devices=4)
+    assert td.simulate("interleaved", 8, 8, devices=4).makespan == td.simulate(looped).makespan
+
+
+def test_a_model_that_is_not_understood_names_the_way_out(tmp_path):
+    file = write(tmp_path, {"model_type": "phi3", "hidden_size": 8})
+    with pytest.raises(ConfigError, match=r"described by hand: td\.Model\("):
+        load_model(file)
+    for config in ({"model_type": "llama4", "text_config": {}}, {"text_config": {}}):
+        with pytest.raises(ConfigError, match="the object under 'text_config'"):
+            load_model(write(tmp_path, config))

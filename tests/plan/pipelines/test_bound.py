@@ -1,0 +1,147 @@
+"""No order beats the bound, good ones reach it, and the critical path decides the makespan.
+
+Holds `tiledask.plan.pipelines.closed_form` and `tiledask.plan.pipelines.idle`.
+"""
+
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.plan.pipelines import closed_form as cf
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+LOOPED = ("interleaved", "looped-bfs")
+
+
+def some_schedule(draw):
+    name = draw(st.sampled_from(["naive", "gpipe", "1f1b", *LOOPED]))
+    p, m = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    if name in LOOPED:
+        return schedule(name, p * draw(st.integers(1, 3)), m, devices=p)
+    return schedule(name, p, m, forward_only=draw(st.booleans()) and (name, m) != ("naive", m))
+
+
+def some_times(draw, s: Schedule):
+    table = st.lists(
+        st.lists(st.integers(0, 9), min_size=s.microbatches, max_size=s.microbatches),
+        min_size=s.stages,
+        max_size=s.stages,
+    )
+    hops = st.lists(st.integers(0, 4), min_size=s.stages - 1, max_size=s.stages - 1)
+    return draw(table), draw(table), draw(hops)
+
+
+@pytest.mark.long
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_schedule_beats_the_bound_and_the_path_accounts_for_every_second(data):
+    s = some_schedule(data.draw)
+    forward, backward, hops = some_times(data.draw, s)
+    t = simulate(s, forward, backward, latency=hops)
+    first = float(t.start.min())
+    assert t.lower_bound <= t.makespan + first
+    path = t.critical_path
+    assert path.compute + path.latency == pytest.approx(t.makespan)
+    assert sum(path.by_device.values()) == pytest.approx(path.compute)
+    assert len(set(path.actions)) == len(path.actions)
+
+
+@pytest.mark.parametrize("latency", [0, 0.5])
+def test_one_stage_per_device_is_the_closed_form(latency):
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        p, m = rng.integers(1, 6), int(rng.integers(1, 9))
+        forward, backward = rng.integers(1, 9, (2, p)).astype(float)
+        t = simulate(schedule("1f1b", int(p), m), forward, backward, latency=latency)
+        assert t.lower_bound == pytest.approx(cf.lower_bound(forward, backward, m, latency))
+
+
+def test_a_split_backward_need_not_wait_for_the_way_back():
+    text = "0F0,0F1,0I0,0W0,0I1,0W1 ; 1F0,1I0,1F1,1I1,1W0,1W1"
+    t = simulate(Schedule.from_text(text), 1.0, 2.0)
+    assert t.lower_bound == cf.split_lower_bound([1, 1], [2, 2], 2) == t.makespan == 7.0
+    assert "device 1: 1 s until work reaches it, 6 s of work, 0 s" in t.bound.why
+
+
+def test_the_smallest_of_all_orders_is_not_below_the_bound():
+    """Every order of two micro-batches on two devices, split backwards and full ones mixed."""
+    whole = [[Action(k, s, i) for k in "FB" for i in range(2)] for s in range(2)]
+    split = [[Action(k, s, i) for k in "FIW" for i in range(2)] for s in range(2)]
+    for first, second in ((whole[0], whole[1]), (whole[0], split[1])):
+        best, bounds = np.inf, set()
+        for one in permutations(first):
+            for two in permutations(second):
+                if not runs(one) or not runs(two):
+                    continue
+                try:
+                    t = simulate(Schedule.of([one, two], (0, 1)), [1, 2], [3, 2], 0.5)
+                except ValueError:
+                    continue
+                best = min(best, t.makespan)
+                bounds.add(t.lower_bound)
+        (bound,) = bounds
+        assert bound <= best
+
+
+def runs(order) -> bool:
+    at = {a: turn for turn, a in enumerate(order)}
+    return all(
+        at.get(a._replace(kind=before), -1) < turn
+        for a, turn in at.items()
+        for before in {"B": "F", "I": "F", "W": "I"}.get(a.kind, "")
+    )
+
+
+def test_what_binds_is_named():
+    slow = simulate(schedule("1f1b", 3, 8), [1, 5, 1], [2, 9, 2])
+    assert slow.critical_path.binds == "device 1"
+    assert "device 1" in slow.bound.why
+    far = simulate(schedule("1f1b", 3, 2), 1, 2, latency=50)
+    assert far.critical_path.binds == "latency"
+    alone = simulate(schedule("gpipe", 3, 1), [1, 5, 1], [2, 9, 2])
+    assert alone.lower_bound == alone.makespan == 20
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "eager-1f1b"])
+def test_each_action_on_the_path_waits_for_the_last_and_holds_up_the_end(name):
+    s = schedule(name, 3, 4)
+    F, B = np.full((3, 4), 2.0), np.full((3, 4), 3.0)
+    base = simulate(s, F, B, latency=0.25)
+    ran = {
+        (k, s, i): (start, end)
+        for k, s, i, start, end in base.to_frame().drop(columns="device").itertuples(index=False)
+    }
+    path = base.critical_path.actions
+    for before, after in pairwise(path):
+        hop = 0.25 if before.stage != after.stage else 0.0
+        assert ran[after][0] == ran[before][1] + hop
+    for action in path:
+        longer = {"F": F.copy(), "B": B.copy()}
+        longer[action.kind][action.stage, action.microbatch] += 1
+        assert simulate(s, longer["F"], longer["B"], 0.25).makespan == base.makespan + 1
+
+
+def test_a_measured_run_has_neither():
+    t = Timeline.of(1, [(0, "F", 0, 0, 0.0, 1.0)], "measured")
+    assert t.lower_bound is t.critical_path is t.bound is None
+
+
+@pytest.mark.parametrize("p", range(1, 6))
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("latency", [0, 0.25, 0.5, 1])
+def test_eager_1f1b_hides_the_latency_that_1f1b_pays(p, m, latency):
+    forward, backward = 1.0, 2.0
+    eager, usual = (
+        simulate(schedule(name, p, m), forward, backward, latency)
+        for name in ("eager-1f1b", "1f1b")
+    )
+    assert eager.makespan == pytest.approx(eager.lower_bound)
+    assert eager.peak_in_flight == tuple(min(m, 2 * (p - s) - 1) for s in range(p))
+    if latency and p > 2 and m > p:
+        assert usual.makespan > eager.makespan

@@ -1,0 +1,126 @@
+"""Memory over time: counted in loops, against the order's own peaks, and the paper's numbers."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.footprint import memory_over_time
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+SPLIT, WHOLE, V = ("zb-h1", "zb-h2"), ("naive", "gpipe", "1f1b"), ("zb-v", "v-half")
+
+
+def held_in_loops(timeline, device: int, time: float, activation, weight_part, static) -> float:
+    """What ``device`` holds just after ``time``, activation by activation."""
+    held = static
+    for row in timeline.to_frame().query("device == @device and kind != 'T'").itertuples():
+        if row.kind == "F" and row.start <= time:
+            held += activation[row.stage]
+        if row.kind == "B" and row.end <= time:
+            held -= activation[row.stage]
+        if row.kind == "I" and row.end <= time:
+            held -= activation[row.stage] - weight_part[row.stage]
+        if row.kind == "W" and row.end <= time:
+            held -= weight_part[row.stage]
+    return held
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*WHOLE, *SPLIT, *V])
+def test_every_step_is_what_loops_count(name):
+    stages = 6 if name in V else 3
+    timeline = simulate(schedule(name, stages, 4), [1.0, 2.0, 1.5] * (stages // 3), latency=0.25)
+    activation, part = [5, 7, 11] * (stages // 3), [2, 7, 0] * (stages // 3)
+    held = memory_over_time(timeline, activation, part, static=[100, 200, 300])
+    for device, (times, sizes) in enumerate(held.steps):
+        assert (np.diff(times) >= 0).all()
+        assert times[0] == 0
+        for (time, size), (later, _) in pairwise(zip(times, sizes, strict=True)):
+            if time < later:
+                static = 100 * (device + 1)
+                expected = held_in_loops(timeline, device, time, activation, part, static)
+                assert size == held.at(device, time) == expected
+        assert sizes[-1] == 100 * (device + 1), "all that was kept is let go"
+
+
+@given(
+    st.sampled_from([*WHOLE, *SPLIT, "eager-1f1b", "zb-v"]),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.sampled_from([0.0, 0.25, 3.0]),
+)
+def test_counted_in_ones_the_peaks_are_those_of_the_order(name, devices, microbatches, latency):
+    stages = devices * 2 if name == "zb-v" else devices
+    timeline = simulate(schedule(name, stages, microbatches), latency=latency)
+    held = memory_over_time(timeline)
+    assert held.peaks == timeline.peak_in_flight
+    assert held.peak.bytes == held.at(held.peak.device, held.peak.time) == max(held.peaks)
+
+
+def test_the_peaks_of_zero_bubble_orders_are_the_papers():
+    """ZB-H1 p M_B, ZB-H2 (2p - 1) M_B, whatever of it is kept for the weights (section 2)."""
+    for name, times in (("zb-h1", 4), ("zb-h2", 7)):
+        timeline = simulate(schedule(name, 4, 12), 1.0, backward_input=1.0, backward_weight=1.0)
+        assert max(memory_over_time(timeline, 68, 64).peaks) == times * 68
+
+
+def test_inference_keeps_an_activation_while_its_forward_runs():
+    timeline = simulate(schedule("gpipe", 3, 4, forward_only=True))
+    assert memory_over_time(timeline, 10, static=1).peaks == (11, 11, 11)
+
+
+def test_measured_runs_may_overlap_and_have_transfers():
+    timeline = Timeline.of(
+        3,
+        [
+            (0, "F", 0, 0, 0.0, 4.0),
+            (0, "B", 0, 0, 3.0, 3.5),
+            (0, "F", 0, 1, 3.4, 3.6),
+            (0, "T", -1, -1, -1.0, 9.0),
+            (1, "T", -1, -1, 0.0, 1.0),
+        ],
+        "measured",
+    )
+    held = memory_over_time(timeline, 10)
+    assert held.origin == "measured"
+    assert [list(zip(*steps, strict=True)) for steps in held.steps] == [
+        [(0, 0), (0, 10), (3.4, 20), (3.5, 10)],
+        [(0, 0)],
+        [(0, 0)],
+    ]
+
+
+def test_what_goes_leaves_before_what_comes():
+    timeline = simulate(schedule("naive", 1, 3))
+    assert memory_over_time(timeline, 10).peaks == (10,)
+
+
+def test_whole_numbers_stay_whole_and_the_peak_is_the_earliest():
+    timeline = simulate(schedule("gpipe", 2, 3), 1.0, 2.0)
+    held = memory_over_time(timeline, 2**60 + 1, static=3)
+    assert held.peak == (3 * (2**60 + 1) + 3, 0, 2.0)
+    assert held.over(3 * (2**60 + 1) + 3) == ()
+    assert held.over(3 * (2**60 + 1) + 2) == (0, 1)
+    assert repr(held).startswith("Footprint(simulated: 2 devices, peak 3,458,764,513,820,540,934")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation": [1, 2]}, "activation must be one number or 3, one per stage"),
+        ({"activation": "1 GB"}, "one number or 3"),
+        ({"activation": -1}, "0 or more bytes, got -1"),
+        ({"activation": float("nan")}, "must be finite"),
+        ({"activation": 2, "weight_part": [1, 3, 2]}, "stage 1 would keep 3 of 2"),
+        ({"static": [1, 2, 3, 4]}, "static must be one number or 3, one per device"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        memory_over_time(simulate(schedule("1f1b", 3, 2)), **options)

@@ -1,0 +1,121 @@
+"""The solver's optimum is that of trying every order, and keeps its limits."""
+
+import re
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.optimum import optimal_schedule
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+
+
+def every_order(stages: int, microbatches: int, kinds: str):
+    """Every feasible schedule of one stage per device, micro-batches in any order."""
+    rows = [
+        [
+            order
+            for order in permutations(Action(k, s, i) for k in kinds for i in range(microbatches))
+            if all(
+                order.index(a) < order.index(a._replace(kind=k))
+                for a in order
+                for k in {"F": "BI", "I": "W"}.get(a.kind, "")
+                if k in kinds
+            )
+        ]
+        for s in range(stages)
+    ]
+    for orders in product(*rows):
+        yield Schedule.of(orders, range(stages))
+
+
+def best_of_all(kinds, stages, microbatches, limit, *times):
+    best = np.inf
+    for s in every_order(stages, microbatches, kinds):
+        try:
+            validate(s, memory_limit=limit)
+        except ScheduleError:
+            continue
+        best = min(best, simulate(s, *times).makespan)
+    return best
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kinds", "limit"), [("FB", None), ("FB", 1), ("FIW", None), ("FIW", 1)])
+def test_it_is_the_best_of_every_order(kinds, limit):
+    rng = np.random.default_rng(8)
+    for _ in range(4):
+        forward, backward = rng.integers(1, 9, (2, 2, 2)).tolist()
+        latency = float(rng.integers(0, 5)) / 4
+        tried = best_of_all(kinds, 2, 2, limit, forward, backward, latency)
+        best = optimal_schedule(
+            2, 2, forward, backward, latency, split=kinds == "FIW", memory_limit=limit
+        )
+        assert best.proven
+        assert best.makespan == best.least == tried
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "makespan"),
+    [
+        ({"memory_limit": 4}, 33.0),
+        ({"latency": 0.25}, 34.5),
+        ({"latency": 0.25, "memory_limit": 4}, 37.0),  # 1F1B is the best that 4 activations allow
+        ({"latency": 0.25, "memory_limit": 7}, 34.5),  # eager 1F1B and GPipe
+        ({"split": True, "memory_limit": 4}, 27.0),
+        ({"memory_limit": 1}, 96.0),
+    ],
+)
+def test_four_stages_of_eight_micro_batches(options, makespan):
+    best = optimal_schedule(4, 8, 1.0, 2.0, **options)
+    assert (best.makespan, best.proven) == (makespan, True)
+    if "memory_limit" in options:
+        assert max(peak_in_flight(best.schedule)) <= options["memory_limit"]
+    assert best.schedule.microbatches == 8
+
+
+def test_how_far_a_schedule_is_from_the_best():
+    times = [1, 2, 1], [2, 4, 2], 0.0
+    best = optimal_schedule(3, 6, *times)
+    far = {name: simulate(schedule(name, 3, 6), *times) for name in ("naive", "gpipe", "1f1b")}
+    assert all(best.makespan <= t.makespan for t in far.values())
+    assert best.makespan < far["gpipe"].makespan < far["naive"].makespan
+
+
+@pytest.mark.long
+def test_a_v_of_two_chunks_per_device_has_no_bubble_but_the_way_in():
+    place = (0, 1, 2, 3, 3, 2, 1, 0)
+    best = optimal_schedule(8, 8, 1.0, 2.0, split=True, place=place, memory_limit=8)
+    assert best.makespan == 51.0  # (p - 1) F + m T, as ZB-V
+    assert best.schedule.place == place
+
+
+def test_an_optimum_says_what_it_is():
+    best = optimal_schedule(2, 2)
+    assert repr(best).endswith("9 s: the optimum)")
+    hurried = optimal_schedule(
+        6, 12, *np.random.default_rng(1).random((2, 6)), timeout=2.0, memory_limit=3, latency=0.1
+    )
+    assert hurried.least <= hurried.makespan
+    if not hurried.proven:
+        assert "none below" in repr(hurried)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory_limit": 0}, "at least 1, or one for each of 2 devices; got 0"),
+        ({"memory_limit": [1, 2, 3]}, "one for each of 2 devices; got [1, 2, 3]"),
+        ({"place": (0,)}, "the device of each of 2 stages, got 1"),
+        ({"place": (0, 0), "memory_limit": 1}, "no order keeps within [1] activations"),
+        ({"timeout": 1e-9}, "was found within 1e-09 s; give it longer with timeout="),
+    ],
+)
+def test_what_cannot_be_is_refused(options, words):
+    with pytest.raises(ScheduleError, match=re.escape(words)):
+        optimal_schedule(2, 2, **options)

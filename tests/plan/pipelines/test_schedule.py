@@ -1,0 +1,214 @@
+"""Schedules typed in the shape of their figures, their text form, and laws for any p and m."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.needs import checked, peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedules import schedule, schedules
+
+
+def typed(*rows: str) -> list[list[str]]:
+    return [row.split() for row in rows]
+
+
+def shown(built: Schedule) -> list[list[str]]:
+    """Kind and micro-batch of each action, as in the papers' figures."""
+    return [[f"{a.kind}{a.microbatch}" for a in built.actions(d)] for d in range(built.devices)]
+
+
+def test_naive_one_microbatch_at_a_time():
+    assert shown(schedule("naive", 3, 2)) == typed(
+        "F0 B0 F1 B1",
+        "F0 B0 F1 B1",
+        "F0 B0 F1 B1",
+    )
+
+
+def test_gpipe_figure_2c():
+    assert shown(schedule("gpipe", 2, 3)) == typed(
+        "F0 F1 F2 B0 B1 B2",
+        "F0 F1 F2 B0 B1 B2",
+    )
+
+
+def test_1f1b_warms_up_by_the_stages_behind():
+    assert shown(schedule("1f1b", 4, 6)) == typed(
+        "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5",
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5",
+    )
+
+
+def test_1f1b_with_fewer_microbatches_than_stages():
+    assert shown(schedule("1f1b", 4, 2)) == typed(
+        "F0 F1 B0 B1",
+        "F0 F1 B0 B1",
+        "F0 F1 B0 B1",
+        "F0 B0 F1 B1",
+    )
+
+
+def test_interleaved_2_devices_2_chunks():
+    assert schedule("interleaved", 4, 4, devices=2).to_text().splitlines() == [
+        "0F0,0F1,2F0,2F1,0F2,2B0,0F3,2B1,2F2,0B0,2F3,0B1,2B2,2B3,0B2,0B3",
+        "1F0,1F1,3F0,3B0,3F1,3B1,1F2,1B0,1F3,1B1,3F2,3B2,3F3,3B3,1B2,1B3",
+    ]
+
+
+def test_looped_breadth_first_2_devices_2_chunks():
+    assert schedule("looped-bfs", 4, 2, devices=2).to_text().splitlines() == [
+        "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1",
+        "1F0,1F1,3F0,3F1,3B0,3B1,1B0,1B1",
+    ]
+
+
+LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
+
+
+def of_any_name(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
+    """With ``chunks`` stages per device where the schedule lets one choose."""
+    if name in LOOPED:
+        return schedule(name, devices * chunks, microbatches, devices=devices)
+    if name == "wave":
+        return schedule(name, 2 * devices * chunks, microbatches, devices=devices)
+    even = name in V_SHAPED or name == "dualpipe"
+    return schedule(name, 2 * devices if even else devices, microbatches)
+
+
+@st.composite
+def built(draw, names=tuple(schedules), most=6):
+    name = draw(st.sampled_from(names))
+    return of_any_name(
+        name, draw(st.integers(1, most)), draw(st.integers(1, 13)), draw(st.integers(1, 4))
+    )
+
+
+@pytest.mark.long
+@settings(max_examples=300, deadline=None)
+@given(built())
+def test_every_action_is_there_once_in_its_place_and_runs(s):
+    rows, numbers = range(s.stages), range(s.microbatches)
+    assert {a for a in s if a.kind == "F"} == {Action("F", r, i) for r in rows for i in numbers}
+    ends = [(a.stage, a.microbatch) for a in s if a.kind in "BW"]
+    assert sorted(ends) == [(r, i) for r in rows for i in numbers]
+    assert len(set(s)) == len(s)
+    assert all(s.holder(*a[1:]) == d for d in range(s.devices) for a in s.actions(d))
+    checked(validate(s))
+
+
+@settings(max_examples=100, deadline=None)
+@given(built())
+def test_forwards_alone_run_too(s):
+    kept = [[a for a in order if a.kind == "F"] for order in s.orders]
+    if s.name != "naive":
+        assert validate(Schedule.of(kept, s.places)).orders == tuple(map(tuple, kept))
+
+
+@settings(max_examples=100, deadline=None)
+@given(built())
+def test_text_round_trip(s):
+    again = Schedule.from_text(s.to_text())
+    assert again == s
+    assert again.to_text() == s.to_text()
+    assert hash(again) == hash(s)
+
+
+@pytest.mark.parametrize("p", range(1, 6))
+@pytest.mark.parametrize("m", range(1, 10))
+def test_what_each_keeps_in_flight(p, m):
+    assert peak_in_flight(schedule("naive", p, m)) == (1,) * p
+    assert peak_in_flight(schedule("gpipe", p, m)) == (m,) * p
+    assert peak_in_flight(schedule("1f1b", p, m)) == tuple(min(p - s, m) for s in range(p))
+
+
+@pytest.mark.parametrize("p", range(1, 6))
+@pytest.mark.parametrize("m", range(1, 10))
+def test_interleaved_with_one_chunk_keeps_no_more_than_twice_1f1b_and_looped_is_gpipe(p, m):
+    assert schedule("looped-bfs", p, m, devices=p) == schedule("gpipe", p, m)
+    peaks = peak_in_flight(schedule("interleaved", p, m, devices=p))
+    assert peaks == tuple(min(m, 2 * (p - 1 - d) + 1) for d in range(p))
+
+
+def test_forward_only_keeps_the_order_of_the_forwards():
+    for name in ("gpipe", "1f1b"):
+        assert shown(schedule(name, 2, 3, forward_only=True)) == typed("F0 F1 F2", "F0 F1 F2")
+    looped = schedule("interleaved", 4, 3, devices=2, forward_only=True)
+    assert looped.to_text().splitlines()[0] == "0F0,0F1,0F2,2F0,2F1,2F2"
+    assert not looped.trains
+    assert validate(schedule("naive", 3, 1, forward_only=True)).microbatches == 1
+
+
+def test_the_words_of_pytorch_that_are_no_compute_are_left_out():
+    text = "0UNSHARD,0F0,0SEND_F0,,1RECV_B0,0F1,0B0,0B1,0REDUCE_GRAD,0RESHARD"
+    assert Schedule.from_text(text) == Schedule.from_text("0F0 0F1 0B0 0B1")
+
+
+def test_a_forward_and_a_backward_at_once_are_written_as_pytorch_does():
+    text = "0F0,(0F1;0B0)OVERLAP_F_B,0B1 ; 1F0,1B0,1F1,1B1"
+    s = Schedule.from_text(text)
+    assert s.paired.tolist() == [False, True] + 6 * [False]
+    assert s.to_text() == text.replace(" ; ", "\n")
+    assert s != Schedule.from_text(text.replace("(0F1;0B0)OVERLAP_F_B", "0F1,0B0"))
+    assert Schedule.from_text(s.to_text()) == s
+
+
+def test_replicas_are_placed_by_lines_of_their_own():
+    s = Schedule.from_text("@0,1; @1,0; 0F0,1F1,1B1,0B0; 0F1,1F0,1B0,0B1")
+    assert (s.replicas, s.stages, s.devices, s.places) == (2, 2, 2, ((0, 1), (1, 0)))
+    assert [s.holder(0, i) for i in range(4)] == [0, 1, 0, 1]
+    assert Schedule.from_text(s.to_text()) == s
+    assert s == schedule("chimera", 2, 2)
+    assert s.is_complete
+    with pytest.raises(ScheduleError, match=r"every stage .* is on 2 devices; places has a row"):
+        _ = s.place
+    for line, message in (("@0,x", "cannot read '@0,x' as the places"), ("@0", "2 and 1 stages")):
+        with pytest.raises(ScheduleError, match=message):
+            Schedule.from_text(f"@0,1; {line}; 0F0; 1F0")
+
+
+def test_reads_lines_semicolons_spaces_and_empty_cells():
+    text = "0F0,,0F1,0B0,0B1\n1F0 1B0 , 1F1,1B1,"
+    assert Schedule.from_text(text).to_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
+    assert Schedule.from_text("0F0 0B0; 1F0 1B0") == schedule("gpipe", 2, 1)
+    split = Schedule.from_text("0F0,0I0,0W0")
+    assert [a.kind for a in split] == ["F", "I", "W"]
+
+
+def test_says_what_it_is():
+    s = schedule("1f1b", 2, 3)
+    assert repr(s) == "Schedule(1f1b: 2 stages on 2 devices, 3 micro-batches, 12 actions)"
+    assert repr(Schedule.from_text("0F0")).startswith("Schedule(1 stages on 1 devices")
+    assert s._repr_html_().count("<td") == 12
+    assert next(iter(s)) == Action("F", 0, 0)
+    assert s != schedule("gpipe", 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: schedule("2f2b", 2, 2), "no schedule '2f2b'; there are naive, gpipe"),
+        (lambda: schedule("1f1b", 0, 2), "stages must be a whole number of at least 1, got 0"),
+        (lambda: schedule("1f1b", 2, 0), "microbatches must be"),
+        (lambda: schedule("1f1b", 2, 1.5), "microbatches must be"),
+        (lambda: schedule("1f1b", True, 2), "stages must be"),
+        (lambda: schedule("1f1b", 2, 2, devices=2), "'1f1b' has no option 'devices'"),
+        (lambda: schedule("interleaved", 4, 2), "needs devices="),
+        (lambda: schedule("interleaved", 4, 2, devices=0), "devices must be"),
+        (lambda: schedule("interleaved", 6, 2, devices=4), "use 4 or 8 stages"),
+        (lambda: schedule("looped-bfs", 3, 2, devices=4), "use 4 stages"),
+        (lambda: schedule("naive", 2, 2, forward_only=True), "that is 'gpipe'"),
+        (lambda: Schedule.from_text("0X0"), "cannot read '0X0'"),
+        (lambda: Schedule.from_text("(0F0;1B0)OVERLAP"), "cannot read"),
+        (lambda: Schedule.from_text("0F0,0SEND_X0"), "cannot read '0SEND_X0'"),
+        (lambda: Schedule.from_text(""), "stage 0 has no action"),
+        (lambda: Schedule.from_text("0F0\n2F0"), "stage 1 has no action"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(ScheduleError, match=message):
+        call()

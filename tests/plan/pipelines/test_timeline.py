@@ -1,0 +1,289 @@
+"""The Timeline: time is conserved, overlaps count once, and edges are quiet."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+SPANS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from("FBIWT"),
+        st.integers(0, 3),
+        st.integers(0, 5),
+        st.integers(0, 40),
+        st.integers(0, 12),
+    ),
+    max_size=25,
+)
+
+
+def timeline(rows, devices=4) -> Timeline:
+    """From rows of (device, kind, stage, micro-batch, start, length) in half seconds."""
+    spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
+    return Timeline.of(devices, spans)
+
+
+def ticks(rows, device, computes=True):
+    """The half seconds in which a device is busy, counted one by one."""
+    busy = set()
+    for d, kind, _, _, start, length in rows:
+        if d == device and (kind != "T") == computes:
+            busy |= set(range(start, start + length))
+    return busy
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS)
+def test_busy_and_idle_by_counting_half_seconds(rows):
+    t = timeline(rows)
+    assert t.busy_per_device == tuple(len(ticks(rows, d)) / 2 for d in range(4))
+    assert t.transfer == sum(len(ticks(rows, d, computes=False)) for d in range(4)) / 2
+    starts = [r[4] for r in rows if r[1] != "T"]
+    ends = [r[4] + r[5] for r in rows if r[1] != "T"]
+    assert t.makespan == (max(ends) - min(starts)) / 2 if starts else t.makespan == 0
+    assert t.busy + t.idle == 4 * t.makespan
+    assert sum(t.idle_per_device) == t.idle
+    assert all(idle >= 0 for idle in t.idle_per_device)
+    if t.makespan:
+        assert t.utilisation + t.bubble_fraction == pytest.approx(1)
+    assert len(t) == len(rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SPANS, st.integers(-50, 50))
+def test_when_the_clock_started_does_not_matter(rows, shift):
+    moved = [(d, k, s, i, a + shift, n) for d, k, s, i, a, n in rows]
+    t, later = timeline(rows), timeline(moved)
+    for column in ("device", "kind", "stage", "microbatch"):
+        assert (getattr(t, column) == getattr(later, column)).all()
+    if any(r[1] != "T" for r in rows):
+        assert (t.start == later.start).all()
+        assert t.start[t.kind != "T"].min() == 0
+
+
+# -- where idle time goes ------------------------------------------------------------------------
+
+
+def parts_by_ticks(rows, devices=4):
+    """(true idle, transfer, overhead) per device in half seconds, tick by tick from the words.
+
+    While the device is idle and something is still to come: true idle until its turn's results
+    are made, then transfer while a block of them travels, else overhead.
+    """
+    compute = [r for r in rows if r[1] != "T"]
+    zero = min((r[4] for r in compute), default=0)
+    end = max((r[4] + r[5] for r in compute), default=0)
+    made = {
+        (("F" if r[1] == "F" else "B"), r[2], r[3]): r[4] + r[5] for r in compute if r[1] != "W"
+    }
+    found = []
+    for d in range(devices):
+        mine = sorted((r for r in compute if r[0] == d), key=lambda r: (r[4], r[4] + r[5]))
+        counts = [0, 0, 0]
+        for tick in set(range(zero, end)) - ticks(rows, d):
+            coming = next((r for r in mine if r[4] > tick), None)
+            if coming is None:
+                counts[0] += 1
+                continue
+            block, after = [coming], mine[mine.index(coming) + 1 :][:1]
+            at_once = [r for r in after if r[4:] == coming[4:] and r[1] in "BI" and r[5] > 0]
+            block += at_once if coming[1] == "F" else []
+            wanted, sides = [], set()
+            for _, kind, s, i, _, _ in block:
+                sides.add(({"F": s - 1, "B": s + 1, "I": s + 1, "W": None}[kind], i))
+                wanted += {"F": [("F", s - 1, i)], "W": [("B", s, i)]}.get(
+                    kind, [("F", s, i), ("B", s + 1, i)]
+                )
+            if any(made.get(w, tick) > tick for w in wanted):
+                counts[0] += 1
+            elif any(
+                r[1] == "T" and r[0] == d and r[2:4] in sides and r[4] <= tick < r[4] + r[5]
+                for r in rows
+            ):
+                counts[1] += 1
+            else:
+                counts[2] += 1
+        found.append(tuple(counts))
+    return found
+
+
+def once_each(rows):
+    """Without a second span of the same result, which a schedule never has."""
+    seen, kept = set(), []
+    for row in rows:
+        key = (row[1] if row[1] in "FWT" else "B", *(row if row[1] == "T" else row[2:4]))
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    return kept
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS.map(once_each))
+def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(rows):
+    spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
+    t = Timeline.of(4, spans, "measured")
+    parts = zip(
+        t.true_idle_per_device, t.exposed_transfer_per_device, t.overhead_per_device, strict=True
+    )
+    assert [tuple(2 * x for x in each) for each in parts] == parts_by_ticks(rows)
+    assert t.exposed_transfer + t.overhead + t.true_idle == t.idle
+    assert t.busy + t.idle == 4 * t.makespan
+
+
+def test_a_wait_has_three_parts():
+    rows = [
+        (0, "F", 0, 0, 0.0, 1.0),  # makes what device 1 needs at 1
+        (1, "T", 0, 0, 1.25, 1.75),
+        (1, "F", 1, 0, 2.0, 3.0),
+    ]
+    t = Timeline.of(2, rows, "measured")
+    assert t.true_idle_per_device == (2.0, 1.0)
+    assert t.exposed_transfer_per_device == (0, 0.5)
+    assert t.overhead_per_device == (0, 0.5)
+    assert t.waits.overhead.tolist() == [0, 0.5]
+    assert t.overhead_per_action == 0.25
+
+
+def test_two_ways_of_one_block_count_once_where_they_overlap():
+    ways = [(1, "T", 0, 0, 0.5, 2.0), (1, "T", 0, 0, 1.5, 2.5), (1, "T", 0, 0, 1.0, 1.25)]
+    t = Timeline.of(2, [(0, "F", 0, 0, 0, 1.0), *ways, (1, "F", 1, 0, 3.0, 4.0)], "measured")
+    assert (t.exposed_transfer, t.overhead) == (1.5, 0.5)
+
+
+def test_another_blocks_transfer_excuses_nobody():
+    rows = [
+        (0, "F", 0, 0, 0.0, 1.0),
+        (1, "T", 0, 1, 1.0, 2.0),  # of micro-batch 1
+        (1, "T", 2, 0, 1.0, 2.0),  # a gradient from behind
+        (0, "T", 0, 0, 1.0, 2.0),  # to another device
+        (1, "F", 1, 0, 2.0, 3.0),
+    ]
+    t = Timeline.of(2, rows, "measured")
+    assert (t.exposed_transfer, t.overhead) == (0, 1)
+
+
+def test_in_a_simulation_waiting_is_for_transfers():
+    s = schedule("gpipe", 2, 1)
+    t = simulate(s, forward=1.0, backward=2.0, latency=0.5)
+    assert t.exposed_transfer_per_device == (0.5, 0.5)  # the gradient up, the activations down
+    assert t.true_idle_per_device == (3.5, 3.5)
+    assert t.overhead_per_action == 0
+    hidden = simulate(schedule("gpipe", 2, 8), forward=1.0, backward=2.0, latency=0.5)
+    assert hidden.exposed_transfer < 2 * 8 * 0.5  # others' work hides most of it
+
+
+def small(name):
+    from tiledask.lab.bench.idle import cases
+
+    return next(c.schedule for c in cases([name], [4], [8]))
+
+
+@pytest.mark.parametrize("name", sorted(schedules))
+def test_without_latency_all_idle_time_is_the_schedules_own(name):
+    s = small(name)
+    t = simulate(s, forward=1.0, backward=2.0)
+    assert (t.exposed_transfer, t.overhead) == (0, 0)
+    assert t.true_idle == pytest.approx(t.idle)
+
+
+def test_overlapping_spans_count_once():
+    t = Timeline.of(1, [(0, "F", 0, 0, 1.0, 3.0), (0, "F", 0, 1, 2.0, 5.0), (0, "F", 0, 2, 2.5, 3)])
+    assert (t.makespan, t.busy, t.idle) == (4.0, 4.0, 0.0)
+
+
+def test_a_transfer_is_neither_busy_nor_part_of_the_makespan():
+    rows = [(0, "F", 0, 0, 0.0, 1.0), (1, "T", 1, 0, 1.0, 9.0), (1, "F", 1, 0, 2.0, 3.0)]
+    t = Timeline.of(2, rows)
+    assert (t.makespan, t.busy, t.transfer) == (3.0, 2.0, 8.0)
+    assert t.state(1, 1.5) == "idle"
+
+
+def test_empty():
+    t = Timeline.of(3, [])
+    assert (t.makespan, t.busy, t.idle, t.transfer) == (0, 0, 0, 0)
+    assert (t.bubble_fraction, t.bubble_overhead, t.span_bubble, t.utilisation) == (0, 0, 0, 0)
+    assert t.peak_in_flight == (0, 0, 0)
+    assert len(t) == 0
+    assert t.state(0, 0.0) == "idle"
+    assert list(t.to_frame().columns) == ["device", "kind", "stage", "microbatch", "start", "end"]
+    assert "0 actions on 3 devices" in repr(t)
+
+
+def test_a_device_that_does_nothing_is_idle_all_the_time():
+    t = Timeline.of(2, [(0, "F", 0, 0, 0.0, 4.0)])
+    assert t.busy_per_device == (4.0, 0.0)
+    assert t.idle_per_device == (0.0, 4.0)
+    assert (t.bubble_fraction, t.bubble_overhead) == (0.5, 1.0)
+
+
+def test_the_two_shares_and_the_papers_rate_are_three_numbers():
+    # device 1 works in the middle of the run, so its own span is shorter than the makespan
+    rows = [(0, "F", 0, 0, 0.0, 1.0), (1, "F", 1, 0, 1.0, 2.0), (1, "B", 1, 0, 2.0, 4.0)]
+    t = Timeline.of(2, [*rows, (0, "B", 0, 0, 4.0, 6.0)])
+    assert (t.bubble_fraction, t.bubble_overhead, t.span_bubble) == (0.5, 1.0, 0.5)
+    late = Timeline.of(2, [(0, "F", 0, 0, 0.0, 4.0), (1, "F", 1, 0, 2.0, 6.0)])
+    assert late.bubble_fraction == pytest.approx(1 / 3)
+    assert late.span_bubble == 0
+
+
+@pytest.mark.parametrize(
+    ("spans", "peak"),
+    [
+        ([("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 0, 2, 4), ("B", 1, 4, 6)], 2),
+        ([("F", 0, 0, 1), ("B", 0, 1, 3), ("F", 1, 3, 4), ("B", 1, 4, 6)], 1),  # leaves, then comes
+        ([("F", 0, 0, 1), ("I", 0, 1, 2), ("F", 1, 2, 3), ("I", 1, 3, 4), ("W", 0, 4, 5)], 2),
+        ([("F", 0, 0, 1), ("I", 0, 1, 2), ("W", 0, 2, 3), ("F", 1, 3, 4)], 1),
+        ([("F", 0, 0, 1), ("F", 1, 1, 2), ("F", 2, 2, 3)], 1),  # inference
+    ],
+)
+def test_in_flight(spans, peak):
+    t = Timeline.of(1, [(0, kind, 0, i, float(a), float(b)) for kind, i, a, b in spans])
+    assert t.peak_in_flight == (peak,)
+
+
+def test_state_at_the_edges_of_a_span():
+    t = Timeline.of(1, [(0, "F", 0, 7, 0.0, 1.0), (0, "B", 0, 7, 2.0, 3.0)])
+    assert [t.state(0, x) for x in (0.0, 1.0, 2.0, 2.9, 3.0)] == ["F7", "idle", "B7", "B7", "idle"]
+
+
+def test_to_frame_and_reprs():
+    t = Timeline.of(1, [(0, "F", 0, 0, 5.0, 6.5)], origin="measured")
+    frame = t.to_frame()
+    assert frame.to_dict("records") == [
+        {"device": 0, "kind": "F", "stage": 0, "microbatch": 0, "start": 0.0, "end": 1.5}
+    ]
+    assert "measured: 1 actions on 1 devices, makespan 1.5 s" in repr(t)
+    assert "<table>" in t._repr_html_()
+    assert t.start.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "span", [(2, "F", 0, 0, 0.0, 1.0), (-1, "F", 0, 0, 0.0, 1.0), (0, "F", 0, 0, 1.0, 0.5)]
+)
+def test_impossible_spans_are_refused(span):
+    with pytest.raises(ScheduleError, match=r"on device .* of 2, from"):
+        Timeline.of(2, [span])
+
+
+def test_a_pair_waits_for_what_either_uses():
+    """Device 0 does 0F1 and 0B0 at once: 0F1 could start at 1, 0B0 only when 1B0 is made, at 4."""
+    spans = [
+        (0, "F", 0, 0, 0.0, 1.0),
+        (1, "F", 1, 0, 1.0, 2.0),
+        (1, "B", 1, 0, 2.0, 4.0),
+        (0, "T", 1, 0, 4.0, 4.5),
+        (0, "F", 0, 1, 5.0, 8.0),
+        (0, "B", 0, 0, 5.0, 8.0),
+    ]
+    t = Timeline.of(2, spans, "measured")
+    assert t.busy_per_device == (4.0, 3.0)
+    assert t.true_idle_per_device == (3.0, 5.0)
+    assert t.exposed_transfer_per_device == (0.5, 0.0)
+    assert t.overhead_per_device == (0.5, 0.0)

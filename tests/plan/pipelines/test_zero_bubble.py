@@ -1,0 +1,227 @@
+"""Zero-bubble orders: figures, the paper's rates, closed forms, memory, and any p and m."""
+
+from itertools import product
+
+import pytest
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.generators.zero_bubble import (
+    interleaved_zero_bubble,
+    zb_auto,
+    zb_h1,
+    zb_h2,
+)
+from tiledask.plan.pipelines.needs import peak_in_flight, validate
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.simulate import simulate
+
+GENERATORS = {
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "zb_auto": zb_auto,
+    "zb_auto, little memory": lambda p, m: zb_auto(p, m, 2.0, 1.0, 3.0, 0.5, memory_limit=1.0),
+    "zb_auto, much memory": lambda p, m: zb_auto(p, m, 2.0, 3.0, 1.0, 0.5, memory_limit=99.0),
+    "interleaved, 2 chunks": lambda p, m: interleaved_zero_bubble(2 * p, m, devices=p),
+    "interleaved, 3 chunks": lambda p, m: interleaved_zero_bubble(3 * p, m, devices=p),
+}
+
+
+def typed(*rows: str) -> list[list[str]]:
+    return [row.split() for row in rows]
+
+
+def shown(built: Schedule) -> list[list[str]]:
+    return [[f"{a.kind}{a.microbatch}" for a in built.actions(d)] for d in range(built.devices)]
+
+
+def peak_memory(built: Schedule, activation: float, weight_part: float) -> list[float]:
+    """Per device: F takes an activation, I leaves what W needs, W leaves nothing."""
+    change = {"F": activation, "I": weight_part - activation, "W": -weight_part}
+    peaks = []
+    for d in range(built.devices):
+        kept = [0.0]
+        for a in built.actions(d):
+            kept.append(kept[-1] + change[a.kind])
+        peaks.append(max(kept))
+    return peaks
+
+
+def span_over_work(built: Schedule, F: float, I: float, W: float) -> float:
+    """Seconds by which the longest span of a device exceeds its work."""
+    t = simulate(built, F, backward_input=I, backward_weight=W)
+    work = built.microbatches * (F + I + W)
+    return work / (1 - t.span_bubble) - work
+
+
+def test_h1_figure():
+    assert shown(zb_h1(3, 4)) == typed(
+        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+    )
+
+
+def test_h2_figure():
+    assert shown(zb_h2(2, 4)) == typed(
+        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+    )
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("p", range(1, 6))
+def test_every_action_is_there_once_in_its_place_and_runs(name, p):
+    for m in range(1, 10):
+        built = GENERATORS[name](p, m)
+        stages = range(built.stages)
+        assert sorted(built) == sorted(
+            Action(k, s, i) for k, s, i in product("FIW", stages, range(m))
+        )
+        assert built.place == tuple(s % p for s in stages)
+        validate(built, microbatches=m)
+
+
+M15, M62, M28 = (201216, 73728), (303104, 131072), (454656, 196608)
+TABLE_5 = [
+    # p, m, F, I, W, latency (ms, table 9), (M_B, M_W); rates of ZB-H1, ZB-H2, ZB-1p, ZB-2p
+    (8, 24, 18.522, 18.086, 9.337, 0.601, M15, (0.1585, None, 0.1585, 0.0433)),
+    (8, 32, 18.513, 18.086, 9.331, 0.626, M15, (None, 0.0837, 0.1242, 0.0039)),
+    (8, 64, 18.546, 18.097, 9.321, 0.762, M15, (None, None, None, 0.0026)),
+    (8, 24, 29.718, 29.444, 19.927, 0.527, M62, (0.1323, 0.0698, 0.1323, 0.0029)),
+    (8, 64, 29.935, 29.621, 19.388, 0.535, M62, (0.0554, 0.0294, 0.0554, 0.0010)),
+    (32, 256, 10.402, 10.248, 7.698, 0.46, M28, (0.0594, 0.0257, 0.0594, 0.0018)),
+]
+
+
+@pytest.mark.parametrize(("p", "m", "F", "I", "W", "c", "memory", "rates"), TABLE_5)
+def test_rates_of_table_5(p, m, F, I, W, c, memory, rates):
+    """arXiv 2401.10241, table 5: bubble over the longest span, to the printed four decimals."""
+    times = {"forward": F, "backward_input": I, "backward_weight": W, "latency": c}
+    M_B, M_W = memory
+    built = {
+        "zb-h1": lambda: zb_h1(p, m),
+        "zb-h2": lambda: zb_h2(p, m),
+        "zb-1p": lambda: zb_auto(
+            p, m, **times, memory_limit=p * M_B, activation=M_B, weight_part=M_W
+        ),
+        "zb-2p": lambda: zb_auto(
+            p, m, **times, memory_limit=2 * p * M_B, activation=M_B, weight_part=M_W
+        ),
+    }
+    for (name, build), rate in zip(built.items(), rates, strict=True):
+        if rate is not None:
+            assert simulate(build(), **times).span_bubble == pytest.approx(rate, abs=5e-5), name
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "F", "I", "W", "c", "limit", "span"),
+    [(4, 8, 1, 3, 2, 1, 6, 61), (8, 20, 1, 3, 2, 1, 16, 147), (4, 8, 2, 1, 0.5, 0.3, 4, 39.3)],
+)
+def test_auto_is_as_good_as_its_authors_program(p, m, F, I, W, c, limit, span):
+    """The longest span that zb.py of sail-sg/zero-bubble-pipeline-parallelism finds."""
+    times = {"forward": F, "backward_input": I, "backward_weight": W, "latency": c}
+    t = simulate(zb_auto(p, m, **times, memory_limit=limit, weight_part=0.4), **times)
+    assert m * (F + I + W) / (1 - t.span_bubble) == pytest.approx(span)
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 3), (4, 12), (5, 9), (8, 24)])
+def test_closed_forms_of_the_bubble(p, m):
+    for F, I, W in product((2.0, 3.0, 4.0), (2.0, 3.0, 4.0), (1.0, 2.0, 3.0, 4.0)):
+        if W <= F:
+            assert span_over_work(zb_h1(p, m), F, I, W) == pytest.approx((p - 1) * (F + I - W))
+        if W <= F and W <= I:
+            assert span_over_work(zb_h2(p, m), F, I, W) == pytest.approx((p - 1) * (F + I - 2 * W))
+
+
+def test_memory_per_device():
+    """arXiv 2401.10241, section 2.3, for workers i = 1 .. p."""
+    M_B, M_W = 1.0, 0.4
+    for p in range(1, 7):
+        h1 = [(p - i + 1) * M_B + (i - 1) * M_W for i in range(1, p + 1)]
+        h2 = [(2 * p - 2 * i + 1) * M_B + (2 * i - 2) * M_W for i in range(1, p + 1)]
+        assert peak_memory(zb_h1(p, 3 * p), M_B, M_W) == pytest.approx(h1)
+        assert peak_memory(zb_h2(p, 3 * p), M_B, M_W) == pytest.approx(h2)
+    assert peak_memory(zb_h1(4, 12), M_B, M_W) == pytest.approx([4.0, 3.4, 2.8, 2.2])
+    assert peak_memory(zb_h2(4, 12), M_B, M_W) == pytest.approx([7.0, 5.8, 4.6, 3.4])
+
+
+def test_more_memory_helps_up_to_the_plateau():
+    """arXiv 2401.10241, appendix B: floor(((p-1)(I+2c) + pF) / F) = 15 for p = 8, F = I = 1."""
+    over = {
+        limit: span_over_work(zb_auto(8, 24, memory_limit=limit, weight_part=0.4), 1.0, 1.0, 1.0)
+        for limit in (8, 14, 15, 16, 22)
+    }
+    assert over == pytest.approx({8: 7.0, 14: 1.0, 15: 0.0, 16: 0.0, 22: 0.0}, abs=1e-9)
+    warmup = [a.kind for a in zb_auto(8, 24, memory_limit=99).actions(0)].index("I")
+    assert warmup == 15
+
+
+@pytest.mark.parametrize("limit", [1.0, 1.5, 2.0, 3.0, 4.0, 5.4, 8.0])
+@pytest.mark.parametrize(
+    ("F", "I", "W", "c"), [(1.0, 1.0, 1.0, 0.0), (2.0, 1.0, 0.5, 0.3), (1.0, 3.0, 2.0, 1.0)]
+)
+def test_auto_stays_within_its_memory(limit, F, I, W, c):
+    for p, m in product(range(1, 6), (1, 3, 8)):
+        built = zb_auto(p, m, F, I, W, c, memory_limit=limit, activation=1.0, weight_part=0.4)
+        assert max(peak_memory(built, 1.0, 0.4)) <= limit + 1e-9
+
+
+def test_auto_uses_the_memory_that_it_has():
+    assert max(peak_memory(zb_auto(4, 12, weight_part=0.4), 1.0, 0.4)) == pytest.approx(4.0)
+    twice = zb_auto(4, 12, memory_limit=8.0, weight_part=0.4)
+    assert max(peak_memory(twice, 1.0, 0.4)) == pytest.approx(8.0)
+
+
+def test_auto_plans_with_the_times_of_each_stage():
+    F, W = [1.0, 2.0, 1.0, 2.0], [0.5, 1.0, 0.5, 1.0]
+    times = {"forward": F, "backward_input": F, "backward_weight": W}
+    rates = [
+        simulate(built, **times).span_bubble
+        for built in (zb_auto(4, 12, **times, memory_limit=8), zb_auto(4, 12, memory_limit=8))
+    ]
+    assert rates[0] == pytest.approx(0.25)  # the slow stages, twice the others, never wait
+    assert rates[1] > 0.27
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "makespan", "peak"), [(2, 4, 25, 4), (8, 16, 103, 16), (8, 32, 199, 16)]
+)
+def test_interleaved_as_pytorch(p, m, makespan, peak):
+    """torch 2.13.0, InterleavedZeroBubble, two chunks, F = I = W = 1 each."""
+    built = interleaved_zero_bubble(2 * p, m, devices=p)
+    assert simulate(built, 1.0, 2.0).makespan == makespan
+    assert max(peak_in_flight(built)) == peak
+
+
+def test_interleaved_order_of_pytorch():
+    assert interleaved_zero_bubble(4, 2, devices=2).to_text().splitlines() == [
+        "0F0,0F1,2F0,2F1,2I0,2W0,2I1,2W1,0I0,0W0,0I1,0W1",
+        "1F0,1F1,3F0,3I0,3F1,3I1,3W0,1I0,3W1,1I1,1W0,1W1",
+    ]
+
+
+def test_interleaved_with_one_chunk_is_h1():
+    for p, m in product(range(1, 6), range(1, 10)):
+        assert interleaved_zero_bubble(p, m, devices=p) == zb_h1(p, m)
+
+
+def test_a_weight_gradient_before_its_input_gradient_is_refused():
+    orders = [list(order) for order in zb_h1(3, 4).orders]
+    first = orders[1].index(Action("W", 1, 0))
+    orders[1].insert(0, orders[1].pop(first))
+    with pytest.raises(ScheduleError, match="too early: 1W0 at turn 0 on device 1 needs 1I0"):
+        validate(Schedule.of(orders, range(3)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zb_auto(2, 2, memory_limit=0.9), "takes 1 of memory and the limit is 0.9"),
+        (lambda: zb_auto(2, 2, memory_limit=1, weight_part=2), "takes 2 of memory"),
+        (lambda: zb_auto(2, 2, forward=[1, 2, 3]), "forward must be .* 2 stages, got 3"),
+        (lambda: interleaved_zero_bubble(6, 2, devices=4), "use 4 or 8 stages"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(ScheduleError, match=message):
+        call()

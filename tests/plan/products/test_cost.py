@@ -1,0 +1,396 @@
+"""Times, one rate at a time; the least that must move, against all subsets and against plans."""
+
+import random
+from dataclasses import fields, replace
+from itertools import permutations
+from math import inf, prod, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import PlacementError
+from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
+from tiledask.plan.products.product import algorithms, plan_product
+
+GRID = (Shard(0), Shard(1))
+COPIES = (*GRID, Replicate())
+MESHES = [
+    (1,),
+    (2,),
+    (3,),
+    (8,),
+    (2, 2),
+    (2, 3),
+    (4, 2),
+    (2, 2, 2),
+    (4, 4),
+    (3, 3, 3),
+    (6, 6),
+    (4, 4, 4),
+]
+
+# nothing takes time; a test slows down what it looks at
+FREE = MachineRates(
+    flops=inf,
+    touch=inf,
+    call=0.0,
+    read=inf,
+    message=0.0,
+    run=0.0,
+    task=0.0,
+    request=0.0,
+    overlapped=False,
+)
+ROUND = MachineRates(
+    flops=2.0,
+    touch=8.0,
+    call=0.5,
+    read=4.0,
+    message=0.25,
+    run=0.125,
+    task=1.0,
+    request=0.5,
+    overlapped=False,
+)
+
+
+def plans(count, seed):
+    """``count`` plans of any algorithm, placement and ragged shape."""
+    draw = random.Random(seed)
+    found = []
+    while len(found) < count:
+        mesh = draw.choice(MESHES)
+        top = draw.choice([4, 12, 40])
+        m, n, k = (draw.randint(1, top) for _ in range(3))
+        choices = [*COPIES, Partial()]
+        a, b = (
+            Tiling(
+                shape,
+                mesh,
+                draw.choice(
+                    [
+                        tuple(draw.choice(choices) for _ in mesh),
+                        COPIES[: len(mesh)],
+                    ]
+                ),
+            )
+            for shape in ((m, k), (k, n))
+        )
+        name = draw.choice(list(algorithms))
+        narrow = name in ("column_parallel", "row_parallel", "summa", "2.5d")
+        options = {"panel": draw.randint(1, 9)} if narrow else {}
+        try:
+            found.append(plan_product(name, a, b, **options))
+        except PlacementError:
+            continue
+    return found
+
+
+def sizes(tiling):
+    return [prod(tiling.block_shape(at)) for at in tiling.coordinates()]
+
+
+# -- what must move ------------------------------------------------------------------------------
+
+
+def touched(m, n, k, work):
+    """The bound on what ``work`` multiplications touch, by itself."""
+    return least_moved(m, n, k, m * n * k / work, memory=inf, held=0)
+
+
+@pytest.mark.parametrize(
+    "box", [(1, 1, 1), (1, 1, 6), (1, 2, 5), (2, 2, 2), (1, 3, 3), (2, 2, 3), (3, 1, 4)]
+)
+def test_no_set_of_multiplications_touches_less(box):
+    m, n, k = box
+    sets = np.arange(1, 2 ** (m * n * k), dtype=np.uint32)
+    done = ((sets[:, None] >> np.arange(m * n * k)) & 1).reshape(-1, m, n, k).astype(bool)
+    of_matrices = sum(done.any(axis=axis).sum(axis=(1, 2)) for axis in (1, 2, 3))
+    work = done.sum(axis=(1, 2, 3))
+    for w in range(1, m * n * k + 1):
+        fewest = of_matrices[work == w].min()
+        assert touched(m, n, k, w) <= fewest + 1e-9
+        if w == m * n * k:  # all of it, a square of full depth, a cube: nothing is given away
+            assert touched(m, n, k, w) == pytest.approx(fewest)
+    small, middle, _ = sorted(box)
+    for w in (small**3, small * middle**2):
+        assert touched(m, n, k, w) == pytest.approx(of_matrices[work == w].min())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [
+        # a cube of ranks: three faces of side 1200 / 4, less a 64th of each matrix
+        ((1200, 1200, 1200, 64, inf, 3 * 1200**2 / 64), 3 * 300**2 - 3 * 1200**2 / 64),
+        # a slab: the 10 x 10 operand comes to both ranks, half of it is there
+        ((1000, 10, 10, 2, inf, (2 * 10000 + 100) / 2), 50),
+        # between: sixteen squares of 25 x 25, all four deep
+        ((100, 100, 4, 16, inf, 0), 25 * 25 + 2 * 25 * 4),
+        # 10^6 multiplications a rank in a memory of 50^2: 2 * 10^6 / 50, less 2 * 2500 / 5.196
+        ((1000, 1000, 1000, 1000, 2500, 0), 40000 - 5000 / 27**0.5),
+        # enough memory for the faces of a cube of side 100
+        ((1000, 1000, 1000, 1000, 30000, 0), 30000),
+        # one rank has everything
+        ((7, 5, 3, 1, inf, 7 * 5 + 5 * 3 + 7 * 3), 0),
+        # whoever has more than it touches
+        ((8, 8, 8, 8, inf, 1000), 0),
+        # one of two ranks does three quarters of 4 x 4 x 4: 2/3 of what 48 touch
+        ((4, 4, 4, 2, inf, 0, 48), 2 / 3 * 3 * 48 ** (2 / 3)),
+    ],
+)
+def test_known_values(arguments, least):
+    assert least_moved(*arguments) == pytest.approx(least)
+
+
+shapes = st.tuples(*[st.integers(1, 300)] * 3)
+
+
+@given(shapes, st.integers(1, 1000), st.floats(3, 1e6), st.floats(0, 1e5))
+def test_no_matrix_is_special(shape, ranks, memory, held):
+    values = [least_moved(*sides, ranks, memory, held) for sides in permutations(shape)]
+    assert values == pytest.approx([values[0]] * 6)
+
+
+@pytest.mark.long
+@settings(max_examples=300)
+@given(shapes, st.floats(1.0, 2000.0), st.floats(3, 1e6), st.floats(0, 1e5))
+def test_the_cases_meet(shape, ranks, memory, held):
+    def least(ranks, memory):
+        return least_moved(*shape, ranks, memory, held)
+
+    small, middle, large = sorted(shape)
+    edges = [large / middle, large * middle / small**2]
+    for p in (p for p in (ranks, *edges) if p >= 1):
+        faces = (prod(shape) / p) ** (2 / 3)
+        for s in (memory, faces, inf):
+            alike = pytest.approx(least(p, s), rel=1e-6, abs=1e-6 * held)
+            for step in (1 - 1e-9, 1 + 1e-9):
+                assert least(p * step, s) == alike
+                assert least(p, s * step) == alike
+
+
+@given(shapes, st.integers(1, 500), st.floats(3, 1e6), st.floats(0, 1e4), st.floats(1, 4))
+def test_more_memory_more_held_and_less_even_shares_need_no_more(shape, ranks, memory, held, more):
+    least = least_moved(*shape, ranks, memory, held)
+    assert least >= least_moved(*shape, ranks, memory * more, held) >= 0
+    assert least >= least_moved(*shape, ranks, memory, held * more)
+    work = prod(shape) / ranks * more
+    assert least >= least_moved(*shape, ranks, memory, held, work) * (1 - 1e-12)
+    assert least == least_moved(*shape, ranks, memory, held, prod(shape) / ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_every_plan_moves_at_least_that(seed):
+    binding = 0
+    for plan in plans(120, seed):
+        m, n, k = plan.a.shape[0], plan.b.shape[1], plan.a.shape[1]
+        blocks = list(zip(*map(sizes, (plan.a, plan.b, plan.result)), strict=True))
+        extents = [plan.extents(rank) for rank in range(plan.ranks)]
+        memory = max(
+            a + b + rows * columns + max(plan.held(rank), c if plan.sums else 0)
+            for rank, (a, b, c) in enumerate(blocks)
+            for rows, columns, _ in [extents[rank]]
+        )
+        held = sum(map(sum, blocks)) / plan.ranks
+        least = least_moved(m, n, k, plan.ranks, memory, held, max(map(prod, extents)))
+        assert least <= max(plan.traffic(1).received) + 1e-6, plan
+        binding += least > 0
+    assert binding > 20
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6])
+def test_gathering_the_small_operand_is_optimal(p):
+    a, b = Tiling((120, 12), (p,), (Shard(0),)), Tiling((12, 12), (p,), (Shard(0),))
+    plan = plan_product("gather", a, b)
+    held = sum(sum(sizes(t)) for t in (a, b, plan.result)) / p
+    received = {144 * (p - 1) // p}
+    assert set(plan.traffic(1).received) == received == {least_moved(120, 12, 12, p, inf, held)}
+
+
+@pytest.mark.parametrize("ranks", [4, 100, 2500, 10**4, 10**6, 10**8])
+def test_two_dimensions_in_little_memory_are_within_sqrt_3_of_the_least(ranks):
+    n, side = 10**7, sqrt(ranks)
+    held = 3 * n * n / ranks
+    moved = 2 * n * n / side * (1 - 1 / side)
+    least = least_moved(n, n, n, ranks, held + 2 * n / side, held)
+    assert least <= moved
+    if ranks >= 10**4:  # A and B take two thirds of the memory, hence the root of 3
+        assert least >= moved / sqrt(3) * (1 - 6 / side)
+
+
+@pytest.mark.parametrize("memory", [0, 1, 3])
+def test_memory_that_holds_nothing_is_still_a_number(memory):
+    assert 0 < least_moved(9, 9, 9, 3, memory, 0) < inf
+
+
+# -- times, one rate at a time -------------------------------------------------------------------
+
+
+def stretches(region, block):
+    """Runs of consecutive addresses of ``region`` in a row-major array that is ``block``."""
+    shape = [stop - start for start, stop in block]
+    where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(region, block, strict=True))
+    addresses = np.arange(prod(shape)).reshape(shape)[where].ravel()
+    return 1 + int((np.diff(addresses) != 1).sum())
+
+
+def slowest(plan, **rates):
+    found = cost(plan, 1, 1, replace(FREE, **rates))
+    assert found.total == pytest.approx(found.multiply + found.read + found.sum + found.overhead)
+    return found.total
+
+
+def per_rank(plan, of_operand, of_addend):
+    """The largest sum over a rank's fetched pieces."""
+    owned = [[t.region(at) for at in t.coordinates()] for t in (plan.a, plan.b, plan.work)]
+    return max(
+        sum(
+            of_operand(p.region, blocks[p.source])
+            for panel in plan.panels[rank]
+            for pieces, blocks in ((panel.a, owned[0]), (panel.b, owned[1]))
+            for p in pieces
+            if p.source != rank
+        )
+        + sum(of_addend(p.region, owned[2][p.source]) for p in plan.summed[rank])
+        for rank in range(plan.ranks)
+    )
+
+
+@pytest.mark.long
+def test_every_rate_counts_what_it_says():
+    for plan in plans(150, seed=7):
+        traffic, ranks = plan.traffic(1), range(plan.ranks)
+        extents = [plan.extents(rank) for rank in ranks]
+        assert slowest(plan) == 0
+        assert slowest(plan, read=1.0) == max(traffic.received)
+        assert slowest(plan, message=1.0) == max(traffic.messages.sum(axis=0))
+        assert slowest(plan, flops=1.0) == max(2 * prod(sides) for sides in extents)
+        assert slowest(plan, run=1.0) == per_rank(plan, stretches, stretches)
+        pairs = [sum(len(p.a) * len(p.b) for p in panels) for panels in plan.panels]
+        assert slowest(plan, call=1.0) == max(pairs)
+        passes = [
+            (m + n) * k + 2 * m * n * len(panels) + 2 * sum(p.size for p in addends)
+            for (m, n, k), panels, addends in zip(extents, plan.panels, plan.partials, strict=True)
+        ]
+        assert slowest(plan, touch=1.0) == max(passes)
+        assert slowest(plan, task=1.0) == plan.ranks * (2 if plan.sums else 1)
+        assert slowest(plan, request=1.0) == (5 if plan.sums else 4)
+
+
+def test_stretches_of_batches_and_of_numbers():
+    batch = Tiling((4, 6, 8), (2, 2), (Shard(1), Shard(2)))
+    weights = Tiling((8, 4), (2, 2), GRID)
+    for name in ("summa", "gather", "3d", "row_parallel"):
+        plan = plan_product(name, batch, weights)
+        assert slowest(plan, run=1.0) == per_rank(plan, stretches, stretches)
+    vector = Tiling((7,), (3,), (Shard(0),))
+    assert slowest(plan_product("row_parallel", vector, vector), run=1.0) == 2
+
+
+def test_seconds_by_hand():
+    t = Tiling((4, 4), (2,), (Shard(0),))
+    # 2 panels of (2 x 2) (2 x 4): 32 FLOP, 12 elements of 4 bytes, C twice 8 of 8; 1 call
+    multiply = 2 * (32 / 2 + (12 * 4 + 16 * 8) / 8 + 0.5)
+    read = 0.25 + 0.125 + 8 * 4 / 4  # one piece, whole rows
+    overhead = 2 * 1.0 + 4 * 0.5
+    gather = plan_product("gather", t, t)
+    assert cost(gather, 4, 8, ROUND) == ProductCost(
+        multiply, read, 0.0, overhead, multiply + read + overhead
+    )
+    beside = replace(ROUND, overlapped=True)
+    assert cost(gather, 4, 8, beside).total == multiply + overhead
+    slow = replace(beside, read=0.01)
+    assert cost(gather, 4, 8, slow).total == 0.25 + 0.125 + 3200 + overhead
+
+
+def test_seconds_of_a_sum_by_hand():
+    a, b = Tiling((4, 4), (2,), (Shard(1),)), Tiling((4, 4), (2,), (Shard(0),))
+    # (4 x 2) (2 x 4): 64 FLOP, 16 elements of 4 bytes, C twice 16 of 8; 1 call
+    multiply = 64 / 2 + (16 * 4 + 32 * 8) / 8 + 0.5
+    # a piece of 8 elements of 8 bytes comes, 16 are added: read and written
+    add = 0.25 + 0.125 + 8 * 8 / 4 + 2 * 16 * 8 / 8
+    overhead = 2 * 2 * 1.0 + 5 * 0.5
+    row_parallel = plan_product("row_parallel", a, b)
+    total = multiply + add + overhead
+    assert cost(row_parallel, 4, 8, ROUND) == ProductCost(multiply, 0.0, add, overhead, total)
+    # sums begin when the products have ended: nothing to overlap with
+    assert cost(row_parallel, 4, 8, replace(ROUND, overlapped=True)).total == total
+
+
+@pytest.mark.long
+def test_more_bytes_or_slower_rates_never_take_less():
+    faster_is_more = {"flops", "touch", "read"}
+    for plan in plans(60, seed=11):
+        for rates in (ROUND, replace(ROUND, overlapped=True)):
+            now = cost(plan, 2, 4, rates).total
+            assert now <= cost(plan, 4, 4, rates).total
+            assert now <= cost(plan, 2, 8, rates).total
+            for name in (f.name for f in fields(MachineRates) if f.name != "overlapped"):
+                slower = getattr(rates, name) * (0.5 if name in faster_is_more else 2)
+                assert now <= cost(plan, 2, 4, replace(rates, **{name: slower})).total
+        apart = cost(plan, 2, 4, ROUND).total
+        assert apart / 2 <= cost(plan, 2, 4, replace(ROUND, overlapped=True)).total <= apart
+
+
+# -- from when on it pays ------------------------------------------------------------------------
+
+
+def saved(n, ranks, itemsize, rates):
+    """Part of one rank's seconds that many save, from the words of `break_even`."""
+    block = n * n * itemsize
+    alone = 2 * n**3 / rates.flops + 4 * block / rates.touch
+    # a p x 1 grid: rows of A and C, C twice, and all of B
+    passes = block / ranks + block + 2 * block / ranks
+    rows = 2 * n**3 / ranks / rates.flops + passes / rates.touch
+    lacking = (block - block / ranks) / rates.read
+    each = max(rows, lacking) if rates.overlapped else rows + lacking
+    return 1 - (each + ranks * rates.task + 4 * rates.request) / alone
+
+
+seconds = st.sampled_from([0.0, 1e-4, 1e-3, 1.0])
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 64),
+    st.sampled_from([2, 4, 8]),
+    st.builds(
+        MachineRates,
+        flops=st.floats(1e5, 1e9),
+        touch=st.floats(1e5, 1e9),
+        read=st.floats(1e4, 1e9),
+        call=seconds,
+        message=seconds,
+        run=seconds,
+        task=seconds,
+        request=seconds,
+        overlapped=st.booleans(),
+    ),
+)
+def test_break_even_is_where_a_scan_finds_it(ranks, itemsize, rates):
+    limit = break_even(ranks, itemsize, rates)
+    near = range(max(1, limit - 5), limit + 5)
+    for n in (n for n in (*range(1, 2000), *near, 2**19) if n < 2**20):
+        share = saved(n, ranks, itemsize, rates)
+        assert abs(share) < 1e-12 or (share > 0) == (n >= limit)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_break_even_agrees_with_the_cost_of_the_plan(ranks, overlapped):
+    rates = replace(FREE, flops=1e6, read=1e5, task=0.1, request=0.2, overlapped=overlapped)
+    limit = break_even(ranks, 4, rates)
+    assert 5 < limit < 300
+    for n in range(ranks, 2 * limit, ranks):
+        t = Tiling((n, n), (ranks, 1), GRID)
+        together = cost(plan_product("summa", t, t), 4, 4, rates).total
+        assert (together < 2 * n**3 / rates.flops) == (n >= limit)
+
+
+def test_one_rank_never_beats_itself():
+    assert break_even(1, 4, ROUND) == 2**20

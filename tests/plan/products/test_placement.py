@@ -1,0 +1,184 @@
+"""Who owns what: blocks cover the array once, pieces cover what is wanted.
+
+Holds `tiledask.plan.fitting.replay`, `tiledask.plan.products.comms` and
+`tiledask.plan.products.traffic`.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import PlacementError
+from tiledask.plan.fitting.replay import Replay, replay
+from tiledask.plan.products.comms import collective, fetch, redistribution, traffic_of
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, split
+from tiledask.plan.products.traffic import Traffic
+
+meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+
+
+CHOICES = (Shard(0), Shard(1), Replicate())
+
+
+@st.composite
+def tilings(draw):
+    mesh = draw(meshes)
+    shape = (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    return Tiling(shape, mesh, tuple(draw(st.sampled_from(CHOICES)) for _ in mesh))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_split_is_array_split(n, parts):
+    expected = [len(part) for part in np.array_split(np.arange(n), parts)]
+    assert [stop - start for start, stop in split(0, n, parts)] == expected
+
+
+@settings(deadline=None)
+@given(tilings())
+def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
+    owners = np.zeros(tiling.shape, int)
+    for at in tiling.coordinates():
+        owners[tuple(slice(*edge) for edge in tiling.region(at))] += 1
+    sizes = zip(tiling.mesh, tiling.placements, strict=True)
+    copies = np.prod([size for size, p in sizes if p == Replicate()], dtype=int)
+    assert (owners == copies).all()
+
+
+@settings(deadline=None)
+@given(tilings())
+def test_ranks_count_coordinates_in_row_major_order(tiling):
+    assert [tiling.rank(at) for at in tiling.coordinates()] == list(range(tiling.ranks))
+
+
+@settings(deadline=None)
+@given(tilings(), st.data())
+def test_an_exchange_brings_every_rank_its_block_once(source, data):
+    target = source.replaced(*(data.draw(st.sampled_from(CHOICES)) for _ in source.mesh))
+    pieces = redistribution(source, target)
+    here = [source.region(at) for at in source.coordinates()]
+    for rank, at in enumerate(target.coordinates()):
+        got = np.zeros(source.shape, int)
+        for piece in pieces:
+            if piece.destination == rank:
+                got[tuple(slice(*edge) for edge in piece.region)] += 1
+                for (a, b), (start, stop) in zip(piece.region, here[piece.source], strict=True):
+                    assert start <= a < b <= stop  # the source has what it sends
+        wanted = np.zeros(source.shape, int)
+        wanted[tuple(slice(*edge) for edge in target.region(at))] = 1
+        np.testing.assert_array_equal(got, wanted)
+
+
+@settings(deadline=None)
+@given(tilings())
+def test_staying_moves_nothing(tiling):
+    assert traffic_of(tiling.ranks, redistribution(tiling, tiling), 4).total == 0
+
+
+def test_addends_are_all_fetched_unless_kept():
+    tiling = Tiling((4, 4), (3,), (Partial(),))
+    whole = ((0, 4), (0, 4))
+    assert [p.source for p in fetch(tiling, (1,), whole)] == [0, 1, 2]
+    assert [p.source for p in fetch(tiling, (1,), whole, keep=(0,))] == [1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        (Shard(0), Replicate(), "all_gather"),
+        (Partial(), Shard(1), "reduce_scatter"),
+        (Partial(), Replicate(), "all_reduce"),
+        (Shard(0), Shard(1), "all_to_all"),
+        (Replicate(), Shard(0), "none"),
+        (Shard(0), Shard(0), "none"),
+    ],
+)
+def test_collectives_have_their_names(old, new, name):
+    tiling = Tiling((8, 8), (4,), (old,))
+    assert collective(tiling, tiling.replaced(new)) == name
+
+
+@pytest.mark.parametrize("old", [Shard(0), Replicate()])
+def test_addends_are_never_invented(old):
+    tiling = Tiling((8, 8), (4,), (old,))
+    with pytest.raises(PlacementError, match=r"to Partial\(\): partial sums are not unique"):
+        redistribution(tiling, tiling.replaced(Partial()))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements", "message"),
+    [
+        ((2, 2), (Shard(0),), "2 axes .* got 1"),
+        ((2,), (Shard(2),), r"Shard\(2\) needs a dimension 0..1"),
+        ((2,), (Shard(-1),), r"Shard\(-1\) needs a dimension 0..1"),
+        ((2,), ("rows",), "a placement is Shard"),
+    ],
+)
+def test_placements_that_do_not_fit(mesh, placements, message):
+    with pytest.raises(PlacementError, match=message):
+        Tiling((4, 4), mesh, placements)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 99))))
+def test_traffic_counts_what_crosses(moves):
+    traffic = Traffic.of(4, moves)
+    crossing = [size for source, destination, size in moves if source != destination]
+    assert (traffic.total, traffic.count) == (sum(crossing), len(crossing))
+    assert sum(traffic.sent) == sum(traffic.received) == traffic.total
+    assert traffic == Traffic.of(4, reversed(moves))
+    assert traffic + traffic == Traffic.of(4, moves + moves)
+
+
+def test_traffic_differs_by_a_byte_a_message_or_a_rank():
+    one = Traffic.of(2, [(0, 1, 8)])
+    assert one != Traffic.of(2, [(0, 1, 9)])
+    assert one != Traffic.of(2, [(1, 0, 8)])
+    assert one != Traffic.of(2, [(0, 1, 4), (0, 1, 4)])
+    assert one != "8 bytes"
+
+
+def test_all_pairs_of_placements_have_a_name_or_an_error():
+    for old, new in product((Shard(0), Shard(1), Replicate(), Partial()), repeat=2):
+        tiling = Tiling((4, 4), (2,), (old,))
+        if new == Partial() and old != Partial():
+            continue
+        moved = traffic_of(2, redistribution(tiling, tiling.replaced(new)), 1).total
+        assert (collective(tiling, tiling.replaced(new)) != "none") == (moved > 0)
+
+
+def test_two_axes_split_one_inside_the_other_in_mesh_order():
+    t = Tiling((12,), (2, 3), (Shard(0), Shard(0)))
+    assert [t.region(at)[0] for at in t.coordinates()] == [(2 * i, 2 * i + 2) for i in range(6)]
+
+
+def test_traffic_rows_are_sources():
+    t = Traffic.of(3, [(0, 2, 7)])
+    assert (t.bytes[0, 2], t.messages[0, 2]) == (7, 1)
+    assert (t.sent, t.received) == ((7, 0, 0), (0, 0, 7))
+
+
+def test_a_collective_on_two_axes_is_named_once():
+    t = Tiling((8, 8), (2, 2), (Shard(0), Shard(1)))
+    assert collective(t, t.replaced(Replicate(), Replicate())) == "all_gather"
+
+
+@pytest.mark.parametrize("dim", [True, "0", 0.0, None])
+def test_a_shard_names_a_dimension(dim):
+    with pytest.raises(PlacementError, match="Shard takes the number of a dimension"):
+        Shard(dim)
+
+
+@pytest.mark.parametrize("shape", [(4.0, 4), (-4, 4), (True, 4)])
+def test_shapes_are_whole_numbers(shape):
+    with pytest.raises(PlacementError, match="a shape is a tuple of whole numbers of 0 or more"):
+        Tiling(shape, (2,), (Replicate(),))
+
+
+def test_replay_counts_workspace_and_takes_exactly_the_cap():
+    assert replay([20, 20], cap=40) == Replay(40, None)
+    assert replay([20, 20], cap=40, workspace=1) == Replay(21, 1)
+    assert replay([], cap=0) == Replay(0, None)

@@ -1,0 +1,673 @@
+"""Plans executed in loops on plain arrays: the right product, each multiplication once, the bytes.
+
+No cluster: every rank has its own block and the pieces its plan lists, nothing else.
+
+Holds `tiledask.plan.products.product`.
+"""
+
+from functools import cache
+from itertools import product
+from math import prod, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import PlacementError
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
+from tiledask.plan.products.product import PANEL, algorithms, grids, moves_nothing, plan_product
+from tiledask.plan.products.traffic import Traffic
+
+GRID = (Shard(0), Shard(1))
+COPIES = (*GRID, Replicate())
+ON_GRIDS = {"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3}
+PANELLED = ("column_parallel", "row_parallel", "summa", "2.5d")
+
+
+@cache
+def integers(shape, seed=0):
+    """Small integers: sums are exact in every order."""
+    made = np.random.default_rng(seed).integers(-4, 5, shape).astype(float)
+    made.flags.writeable = False
+    return made
+
+
+def square(n, mesh, *placements):
+    return Tiling((n, n), mesh, placements)
+
+
+# -- the oracle ----------------------------------------------------------------------------------
+
+
+def within(region, block):
+    """The index of ``region`` in an array that holds ``block``; the block must hold all of it."""
+    for (start, stop), (first, last) in zip(region, block, strict=True):
+        assert first <= start < stop <= last, f"{region} is not in {block}"
+    return tuple(
+        slice(start - first, stop - first)
+        for (start, stop), (first, _) in zip(region, block, strict=True)
+    )
+
+
+def everywhere(region):
+    return tuple(slice(start, stop) for start, stop in region)
+
+
+def regions(tiling):
+    return list(tiling.regions)
+
+
+def cut(array, tiling, seed):
+    """The block of every rank; along Partial() axes random addends that sum to ``array``."""
+    partial = [axis for axis, p in enumerate(tiling.placements) if p == Partial()]
+    which = list(product(*(range(tiling.mesh[axis]) for axis in partial)))
+    addends = {at: integers(array.shape, seed + i) for i, at in enumerate(which)}
+    addends[which[0]] = array - sum(addends[at] for at in which[1:])
+    return [
+        addends[tuple(at[axis] for axis in partial)][everywhere(region)].copy()
+        for at, region in zip(tiling.coordinates(), tiling.regions, strict=True)
+    ]
+
+
+def assemble(blocks, tiling):
+    """The array that ``blocks`` are: addends summed, copies compared, every element there."""
+    out, addends = np.zeros(tiling.shape), np.zeros(tiling.shape, int)
+    for block, at, region in zip(blocks, tiling.coordinates(), tiling.regions, strict=True):
+        first = [0 if p == Replicate() else i for i, p in zip(at, tiling.placements, strict=True)]
+        assert np.array_equal(block, blocks[tiling.rank(first)])
+        if tuple(first) == at:
+            out[everywhere(region)] += block
+            addends[everywhere(region)] += 1
+    sizes = zip(tiling.mesh, tiling.placements, strict=True)
+    assert (addends == prod(size for size, p in sizes if p == Partial())).all()
+    return out
+
+
+def execute(plan, a, b):
+    """A @ B as the ranks of ``plan`` make it, from their blocks and the pieces it lists."""
+    blocks_a, blocks_b = cut(a, plan.a, 100), cut(b, plan.b, 200)
+    held_a, held_b, made = regions(plan.a), regions(plan.b), regions(plan.work)
+    lead, parts = a.ndim - 1, []
+    for rank, panels in enumerate(plan.panels):
+        part = np.zeros([stop - start for start, stop in made[rank]])
+        for panel in panels:
+            for of_a, of_b in product(panel.a, panel.b):
+                assert of_a.destination == of_b.destination == rank
+                left = blocks_a[of_a.source][within(of_a.region, held_a[of_a.source])]
+                right = blocks_b[of_b.source][within(of_b.region, held_b[of_b.source])]
+                rows, columns = of_a.region[:lead], of_b.region[1:]
+                part[within((*rows, *columns), made[rank])] += left @ right
+        parts.append(part)
+    if plan.sums:
+        kept = regions(plan.result)
+        sums = [np.zeros([stop - start for start, stop in region]) for region in kept]
+        for rank, pieces in enumerate(plan.partials):
+            for p in pieces:
+                assert p.destination == rank
+                addend = parts[p.source][within(p.region, made[p.source])]
+                sums[rank][within(p.region, kept[rank])] += addend
+        parts = sums
+    else:
+        assert regions(plan.result) == made
+    return assemble(parts, plan.result)
+
+
+def multiplications(plan, a, b):
+    """How often each of the m x n x k multiplications is done, over all ranks; m may be many."""
+    lead = a.ndim - 1
+    box = np.zeros((*a.shape[:-1], *b.shape[1:], a.shape[-1]), int)
+    for panels in plan.panels:
+        for panel in panels:
+            for of_a, of_b in product(panel.a, panel.b):
+                box[everywhere((*of_a.region[:lead], *of_b.region[1:], panel.depth))] += 1
+    return box
+
+
+def check_panels(plan):
+    """Panels do not overlap in k; the pieces of one are [rows, depth] and [depth, columns].
+
+    Both have something in them: nothing is fetched that is not multiplied.
+    """
+    lead, k = len(plan.a.shape) - 1, plan.a.shape[-1]
+    for rank, (panels, c) in enumerate(zip(plan.panels, regions(plan.work), strict=True)):
+        turns = np.zeros(k, int)
+        for panel in panels:
+            assert panel.depth[0] < panel.depth[1]
+            assert panel.a
+            assert panel.b
+            turns[slice(*panel.depth)] += 1
+            for pieces, shape, wanted, dim in (
+                (panel.a, plan.a.shape, (*c[:lead], panel.depth), -1),
+                (panel.b, plan.b.shape, (panel.depth, *c[lead:]), 0),
+            ):
+                times = np.zeros(shape, int)
+                for p in pieces:
+                    assert p.region[dim] == panel.depth
+                    times[everywhere(p.region)] += 1
+                expected = np.zeros(shape, int)
+                expected[everywhere(wanted)] = 1
+                assert np.array_equal(times, expected)
+        assert turns.max(initial=0) <= 1
+        m, n, depth = plan.extents(rank)
+        assert (m, n) == (
+            prod(stop - start for start, stop in c[:lead]),
+            prod(stop - start for start, stop in c[lead:]),
+        )
+        assert depth == turns.sum()
+
+
+def check_nothing_at_hand_is_fetched(plan):
+    for tiling, of in ((plan.a, lambda x: x.a), (plan.b, lambda x: x.b)):
+        if Partial() in tiling.placements:
+            continue
+        for rank, (panels, own) in enumerate(zip(plan.panels, regions(tiling), strict=True)):
+            for p in (p for panel in panels for p in of(panel) if p.source != rank):
+                common = zip(p.region, own, strict=True)
+                assert any(min(b, d) <= max(a, c) for (a, b), (c, d) in common), (p, own)
+
+
+def check_accounts(plan):
+    """Traffic, messages and the largest panel, counted piece by piece."""
+    moves = []
+    for rank, panels in enumerate(plan.panels):
+        largest = 0
+        for panel in panels:
+            others = [p for p in (*panel.a, *panel.b) if p.source != rank]
+            moves += [(p.source, rank, p.size * 2) for p in others]
+            largest = max(largest, sum(p.size for p in others))
+        assert plan.held(rank) == largest
+    for rank, addends in enumerate(plan.partials):
+        moves += [(p.source, rank, p.size * 4) for p in addends if p.source != rank]
+    assert plan.traffic(2, 4) == Traffic.of(plan.ranks, moves)
+    assert plan.traffic(2, 4, plan.ranks + 3) == Traffic.of(plan.ranks + 3, moves)
+
+
+def along(tiling, placement, summed):
+    """What a placement does to a product: cut k, cut m or n, leave addends, or nothing."""
+    if isinstance(placement, Shard):
+        return "k" if placement.dim == summed else "c"
+    return "+" if placement == Partial() else "="
+
+
+def pairs(a, b):
+    """Per mesh axis, what A's and B's placements do."""
+    return [
+        along(a, of_a, len(a.shape) - 1) + along(b, of_b, 0)
+        for of_a, of_b in zip(a.placements, b.placements, strict=True)
+    ]
+
+
+LOCAL = {"==", "c=", "=c", "kk", "+=", "=+"}
+"""Pairs of placements that multiply where they lie."""
+
+
+def refused(name, a, b):
+    """Whether ``name`` has to refuse, by the rules alone."""
+    if name in ("local", "gather"):
+        if a.mesh != b.mesh:
+            return True
+        mixed = any("+" in pair and "=" not in pair for pair in pairs(a, b))
+        return mixed or (name == "local" and not set(pairs(a, b)) <= LOCAL)
+    shapeless = len(a.shape) == len(b.shape) == 1
+    return (
+        Partial() in (*a.placements, *b.placements)
+        or (name == "column_parallel" and len(b.shape) == 1)
+        or (name in ON_GRIDS and shapeless)
+    )
+
+
+def check(name, a, b, **options):
+    """Plan it and hold every law there is; the Plan, or None where it is rightly refused."""
+    if refused(name, a, b):
+        with pytest.raises(PlacementError):
+            plan_product(name, a, b, **options)
+        return None
+    x, y = integers(a.shape, 1), integers(b.shape, 2)
+    plan = plan_product(name, a, b, **options)
+    np.testing.assert_array_equal(execute(plan, x, y), x @ y)
+    times = prod(
+        size
+        for axis, (size, p) in enumerate(zip(plan.work.mesh, plan.work.placements, strict=True))
+        if p == Replicate() or Partial() in (*a.placements[axis:][:1], *b.placements[axis:][:1])
+    )
+    assert (multiplications(plan, x, y) == times).all()
+    check_panels(plan)
+    check_nothing_at_hand_is_fetched(plan)
+    check_accounts(plan)
+    return plan
+
+
+# -- every algorithm, mesh, placement and shape --------------------------------------------------
+
+MESHES = [
+    (1,),
+    (2,),
+    (3,),
+    (4,),
+    (7,),
+    (1, 1),
+    (1, 4),
+    (2, 2),
+    (2, 3),
+    (3, 2),
+    (4, 1),
+    (3, 3),
+    (2, 5),
+    (1, 1, 1),
+    (2, 2, 2),
+    (2, 1, 3),
+    (1, 2, 4),
+    (3, 2, 2),
+    (2, 3, 4),
+    (3, 3, 3),
+    (2, 1, 2, 2),
+]
+SIZES = st.integers(1, 9)
+
+
+@st.composite
+def placed(draw, shape, mesh, partial):
+    choices = [*(Shard(dim) for dim in range(len(shape))), Replicate()]
+    choices += [Partial()] if partial else []
+    return Tiling(shape, mesh, tuple(draw(st.sampled_from(choices)) for _ in mesh))
+
+
+@st.composite
+def operands(draw):
+    """Tilings that multiply: vectors, matrices, batches, on one mesh or on two of as many ranks."""
+    mesh = draw(st.sampled_from(MESHES))
+    k = draw(SIZES)
+    rows, columns = draw(st.lists(SIZES, max_size=3)), draw(st.lists(SIZES, max_size=1))
+    partial = draw(st.sampled_from([False, False, True]))
+    other = draw(st.sampled_from([mesh] * 5 + [(prod(mesh),), mesh[::-1]]))
+    return (
+        draw(placed((*rows, k), mesh, partial)),
+        draw(placed((k, *columns), other, partial)),
+    )
+
+
+@st.composite
+def choices(draw, name, ranks):
+    """Options of ``name``, or none."""
+    options = {}
+    if name in PANELLED:
+        options["panel"] = draw(st.sampled_from([None, 1, 2, 3, 5]))
+    if name in ON_GRIDS:
+        options["grid"] = draw(st.sampled_from([None, *grids(ranks, ON_GRIDS[name])]))
+    if name == "2.5d" and options["grid"] is None:
+        layers = [c for c in range(1, ranks + 1) if ranks % c == 0]
+        options["replication"] = draw(st.sampled_from([None, *layers]))
+    return options
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", algorithms)
+@settings(max_examples=150, deadline=None)
+@given(operands(), st.data())
+def test_every_law_of_every_plan(name, tilings, data):
+    a, b = tilings
+    check(name, a, b, **data.draw(choices(name, a.ranks)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", algorithms)
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_every_pair_of_placements_on_small_meshes(name, mesh):
+    every = list(product((Shard(0), Shard(1), Replicate(), Partial()), repeat=len(mesh)))
+    for of_a, of_b in product(every, every):
+        check(name, Tiling((3, 5), mesh, of_a), Tiling((5, 4), mesh, of_b))
+
+
+def test_nothing_moves_where_every_pair_of_placements_allows_it():
+    every = list(product((Shard(0), Shard(1), Replicate(), Partial()), repeat=2))
+    for of_a, of_b in product(every, every):
+        a, b = square(4, (2, 2), *of_a), square(4, (2, 2), *of_b)
+        assert moves_nothing(a, b) == (not refused("local", a, b))
+        if moves_nothing(a, b):
+            assert check("local", a, b).traffic(1).total == 0
+    assert not moves_nothing(square(4, (2, 2), *GRID), square(4, (4,), Replicate()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", algorithms)
+def test_extents_smaller_than_the_mesh(name):
+    for mesh, placements in (((2, 2, 2), COPIES), ((3, 3), GRID), ((4,), (Shard(1),))):
+        for m, n, k in product((1, 2, 3), repeat=3):
+            check(name, Tiling((m, k), mesh, placements), Tiling((k, n), mesh, placements))
+
+
+@pytest.mark.parametrize("name", algorithms)
+def test_one_rank_multiplies_alone(name):
+    for mesh in ((1,), (1, 1), (1, 1, 1)):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            t = Tiling((5, 5), mesh, (placement,) * len(mesh))
+            if plan := check(name, t, t):
+                assert plan.traffic(1).total == 0
+                assert not plan.sums
+
+
+# -- what they do, in the field's words ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "of_a", "of_b", "of_c"),
+    [
+        ("column_parallel", (4,), (Shard(0),), (Shard(1),), (Shard(1),)),
+        ("row_parallel", (4,), (Shard(1),), (Shard(0),), (Shard(0),)),
+        ("row_parallel", (2, 2), GRID, GRID, (Shard(0), Shard(0))),
+        ("summa", (2, 2), GRID, GRID, GRID),
+        ("cannon", (2, 2), GRID, GRID, GRID),
+        ("2.5d", (2, 2, 2), COPIES, COPIES, (*GRID, Shard(0))),
+        ("3d", (2, 2, 2), COPIES, COPIES, (*GRID, Shard(0))),
+        ("local", (4,), (Replicate(),), (Replicate(),), (Replicate(),)),
+        ("local", (4,), (Shard(0),), (Replicate(),), (Shard(0),)),
+        ("local", (4,), (Replicate(),), (Shard(1),), (Shard(1),)),
+        ("local", (4,), (Shard(1),), (Shard(0),), (Partial(),)),
+        ("local", (4,), (Partial(),), (Replicate(),), (Partial(),)),
+        ("local", (2, 2), GRID, (Replicate(), Shard(0)), (Shard(0), Partial())),
+        ("local", (2, 2), (Partial(), Replicate()), (Replicate(), Partial()), (Partial(),) * 2),
+        ("gather", (2, 2), GRID, GRID, GRID),
+        ("gather", (4,), (Replicate(),), (Shard(0),), (Replicate(),)),
+        ("gather", (2, 2), GRID, GRID[::-1], (Shard(0), Partial())),
+        ("gather", (4,), (Shard(1),), (Shard(1),), (Shard(1),)),
+        ("gather", (4,), (Shard(0),), (Shard(1),), (Shard(0),)),
+    ],
+)
+def test_where_the_product_lies(name, mesh, of_a, of_b, of_c):
+    plan = check(name, square(16, mesh, *of_a), square(16, mesh, *of_b))
+    assert (plan.result.mesh, plan.result.placements) == (mesh, of_c)
+
+
+def test_a_batch_is_cut_as_it_was_and_summed_along_what_is_long_enough():
+    tokens = Tiling((4, 6, 8), (2, 2), (Shard(1), Shard(2)))
+    weights = square(8, (2, 2), *GRID)
+    assert check("summa", tokens, weights).result.placements == (Shard(1), Shard(2))
+    assert check("row_parallel", tokens, weights).result.placements == (Shard(0), Shard(0))
+    few = Tiling((3, 6, 8), (2, 2), (Shard(1), Shard(2)))
+    assert check("row_parallel", few, weights).result.placements == (Shard(2), Shard(2))
+
+
+def test_the_product_of_two_vectors_is_on_every_rank():
+    vector = Tiling((7,), (3,), (Shard(0),))
+    plan = check("row_parallel", vector, vector)
+    assert plan.result == Tiling((), (3,), (Replicate(),))
+    assert received(plan) == (2, 2, 2)  # an all-reduce of one number
+
+
+def test_panels_are_as_wide_as_asked_but_no_wider_than_a_block():
+    t = square(24, (2, 2), *GRID)
+    for panel, width in ((5, 4), (6, 6), (7, 6), (100, 12)):
+        here, *fetched = plan_product("summa", t, t, panel=panel).panels[0]
+        assert here.depth == (0, 12)  # rank 0 has both parts of its block: nothing to cut
+        assert {stop - start for start, stop in (p.depth for p in fetched)} == {width}
+    long = square(5 * PANEL, (1, 2), *GRID)
+    for name in PANELLED:
+        by_default = plan_product(name, long, long).panels
+        assert by_default == plan_product(name, long, long, panel=PANEL).panels
+        assert by_default != plan_product(name, long, long, panel=PANEL + 200).panels
+
+
+@pytest.mark.parametrize("name", PANELLED)
+@pytest.mark.parametrize("panel", [1, 2, 3, 4, 100])
+def test_no_panel_that_is_fetched_is_wider_than_asked(name, panel):
+    for mesh in ((6,), (2, 3), (2, 2, 2)):
+        t = Tiling((7, 7), mesh, (*GRID, Shard(1))[: len(mesh)])
+        panels = plan_product(name, t, t, panel=panel).panels
+        widths = [
+            p.depth[1] - p.depth[0]
+            for rank, mine in enumerate(panels)
+            for p in mine
+            if any(piece.source != rank for piece in (*p.a, *p.b))
+        ]
+        assert max(widths) <= panel
+
+
+# -- bytes and messages against formulas ---------------------------------------------------------
+
+
+def received(plan):
+    """Elements that reach each rank."""
+    return plan.traffic(1).received
+
+
+def per_rank(plan):
+    """Elements that reach each rank, where that is the same for all; messages likewise."""
+    traffic = plan.traffic(1)
+    (elements,), (messages,) = set(traffic.received), set(traffic.messages.sum(axis=0).tolist())
+    return elements, messages
+
+
+M, N, K = 144, 48, 144  # every extent below divides them, and panels of 2 every block
+SQUARES = [(2, 2), (3, 3), (4, 4)]
+RECTANGLES = [*SQUARES, (1, 4), (4, 1), (2, 3), (3, 2), (2, 4)]
+LAYERS = [(2, 2, 2), (3, 3, 3), (2, 2, 3), (1, 2, 4), (4, 2, 1), (2, 4, 2), (2, 2, 1)]
+
+
+def on(mesh, *placements):
+    """A [M, K] and B [K, N] under the same placements."""
+    return Tiling((M, K), mesh, placements), Tiling((K, N), mesh, placements)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+def test_column_parallel_gathers_a(p):
+    a, b = Tiling((M, K), (p,), (Shard(0),)), Tiling((K, N), (p,), (Shard(1),))
+    panels = K // 2
+    plan = plan_product("column_parallel", a, b, panel=2)
+    assert per_rank(plan) == (M * K * (p - 1) // p, panels * (p - 1))
+    plan = plan_product("column_parallel", a.replaced(Replicate()), b)
+    assert per_rank(plan) == (0, 0)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+def test_row_parallel_scatters_c(p):
+    a, b = Tiling((M, K), (p,), (Shard(1),)), Tiling((K, N), (p,), (Shard(0),))
+    assert per_rank(plan_product("row_parallel", a, b)) == (M * N * (p - 1) // p, p - 1)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+def test_gather_brings_the_operand_that_is_not_kept(p):
+    a, b = on((p,), Shard(0))
+    assert per_rank(plan_product("gather", a, b)) == (K * N * (p - 1) // p, p - 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("p", "q"), RECTANGLES)
+def test_summa_receives_a_row_of_a_and_a_column_of_b(p, q):
+    a, b = on((p, q), *GRID)
+    elements = M // p * K * (q - 1) // q + K * N // q * (p - 1) // p
+    panels = K // 2
+    messages = panels * (q - 1) // q + panels * (p - 1) // p
+    assert per_rank(plan_product("summa", a, b, panel=2)) == (elements, messages)
+    assert received(plan_product("cannon", a, b)) == (elements,) * p * q
+
+
+@pytest.mark.parametrize("n", [12, 13, 14, 5])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
+def test_on_a_square_grid_cannon_reads_every_block_once_at_a_time(n, p):
+    t = square(n, (p, p), *GRID)
+    plan = plan_product("cannon", t, t)
+    first = [(p.a[0].source, p.b[0].source) for p, *_ in plan.panels]
+    # rank (i, j) starts with A[i, i+j] and B[i+j, j]
+    assert first == [
+        (t.rank((i, (i + j) % p)), t.rank(((i + j) % p, j))) for i, j in t.coordinates()
+    ]
+    for step in zip(*plan.panels, strict=True):
+        for pieces in ([p.a for p in step], [p.b for p in step]):
+            assert sorted(piece.source for (piece,) in pieces) == list(range(p * p))
+
+
+@pytest.mark.parametrize(("p", "q", "c"), LAYERS)
+def test_layers_share_k_and_scatter_c(p, q, c):
+    a, b = on((p, q, c), *COPIES)
+    operands = M // p * K // c * (q - 1) // q + K // c * N // q * (p - 1) // p
+    sums = M // p * N // q * (c - 1) // c
+    panels = K // c // 2
+    plan = plan_product("2.5d", a, b, panel=2)
+    messages = panels * (q - 1) // q + panels * (p - 1) // p + c - 1
+    assert per_rank(plan) == (operands + sums, messages)
+    assert received(plan_product("3d", a, b)) == (operands + sums,) * p * q * c
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["2.5d", "3d"])
+@pytest.mark.parametrize("k", [7, 12, 13, 30])
+def test_layers_differ_by_one_in_depth_however_the_blocks_end(name, k):
+    for mesh, c in product([(12,), (3, 4), (2, 2, 3)], (2, 3, 4)):
+        a = Tiling((12, k), mesh, (Shard(1),) * len(mesh))
+        b = Tiling((k, 12), mesh, (Shard(0),) * len(mesh))
+        for grid in (g for g in grids(12, 3) if g[2] == c):
+            plan = plan_product(name, a, b, grid=grid)
+            depths = [plan.extents(rank)[2] for rank in range(12)]
+            of_blocks = [depths[first : first + c] for first in range(0, 12, c)]
+            assert all(sum(each) == k and max(each) - min(each) <= 1 for each in of_blocks)
+
+
+@pytest.mark.parametrize("q", [2, 3, 4])
+def test_a_cube_of_ranks_reads_a_square_of_each_matrix(q):
+    a, b = on((q, q, q), Shard(0), Shard(1), Shard(1))  # a single copy of A and B
+    squares = (M * K + K * N + M * N) // q**2
+    blocks = (M * K + K * N + M * N) // q**3
+    assert all(squares - blocks <= n <= squares for n in received(plan_product("3d", a, b)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "of_a", "of_b", "published"),
+    [
+        ("column_parallel", (64,), (Shard(0),), (Shard(1),), lambda n, p: n**2),
+        ("summa", (8, 8), GRID, GRID, lambda n, p: 2 * n**2 / sqrt(p)),
+        ("cannon", (8, 8), GRID, GRID, lambda n, p: 2 * n**2 / sqrt(p)),
+        ("2.5d", (8, 8, 2), COPIES, COPIES, lambda n, p: 2 * n**2 / sqrt(2 * p) + n**2 / p),
+        ("3d", (5, 5, 5), COPIES, COPIES, lambda n, p: 3 * n**2 / p ** (2 / 3)),
+    ],
+)
+def test_published_formulas_are_met_but_for_what_a_rank_has(name, mesh, of_a, of_b, published):
+    n, p = 640 if 5 not in mesh else 625, prod(mesh)
+    plan = plan_product(name, square(n, mesh, *of_a), square(n, mesh, *of_b))
+    # of every row of ranks that shares something, one has it already
+    least = min(size for size in mesh if size > 2)
+    elements, _ = per_rank(plan)
+    assert published(n, p) * (1 - 1 / least) * 0.99 <= elements <= published(n, p)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ON_GRIDS)
+@pytest.mark.parametrize("shape", [(96, 96, 96), (192, 12, 24), (12, 192, 24), (12, 24, 384)])
+def test_the_grid_that_is_chosen_touches_least(name, shape):
+    m, n, k = shape
+    a, b = Tiling((m, k), (12,), (Shard(0),)), Tiling((k, n), (12,), (Shard(0),))
+
+    def touched(**options):
+        plan = plan_product(name, a, b, **options)
+        sums = plan.work.mesh[2:] > (1,)
+        extents = [plan.extents(rank) for rank in range(12)]
+        rows, columns, depth = (max(each) for each in zip(*extents, strict=True))
+        return rows * depth + depth * columns + (rows * columns if sums else 0)
+
+    every = list(grids(12, ON_GRIDS[name]))
+    if name == "2.5d":
+        for c in (1, 2, 3, 4, 6, 12):
+            least = min(touched(grid=grid) for grid in every if grid[2] == c)
+            assert touched(replication=c) == least
+        assert plan_product(name, a, b).work.mesh[2] == 2
+    else:
+        assert touched() == min(touched(grid=grid) for grid in every)
+
+
+def test_grids_are_all_factorisations():
+    for ranks, axes in product((1, 2, 12, 30), (1, 2, 3)):
+        sides = product(range(1, ranks + 1), repeat=axes)
+        assert list(grids(ranks, axes)) == [side for side in sides if prod(side) == ranks]
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+T = square(8, (2, 2), *GRID)
+ADDENDS = square(8, (2, 2), Partial(), Shard(1))
+VECTOR = Tiling((8,), (2, 2), (Shard(0), Shard(0)))
+NUMBER = Tiling((), (2, 2), (Replicate(), Replicate()))
+
+
+def shaped(*shape):
+    return Tiling(shape, (2, 2), GRID)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nix", {}, r"no algorithm 'nix'; td.algorithms has local, .*gather"),
+        ("summa", {"width": 2}, r"summa has no option width; it takes panel, grid"),
+        ("local", {"panel": 2}, r"local has no option panel; it takes none at all"),
+        *(
+            ("summa", {"panel": panel}, rf"whole number of columns of A, 1 or more, got {panel!r}")
+            for panel in (0, -1, True, 2.5, "3")
+        ),
+        *(
+            ("summa", {"grid": grid}, r"4 ranks .* 2 extents .* is 4, got .* example \(2, 2\)")
+            for grid in ((2, 3), (2, 2, 1), (4,), (-2, -2), (0, 4), (2.0, 2), (True, 4), 4, "22")
+        ),
+        ("3d", {"grid": (2, 2)}, r"3d on 4 ranks needs a grid of 3 extents .*\(2, 2, 1\)"),
+        *(
+            ("2.5d", {"replication": c}, rf"{c!r} needs .* there are 4; take one of 1, 2, 4")
+            for c in (0, -1, 3, 8, True, 2.0, "2")
+        ),
+        (
+            "2.5d",
+            {"replication": 2, "grid": (1, 1, 4)},
+            r"\(1, 1, 4\) has 4 layers and replication=2 asks for 2; leave one of them out",
+        ),
+    ],
+)
+def test_options_that_cannot_be(name, options, message):
+    with pytest.raises(PlacementError, match=message):
+        plan_product(name, T, T, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b", "message"),
+    [
+        ("local", T, T, r"axis 0: Shard\(0\) @ Shard\(0\) cannot .* lies; .*'gather'"),
+        ("gather", T, square(8, (4,), Shard(0)), r"A lies on \(2, 2\) and B on \(4,\); distribute"),
+        ("local", T, square(8, (4,), Shard(0)), r"A lies on \(2, 2\) and B on \(4,\); distribute"),
+        ("summa", T, square(8, (2,), Shard(0)), r"A lies on 4 ranks and B on 2; distribute both"),
+        ("column_parallel", T, VECTOR, r"B \(8,\) is a vector; use row_parallel or gather"),
+        ("summa", shaped(8, 0), T, r"A has shape \(8, 0\); .* every extent 1 or more"),
+        ("summa", T, shaped(8, 0), r"B has shape \(8, 0\); .* every extent 1 or more"),
+        ("summa", NUMBER, T, r"A has shape \(\); a product needs at least one dimension"),
+        ("summa", T, shaped(8, 2, 2), r"B has 3 dimensions, .*; only A .*one by one"),
+        (
+            "summa",
+            T,
+            shaped(7, 2),
+            r"\(8, 8\) has 8 columns and B \(7, 2\) has 7 rows, .*transpose",
+        ),
+    ],
+)
+def test_operands_that_do_not_multiply(name, a, b, message):
+    with pytest.raises(PlacementError, match=message):
+        plan_product(name, a, b)
+
+
+@pytest.mark.parametrize("name", ON_GRIDS)
+def test_a_grid_needs_rows_or_columns(name):
+    with pytest.raises(PlacementError, match=rf"{name} cuts rows .* neither; use row_parallel"):
+        plan_product(name, VECTOR, VECTOR)
+
+
+@pytest.mark.parametrize("name", algorithms)
+def test_addends_are_summed_before_they_are_multiplied(name):
+    for operand, a, b in (("A", ADDENDS, T), ("B", T, ADDENDS), ("A", ADDENDS, ADDENDS)):
+        words = rf"^{operand} is Partial\(\) along mesh axis 0, and {name} would .*redistribute"
+        with pytest.raises(PlacementError, match=words):
+            plan_product(name, a, b)
+
+
+def test_options_of_none_are_left_out():
+    plan = plan_product("gather", T, T, panel=None, grid=None, replication=None)
+    assert plan.panels == plan_product("gather", T, T).panels
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    plan = plan_product("2.5d", T, T, panel=np.int64(2), grid=np.array([2, 1, 2]))
+    assert plan.panels == plan_product("2.5d", T, T, panel=2, grid=(2, 1, 2)).panels
+    assert plan_product("2.5d", T, T, replication=np.int64(2)).work.mesh[2] == 2

@@ -1,0 +1,118 @@
+"""The judge with chunks and sends against partition(), and the command line that asks both.
+
+Holds `tiledask.plan.splitting.assignment` and `tiledask.plan.splitting.judge`.
+"""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.cli import main
+from tiledask.plan.splitting.assignment import stages_of
+from tiledask.plan.splitting.judge import judge
+from tiledask.plan.splitting.partition import contiguous_splits, partition
+
+DEALT = "1-3 | 4-6 | 7-9 | 10-12"
+"""12 layers as 4 stages, 2 on each of 2 devices."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_partition_is_judged_to_be_what_it_says(data):
+    """Its own costs, speeds, sends and chunks are taken; given ones as well."""
+    devices, chunks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    stages = devices * chunks
+    costs = data.draw(st.lists(st.integers(1, 9), min_size=stages, max_size=stages + 5))
+    speeds = data.draw(st.lists(st.sampled_from([1, 2, 4]), min_size=devices, max_size=devices))
+    sends = data.draw(st.sampled_from([None, 0.5, list(range(len(costs) - 1))]))
+    cut = partition(costs, stages, speeds, communication=sends, chunks=chunks)
+    given_them = judge(cut, None, devices, costs, speeds, None, None, sends, chunks)
+    for verdict in (judge(cut), given_them):
+        assert verdict.ok, verdict
+        assert (verdict.bottleneck, verdict.optimum) == (cut.bottleneck, cut.bottleneck)
+        crossings = sum(a != b for a, b in pairwise(cut.place))
+        assert verdict.crossings == crossings
+
+
+@pytest.mark.parametrize("sends", [None, 0.5, [3, 1, 4, 1, 5]])
+def test_every_split_has_the_bottleneck_that_counting_gives(sends):
+    costs, speeds = [3, 1, 4, 1, 5, 9], [1, 2]
+    between = sends if isinstance(sends, list) else [sends or 0] * 5
+    seen = set()
+    for bounds in contiguous_splits(6, 4):
+        groups = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
+        times = [
+            sum(costs[n - 1] for n in group) / speeds[s % 2]
+            + (between[group[-1] - 1] if s < 3 else 0)
+            for s, group in enumerate(groups)
+        ]
+        verdict = judge(groups, None, 2, costs, speeds, communication=sends, chunks=2)
+        assert (verdict.ok, verdict.bottleneck) == (True, max(times))
+        seen.add(verdict.bottleneck)
+    assert min(seen) == verdict.optimum < max(seen)
+
+
+def test_stages_devices_and_places_say_the_same():
+    by_device, places = "1-3, 7-9 | 4-6, 10-12", [0, 0, 0, 1, 1, 1] * 2
+    verdicts = [judge(a, 12, 2, chunks=2) for a in (DEALT, by_device, places)]
+    assert all(v.ok and v.crossings == 3 and v.bottleneck == 3 for v in verdicts)
+    assert stages_of([[1, 4], [2, 5]], 2, 2) == [[1], [2], [4], [5]]
+
+
+def test_memory_is_shared_by_the_chunks_of_a_device():
+    memory = [5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert judge(DEALT, 12, 2, memory=memory, capacity=10, chunks=2).ok
+    verdict = judge("1-4 | 5-6 | 7-9 | 10-12", 12, 2, memory=memory, capacity=10, chunks=2)
+    assert verdict.rule == "over memory"
+    assert "Device 0 would hold 11 B" in verdict.reason
+
+
+WRONG = [
+    ("1-3 | 4-6 | 7-9 | 10-11 | 12", "unknown device", "names 5 stages and there are 4"),
+    ("1-3 | 4-6 | 7-12", "wrong chunks", "2 devices, or of each of 4 stages"),
+    ("1-3 | 4-6 | 7-9 | 10-13", "unknown layer", "Stage 3 (on device 1) is given layer 13"),
+    ("1-3 | 3-6 | 7-9 | 10-12", "layer twice", "on stage 0 (on device 0) and again on stage 1"),
+    ("1-3 | 4-6 | 7-9 | 10-11", "layer missing", "missing: 12"),
+    ("1-6 | 7-12", "idle stage", "Stage 2 (on device 0) has 0 of 12"),
+    ("1-3 | 4-6 | 7,9 | 8,10-12", "not contiguous", "Stage 2 (on device 0) holds 2 layers"),
+    ("1-3 | 7-9 | 4-6 | 10-12", "out of order", "stage s on device s mod 2"),
+    ("3-1 | 4-6 | 7-9 | 10-12", "out of order", "Stage 0 (on device 0) runs layer 3 before"),
+    ([0, 1] * 6, "not contiguous", "a device holds 2 stages"),
+]
+
+
+@pytest.mark.parametrize(("answer", "rule", "words"), WRONG)
+def test_refuses_each_in_its_own_words(answer, rule, words):
+    verdict = judge(answer, 12, 2, chunks=2)
+    assert (verdict.ok, verdict.rule) == (False, rule)
+    assert words in verdict.reason
+
+
+def test_no_two_wrong_answers_read_the_same():
+    assert len({judge(a, 12, 2, chunks=2).reason for a, _, _ in WRONG}) == len(WRONG)
+
+
+def run(capsys, *arguments):
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_command_line_takes_chunks_sends_and_memory(capsys):
+    options = ("--chunks", "2", "--communication", "0.5", "--memory", "1GB", "--capacity", "6GB")
+    code, said = run(capsys, "partition", "12", "4", *options)
+    assert (code, said["bottleneck"], said["device_times"]) == (0, 3.5, [7.0, 6.5])
+    assert said["place"] == [0, 0, 0, 1, 1, 1] * 2
+    best = partition([1] * 12, 4, None, [10**9] * 12, 6 * 10**9, 0.5, 2)
+    assert said["bounds"] == list(best.bounds)
+    assert run(capsys, "partition", "12", "4", *options, "--judge", DEALT)[1]["ok"]
+    code, said = run(capsys, "partition", "12", "4", *options, "--judge", "1-4|5-6|7-9|10-12")
+    assert (code, said["rule"]) == (1, "over memory")
+    several = ("--memory", "2GB,1GB,1GB,1GB", "--capacity", "2GB,3GB")
+    assert run(capsys, "partition", "4", "2", *several)[1]["sizes"] == [1, 3]
+    assert main(["partition", "12", "4", "--chunks", "2"]) == 0
+    assert "stage s is on device s mod 2" in capsys.readouterr().out
+    assert main(["partition", "12", "4", "--memory", "1GB"]) == 2
+    assert "go together" in capsys.readouterr().err

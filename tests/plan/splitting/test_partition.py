@@ -1,0 +1,504 @@
+"""Partition against an exhaustive oracle, and the judge against every rule there is.
+
+Holds `tiledask.plan.splitting.exact` and `tiledask.plan.splitting.minmax`.
+"""
+
+import math
+import random
+import re
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import PartitionError
+from tiledask.plan.splitting.judge import judge
+from tiledask.plan.splitting.minmax import LayerSums
+from tiledask.plan.splitting.partition import (
+    Partition,
+    contiguous_splits,
+    count_contiguous_splits,
+    partition,
+)
+
+
+def stage_times(bounds, costs, speeds, sends):
+    """Exact, from the definition: cost / speed, plus the sending after a stage's last layer."""
+    sends = [*map(Fraction, sends), 0] if len(speeds) > 1 else [0] * len(costs)
+    return [
+        sum(map(Fraction, costs[a:b])) / Fraction(speeds[s % len(speeds)]) + sends[b - 1]
+        for s, (a, b) in enumerate(pairwise(bounds))
+    ]
+
+
+def oracle(costs, stages, speeds=None, memory=None, capacity=None, communication=None, chunks=1):
+    """The best split by looking at all: least bottleneck, most even, longest first stages."""
+    devices = stages // chunks
+    speeds, sends = speeds or [1] * devices, communication or [0] * (len(costs) - 1)
+    best = None
+    for bounds in contiguous_splits(len(costs), stages):
+        if memory and any(
+            sum(sum(map(Fraction, memory[a:b])) for a, b in list(pairwise(bounds))[d::devices])
+            > capacity[d]
+            for d in range(devices)
+        ):
+            continue
+        times = stage_times(bounds, costs, speeds, sends)
+        key = (max(times), sum(t * t for t in times), [-b for b in bounds])
+        best = min(best, (key, bounds)) if best else (key, bounds)
+    return best
+
+
+def random_problem(draw, number, speed):
+    """A problem small enough for the oracle, each option present or not."""
+    layers, chunks = draw.randint(1, 9), draw.choice([1, 1, 2, 3])
+    devices = draw.randint(1, max(1, layers // chunks))
+    stages = min(devices * chunks, layers) if devices * chunks <= layers else 1
+    chunks = chunks if stages == devices * chunks else 1
+    devices = stages // chunks
+    problem = {"costs": [number() for _ in range(layers)], "stages": stages, "chunks": chunks}
+    if draw.random() < 0.5:
+        problem["speeds"] = [speed() for _ in range(devices)]
+    if draw.random() < 0.5:
+        problem["communication"] = [number() for _ in range(layers - 1)]
+    if draw.random() < 0.5:
+        problem["memory"] = memory = [number() for _ in range(layers)]
+        fair = float(sum(map(Fraction, memory))) / devices + 1
+        problem["capacity"] = [fair * draw.uniform(0.6, 2.5) for _ in range(devices)]
+    return problem
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_the_oracle_to_the_bound_or_both_find_nothing(seed):
+    draw, found = random.Random(seed), 0
+    for _ in range(250):
+        problem = random_problem(draw, lambda: draw.randint(0, 9), lambda: draw.choice([1, 2, 4]))
+        best = oracle(**problem)
+        if best is None:
+            with pytest.raises(PartitionError, match=r"fits on no device|no contiguous split"):
+                partition(**problem)
+            continue
+        found += 1
+        cut = partition(**problem)
+        assert cut.bounds == best[1], problem
+        assert cut.bottleneck == best[0][0], problem
+        assert cut.stages == problem["stages"]
+        assert min(cut.sizes) > 0
+        assert len(cut.place) == len(problem["costs"])
+        assert math.isclose(sum(cut.device_times), sum(cut.times))
+    assert 150 < found < 250
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_no_rounding_decides(seed):
+    """With awkward fractions the optimum is that of exact arithmetic."""
+    draw = random.Random(100 + seed)
+
+    def ragged():
+        return draw.choice(
+            [
+                draw.random(),
+                draw.random() * 10.0 ** draw.randint(-300, 17),
+                draw.choice([0.1, 0.2, 0.3, 1 / 3, 0.0, 1e16]),
+                Fraction(draw.randint(0, 20), draw.randint(1, 20)),
+            ]
+        )
+
+    def speed():
+        return draw.choice([draw.uniform(0.1, 10), 1 / 3, Fraction(draw.randint(1, 9), 7)])
+
+    for _ in range(150):
+        problem = random_problem(draw, ragged, speed)
+        best = oracle(**problem)
+        if best is None:
+            with pytest.raises(PartitionError, match=r"fits on no device|no contiguous split"):
+                partition(**problem)
+            continue
+        cut = partition(**problem)
+        sends = problem.get("communication", [0] * (len(cut.costs) - 1))
+        speeds = problem.get("speeds", [1] * cut.devices)
+        assert max(stage_times(cut.bounds, problem["costs"], speeds, sends)) == best[0][0], problem
+
+
+def test_brute_force_over_1771_splits_of_24_layers():
+    costs = [random.Random(7).randint(1, 30) for _ in range(24)]
+    bounds = list(contiguous_splits(24, 4))
+    assert len(bounds) == len(set(bounds)) == count_contiguous_splits(24, 4) == 1771
+    assert partition(costs, 4).bounds == oracle(costs, 4)[1]
+    equal = [b for b in bounds if max(np.diff(b)) == 6]
+    assert equal == [(0, 6, 12, 18, 24)] == [partition([1.0] * 24, 4).bounds]
+
+
+def test_a_device_too_slow_or_small_for_a_large_layer_makes_gaps_and_is_still_exact():
+    # device 1 cannot take layer 3, so device 0 must stop early and device 2 start there
+    memory = [1, 1, 10, 1, 1]
+    cut = partition([1] * 5, 3, memory=memory, capacity=[4, 1, 12])
+    assert cut.sizes == (1, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("costs", "stages", "sizes"),
+    [
+        ([3.0], 1, (1,)),
+        ([1.0] * 5, 5, (1, 1, 1, 1, 1)),
+        ([0.0, 0.0], 2, (1, 1)),
+        ([0.1] * 25, 4, (7, 6, 6, 6)),  # equal decimals tie as equal whole numbers do
+        (np.ones(6, np.float32), 3, (2, 2, 2)),
+        (np.arange(1, 4), 2, (2, 1)),
+        ([2**70, 1, 2**70], 2, (2, 1)),  # beyond 64-bit sums
+    ],
+)
+def test_edges_and_ties(costs, stages, sizes):
+    assert partition(costs, stages).sizes == sizes
+
+
+def test_reads_as_people_count_and_knows_its_parts():
+    cut = partition([1.0] * 7, 3)
+    assert str(cut) == "[1-3][4-5][6-7]"
+    assert cut.place == (0, 0, 0, 1, 1, 2, 2)
+    assert cut.layers == (range(0, 3), range(3, 5), range(5, 7))
+    assert cut == Partition((0, 3, 5, 7), (1.0,) * 7, (1.0,) * 3)
+    assert sum(cut.sizes) == 7
+    assert cut.stages == 3
+    assert "[1-3]" in cut._repr_html_()
+
+
+def test_published_embedding_and_head():
+    """Weights 0.5, 22 x 1 and 2 on 4 devices: 6.5, where six layers each take 7."""
+    costs = [0.5] + 22 * [1] + [2]
+    assert partition(costs, 4).bottleneck == 6.5
+    assert max(sum(costs[a : a + 6]) for a in range(0, 24, 6)) == 7
+
+
+def test_a_stage_pays_for_the_cut_after_its_last_layer_and_only_for_that():
+    cut = partition([1.0] * 4, 2, speeds=[1, 2], communication=[5, 0.5, 3])
+    assert cut.times == (2.5, 1.0)
+    assert partition([1.0] * 4, 2, communication=0.5).times == (2.5, 2.0)
+    assert partition([1.0] * 4, 1, communication=9).bottleneck == 4
+    assert partition([1.0] * 4, 2, communication=9, chunks=2).times == (2.0, 2.0)  # one device
+
+
+def test_interleaving_deals_stages_round_the_devices_and_shares_their_capacity():
+    cut = partition([1, 2, 3, 4, 5, 6, 7, 8], 4, speeds=[1, 2], chunks=2)
+    assert cut.devices == 2
+    assert cut.place == tuple(s % 2 for s, size in enumerate(cut.sizes) for _ in range(size))
+    assert cut.device_times == (cut.times[0] + cut.times[2], cut.times[1] + cut.times[3])
+    # each chunk alone fits 5 bytes; the two of device 0 together only after moving a layer
+    memory = [3, 3, 1, 1, 3, 1, 1, 1]
+    free = partition([1] * 8, 4, chunks=2)
+    tied = partition([1] * 8, 4, memory=memory, capacity=[8, 8], chunks=2)
+    assert free.sizes == (2, 2, 2, 2)
+    held = [sum(m for m, d in zip(memory, tied.place, strict=True) if d == e) for e in (0, 1)]
+    assert held == [8, 6]
+    assert tied.bottleneck == 3
+
+
+def test_shared_capacities_that_do_not_decide_are_exact_at_any_size():
+    costs = [random.Random(4).random() for _ in range(2000)]
+    free = partition(costs, 400, chunks=4)
+    assert partition(costs, 400, memory=costs, capacity=sum(costs) / 80, chunks=4) == free
+
+
+@pytest.mark.long
+def test_shared_capacities_that_decide_among_too_many_splits_are_refused():
+    draw = random.Random(5)
+    costs, memory = ([draw.random() for _ in range(60)] for _ in range(2))
+    with pytest.raises(PartitionError, match=r"up to 100000 partial splits .* 60 layers in 24"):
+        partition(costs, 24, memory=memory, capacity=sum(memory) / 8 * 1.001, chunks=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("memory", [False, True])
+def test_ten_thousand_layers_on_a_thousand_devices_meet_a_bound_that_none_beats(memory):
+    """Floats that no 64-bit sum holds: strictly below the limit, the last layer is out of reach."""
+    draw = random.Random(6)
+    costs = [draw.random() for _ in range(10_000)]
+    speeds = [draw.uniform(0.5, 2) for _ in range(1000)]
+    caps = [draw.uniform(6, 20) for _ in range(1000)] if memory else [math.inf] * 1000
+    cut = partition(costs, 1000, speeds, costs if memory else None, caps if memory else None)
+    limit = max(stage_times(cut.bounds, costs, speeds, [0] * 9999))
+    assert cut.stages == 1000
+    assert min(cut.sizes) > 0
+    start = 0
+    for speed, cap, (a, b) in zip(speeds, caps, pairwise(cut.bounds), strict=True):
+        assert sum(map(Fraction, costs[a:b])) <= cap
+        held = Fraction(0)
+        while start < len(costs):
+            held += Fraction(costs[start])
+            if held >= limit * Fraction(speed) or held > cap:
+                break
+            start += 1
+    assert start < len(costs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_large_layers_among_slow_devices_leave_gaps_and_a_plain_recurrence_agrees(seed):
+    """Layers of a heavy tail, which some devices can never hold, sent across costly cuts."""
+    draw = random.Random(seed)
+    costs = [draw.paretovariate(1.2) for _ in range(50)]
+    speeds = [draw.uniform(0.05, 3) for _ in range(10)]
+    sends = [draw.paretovariate(1.5) for _ in range(49)]
+    sums = [Fraction(0)]
+    for cost in costs:
+        sums.append(sums[-1] + Fraction(cost))
+    best = {0: Fraction(0)}  # layers so far: the smallest bottleneck
+    for s, speed in enumerate(speeds):
+        after = [0, *map(Fraction, sends), 0]
+        best = {
+            e: min(
+                max(most, (sums[e] - sums[a]) / Fraction(speed) + after[e])
+                for a, most in best.items()
+                if a < e
+            )
+            for e in range(s + 1, 51)
+        }
+    cut = partition(costs, 10, speeds, communication=sends)
+    assert max(stage_times(cut.bounds, costs, speeds, sends)) == best[50]
+
+
+def test_a_thousand_layers_on_a_hundred_stages_meet_a_bound_that_none_beats():
+    costs = [random.Random(1).randint(1, 10**6) for _ in range(1000)]
+    cut = partition(costs, 100)
+    bottleneck = int(cut.bottleneck)
+
+    def stages_needed(limit):
+        used, room = 1, limit
+        for cost in costs:
+            if cost > room:
+                used, room = used + 1, limit
+            room -= cost
+        return used
+
+    assert stages_needed(bottleneck) <= 100 < stages_needed(bottleneck - 1)
+
+
+def test_infinite_capacity_is_no_limit():
+    free = partition([3, 1, 2, 5], 2)
+    assert partition([3, 1, 2, 5], 2, memory=[9, 9, 9, 9], capacity=math.inf) == free
+    mixed = partition([3, 1, 2, 5], 2, memory=[1, 1, 1, 1], capacity=[1, math.inf])
+    assert mixed.sizes == (1, 3)
+
+
+@pytest.mark.parametrize("unit", [1, 2**70])
+def test_a_room_is_kept_exactly_beyond_64_bits(unit):
+    row = LayerSums([unit, 2 * unit, 3 * unit + 1], [1])
+    rooms = (3 * unit, 3 * unit - 1, 6 * unit + 1, 6 * unit)
+    ends = (2, 2, 3, 3)
+    kept = [bool(row.within(0, [0], [e], room)[0]) for e, room in zip(ends, rooms, strict=True)]
+    assert kept == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: partition([1, 1], 3), "2 layers are fewer than 3 stages"),
+        (lambda: partition([1, math.nan], 1), "cost number 2 must be a finite number"),
+        (lambda: partition([1, -1], 1), "cost number 2 .* got -1"),
+        (lambda: partition([math.inf, 1], 1), "cost number 1"),
+        (lambda: partition(["a", 1], 1), "cost number 1 .* got 'a'"),
+        (lambda: partition("11", 1), "list of numbers"),
+        (lambda: partition(5.0, 1), "list of numbers"),
+        (lambda: partition([1, 1], 0), "stages must be a whole number of at least 1, got 0"),
+        (lambda: partition([1, 1], 1.5), "stages must be a whole number"),
+        (lambda: partition([1, 1], True), "stages must be a whole number"),
+        (lambda: partition([1, 1], 2, speeds=[1]), "got 1 speed values where 2 are needed"),
+        (lambda: partition([1, 1], 2, speeds=[1, 0]), "speed number 2 .* more than 0; got 0"),
+        (lambda: partition([1, 1], 2, memory=[1, 1]), "go together"),
+        (lambda: partition([1, 1], 2, capacity=3), "go together"),
+        (lambda: partition([1, 1], 2, memory=[1], capacity=3), "got 1 memory values where 2"),
+        (lambda: partition([1, 1], 2, memory=[1, 1], capacity=[3]), "got 1 capacity values"),
+        (lambda: partition([1, 1], 2, memory=[1, 1], capacity=0), "capacity number 1"),
+        (
+            lambda: partition([1, 1], 2, memory=[1e9, 9e9], capacity=[8e9, 5e9]),
+            "layer 2 needs 9 GB and the largest capacity is 8 GB",
+        ),
+        (
+            lambda: partition([1] * 4, 2, memory=[3, 3, 3, 3], capacity=5),
+            "keeps within 5 B per device; the smallest capacity that would do is 6 B",
+        ),
+        (
+            lambda: partition([1] * 4, 2, memory=[3, 3, 3, 3], capacity=[4, 6]),
+            r"4 B, 6 B; all of them 1\.5 times as large",
+        ),
+        (lambda: partition([1] * 6, 5, chunks=2), "5 stages are no multiple of 2 chunks; use 6"),
+        (lambda: partition([1] * 6, 4, chunks=0), "chunks must be a whole number of at least 1"),
+        (lambda: partition([1] * 6, 4, speeds=[1] * 4, chunks=2), "got 4 speed values where 2"),
+        (
+            lambda: partition([1] * 6, 2, communication=[1] * 6),
+            "got 6 communication values where 5 are needed",
+        ),
+        (lambda: partition([1] * 3, 2, communication=-1), "communication number 1 .* got -1"),
+        (
+            lambda: partition([1] * 4, 4, memory=[3] * 4, capacity=5, chunks=2),
+            "2 chunks of every device .* need 12 B and the 2 devices have 10 B together",
+        ),
+        (lambda: count_contiguous_splits(0, 1), "layers must be"),
+        (lambda: list(contiguous_splits(3, 0)), "stages must be"),
+    ],
+)
+def test_refuses(call, message):
+    with pytest.raises(PartitionError, match=message):
+        call()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8).flatmap(
+        lambda pairs: st.tuples(
+            st.just([c for c, _ in pairs]),
+            st.integers(1, len(pairs)),
+            st.just([m for _, m in pairs]),
+        )
+    )
+)
+def test_the_capacity_it_asks_for_is_enough_and_less_is_not(problem):
+    costs, stages, memory = problem
+    least = int(partition(memory, stages).bottleneck)
+    partition(costs, stages, memory=memory, capacity=least)
+    if least > 1:
+        with pytest.raises(PartitionError):
+            partition(costs, stages, memory=memory, capacity=least - 1)
+
+
+# --- the judge -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "devices", "contiguous", "scattered", "chunks"),
+    [(24, 4, 3, 23, 6), (12, 3, 2, 11, 4)],
+)
+def test_round_robin_is_not_layerwise_and_is_interleaving(
+    layers, devices, contiguous, scattered, chunks
+):
+    verdict = judge([n % devices for n in range(layers)])
+    assert not verdict
+    assert verdict.rule == "not contiguous"
+    assert verdict.crossings == scattered
+    assert f"{scattered} times, against {contiguous} for a contiguous" in verdict.reason
+    assert f"v = {chunks} chunks per device" in verdict.reason
+    assert judge(partition([1.0] * layers, devices)).crossings == contiguous
+
+
+def test_dealing_pairs_is_interleaving_with_fewer_chunks_and_a_jumble_is_not():
+    pairs = judge([n // 2 % 4 for n in range(24)])
+    assert "v = 3 chunks" in pairs.reason
+    assert "interleaved" not in judge([0, 1, 0, 0, 1, 1]).reason
+
+
+GOOD = "1-6 | 7-12 | 13-18 | 19-24"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        GOOD,
+        "[1-6][7-12][13-18][19-24]",
+        "[1-6], [7-12], [13-18], [19-24]",
+        [range(1, 7), range(7, 13), range(13, 19), range(19, 25)],
+        [n // 6 for n in range(24)],
+        np.repeat(range(4), 6),
+        partition([1.0] * 24, 4),
+    ],
+)
+def test_every_way_of_writing_the_optimum_is_accepted(answer):
+    verdict = judge(answer, devices=4, costs=[1.0] * 24)
+    assert verdict
+    assert verdict.best
+    assert (verdict.rule, verdict.crossings, verdict.bottleneck, verdict.optimum) == ("", 3, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule", "words"),
+    [
+        (GOOD + " | 24", "unknown device", "names 5 devices and there are 4"),
+        ("1-6 | 7-12 | 13-18 | 19-25", "unknown layer", "layer 25; the layers are 1 to 24"),
+        ("0-6 | 7-12 | 13-18 | 19-24", "unknown layer", "layer 0"),
+        ("1-6 | 6-12 | 13-18 | 19-24", "layer twice", "Layer 6 is on device 0 and again on"),
+        ("1-6 | 7-12 | 13-18 | 19-22", "layer missing", "22 of 24 .* missing: 23, 24"),
+        ("1-12 | 13-18 | 19-24", "idle device", "Device 3 has 0 of 24"),
+        ("1-12 | | 13-18 | 19-24", "idle device", "Device 1 has 0 of 24"),
+        ("1-5,7 | 6,8-12 | 13-18 | 19-24", "not contiguous", "spread over 1 to 7"),
+        ("7-12 | 1-6 | 13-18 | 19-24", "out of order", "starts at layer 1 and device 0 at layer 7"),
+        ("6-1 | 7-12 | 13-18 | 19-24", "out of order", "layer 6 before layer 1"),
+        ([0] * 20, "layer missing", "20 of 24"),
+    ],
+)
+def test_names_the_broken_rule(answer, rule, words):
+    verdict = judge(answer, devices=4, costs=[1.0] * 24)
+    assert not verdict.ok
+    assert verdict.rule == rule
+    assert re.search(words, verdict.reason)
+    assert not verdict.best
+    assert rule in verdict._repr_html_()
+
+
+def test_over_memory_names_device_and_excess():
+    verdict = judge("1-3 | 4", costs=[1] * 4, memory=[3e9] * 4, capacity=8e9)
+    assert verdict.rule == "over memory"
+    assert "hold 9 GB and has room for 8 GB; move at least 1 GB" in verdict.reason
+    assert verdict.optimum == 2
+
+
+def test_legal_but_slow_knows_the_optimum():
+    verdict = judge("1-6 | 7-12 | 13-18 | 19-24", costs=[2] + [1] * 22 + [4])
+    assert verdict
+    assert not verdict.best
+    assert (verdict.bottleneck, verdict.optimum) == (9, 7)
+    assert "legal" in verdict._repr_html_()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 9), st.data())
+def test_crossings_and_bottleneck_by_counting(layers, data):
+    place = data.draw(st.lists(st.integers(0, 2), min_size=layers, max_size=layers))
+    if len(set(place)) < max(place) + 1:
+        return
+    costs = data.draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
+    verdict = judge(place, costs=costs)
+    assert verdict.crossings == sum(place[i] != place[i + 1] for i in range(layers - 1))
+    sums = [sum(c for c, d in zip(costs, place, strict=True) if d == e) for e in set(place)]
+    assert verdict.bottleneck == max(sums)
+    assert verdict.ok == (place == sorted(place))
+
+
+@pytest.mark.parametrize("answer", [3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]]])
+def test_refuses_what_is_no_assignment(answer):
+    with pytest.raises(PartitionError, match=r"assignment|a layer is a whole number"):
+        judge(answer, costs=[1, 1], devices=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: judge("1-x | 2", costs=[1, 1]), "cannot read '1-x'"),
+        (lambda: judge("1-999999999 | 2", costs=[1, 1]), "1000000 at most"),
+        (lambda: judge([0, -1], costs=[1, 1]), "counted from 0, got device -1"),
+        (lambda: judge([0, 1], layers=3, costs=[1, 1]), "2 costs do not describe 3 layers"),
+        (lambda: judge([0, 1], devices=0), "devices must be"),
+        (lambda: judge("1 | 2 | ", layers=2), "2 layers are fewer than 3 stages"),
+    ],
+)
+def test_refuses_questions_without_an_answer(call, message):
+    with pytest.raises(PartitionError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("room", [9, 3])
+def test_arrays_are_as_good_as_lists(room):
+    costs, memory, sends = [4, 1, 1, 4], [3, 3, 3, 3], [0, 3, 0]
+
+    def said(make):
+        rest = make(memory), make([room, room]), make(sends)
+        try:
+            found = partition(make(costs), 2, make([1, 1]), *rest)
+        except PartitionError as error:
+            return str(error)
+        return found, judge(make([0, 0, 0, 1]), None, None, make(costs), make([1, 1]), *rest)
+
+    assert said(np.array) == said(list)

@@ -1,0 +1,267 @@
+"""The time of one step: it adds up, follows its laws, and refuses what cannot be.
+
+Holds `tiledask.plan.timing.step_estimate`.
+"""
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError, PartitionError
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe, recipes
+from tiledask.plan.timing.collective_time import all_reduce
+from tiledask.plan.timing.rates import load_calibration
+from tiledask.plan.timing.step import StepEstimate, estimate_step, pipeline_seconds
+from tiledask.plan.timing.step_time import StepTime, step_parts
+from tiledask.plan.timing.step_values import Numbers
+
+GPT = Model(hidden=4096, layers=32, heads=32, ffn=16384, vocab=51200, dropout=True)
+DGX = td.load_cluster("64xA100-80GB")
+PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "dp", "bubble", "optimizer")
+
+
+def step(model=GPT, cluster=DGX, recipe="mixed-adam-16", sequence=2048, **layout):
+    return estimate_step(model, Layout(**layout), cluster, recipe, sequence)
+
+
+def test_the_parts_add_up_and_the_value_is_frozen():
+    s = td.estimate_step(GPT, Layout(dp=2, tp=4, pp=4, microbatches=8), DGX, sequence=2048)
+    assert isinstance(s, StepEstimate)
+    assert s.total == pytest.approx(sum(getattr(s, part) for part in PARTS), rel=1e-12)
+    assert all(getattr(s, part) >= 0 for part in PARTS)
+    assert s.tokens_per_second == 2 * 8 * 2048 / s.total
+    assert s.days(1e12) == 1e12 / s.tokens_per_second / 86400
+    assert 0.2 < s.mfu_causal < s.mfu == s.hfu < 0.6
+    with pytest.raises(FrozenInstanceError):
+        s.sequence = 1
+
+
+def test_one_device_only_computes_and_updates():
+    s = step()
+    assert s.total == s.compute + s.optimizer
+    assert not s.simulated
+
+
+# pipeline -------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    p=st.integers(2, 6),
+    turns=st.integers(1, 4),
+    v=st.integers(1, 3),
+    forward=st.floats(0.1, 3),
+    backward=st.floats(0.1, 5),
+)
+def test_equal_stages_the_simulator_equals_the_closed_form(p, turns, v, forward, backward):
+    """m + (p-1)/v micro-batches (Narayanan et al. 2021, section 2.2)."""
+    layout = Layout(pp=p, microbatches=p * turns, interleave=v)
+    run = pipeline_seconds(layout, [forward / v] * (p * v), [backward / v] * (p * v))
+    assert run == pytest.approx((p * turns + (p - 1) / v) * (forward + backward), rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize(("layers", "pp"), [(32, 4), (30, 4), (32, 8)])
+def test_uneven_stages_the_closed_form_stays_near_the_simulator(schedule, layers, pp):
+    model = replace(GPT, layers=layers)
+    s = step(model, pp=pp, tp=2, microbatches=16, schedule=schedule)
+    assert s.simulated
+    n = Numbers(pp=pp, tp=2, microbatches=16, schedule=schedule)
+    closed = step_parts(model, DGX, n)
+    assert s.total == pytest.approx(float(closed.total), rel=0.01)
+    for part in ("compute", "recompute", "tp", "pp", "optimizer", "dp"):
+        assert getattr(s, part) == pytest.approx(float(getattr(closed, part)), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("layers", "v"), [(32, 2), (32, 4), (36, 3)])
+def test_interleaved_stages_the_closed_form_stays_near_the_simulator(layers, v):
+    model = replace(GPT, layers=layers)
+    s = step(model, pp=4, tp=2, microbatches=16, interleave=v)
+    closed = step_parts(model, DGX, Numbers(pp=4, tp=2, microbatches=16, interleave=v))
+    assert s.bubble == pytest.approx(float(closed.bubble), rel=0.2)
+    assert s.total == pytest.approx(float(closed.total), rel=0.02)
+
+
+def test_interleaving_shrinks_the_bubble_and_sends_more():
+    one, two = (step(pp=8, tp=8, microbatches=16, interleave=v) for v in (1, 2))
+    assert two.bubble == pytest.approx(one.bubble / 2, rel=0.1)
+    assert two.pp == pytest.approx(2 * one.pp, rel=1e-9)
+    assert two.compute == one.compute
+
+
+def test_a_partition_that_unburdens_the_last_stage_is_faster():
+    """The head of a large vocabulary costs the last stage some layers."""
+    model = replace(GPT, vocab=256_000)
+    even = step(model, pp=4, microbatches=32)
+    uneven = step(model, pp=4, microbatches=32, partition=(0, 9, 18, 27, 32))
+    assert uneven.total < 0.97 * even.total
+    as_even = step(model, pp=4, microbatches=32, partition=(0, 8, 16, 24, 32))
+    assert as_even.total == pytest.approx(even.total, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["eager-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "wave", "chimera", "dualpipe"]
+)
+def test_every_schedule_does_the_same_work(schedule):
+    """Busy time is the work; the schedule decides the bubble, and zero bubbles are small."""
+    chunks = {"wave": {"interleave": 2}}.get(schedule, {})
+    s = step(pp=4, microbatches=16, schedule=schedule, **chunks)
+    plain = step(pp=4, microbatches=16)
+    assert s.simulated
+    work, usual = s.total - s.bubble - s.pp - s.dp - s.optimizer, plain.compute
+    assert work == pytest.approx(usual, rel=0.12)  # V and both ways: the head shares a stage
+    if schedule in ("zb-h2", "zb-v"):
+        assert s.bubble < plain.bubble / 2
+    assert s.total > 0.8 * plain.total
+
+
+def test_too_long_to_simulate_is_the_closed_form():
+    s = step(pp=4, microbatches=50_000)
+    assert not s.simulated
+    again = step(pp=4, microbatches=50_000, partition=(0, 8, 16, 24, 32))
+    assert again.total == pytest.approx(s.total, rel=1e-9)
+
+
+# recomputation, collectives, experts --------------------------------------------------------
+
+
+def test_recomputation_costs_at_most_the_forward_pass():
+    none, selective, full = (step(tp=8, recompute=r) for r in ("none", "selective", "full"))
+    assert none.recompute == 0 < selective.recompute < full.recompute < none.compute / 2
+    assert none.tp < full.tp  # the sums of the forward pass run again
+    assert full.hfu > full.mfu
+    assert step(tp=8, recompute="selective", flash_attention=True).recompute == 0
+
+
+def test_every_second_product_again():
+    full, some = (step(recompute=r) for r in ("full", "selective_op"))
+    assert 0.2 * full.recompute < some.recompute < 0.6 * full.recompute
+    assert some.mfu < some.hfu
+
+
+def test_adapters_beside_frozen_weights_skip_a_third():
+    frozen, trained = (step(dp=8, recipe=r) for r in ("lora", "mixed-adam-16"))
+    assert 0.6 < frozen.compute / trained.compute < 0.75
+    assert frozen.dp == frozen.optimizer == 0
+    assert frozen.flops == pytest.approx(2 / 3 * trained.flops, rel=0.05)
+
+
+@pytest.mark.parametrize("recipe", [r for r in recipes() if load_recipe(r).trains])
+def test_every_recipe_that_trains_has_a_time(recipe):
+    assert 0.05 < step(recipe=recipe, dp=8, zero=1).mfu < 0.7
+
+
+def test_sums_over_tp_by_hand():
+    """Per layer 2 sums of b s h numbers forward, and backward what is not hidden; one more
+    forward for the embedding, one more backward for the head."""
+    calibration = load_calibration("a100")
+    whole = all_reduce(2048 * 4096 * 2, 8, 1, DGX)
+    apart = 2 - calibration.sum_overlap + 1 / 32
+    assert step(tp=8).tp == pytest.approx(32 * 2 * whole * apart)
+    again = step(tp=8, recompute="full").tp
+    assert again == pytest.approx(32 * 2 * whole * (apart + 1))
+    gathered = step(tp=8, sequence_parallel=True).tp
+    assert gathered == pytest.approx(32 * 2 * whole * (1.5 + 1 / 32))
+
+
+def test_sequence_parallelism_moves_no_more_and_shares_the_passes():
+    without, with_ = (step(tp=8, sequence_parallel=flag) for flag in (False, True))
+    assert with_.compute < without.compute
+
+
+def test_tensor_parallelism_across_nodes_is_slow():
+    """A node of a DGX leaves by 8 adapters; with one of them, 16 devices lose to 8."""
+    within, across = step(tp=8, microbatches=4), step(tp=16, microbatches=4)
+    assert across.tp > 1.5 * within.tp
+    one = replace(DGX, between_nodes=replace(DGX.between_nodes, bytes_per_second=25e9 / 8))
+    assert step(tp=16, microbatches=4, cluster=one).total > within.total
+
+
+def test_context_parallelism_hides_behind_long_attention():
+    kwargs = {"flash_attention": True, "cp": 8}
+    short, long = (step(sequence=s, **kwargs) for s in (8192, 131072))
+    assert short.cp > 0 == long.cp
+    assert step(sequence=8192, flash_attention=True).cp == 0
+
+
+def test_experts_on_more_devices_trade_exchanges_for_weights():
+    mixtral = td.load_model("mixtral-8x7b")
+    alone = step(mixtral, dp=8, zero=1, flash_attention=True)
+    spread = step(mixtral, dp=8, ep=8, zero=1, flash_attention=True)
+    assert alone.ep == 0 < spread.ep
+    assert spread.dp < alone.dp
+    assert spread.flops == pytest.approx(6 * spread.tokens * mixtral.active_parameters, rel=0.1)
+
+
+def test_zero_moves_weights_and_saves_updating():
+    plain, one, three = (step(dp=64, zero=z) for z in (0, 1, 3))
+    assert one.optimizer < plain.optimizer
+    assert one.dp == pytest.approx(plain.dp, rel=1e-9)  # gradients and weights both of 2 bytes
+    assert three.dp == pytest.approx(1.5 * one.dp, rel=1e-9)  # 3 P for 2 P: ZeRO, section 7.2.2
+
+
+def test_gradients_of_4_bytes_hide_in_the_product_but_travel_longer():
+    two, four = (step(dp=64, recipe=r) for r in ("mixed-adam-16", "mixed-adam-18"))
+    assert four.dp == pytest.approx(2 * two.dp, rel=0.01)
+    assert four.compute < two.compute
+
+
+def test_the_h100_hides_what_the_a100_waits_for():
+    h100 = td.load_cluster("64xH100")
+    a, h = (step(cluster=c, dp=64, microbatch=4, zero=1) for c in (DGX, h100))
+    assert h.dp == 0 < a.dp
+    slow = estimate_step(GPT, Layout(dp=64, zero=1), h100, calibration="a100")
+    assert slow.dp > 0
+
+
+def test_layer_seconds_are_one_layer_of_one_microbatch():
+    s = step(tp=8)
+    n = Numbers(tp=8)
+    time = StepTime(GPT, DGX, n, s.recipe, 2048, load_calibration("a100"))
+    work = time.layer(GPT.layer)
+    assert s.layer_seconds == (float(work.seconds.forward), float(work.seconds.backward))
+    assert 1.5 < s.layer_seconds[1] / s.layer_seconds[0] < 2.5
+
+
+# what a person sees -----------------------------------------------------------------------
+
+
+def test_the_account_says_what_why_and_where_from():
+    s = step(dp=2, tp=4, pp=4, microbatches=8, recompute="full")
+    html = s._repr_html_()
+    assert [row.part for row in s.rows if row.part in html] == [row.part for row in s.rows]
+    assert "recompute=full" in html
+    assert "simulated over the stages" in html
+    assert "HFU" in html
+    assert "{" not in html
+    assert all(row.formula and row.source for row in s.rows)
+    assert repr(s).startswith("StepEstimate(")
+    assert "tokens/s" in repr(s)
+
+
+@pytest.mark.parametrize(
+    ("layout", "more", "message"),
+    [
+        ({"dp": 128}, {}, "needs 128 devices .* the cluster has 64; .*'128xA100-80GB'"),
+        ({"tp": 5}, {}, "tp=5 does not divide the 32 attention heads"),
+        ({}, {"sequence": 0}, "sequence must be an integer of 1 or more tokens, got 0"),
+        ({}, {"sequence": 2.5}, "got 2.5"),
+        ({}, {"recipe": "fp16-weights"}, "keeps no gradients: it serves"),
+        ({}, {"calibration": "v100"}, "no calibration description is called 'v100'"),
+    ],
+)
+def test_what_cannot_be_estimated(layout, more, message):
+    with pytest.raises(ConfigError, match=message):
+        estimate_step(GPT, Layout(**layout), DGX, **more)
+
+
+def test_more_stages_than_layers_and_days_of_nonsense():
+    with pytest.raises(PartitionError, match="need as many layers"):
+        step(pp=64)
+    with pytest.raises(ConfigError, match="tokens must be a number of 0 or more, got -1"):
+        step().days(-1)

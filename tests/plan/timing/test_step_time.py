@@ -1,0 +1,224 @@
+"""Products, collectives and the step's formulas on arrays, against loops and limits.
+
+Holds `tiledask.plan.arrays`, `tiledask.plan.timing.collective_time`, `tiledask.plan.timing.flops`,
+`tiledask.plan.timing.layer_time`, `tiledask.plan.timing.roofline` and
+`tiledask.plan.timing.step_values`.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.python_calls import python_calls
+
+import tiledask as td
+from tiledask.plan.inputs.model import Model, count
+from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, members, p2p
+from tiledask.plan.timing.flops import step_flops
+from tiledask.plan.timing.layer_time import NOTHING, Seconds, passes, products
+from tiledask.plan.timing.rates import load_calibration
+from tiledask.plan.timing.roofline import TILES, Rates, gemm_bytes, gemm_seconds
+from tiledask.plan.timing.step_time import StepTime, step_parts
+from tiledask.plan.timing.step_values import Numbers, Parts
+
+A100 = Rates(flops=250e12, memory=1.5e12, depth=200, multiprocessors=108)
+DGX = td.load_cluster("64xA100-80GB")
+LLAMA = td.load_model("llama-2-70b")
+
+
+# products -------------------------------------------------------------------------------
+
+sizes = st.integers(1, 20_000)
+
+
+@given(m=sizes, k=sizes, n=sizes, batch=st.integers(1, 16))
+def test_no_product_beats_the_roofline(m, k, n, batch):
+    flop = 2.0 * m * k * n * batch
+    seconds = gemm_seconds(m, k, n, A100, batch=batch)
+    floor = max(flop / A100.flops, gemm_bytes(m, k, n, batch=batch) / A100.memory)
+    assert seconds >= floor * (1 - 1e-12)
+
+
+@given(m=st.integers(1, 2000), n=st.integers(1, 2000), batch=st.integers(1, 4))
+def test_waves_by_counting_tiles_one_by_one(m, n, batch):
+    best = np.inf
+    for rows, columns, share in TILES:
+        tiles = len(range(0, m, rows)) * len(range(0, n, columns)) * batch
+        waves = len(range(0, tiles, 108))
+        best = min(best, waves * 2 * rows * columns * 8192 * 108 / share)
+    expected = best / A100.flops * (1 + 200 / 8192)
+    moved = gemm_bytes(m, 8192, n, batch=batch) / A100.memory
+    assert gemm_seconds(m, 8192, n, A100, batch=batch) == pytest.approx(max(expected, moved))
+
+
+def test_a_large_deep_product_reaches_its_rate():
+    m, k, n = 256 * 108, 100_000, 128 * 16
+    assert gemm_seconds(m, k, n, A100) == pytest.approx(2 * m * k * n / A100.flops, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama-2-70b", "mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_products_hold_every_weight_of_a_layer(name, tp):
+    model = td.load_model(name)
+    if model.heads % tp:
+        pytest.skip("tp does not divide the heads")
+    for _, _, weights in model.layer_kinds:
+        matrices = tuple(w for w in weights if w.inputs)
+        held = sum(np.prod(p.shape(tp)) * p.weights[0].copies for p in products(weights))
+        assert held == count(matrices, tp)
+
+
+def test_passes_of_a_gpt_by_hand():
+    """Bytes a token in half precision, h wide: two norms 2 x (4, 6), two sums with dropout
+    2 x (6 + 1, 6 + 5), two biases after sums (0, 4); GELU on 4h (16, 24) and its bias (0, 8),
+    context turned (4, 4), gradients of q, k, v joined (0, 12) and their biases (0, 6)."""
+    gpt = Model(hidden=512, layers=1, heads=8, ffn=2048, vocab=100, dropout=True)
+    rates = Rates(flops=1e12, memory=1.0)
+    found = passes(gpt, gpt.layer, 10, 10, 1, rates, 2)
+    assert found.forward == 10 * 512 * (8 + 14 + 16 + 4)
+    assert found.backward == 10 * 512 * (12 + 22 + 4 + 24 + 8 + 4 + 12 + 6)
+    halves = passes(gpt, gpt.layer, 10, 5, 2, rates, 2)  # tp 2, sequence parallel
+    assert halves.total == found.total / 2
+
+
+def test_seconds_add_up_and_scale_from_the_left():
+    twice = np.array([2.0, 3.0]) * (Seconds(1.0, 2.0) + NOTHING)
+    assert isinstance(twice, Seconds)
+    assert twice.total.tolist() == [6.0, 9.0]
+
+
+# collectives ----------------------------------------------------------------------------
+
+
+def test_groups_by_placement():
+    """Megatron's order: tp next to each other, pp far apart; a node has 8."""
+    assert int(members(8, 1, DGX)) == 8
+    assert int(members(4, 2, DGX)) == 4
+    assert int(members(8, 4, DGX)) == 2
+    assert int(members(2, 64, DGX)) == 1
+
+
+def test_all_reduce_by_hand():
+    """Within a node at NVLink's speed; across nodes each member leaves by its own adapter."""
+    within, between = DGX.within_node, DGX.between_nodes
+    assert all_reduce(1e9, 8, 1, DGX) == pytest.approx(
+        2 * (7 / 8 * 1e9 / (300e9 * within.share) + 3 * within.latency)
+    )
+    assert all_reduce(1e9, 8, 8, DGX) == pytest.approx(
+        2 * (7 / 8 * 1e9 / (25e9 * between.share) + 3 * between.latency)
+    )
+    two = all_gather(1e9, 16, 4, DGX)  # 2 members a node, 8 nodes
+    assert two == pytest.approx(
+        15 / 16 * 1e9 / (2 * 25e9 * between.share) + within.latency + 3 * between.latency
+    )
+
+
+@pytest.mark.parametrize("collective", [all_gather, all_reduce, all_to_all, p2p])
+def test_one_rank_waits_for_nobody_and_farther_is_never_faster(collective):
+    assert collective(1e9, 1, 1, DGX) == 0
+    near, far = collective(1e9, 8, 1, DGX), collective(1e9, 8, 8, DGX)
+    assert 0 < near < far
+    sizes = np.array([1, 2, 8, 16])
+    together = collective(1e9, sizes, 1, DGX)
+    assert together.tolist() == [float(collective(1e9, int(n), 1, DGX)) for n in sizes]
+
+
+# arrays ---------------------------------------------------------------------------------
+
+
+def some(rng, count):
+    """Numbers of ``count`` layouts."""
+    pp = 2 ** rng.integers(0, 5, count)
+    return {
+        "dp": 2 ** rng.integers(0, 5, count),
+        "tp": 2 ** rng.integers(0, 4, count),
+        "pp": pp,
+        "cp": 2 ** rng.integers(0, 2, count),
+        "microbatch": 2 ** rng.integers(0, 3, count),
+        "microbatches": pp * rng.integers(1, 9, count),
+        "zero": rng.integers(0, 4, count),
+        "interleave": np.where(pp > 1, rng.integers(1, 3, count), 1),
+        "sequence_parallel": rng.random(count) < 0.5,
+        "flash_attention": rng.random(count) < 0.5,
+        "recompute": np.array(["none", "selective", "full"])[rng.integers(0, 3, count)],
+        "schedule": np.array(["1f1b", "naive"])[rng.integers(0, 2, count)],
+    }
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_arrays_say_what_one_layout_at_a_time_says(seed):
+    numbers = some(np.random.default_rng(seed), 8)
+    together = step_parts(LLAMA, DGX, Numbers(**numbers), sequence=4096)
+    for i in range(8):
+        one = Numbers(**{name: values[i].item() for name, values in numbers.items()})
+        alone = step_parts(LLAMA, DGX, one, sequence=4096)
+        for part in Parts.__annotations__:
+            many = np.broadcast_to(getattr(together, part), 8)[i]
+            assert many == pytest.approx(float(getattr(alone, part)), rel=1e-12, abs=1e-15), part
+
+
+def test_ten_thousand_devices_in_a_blink():
+    """40,000 layouts of 405 billion parameters: 0.1 s on one core. Whatever the machine does, as
+    many calls of Python's as for a few of them."""
+    model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")
+    numbers, found = Numbers(**some(np.random.default_rng(0), 40_000)), []
+    calls = python_calls(
+        lambda: found.append(step_parts(model, cluster, numbers, sequence=8192).total)
+    )
+    assert np.isfinite(found[0]).all()
+    assert len(found[0]) == 40_000
+    assert calls < 10_000
+
+
+# FLOP -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("h", "a", "L"), [(6144, 64, 48), (25600, 160, 128)])
+def test_appendix_a_of_korthikanti(h, a, L):
+    model = Model(hidden=h, layers=L, heads=a, ffn=4 * h, vocab=51200)
+    B, s, V = 4, 2048, 51200
+    unit = 72 * B * L * s * h**2
+    assert step_flops(model, B, s).model == pytest.approx(
+        unit * (1 + s / (6 * h) + V / (12 * h * L))
+    )
+    assert step_flops(model, B, s, "selective").hardware == pytest.approx(
+        unit * (1 + s / (3 * h) + V / (12 * h * L))
+    )
+    eq3 = 96 * B * L * s * h**2 * (1 + s / (6 * h) + V / (16 * h * L))  # SC21, with recomputation
+    assert step_flops(model, B, s, "full").hardware == pytest.approx(eq3)
+
+
+def test_a_mixture_counts_the_experts_that_a_token_visits():
+    model = td.load_model("mixtral-8x7b")
+    table = model.vocab * model.hidden  # looked up, not multiplied
+    flops = step_flops(model, 1, 1)
+    assert flops.model == pytest.approx(6 * (model.active_parameters - table), rel=1e-3)
+
+
+# weights held, calibration ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_held_weights_are_the_model_s(tp):
+    for name in ("gpt2-xl", "llama-2-7b", "mixtral-8x7b"):
+        model = td.load_model(name)
+        if model.heads % tp:
+            continue
+        numbers = Numbers(tp=tp)
+        t = StepTime(
+            model, DGX, numbers, load_recipe("mixed-adam-16"), 2048, load_calibration("a100")
+        )
+        held = sum(t.held(model.layers))
+        layers = sum(many * count(weights, tp) for _, many, weights in model.layer_kinds)
+        known = layers + count(model.embedding, tp) + count(model.head, tp)
+        assert held == pytest.approx(known, rel=1e-4)  # the final norm is left out
+
+
+def test_the_calibrations_name_their_rows_and_reasons():
+    for name in ("a100", "h100"):
+        calibration = load_calibration(name)
+        assert len(calibration.calibrated) >= 4
+        assert "calibrated row" in calibration.source
+    assert load_calibration(calibration) is calibration

@@ -1,0 +1,716 @@
+"""The choice of tile: shared memory, occupancy, waves, four levels, bounds; by brute force too.
+
+Holds `tiledask.tile.choice.config`, `tiledask.tile.choice.configs`,
+`tiledask.tile.choice.hierarchy`, `tiledask.tile.choice.raster`, `tiledask.tile.choice.residency`
+and `tiledask.tile.choice.transfer`.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import compiler_said
+
+import tiledask as td
+from tiledask.errors import ConfigError, KernelError
+from tiledask.lab.exercises.products.tile_choice import KERNEL, _space
+from tiledask.plan.inputs.hardware import Device, load_cluster, load_device
+from tiledask.tile.choice import dram_traffic, rank_correlation, raster
+from tiledask.tile.choice.config import Config
+from tiledask.tile.choice.raster import super_tile, touched
+from tiledask.tile.choice.residency import refusal
+from tiledask.tile.cuda import build, launch
+from tiledask.tile.cuda.hopper_tile import HopperTile
+from tiledask.tile.levels import traffic
+
+H200, A100, L4, T4 = map(load_device, ("H200", "A100-40GB", "L4", "T4"))
+MINE = Config("mine", (128, 256, 64), (64, 256), 384, 2, "bf16", registers=168, stages=4)
+"""The tile of research and teaching: no cluster, no raster groups, no padding."""
+SMALL = st.integers(1, 12)
+
+
+def one_by_one(slots: int, l2_bytes: int = 0) -> Device:
+    """A device that runs ``slots`` tiles at a time, one on each multiprocessor."""
+    return replace(
+        H200,
+        multiprocessors=slots,
+        l2_bytes=l2_bytes,
+        registers=0,
+        shared_bytes=0,
+        threads=0,
+        block_shared_bytes=0,
+        blocks=1,
+    )
+
+
+def plain(tm, tn, tk=1, group=1, itemsize=1, **more) -> Config:
+    return Config("mine", (tm, tn, tk), (tm, tn), 32, itemsize, "bf16", group=group, **more)
+
+
+# -- shared memory -------------------------------------------------------------------------------
+
+
+def test_the_hopper_tile_takes_48_kib_a_stage():
+    assert MINE.stage_bytes == 48 * 1024
+    assert MINE.shared_bytes == 192 * 1024 < H200.block_shared_bytes == 227 * 1024
+
+
+@given(
+    block=st.tuples(SMALL, SMALL, SMALL),
+    stages=st.integers(1, 4),
+    pad=st.sampled_from([0, 8, 16]),
+    a_rows=st.sampled_from("mk"),
+    b_rows=st.sampled_from("kn"),
+    itemsize=st.sampled_from([2, 4]),
+    kept=st.integers(0, 99),
+)
+def test_shared_memory_is_every_row_of_every_stage(
+    block, stages, pad, a_rows, b_rows, itemsize, kept
+):
+    tm, tn, tk = block
+    config = plain(
+        tm,
+        tn,
+        tk,
+        itemsize=itemsize,
+        stages=stages,
+        pad=pad,
+        a_rows=a_rows,
+        b_rows=b_rows,
+        kept=kept,
+    )
+    a = [tk * itemsize + pad] * tm if a_rows == "m" else [tm * itemsize + pad] * tk
+    b = [tn * itemsize + pad] * tk if b_rows == "k" else [tk * itemsize + pad] * tn
+    assert config.shared_bytes == stages * (sum(a) + sum(b)) + kept
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: plain(0, 1), "tm must be a whole number of 1 or more, got 0"),
+        (lambda: plain(4, 4, stages=0), "stages must be 1 or more, got 0"),
+        (lambda: plain(4, 4, b_rows="m"), "b_rows is 'k' or 'n', got 'm'"),
+        (lambda: plain(4, 4, a_rows=""), "a_rows is 'm' or 'k', got ''"),
+        (lambda: Config("x", (64, 64, 8), (48, 64), 32, 4, "fp32"), "48x64 does not divide 64x64"),
+        (lambda: td.tile.config_of("fast"), "no tile of kernel 'fast' is known; known are"),
+        (lambda: td.tile.config_of("cublas"), "a library chooses its own"),
+        (lambda: td.tile.config_of("smem_tiled", "float16"), "elements of 4 bytes, got float16"),
+        (lambda: td.tile.config_of("tiled", "", HopperTile()), r"takes \(tm, tn, tk\), such as"),
+        (lambda: td.tile.config_of("smem_tiled", "", HopperTile()), "a tile of wgmma_ws_persist"),
+    ],
+)
+def test_configurations_that_cannot_be(make, message):
+    with pytest.raises(KernelError, match=message):
+        make()
+
+
+def test_a_kernels_configuration_follows_type_and_tile():
+    assert td.tile.config_of("mma_multistage", "float16").peak == "fp16"
+    assert td.tile.config_of("mma_multistage", "float32").peak == "tf32"
+    assert td.tile.config_of("smem_tiled", "float32", 16).threads == 256
+    assert td.tile.config_of("wgmma_ws_persistent", "", (128, 128, 64)).warp == (64, 128)
+    assert td.tile.config_of("tiled", "float64", 100).block == (100, 100, 100)
+    assert td.tile.config_of("tiled", "float64").itemsize == 8
+    other = td.tile.config_of("sgemm_warptiled", "float32", (96, 128, 8))
+    assert (other.block, other.warp, other.threads) == ((96, 128, 8), (48, 64), 128)
+
+
+@pytest.mark.parametrize("kernel", ["sgemm_warptiled", "mma_multistage"])
+@given(st.sampled_from((64, 96, 128, 192, 256, 512)), st.sampled_from((64, 128, 160, 256)))
+def test_the_warps_of_a_block_cover_its_tile(kernel, tm, tn):
+    """Whatever tile is asked for: as many threads as it takes, and what those take of a device."""
+    config = td.tile.config_of(kernel, "", (tm, tn, 32))
+    rows, columns = config.warp
+    assert config.threads // 32 * rows * columns == tm * tn
+    assert rows * columns <= 64 * 64
+
+
+@pytest.mark.parametrize("device", ["L4", "A100-80GB", "H200"])
+def test_occupancy_and_the_exercises_judge_agree_on_every_tile(device):
+    none = set()
+    for (tile, stages), judged in _space().items():
+        config = replace(td.tile.config_of(KERNEL, "bfloat16", tile), stages=stages)
+        blocks = td.tile.occupancy(config, device).blocks
+        assert config == judged
+        assert (blocks == 0) == bool(refusal(judged, device)), config
+        none |= {tile[:2]} if not blocks else set()
+    assert (256, 256) in none  # 65,536 sums are all the registers that there are
+
+
+# -- occupancy -----------------------------------------------------------------------------------
+
+
+def resident(config: Config, device: Device) -> int:
+    """Blocks that fit, by adding one after the other until something runs out."""
+    quarters = [device.registers // 4] * 4
+    per_warp = ceil(config.registers * 32 / 256) * 256
+    shared, threads, blocks = device.shared_bytes, device.threads, 0
+    while True:
+        for _ in range(config.warps):
+            emptiest = max(range(4), key=quarters.__getitem__)
+            quarters[emptiest] -= per_warp
+        reserve = 0 if device.capability == "7.5" else 1024
+        shared -= ceil((config.shared_bytes + reserve) / 128) * 128
+        threads -= config.warps * 32
+        if min(*quarters, shared, threads) < 0 or blocks == device.blocks:
+            return blocks
+        blocks += 1
+
+
+@given(
+    name=st.sampled_from(["T4", "A10", "A100-40GB", "L4", "H100", "B200"]),
+    threads=st.integers(1, 1024),
+    registers=st.integers(1, 255),
+    kept=st.integers(0, 64_000),
+)
+@settings(max_examples=300)
+def test_occupancy_is_how_many_blocks_fit(name, threads, registers, kept):
+    device = load_device(name)
+    config = replace(plain(1, 1, kept=kept), threads=threads, registers=registers)
+    found = td.tile.occupancy(config, device)
+    assert found.blocks == resident(config, device)
+    assert found.blocks in [allowed for what, allowed in found.limits if what in found.binding]
+    assert 0 <= found.share <= 1
+
+
+def test_occupancy_of_a_published_kernel():
+    """siboehm.com/articles/22/CUDA-MMM, kernel 3 on a GPU of capability 8.6: 37 registers, 1024
+    threads, 8 KiB: 11 blocks by shared memory, 1 by threads, 1 by registers; 66 % of the warps."""
+    config = Config("smem", (32, 32, 32), (1, 32), 1024, 4, "fp32", registers=37)
+    found = td.tile.occupancy(config, "A10")
+    assert dict(found.limits) == {"registers": 1, "shared memory": 11, "threads": 1, "blocks": 16}
+    assert (found.blocks, int(100 * found.share)) == (1, 66)
+    assert found.binding == "registers and threads"
+
+
+def test_one_block_of_the_hopper_kernel_fills_a_multiprocessor():
+    found = td.tile.occupancy(td.tile.configs["wgmma_ws_persistent"][0], "H100")
+    assert (found.blocks, found.quarters) == (1, 1.0)
+    assert "registers" in found.binding
+    assert "shared memory" in found.binding
+    assert repr(found) == (
+        "1 block of 12 warps per multiprocessor (12 of its 64 warps), limited by registers and "
+        "shared memory"
+    )
+
+
+def test_a_device_that_tells_nothing_runs_one_block():
+    bare = replace(one_by_one(4), blocks=0)
+    found = td.tile.occupancy(MINE, bare)
+    assert (found.blocks, found.binding, found.share) == (1, "unknown limits", 0)
+    with pytest.raises(KernelError, match=r"depends on its multiprocessors.*add 'multiprocessors'"):
+        td.tile.occupancy(MINE, replace(bare, multiprocessors=0))
+    with pytest.raises(ConfigError, match="no hardware description is called 'H300'"):
+        td.tile.occupancy(MINE, "H300")
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "reason"),
+    [
+        (plain(1, 1, capability="9.0", exactly=True), "B200", "9.0 exactly, and B200 has 10.0"),
+        (plain(1, 1, capability="9.0"), "B200", ""),
+        (plain(1, 1, capability="8.0"), "T4", "8.0 or higher, and T4 has 7.5"),
+        (plain(1, 1), "T4", "computes in bf16, and T4 has no bf16"),
+        (replace(plain(1, 1), threads=1056), "H200", "1056 threads per block, and a block has 10"),
+        (replace(plain(1, 1), registers=300), "H200", "300 registers per thread, and a thread"),
+        (replace(plain(1, 1), threads=1024, registers=128), "H200", "not one block.*registers"),
+        (plain(1, 1, kept=233_000), "H200", "233 kB of shared memory per block, and H200 has 232"),
+        (MINE, "A100-40GB", "196.6 kB of shared memory per block, and A100-40GB has 166.9 kB"),
+        (td.tile.configs["tiled"][0], "H200", "'tiled' runs on a CPU; td.tile.traffic counts"),
+        (MINE, "H200", ""),
+    ],
+)
+def test_what_a_device_cannot_run_and_why(config, device, reason):
+    found = refusal(config, device)
+    if not reason:
+        assert found == ""
+    else:
+        with pytest.raises(KernelError, match=reason):
+            td.tile.predict(8, 8, 8, config, device)
+
+
+ON_GPUS = [kernel for kernel in td.tile.configs if kernel != "tiled"]
+
+
+@pytest.mark.parametrize("kernel", ON_GPUS)
+@pytest.mark.parametrize("name", ["T4", "L4", "A100-80GB", "H200", "B200"])
+def test_candidates_are_those_that_can_run(kernel, name):
+    found = td.tile.candidates(kernel, name)
+    every = [*found, *(config for config, _ in found.refused)]
+    assert len(set(every)) == len(every) >= 2
+    assert set(found) == {config for config in every if not refusal(config, name)}
+    assert all(why == refusal(config, name) for config, why in found.refused)
+    assert f"{len(found)} candidates on {name}" in repr(found)
+    assert repr(found).count("\n  not ") == len(found.refused)
+    assert found._repr_html_().count("<tr>") == len(every) + 1
+
+
+def test_every_shipped_configuration_runs_where_it_was_made_for():
+    home = {"mma_multistage": "A100-40GB", "wgmma_ws_persistent": "H100"}
+    for kernel in ON_GPUS:
+        for config in td.tile.configs[kernel]:
+            assert refusal(config, home.get(kernel, "H100")) == "", config
+
+
+# -- as the sources have it ------------------------------------------------------------------------
+
+PLAIN = {"HAS_BETA": 0, "HAS_BIAS": 0, "HAS_GELU": 0, "HAS_BEFORE": 0, "A_TURNED": 0, "B_TURNED": 1}
+
+
+def macros(config: Config) -> dict:
+    """What the compiler is told of a kernel for operands that lie row by row."""
+    if config.kernel == "smem_tiled":
+        return {"TILE": config.block[0], **PLAIN}
+    kind = {("bf16", 2): "bf16", ("fp32", 4): "float", ("tf32", 4): "float"}
+    found = {"TYPE": kind[config.peak, config.itemsize], "STAGES": config.stages, **PLAIN}
+    found |= {"OUT": found["TYPE"], "TILE_N": config.block[1]}
+    if config.kernel == "wgmma_ws_persistent":
+        return {**found, "CLUSTER": config.cluster[0], "STAGED": 1}
+    tm, _, tk = config.block
+    return {**found, "TILE_M": tm, "TILE_K": tk, "A_BYTES": 16, "B_BYTES": 16}
+
+
+@pytest.mark.parametrize("config", [c for k in ON_GPUS for c in td.tile.configs[k]], ids=str)
+def test_registers_are_those_that_the_compiler_reports(config):
+    """On the least GPU that runs it; others may take fewer."""
+    pytest.importorskip(
+        "cuda.bindings", reason="no compiler: pip install -e '.[test]' brings NVRTC"
+    )
+    capability = config.capability or "8.0"
+    arch = build.arch_of(config.kernel, capability)
+    found = build.resources(compiler_said.compiled(config.kernel, macros(config), arch)[1])
+    # sources are still tuned: a few registers more or less change nothing, unless a block more fits
+    assert found.registers == pytest.approx(config.registers, abs=32)
+    device = {"8.0": "A100-40GB", "9.0": "H100"}[capability]
+    exact = replace(config, registers=found.registers)
+    assert td.tile.occupancy(exact, device).blocks == td.tile.occupancy(config, device).blocks
+
+
+@pytest.mark.parametrize("config", [c for k in ON_GPUS[1:] for c in td.tile.configs[k]], ids=str)
+def test_shared_memory_is_what_the_launch_asks_for(config):
+    if config.kernel == "wgmma_ws_persistent":
+        wanted = launch.wgmma_memory(config.block[1], staged=1)
+    else:
+        wanted = launch.panels_memory(config.kernel, config.block, config.itemsize, False, True)
+    assert (config.stages, config.shared_bytes) == wanted
+
+
+@pytest.mark.parametrize("kernel", ON_GPUS)
+def test_every_tile_that_a_kernel_is_built_for_has_a_configuration(kernel):
+    assert {c.block for c in td.tile.configs[kernel]} == set(td.tile.kernels[kernel].tiles)
+
+
+@pytest.mark.parametrize("kernel", [*ON_GPUS, "tiled"])
+def test_a_kernels_own_tile_is_that_of_its_first_configuration(kernel):
+    assert td.tile.kernels[kernel].tile == td.tile.configs[kernel][0].block
+
+
+# -- the tiling itself -----------------------------------------------------------------------------
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 40)] * 3),
+    tile=st.tuples(*[st.integers(1, 12)] * 3),
+    group=st.integers(1, 4),
+)
+def test_blocks_in_raster_order_write_each_element_once_and_load_what_the_formula_says(
+    sizes, tile, group
+):
+    """What every kernel of cuda/ does, on counters: ragged edges in all three directions."""
+    (m, n, k), (tm, tn, tk) = sizes, tile
+    written, a_loads, b_loads = (np.zeros(shape, int) for shape in ((m, n), (m, k), (k, n)))
+    for i, j in raster(-(-m // tm), -(-n // tn), group):
+        rows, columns = slice(i * tm, (i + 1) * tm), slice(j * tn, (j + 1) * tn)
+        for step in range(0, k, tk):
+            a_loads[rows, step : step + tk] += 1
+            b_loads[step : step + tk, columns] += 1
+        written[rows, columns] += 1
+    assert (written == 1).all()
+    assert (a_loads == -(-n // tn)).all()
+    assert (b_loads == -(-m // tm)).all()
+    moved = td.tile.traffic(m, n, k, tile, itemsize=2)
+    assert (moved.a, moved.b, moved.c) == (2 * a_loads.sum(), 2 * b_loads.sum(), 2 * m * n)
+
+
+# -- waves ---------------------------------------------------------------------------------------
+
+
+def test_waves_of_8192_by_8192():
+    found = td.tile.waves(8192, 8192, MINE, H200)
+    assert (found.tiles, found.slots, found.count) == (2048, 132, 16)
+    assert round(found.tiles / found.slots, 1) == 15.5
+    assert round(found.efficiency, 2) == 0.97
+    kernel = td.tile.configs["wgmma_ws_persistent"][0]
+    persistent = td.tile.waves(8192, 8192, kernel, H200)
+    assert (persistent.count, persistent.efficiency) == (16, found.efficiency)
+    assert repr(persistent).endswith("efficiency 97.0 %; 132 persistent blocks")
+
+
+@given(m=st.integers(1, 300), n=st.integers(1, 300), slots=st.integers(1, 20), tile=SMALL)
+def test_waves_are_tiles_dealt_out(m, n, slots, tile):
+    config, left, count = plain(tile, 2 * tile), 0, 0
+    tiles = len(range(0, m, tile)) * len(range(0, n, 2 * tile))
+    left = tiles
+    while left > 0:
+        last, left, count = left, left - slots, count + 1
+    found = td.tile.waves(m, n, config, one_by_one(slots))
+    assert (found.tiles, found.count) == (tiles, count)
+    assert found.tail == pytest.approx(last / slots)
+    assert found.efficiency == pytest.approx(tiles / (slots * count))
+    assert found.busiest == max(len(range(s, tiles, slots)) for s in range(slots))
+
+
+def test_clusters_are_whole():
+    config = plain(4, 4, cluster=(2, 1))
+    found = td.tile.waves(12, 8, config, one_by_one(5))
+    assert (found.rows, found.columns, found.slots) == (4, 2, 4)
+
+
+@given(rows=SMALL, columns=SMALL, group=st.integers(1, 14), data=st.data())
+def test_what_a_wave_touches_is_what_the_raster_says(rows, columns, group, data):
+    order = list(raster(rows, columns, group))
+    assert sorted(order) == [(i, j) for i in range(rows) for j in range(columns)]
+    begin = data.draw(st.integers(0, len(order) - 1))
+    end = data.draw(st.integers(begin + 1, len(order) + 5))
+    i, j = touched(begin, end, rows, columns, group)
+    assert i.tolist() == sorted({i for i, _ in order[begin:end]})
+    assert j.tolist() == sorted({j for _, j in order[begin:end]})
+
+
+# -- DRAM ----------------------------------------------------------------------------------------
+
+
+def walked(m, n, k, config, slots, l2_bytes):
+    """(a, b) loaded, panel by panel, by the distance to the last use."""
+    tm, tn, tk = config.block
+    rows = {("a", i): min(tm, m - i * tm) * k for i in range(ceil(m / tm))}
+    columns = {("b", j): min(tn, n - j * tn) * k for j in range(ceil(n / tn))}
+    size, last, loaded = {**rows, **columns}, {}, {"a": 0, "b": 0}
+    order = list(raster(len(rows), len(columns), config.group))
+    for wave, begin in enumerate(range(0, len(order), slots)):
+        tiles = order[begin : begin + slots]
+        panels = {("a", i) for i, _ in tiles} | {("b", j) for _, j in tiles}
+        if begin == 0 and 0 < l2_bytes < sum(size[p] for p in panels) * min(tk, k) // k:
+            return None
+        since = {p: sum(size[q] for q in last if last[q] >= last[p]) for p in panels if p in last}
+        for panel in panels:
+            if panel not in last or since[panel] > l2_bytes:
+                loaded[panel[0]] += size[panel]
+        last.update(dict.fromkeys(panels, wave))
+    return loaded["a"], loaded["b"]
+
+
+PRODUCTS = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
+
+
+@given(
+    mnk=PRODUCTS,
+    tile=st.tuples(SMALL, SMALL, SMALL),
+    group=st.integers(1, 5),
+    slots=st.integers(1, 20),
+    l2=st.integers(0, 2000),
+)
+@settings(max_examples=300, deadline=None)
+def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
+    config = plain(*tile, group=group)
+    found = dram_traffic(*mnk, config, one_by_one(slots, l2))
+    expected = walked(*mnk, config, slots, l2)
+    if expected is None:
+        alone = traffic(*mnk, config.block, 1)
+        assert (found.a, found.b) == (alone.a, alone.b)
+        assert "nothing is shared" in found.rule
+    else:
+        assert (found.a, found.b) == expected
+
+
+@given(
+    mnk=PRODUCTS,
+    tile=st.tuples(SMALL, SMALL, SMALL),
+    group=st.integers(1, 5),
+    slots=st.integers(1, 20),
+    l2=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
+)
+@settings(max_examples=200, deadline=None)
+def test_dram_traffic_is_never_below_compulsory_nor_above_what_blocks_load(
+    mnk, tile, group, slots, l2
+):
+    (m, n, k), config = mnk, plain(*tile, group=group)
+    small, large = (dram_traffic(m, n, k, config, one_by_one(slots, size)) for size in sorted(l2))
+    once = (m + n) * k
+    assert once <= large.loaded <= small.loaded <= traffic(m, n, k, tile, 1).loaded
+    assert large.c == m * n
+    everything = dram_traffic(m, n, k, config, one_by_one(slots, once))
+    assert everything.loaded == once
+
+
+@given(
+    tm=st.integers(1, 5),
+    tn=st.integers(1, 5),
+    k=st.integers(1, 50),
+    group=st.integers(1, 6),
+    across=st.integers(1, 6),
+    down=st.integers(1, 4),
+    waves=st.integers(1, 4),
+)
+def test_where_waves_divide_evenly_the_super_tile_says_the_same(
+    tm, tn, k, group, across, down, waves
+):
+    slots, (m, n) = group * across, (down * group * tm, waves * across * tn)
+    config = plain(tm, tn, group=group)
+    assert super_tile(config, slots) == (group * tm, across * tn)
+    walk = dram_traffic(m, n, k, config, one_by_one(slots))
+    closed = traffic(m, n, k, (*super_tile(config, slots), 1), 1)
+    assert (walk.a, walk.b) == (closed.a, closed.b)
+
+
+@pytest.mark.parametrize(("l2", "kept"), [(0.6, False), (1.6, True)])
+def test_the_rule_of_l2_is_that_of_a_cache_that_forgets_the_least_recently_used(l2, kept):
+    """Element by element along k, with a cache of 0.6 or of 1.6 of what one wave needs."""
+    m, n, k, slots, config = 32, 64, 20, 16, plain(4, 4, group=4)
+    wave = (16 + 16) * k
+    capacity, order = int(l2 * wave), list(raster(8, 16, 4))
+    cache: OrderedDict = OrderedDict()
+    missed = 0
+    for begin in range(0, len(order), slots):
+        tiles = order[begin : begin + slots]
+        panels = sorted({("a", i) for i, _ in tiles} | {("b", j) for _, j in tiles})
+        for p in range(k):
+            for panel in panels:
+                if (panel, p) not in cache:
+                    missed += 4
+                cache[panel, p] = None
+                cache.move_to_end((panel, p))
+                if 4 * len(cache) > capacity:
+                    cache.popitem(last=False)
+    found = dram_traffic(m, n, k, config, one_by_one(slots, capacity))
+    assert (found.loaded, found.kept) == (missed, kept)
+
+
+def test_too_many_waves_are_not_walked():
+    found = dram_traffic(65_536, 65_536, 64, plain(1, 1), one_by_one(7))
+    assert "too many to walk" in found.rule
+    assert found.loaded == traffic(65_536, 65_536, 64, (1, 7, 1), 1).loaded
+
+
+# -- four levels ---------------------------------------------------------------------------------
+
+
+def test_published_bytes_of_8192_cubed():
+    """Research: 128x256 tiles of bf16 move 12.9 GB from L2 to the multiprocessors, 85 FLOP/B."""
+    found = td.tile.levels_of(8192, 8192, 8192, MINE, H200)
+    level = found["L2 -> shared memory"]
+    assert round(level.loaded / 1e9, 1) == 12.9
+    assert round(level.intensity) == 85
+    assert found["DRAM -> L2"].loaded < level.loaded / 3
+
+
+def test_a_cluster_halves_what_the_matrix_it_shares_takes_from_l2():
+    alone = td.tile.levels_of(8192, 8192, 8192, MINE, H200)["L2 -> shared memory"]
+    pair = td.tile.levels_of(8192, 8192, 8192, replace(MINE, cluster=(2, 1)), H200)
+    one = traffic(8192, 8192, 8192, MINE.block, 2)
+    assert pair["L2 -> shared memory"].loaded == one.a + one.b // 2 < alone.loaded
+
+
+def test_the_levels_by_hand():
+    """2 x 2 workers, each with 4 tiles of 8 x 8 on a device of 2 multiprocessors."""
+    config = Config("mine", (8, 8, 4), (4, 8), 64, 2, "bf16")
+    device = replace(
+        one_by_one(2),
+        memory_bandwidth=1e9,
+        clock=1e9,
+        l2_bytes_per_clock=2,
+        shared_bytes_per_clock=4,
+    )
+    link = load_cluster("2xH200").within_node
+    found = td.tile.levels_of(32, 32, 8, config, device, workers=(2, 2), link=link)
+    assert (found.m, found.n, found.k) == (16, 16, 8)
+    between, dram, l2, shared = found.levels
+    assert between.loaded == 2 * 32 * 32 * 8 * 2 // 16
+    assert between.moved == between.loaded - 2 * (32 + 32) * 8
+    assert between.seconds == between.moved / (4 * link.reached)
+    # two waves of one row of tiles each: A once, B twice
+    assert (dram.loaded, dram.stored) == (2 * 16 * 8 + 2 * 2 * 16 * 8, 2 * 16 * 16)
+    assert l2.loaded == 2 * 2 * 2 * 16 * 8
+    assert l2.seconds == (l2.loaded + 2 * 16 * 16) / 2e9
+    # each warp's request is for 4 or 8 elements of 2 bytes, and takes a row of 128
+    assert shared.loaded == (16 // 4) * (16 // 8) * 8 * (128 + 128)
+    assert shared.seconds == shared.loaded / 8e9
+    assert found.compute == 2 * 16 * 16 * 8 / device.peak("bf16") * 2  # 2 of 4 quarters have a warp
+
+
+@given(m=st.integers(1, 200), n=st.integers(1, 200), k=st.integers(1, 50), t=SMALL)
+def test_a_larger_tile_loads_no_more(m, n, k, t):
+    tiles = [plain(t * f, t * f) for f in (1, 2, 4)]
+    loaded = [td.tile.levels_of(m, n, k, c, H200)["L2 -> shared memory"].loaded for c in tiles]
+    assert loaded == sorted(loaded, reverse=True)
+    assert loaded[-1] >= (m + n) * k
+
+
+def test_the_two_levels_are_independent():
+    """The tile leaves the bytes between workers alone, the blocking a tile's intensity."""
+    kernels = [c for found in td.tile.configs.values() for c in found if c.itemsize == 2]
+    cluster = load_cluster("8xH200")
+    between, inside = set(), {c: set() for c in kernels}
+    for config in kernels:
+        for workers in ((1, 8), (2, 4), (8, 1)):
+            found = td.tile.levels_of(8192, 8192, 8192, config, cluster, workers=workers)
+            between.add((workers, found["between workers"].moved))
+            inside[config].add(tuple(level.intensity for level in found.levels[2:]))
+    assert len(between) == 3
+    assert [len(found) for found in inside.values()] == [1] * len(kernels)
+
+
+def test_a_table_says_what_binds_and_what_is_unknown():
+    found = td.tile.levels_of(4096, 4096, 4096, "mma_multistage", "L4", "float16", workers=(1, 2))
+    assert found.unbounded == ("between workers", "L2 -> shared memory")
+    text, page = repr(found), found._repr_html_()
+    assert f"{found.binding} takes longest" in text
+    assert "not bounded, for want of a bandwidth: between workers, L2 -> shared memory" in text
+    assert [line.split("  ")[0] for line in text.split("\n")[2:6]] == [
+        level.name for level in found.levels
+    ]
+    assert len({len(line) for line in text.split("\n")[1:6]}) == 1, "columns are aligned"
+    assert "DRAM -&gt; L2" in page
+    assert page.count("<tr>") == 5
+    with pytest.raises(KernelError, match="no level 'L1'; there are between workers, DRAM"):
+        found["L1"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: td.tile.levels_of(0, 1, 1, MINE, H200), "m must be a whole number of 1 or more"),
+        (lambda: td.tile.levels_of(8, 8, 8, "tiled", H200), "'tiled' runs on a CPU: td.tile.traf"),
+        (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(9, 1)), r"got \(9, 1\) for 8 x 8"),
+        (lambda: td.tile.levels_of(8, 8, 8, MINE, H200, workers=(0, 1)), r"got \(0, 1\)"),
+    ],
+)
+def test_levels_that_cannot_be(call, message):
+    with pytest.raises(KernelError, match=message):
+        call()
+
+
+# -- bounds --------------------------------------------------------------------------------------
+
+A6000 = replace(
+    load_device("A10"),
+    name="RTX A6000",
+    multiprocessors=84,
+    memory_bandwidth=768e9,
+    clock=1.8e9,
+    peak_flops=(("fp32", 38.7e12),),
+    l2_bytes=6 * 2**20,
+)
+"""NVIDIA RTX A6000 datasheet: 10,752 cores, 38.7 TFLOPS, 768 GB/s."""
+
+MEASURED = [
+    # siboehm.com/articles/22/CUDA-MMM, 4096 in fp32: shared memory, and warp tiling
+    ("smem_tiled", A6000, 4096, "float32", 2.98),
+    ("sgemm_warptiled", A6000, 4096, "float32", 21.8),
+    # github.com/pranjalssh/fast.cu, H100 in bf16
+    ("wgmma_ws_persistent", "H100", 4096, "bfloat16", 763),
+    ("wgmma_ws_persistent", "H100", 8192, "bfloat16", 808),
+]
+
+
+@pytest.mark.parametrize(("kernel", "device", "n", "dtype", "teraflops"), MEASURED)
+def test_what_others_measured_is_below_the_bound_and_not_far(kernel, device, n, dtype, teraflops):
+    found = td.tile.predict(n, n, n, kernel, device, dtype)
+    assert 0.5 < teraflops * 1e12 / found.flops_per_second < 1
+
+
+def test_the_bound_orders_the_ladder_as_it_was_measured():
+    ladder = [case for case in MEASURED if case[1] is A6000]
+    bounds = [td.tile.predict(n, n, n, c, d, t).flops_per_second for c, d, n, t, _ in ladder]
+    assert rank_correlation(bounds, [case[-1] for case in ladder]) == 1
+
+
+def test_shared_memory_is_the_limit_of_the_kernel_for_reading():
+    found = td.tile.predict(8192, 8192, 8192, "smem_tiled", "H200")
+    assert found.binding == "shared memory -> registers"
+    # two requests of 128 bytes for 32 multiplications and additions: a quarter FLOP per byte
+    assert found.levels[found.binding].intensity == pytest.approx(0.25)
+    assert found.flops_per_second == pytest.approx(0.25 * H200.shared_bandwidth, rel=0.01)
+
+
+@given(
+    m=st.integers(1, 5000),
+    n=st.integers(1, 5000),
+    k=st.integers(1, 5000),
+    kernel=st.sampled_from(["smem_tiled", "sgemm_warptiled", "mma_multistage"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_bound_respects_peak_and_memory(m, n, k, kernel):
+    found = td.tile.predict(m, n, k, kernel, "A100-40GB")
+    config = found.config
+    assert found.flops_per_second <= A100.peak(config.peak) * (1 + 1e-9)
+    compulsory = (m * k + k * n + m * n) * config.itemsize
+    assert found.seconds >= compulsory / A100.memory_bandwidth
+    assert found.seconds == max(found.levels.times.values())
+    assert found.levels.times[found.binding] == found.seconds
+
+
+def test_few_warps_leave_quarters_idle():
+    """Each quarter of a multiprocessor computes for its own warps only."""
+    one = Config("mine", (64, 64, 32), (64, 64), 32, 2, "bf16", kept=120_000)
+    four = replace(one, warp=(32, 32), threads=128)
+    times = [td.tile.levels_of(8192, 8192, 8192, c, H200).compute for c in (one, four)]
+    assert times[0] == pytest.approx(4 * times[1])
+
+
+def test_order_is_by_bound_then_by_bytes():
+    found = td.tile.candidates("wgmma_ws_persistent", "H200")
+    predictions = td.tile.order(8192, 8192, 8192, found, "H200")
+    assert {p.config for p in predictions} == set(found)
+    seconds = [p.seconds for p in predictions]
+    assert seconds == sorted(seconds)
+    best = predictions[0].config
+    assert (best.block, best.cluster) == ((128, 256, 64), (2, 1))
+    assert "bound by arithmetic" in repr(predictions[0])
+
+
+def test_unknown_levels_are_named():
+    found = td.tile.predict(4096, 4096, 4096, "mma_multistage", "B200")
+    assert found.unbounded == ("L2 -> shared memory",)
+    assert repr(found).endswith("; L2 -> shared memory not bounded")
+
+
+# -- what a tile is worth ------------------------------------------------------------------------
+
+
+def test_tiles_of_1_to_32_and_the_ridge():
+    found = td.tile.extents(1024, 512, 2048)
+    for x in found:
+        assert x.loaded == 2 * 1024 * 512 * 2048 // x.extent * 4
+        assert x.intensity == x.extent / 4
+        assert x.limit == x.extent / 4 * 4.8e12
+    assert round(td.tile.ridge("H200")) == 14
+    assert td.tile.ridge_extent("H200") == 56
+    assert td.tile.extents(56 * 9, 56 * 9, 64, tiles=[55, 56])[1].share == 1
+    assert td.tile.extents(55 * 9, 55 * 9, 64, tiles=[55])[0].share < 1
+
+
+def test_a_tile_carried_to_another_device_loses_or_does_not_run():
+    found = td.tile.carry("mma_multistage", ["T4", "L4", "A100-40GB", "H200"], 4096, 4096, 4096)
+    assert found.refused == (("T4", "needs compute capability 8.0 or higher, and T4 has 7.5"),)
+    moves = {(move.tuned_for, move.runs_on): move for move in found.moves}
+    assert len(moves) == 9
+    for (tuned_for, runs_on), move in moves.items():
+        assert 0 <= move.loss <= 1
+        assert (move.loss == 0) or tuned_for != runs_on
+    assert moves["L4", "H200"].loss > 0.5
+    assert repr(found).count("the best") == found._repr_html_().count("the best") == 3
+    large = replace(H200, name="large", shared_bytes=400_000, block_shared_bytes=400_000)
+    found = td.tile.carry("wgmma_ws_persistent", [large, "H200"], 4096, 4096, 4096)
+    assert [(move.why_not[:26], move.loss) for move in found.moves] == [
+        ("", 0),
+        ("360.5 kB of shared memory ", 1),
+        ("", 0),
+        ("", 0),
+    ]
+    with pytest.raises(KernelError, match=r"none of these devices runs wgmma.*T4 has 7.5"):
+        td.tile.carry("wgmma_ws_persistent", ["T4"], 64, 64, 64)

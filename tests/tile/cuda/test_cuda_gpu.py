@@ -1,0 +1,45 @@
+"""Our kernels on a GPU, against float64: every edge, layout and ending, in the middle of NaN.
+
+    python -m pytest -m gpu -n 12 -o faulthandler_timeout=60 tests/tile/cuda/test_cuda_gpu.py
+
+The products are those of the part `kernels` (tiledask/lab/gpu/parts/kernels.py), on other numbers
+each time; what is smallest comes first, so that what is broken at all is known in seconds. A test
+is one kernel with one tile and type in one process, which a hang ends after those 60 s: 72 tests of
+14 of these. What makes a product another variant of a kernel is tried once (`FORMS` of
+tiledask/tile/cuda/prebuilt.py, which also makes all their machine code beforehand); float16, which
+only exchanges the types of an instruction, goes without batches and large products.
+
+Holds `tiledask.lab.gpu.parts.kernels`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.lab.gpu.parts.cases import is_right
+from tiledask.lab.gpu.parts.kernels import STEPS, variants
+
+pytestmark = pytest.mark.gpu
+
+OF_BOTH_HALVES = ("edges", "layouts", "epilogue")
+TRIED = [
+    (step, variant)
+    for step in STEPS
+    for variant in variants()
+    if step in OF_BOTH_HALVES or variant.dtype != "float16"
+]
+
+
+def cases_of(step, variant):
+    return [case for _, cases in STEPS[step](variant, 1) for case in cases]
+
+
+@pytest.mark.parametrize(("step", "variant"), TRIED, ids=str)
+def test_against_float64(step, variant):
+    if why_not := td.tile.kernels[variant.kernel].why_not:
+        pytest.skip(f"{variant.kernel} cannot run here: {why_not}")
+    for case in cases_of(step, variant):
+        case = replace(case, seed=np.random.randint(2**31))
+        assert is_right(variant.run, case, td.tile.namespace("cupy")), case

@@ -1,0 +1,608 @@
+"""The CUDA kernels compile for the GPUs we name, on machines without one, within a budget.
+
+Registers, spills and shared memory are ptxas's own report; instructions come from disassembly.
+
+Holds `tiledask.tile.cuda.launch` and `tiledask.tile.cuda.source`.
+"""
+
+import os
+import re
+import shutil
+import sys
+from functools import cache
+from itertools import product
+
+import pytest
+from oracles import compiler_said
+
+from tiledask.errors import KernelError
+from tiledask.tile.backend import nvrtc_reason
+from tiledask.tile.cuda import build, launch, prebuilt
+from tiledask.tile.cuda.source import KERNELS, file_text, source
+
+pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
+
+PLAIN = {"HAS_BETA": 0, "HAS_BIAS": 0, "HAS_GELU": 0, "HAS_BEFORE": 0}
+WGMMA = {
+    "TYPE": "bf16",
+    "OUT": "bf16",
+    "TILE_N": 256,
+    "STAGES": 3,
+    "CLUSTER": 2,
+    "A_TURNED": 0,
+    "B_TURNED": 1,
+    "STAGED": 1,
+    **PLAIN,
+}
+
+
+@cache
+def compiled(name, arch, *macros):
+    code, log = compiler_said.compiled(name, dict(macros), arch)
+    return code, build.resources(log)
+
+
+def compile_it(name, arch, macros):
+    return compiled(name, arch, *sorted(macros.items()))
+
+
+def machine_code(code, folder):
+    """[(name, operands)] of the machine instructions."""
+    if compiler_said.disassembler() is None:
+        pytest.skip("nvdisasm is not installed (pip install -e '.[test]' brings it on Linux)")
+    found = compiler_said.disassembly(code, folder)
+    assert len(found) > 50, "a kernel has more instructions than that"
+    return found
+
+
+def instructions(code, folder):
+    return [name for name, _ in machine_code(code, folder)]
+
+
+def starting(names, *prefixes):
+    return [name for name in names if name.startswith(prefixes)]
+
+
+# -- smem_tiled ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("tile", launch.SMEM_TILES)
+def test_smem_tiled_compiles_within_its_budget(arch, tile):
+    extent = tile[0]
+    code, found = compile_it("smem_tiled", arch, {"TILE": extent, **PLAIN})
+    assert code[:4] == b"\x7fELF"
+    assert b"smem_tiled" in code
+    assert found.shared == 2 * extent * extent * 4  # one tile of A, one of B
+    assert found.spilled == found.stack == 0
+    # a multiprocessor of sm_80 and sm_90 has 65,536 registers: room for two blocks of 32 x 32
+    # threads with 32 each, which is all the threads it takes, or for four of 16 x 16 with 64
+    assert found.registers <= {16: 64, 32: 32}[extent]
+
+
+@pytest.mark.parametrize("extent", [24, 64])
+def test_a_tile_the_kernel_cannot_hold_is_refused(extent):
+    with pytest.raises(KernelError, match="power of two of at most 32"):
+        build.compile_for("smem_tiled", {"TILE": extent}, "sm_90")
+
+
+# -- wgmma_ws_persistent -------------------------------------------------------------------------
+
+DIRECT = {"STAGED": 0, "STAGES": 4}
+ADDED = {**DIRECT, "OUT": "float", "PAIRS": 1, "HAS_BETA": 1}
+ALL = {"HAS_BETA": 1, "HAS_BIAS": 1, "HAS_GELU": 1, "HAS_BEFORE": 1}
+NARROW = {"TILE_N": 128, "STAGES": 5}
+VARIANTS = {
+    "as it is measured": {},
+    "operands the other way": {"A_TURNED": 1, "B_TURNED": 0},
+    "float32 out": {**DIRECT, "OUT": "float", "PAIRS": 1},
+    "float32 out, one by one": {**DIRECT, "OUT": "float", "PAIRS": 0},
+    "float32 out, added": ADDED,
+    "bf16, added": {**DIRECT, "PAIRS": 1, "HAS_BETA": 1},
+    "bias and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1},
+    "bias by row and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1, "BIAS_BY_ROW": 1},
+    "everything": {**DIRECT, **ALL, "PAIRS": 1},
+    "everything, one by one": {**DIRECT, **ALL, "PAIRS": 0, "A_TURNED": 1, "B_TURNED": 1},
+    "everything, one by one, bias by row": {
+        **DIRECT,
+        **ALL,
+        "PAIRS": 0,
+        "A_TURNED": 1,
+        "B_TURNED": 0,
+        "BIAS_BY_ROW": 1,
+    },
+    "all but beta, one by one": {**DIRECT, **ALL, "PAIRS": 0, "HAS_BETA": 0},
+    "bias and GELU, one by one": {**DIRECT, "PAIRS": 0, "HAS_BIAS": 1, "HAS_GELU": 1},
+    "everything, float32, one by one": {**DIRECT, **ALL, "OUT": "float", "PAIRS": 0, "CLUSTER": 1},
+    "fp16, narrow, alone": {**NARROW, "TYPE": "f16", "OUT": "f16", "CLUSTER": 1},
+    "fp16, narrow, everything": {
+        **NARROW,
+        **DIRECT,
+        **ALL,
+        "TYPE": "f16",
+        "OUT": "f16",
+        "PAIRS": 1,
+        "BIAS_BY_ROW": 1,
+    },
+    "float32 out, staged": {"OUT": "float", "PAIRS": 1},
+    "everything, staged": {**ALL, "OUT": "float", "PAIRS": 1},
+    "C through half of the room": {"C_PANELS": 2, "STAGES": 4},
+}
+
+CODE_BYTES = 64 * 1024
+"""The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
+ROUND_TRIPS = 8
+"""Times that a thread may stand still for what it reads of C and bias, a tile."""
+
+
+def check_wgmma(macros, folder):
+    code, found = compile_it("wgmma_ws_persistent", "sm_90a", macros)
+    assert found.spilled == found.stack == 0
+    # 384 threads share 65,536 registers until the producer gives some of its own away
+    assert found.registers == 168
+    # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
+    assert found.remarks == ()
+    assert compiler_said.text_bytes(code) < CODE_BYTES
+    if macros["HAS_BETA"] or macros["HAS_BIAS"]:
+        read = machine_code(code, folder)
+        assert starting([name for name, _ in read], "LDG")
+        assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
+
+
+@pytest.mark.long
+@pytest.mark.few(3)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, variant):
+    check_wgmma({**WGMMA, **VARIANTS[variant]}, tmp_path)
+
+
+def endings():
+    """All that a launch can ask of the epilogue, and of the way out."""
+    for beta, bias, gelu, before in product((0, 1), ("", "column", "row"), (0, 1), (0, 1)):
+        used = {
+            "HAS_BETA": beta,
+            "HAS_BIAS": int(bias != ""),
+            "HAS_GELU": gelu,
+            "HAS_BEFORE": before,
+            "BIAS_BY_ROW": int(bias == "row"),
+        }
+        if not beta and not before:
+            yield {"PAIRS": 1, **used}  # staged
+        for out, pairs in product(("half", "float"), (0, 1)):
+            yield {**DIRECT, "OUT": out, "PAIRS": pairs, **used}
+
+
+WAYS = [
+    {"TYPE": kind, "TILE_N": columns, "CLUSTER": cluster, "A_TURNED": a, "B_TURNED": b}
+    for kind, columns, cluster, a, b in product(("bf16", "f16"), (256, 128), (1, 2), (0, 1), (0, 1))
+]
+PRODUCT = [
+    *((ending, WAYS[7 * i % len(WAYS)] | {"TILE_N": 256}) for i, ending in enumerate(endings())),
+    *(({**DIRECT, **ALL, "OUT": "half", "PAIRS": i % 2}, way) for i, way in enumerate(WAYS)),
+]
+"""Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ending", "way"), PRODUCT)
+def test_wgmma_with_every_ending_and_every_way_to_lie(tmp_path, ending, way):
+    macros = {**WGMMA, **ending, **way}
+    if macros["OUT"] != "float":
+        macros["OUT"] = macros["TYPE"]
+    macros["STAGES"] += way["TILE_N"] == 128
+    check_wgmma(macros, tmp_path)
+
+
+def faulty(monkeypatch, name, *faults):
+    text = source(name)
+    for before, after in faults:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    monkeypatch.setattr(build, "source", lambda name: text)
+
+
+@pytest.mark.long
+def test_reads_that_wait_for_each_other_would_be_seen(tmp_path, monkeypatch):
+    """Each element of C read where it is wanted, and written before the next is read."""
+    faulty(
+        monkeypatch,
+        "wgmma_ws_persistent",
+        ("if (HAS_BETA) read(held);", ""),
+        (
+            "if (HAS_BETA) y[q] += e.beta * to_float(q % 2 ? held[q / 2].y : held[q / 2].x);",
+            "T* one = c.data + at(r, p) + q % 2;"
+            "if (inside(r, p, q % 2)) *one = from_float<T>(y[q] += e.beta * to_float(*one));",
+        ),
+    )
+    code, _ = build.compile_for("wgmma_ws_persistent", {**WGMMA, **ADDED}, "sm_90a")
+    assert compiler_said.round_trips(machine_code(code, tmp_path)) > 10 * ROUND_TRIPS
+
+
+@pytest.mark.long
+def test_registers_that_a_read_leaves_as_they_were_would_be_seen(monkeypatch):
+    """Without the 0 that comes where nothing is read, they are taken from the beginning on."""
+    faulty(monkeypatch, "wgmma_ws_persistent", ("x = {{0, 0}};", "x;"))
+    _, log = build.compile_for("wgmma_ws_persistent", {**WGMMA, **ADDED}, "sm_90a")
+    assert build.resources(log).spilled > 0
+
+
+@pytest.mark.long
+def test_code_that_outgrows_its_cache_would_be_seen(monkeypatch):
+    """Elements one by one, unrolled, and with a tanh that has branches."""
+    faulty(
+        monkeypatch,
+        "wgmma_ws_persistent",
+        ("FEW_ADDRESSES && !HAS_BEFORE;", "true;"),
+        (
+            "x * reciprocal(1.0f + power_of_2(-x * (slope + slope * 0.044715f * x * x)))",
+            "0.5f * x * (1.0f + tanhf(slope * (x + 0.044715f * x * x * x)))",
+        ),
+    )
+    macros = {**WGMMA, **VARIANTS["everything, float32, one by one"]}
+    code, _ = build.compile_for("wgmma_ws_persistent", macros, "sm_90a")
+    assert compiler_said.text_bytes(code) > CODE_BYTES
+
+
+@pytest.mark.long
+def test_pairs_of_float32_leave_in_one_write_each(tmp_path):
+    """And nothing but the walk over tiles and stages is decided on the way."""
+    direct = instructions(
+        compile_it("wgmma_ws_persistent", "sm_90a", {**WGMMA, **ADDED})[0], tmp_path
+    )
+    assert len(starting(direct, "LDG.E.64")) == len(starting(direct, "STG.E.64")) == 256 // 4
+    assert len(starting(direct, "STG")) == 256 // 4
+    staged = instructions(compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)[0], tmp_path)
+    assert len(starting(direct, "BRA")) <= len(starting(staged, "BRA"))
+
+
+def test_wgmma_gives_registers_away_and_fits_into_a_multiprocessor():
+    text = file_text("wgmma_ws_persistent.cu")
+    down, up = (int(re.search(rf"registers_{x}_to<(\d+)>", text)[1]) for x in ("down", "up"))
+    assert 128 * down + 256 * up <= 384 * 168
+    assert down % 8 == up % 8 == 0
+    assert up >= 128 + 32  # 128 sums of the wide tile, and addresses
+
+
+@pytest.mark.parametrize("columns", [256, 128])
+@pytest.mark.parametrize("staged", [0, 1])
+def test_wgmma_shared_memory_fits(columns, staged):
+    stages, shared = launch.wgmma_memory(columns, staged)
+    assert shared <= 227 * 1024
+    assert stages >= 3
+    # one more stage would not fit: the ring is as deep as it can be
+    assert shared + (128 + columns) * 128 > 227 * 1024
+
+
+@pytest.mark.long
+def test_wgmma_uses_what_hopper_has(tmp_path):
+    code, _ = compile_it("wgmma_ws_persistent", "sm_90a", WGMMA)
+    names = instructions(code, tmp_path)
+    assert set(starting(names, "HGMMA")) == {"HGMMA.64x256x16.F32.BF16"}
+    assert starting(names, "UTMALDG.3D.MULTICAST")  # B, for both blocks of a cluster
+    assert starting(names, "UTMASTG.3D")  # C
+    assert len(starting(names, "USETMAXREG")) == 2
+    assert starting(names, "SYNCS.PHASECHK")  # waits at barriers
+    assert not starting(names, "LDL", "STL", "HMMA", "FFMA")
+    # between one stage's products and the next the whole GPU is not waited for
+    first, last = (i for i in (_first(names, "HGMMA"), len(names) - _first(names[::-1], "HGMMA")))
+    assert not starting(names[first:last], "MEMBAR", "BAR", "ERRBAR")
+
+
+def _first(names, prefix):
+    return next(i for i, name in enumerate(names) if name.startswith(prefix))
+
+
+@pytest.mark.long
+def test_a_release_that_waits_for_all_memory_would_be_seen(tmp_path, monkeypatch):
+    """The faulty way to tell a cluster: release at cluster scope drains every write first."""
+    text = source("wgmma_ws_persistent")
+    plain = "mbarrier.arrive.shared::cluster.b64"
+    assert text.count(plain) == 1
+    slow = text.replace(plain, "mbarrier.arrive.release.cluster.shared::cluster.b64")
+    monkeypatch.setattr(build, "source", lambda name: slow)
+    code, _ = build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90a")
+    names = instructions(code, tmp_path)
+    first, last = _first(names, "HGMMA"), len(names) - _first(names[::-1], "HGMMA")
+    assert starting(names[first:last], "MEMBAR")
+
+
+@pytest.mark.long
+def test_wgmma_without_a_cap_on_registers_would_be_seen(monkeypatch):
+    text = source("wgmma_ws_persistent").replace("__launch_bounds__(384, 1)", "")
+    monkeypatch.setattr(build, "source", lambda name: text)
+    _, log = build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90a")
+    assert any("C7508" in remark for remark in build.resources(log).remarks)
+
+
+def test_wgmma_is_for_sm_90a_alone():
+    with pytest.raises(KernelError, match=r"did not compile for sm_90 with TYPE=bf16"):
+        build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90")
+
+
+# -- sgemm_warptiled and mma_multistage ------------------------------------------------------------
+
+PANELS = {
+    "sgemm": ("sgemm_warptiled", "float", "float", launch.SGEMM_TILES[0]),
+    "sgemm, small": ("sgemm_warptiled", "float", "float", launch.SGEMM_TILES[1]),
+    "bf16": ("mma_multistage", "bf16", "bf16", launch.MMA_TILES[0]),
+    "fp16 to float32": ("mma_multistage", "f16", "float", launch.MMA_TILES[0]),
+    "tf32": ("mma_multistage", "float", "float", launch.MMA_TILES[2]),
+}
+
+
+def panels(variant, piece=16, **more):
+    name, kind, out, tile = PANELS[variant]
+    size = 4 if kind == "float" else 2
+    stages, shared = launch.panels_memory(name, tile, size, False, True)
+    macros = {
+        "TYPE": kind,
+        "OUT": out,
+        "TILE_M": tile[0],
+        "TILE_N": tile[1],
+        "TILE_K": tile[2],
+        "STAGES": stages,
+        "A_TURNED": 0,
+        "B_TURNED": 1,
+        "A_BYTES": piece,
+        "B_BYTES": piece,
+        **PLAIN,
+        **more,
+    }
+    return name, macros, shared
+
+
+def check_panels(arch, variant, ending, folder):
+    more = {key: int(ending == "everything") for key in PLAIN}
+    name, macros, shared = panels(variant, PAIRS=int(arch == "sm_90"), **more)
+    code, found = compile_it(name, arch, macros)
+    assert compiler_said.text_bytes(code) < CODE_BYTES
+    if ending == "everything":
+        assert 1 <= compiler_said.round_trips(machine_code(code, folder)) <= ROUND_TRIPS
+    assert found.spilled == found.stack == 0
+    assert found.remarks == ()
+    # 65,536 registers for two blocks of 128 threads, 164 and 228 KB of shared memory with 1 KB a
+    # block for the system
+    assert found.registers <= 255
+    assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
+
+
+@pytest.mark.long
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("arch", "ending"), [("sm_80", "plain"), ("sm_90", "everything")])
+@pytest.mark.parametrize("variant", PANELS)
+def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, ending):
+    check_panels(arch, variant, ending, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "ending"), [("sm_80", "everything"), ("sm_90", "plain")])
+@pytest.mark.parametrize("variant", PANELS)
+def test_panels_with_the_other_ending_of_each_architecture(tmp_path, arch, variant, ending):
+    check_panels(arch, variant, ending, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["sgemm", "bf16", "tf32"])
+def test_panels_read_c_before_they_wait_for_it(tmp_path, variant):
+    """Rows by pairs, in a loop: as often as it goes round, a thread stands still."""
+    name, macros, _ = panels(variant, HAS_BETA=1, PAIRS=1)
+    read = machine_code(compile_it(name, "sm_80", macros)[0], tmp_path)
+    trips = compiler_said.round_trips(read)
+    assert trips == 2
+    assert len(starting([n for n, _ in read], "LDG.E")) / trips == 8  # pairs at a time
+
+
+TURNED, PIECES = [(1, 0), (1, 1), (0, 0)], [4, 16]
+OTHER_WAYS = list(product(["sgemm", "bf16"], enumerate(TURNED), enumerate(PIECES)))
+
+
+def check_spills(variant, turned, piece):
+    name, macros, _ = panels(variant, piece, A_TURNED=turned[0], B_TURNED=turned[1])
+    assert compile_it(name, "sm_80", macros)[1].spilled == 0
+
+
+@pytest.mark.long
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("variant", "turned", "piece"),
+    [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 0],
+)
+def test_panels_the_other_ways_do_not_spill_either(variant, turned, piece):
+    """Each kernel with each way that operands lie, and with each size of pieces."""
+    check_spills(variant, turned, piece)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variant", "turned", "piece"),
+    [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 1],
+)
+def test_panels_with_the_other_pieces_of_each_way(variant, turned, piece):
+    check_spills(variant, turned, piece)
+
+
+@pytest.mark.long
+def test_sgemm_multiplies_most_of_the_time(tmp_path):
+    """In the longest stretch without a barrier or a jump: the step along k."""
+    name, macros, _ = panels("sgemm")
+    names = instructions(compile_it(name, "sm_90", macros)[0], tmp_path)
+    step = max(stretches(names), key=lambda s: len(starting(s, "FFMA")))
+    assert len(starting(step, "FFMA")) > 0.85 * len(step)
+    assert starting(names, "LDS.128")  # four neighbours at a time
+    assert starting(names, "LDGSTS")  # copies that pass the registers by
+    assert not starting(names, "LDL", "STL")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", ["bf16", "tf32"])
+def test_mma_feeds_the_tensor_cores_from_shared_memory(tmp_path, variant):
+    name, macros, _ = panels(variant)
+    names = instructions(compile_it(name, "sm_80", macros)[0], tmp_path)
+    wanted = {"bf16": "HMMA.16816.F32.BF16", "tf32": "HMMA.1688.F32.TF32"}[variant]
+    assert set(starting(names, "HMMA")) == {wanted}
+    assert starting(names, "LDSM.16.M88.4")
+    assert starting(names, "LDSM.16.MT88.4") or variant == "tf32"  # B lies row by row: turned
+    assert starting(names, "LDGSTS")
+    assert not starting(names, "LDL", "STL", "FFMA")
+
+
+def stretches(names):
+    """Runs of instructions between jumps and barriers."""
+    found = [[]]
+    for name in names:
+        found[-1].append(name)
+        if name.startswith(("BRA", "BAR", "EXIT", "DEPBAR")):
+            found.append([])
+    return found
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_hold_no_ptx_themselves(name):
+    text = file_text(f"{name}.cu")
+    assert "asm" not in re.sub(r"//.*", "", text)
+
+
+def test_the_bindings_of_nvrtc_are_all_it_takes(monkeypatch):
+    """Layouts of cuda.core come and go; who has the bindings alone can compile."""
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    code, log = build.compile_for("smem_tiled", {"TILE": 16, **PLAIN}, "sm_90")
+    assert code[:4] == b"\x7fELF"
+    assert build.resources(log).registers > 0
+
+
+def test_a_syntax_error_is_refused(monkeypatch):
+    broken = source("smem_tiled").replace("float sum = 0.0f;", "float sum = 0.0f")
+    monkeypatch.setattr(build, "source", lambda name: broken)
+    with pytest.raises(KernelError, match='expected a ";"'):
+        build.compile_for("smem_tiled", {"TILE": 16}, "sm_90")
+
+
+def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen(monkeypatch):
+    greedy = source("smem_tiled").replace(
+        "float a_tile[TILE * TILE]", "float a_tile[2 * TILE * TILE]"
+    )
+    monkeypatch.setattr(build, "source", lambda name: greedy)
+    log = build.compile_for("smem_tiled", {"TILE": 32}, "sm_90")[1]
+    assert build.resources(log).shared == 3 * 32 * 32 * 4
+    spilling = """
+    extern "C" __global__ void __launch_bounds__(1024) smem_tiled(float* x) {
+        __shared__ float tile[1024];
+        tile[threadIdx.x] = x[threadIdx.x];
+        float kept[128];
+        for (int i = 0; i < 128; ++i) kept[i] = x[i * 1024 + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < 128; ++i) x[i * 1024 + threadIdx.x] = kept[127 - i] * tile[i];
+    }"""
+    monkeypatch.setattr(build, "source", lambda name: spilling)
+    assert build.resources(build.compile_for("smem_tiled", {}, "sm_90")[1]).spilled > 0
+
+
+def test_machine_code_is_made_once_and_kept_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+    compile_for = build.compile_for
+    monkeypatch.setattr(
+        build, "compile_for", lambda *given: made.append(given) or compile_for(*given)
+    )
+    first = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == first
+    assert len(made) == 1
+    assert first.read_bytes()[:4] == b"\x7fELF"
+    assert build._kept("smem_tiled", {"TILE": 32}, "sm_80") != first
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_90") != first
+    changed = source("smem_tiled") + "\n// another text"
+    monkeypatch.setattr(build, "source", lambda name: changed)
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") != first
+    assert {p.suffix for p in first.parent.iterdir()} == {".cubin"}
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.long
+def test_machine_code_is_made_for_another_machine_in_several_processes(tmp_path):
+    variants = [("smem_tiled", (("TILE", tile), *PLAIN.items())) for tile in (16, 32)]
+    made = prebuilt.prebuild(tmp_path, variants, "9.0", processes=2)
+    assert (made.count, made.compiled > 0) == (2, True)
+    assert made.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert {path.read_bytes()[:4] for path in tmp_path.iterdir()} == {b"\x7fELF"}
+    assert prebuilt.prebuild(tmp_path, variants, "9.0", processes=1).compiled == 0
+
+
+def _kept_once(monkeypatch, tmp_path):
+    """The folder of a cache with one file, that file, and a list of what is compiled from now."""
+    monkeypatch.delenv("TILEDASK_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    made = []
+
+    def compiled(*given):
+        made.append(given)
+        return b"\x7fELF right", ""
+
+    monkeypatch.setattr(build, "compile_for", compiled)
+    path = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    made.clear()
+    return path.parent, path, made
+
+
+DAMAGES = {
+    "truncated": lambda path: os.truncate(path, 3),
+    "altered": lambda path: path.write_bytes(b"\x7fELF wrong"),
+    "empty": lambda path: path.write_bytes(b""),
+    "a link": lambda path: path.symlink_to(path.rename(path.parent.parent / "elsewhere")),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "anyone's": lambda path: path.chmod(0o666),
+    "another's": lambda path: os.chown(path, 12345, 12345),
+    "too many": lambda path: path.with_name(path.name.replace("-sm_80-", "-sm_80-x")).touch(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_machine_code_that_another_may_have_written_is_compiled_anew(tmp_path, monkeypatch, damage):
+    if damage == "another's" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    folder, path, made = _kept_once(monkeypatch, tmp_path)
+    DAMAGES[damage](path)
+    again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert len(made) == (damage != "too many")
+    assert again == path
+    assert again.is_file()
+    assert not again.is_symlink()
+    assert (again.read_bytes(), again.stat().st_uid) == (b"\x7fELF right", os.geteuid())
+    assert again.stat().st_mode & 0o022 == 0
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path  # and is kept again
+    assert len(made) == (damage != "too many")
+    assert not [p for p in folder.iterdir() if p.suffix != ".cubin"]
+
+
+FOLDERS = {
+    "a link": lambda folder: folder.symlink_to(folder.rename(folder.parent.parent / "planted")),
+    "another's": lambda folder: os.chown(folder, 12345, 12345),
+    "in anyone's": lambda folder: folder.parent.chmod(0o777),
+    "in another's": lambda folder: os.chown(folder.parent, 12345, 12345),
+    "a file": lambda folder: (shutil.rmtree(folder), folder.touch()),
+}
+
+
+@pytest.mark.parametrize("how", FOLDERS)
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, how):
+    if "another's" in how and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    folder, _, made = _kept_once(monkeypatch, tmp_path)
+    build._of_this_process.cache_clear()
+    FOLDERS[how](folder)
+    with pytest.warns(UserWarning, match=r"kernels is not used, .* set TILEDASK_CACHE to another"):
+        again = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
+    assert len(made) == 1
+    assert again.parent != folder
+    assert again.parent.stat().st_mode & 0o777 == 0o700
+    assert again.read_bytes() == b"\x7fELF right"
+
+
+def test_a_folder_of_ones_own_is_closed_to_others(tmp_path, monkeypatch):
+    folder, path, made = _kept_once(monkeypatch, tmp_path)
+    folder.chmod(0o777)
+    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not made

@@ -1,0 +1,484 @@
+"""The kernel for Hopper's tensor cores, run on the host: ring of stages, barriers, swizzles, edges.
+
+tiledask/tile/cuda/README.md says what this shows and what only a GPU can.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from twins import cuda_host
+from twins.cuda_host import HostFault, HostKernel, host_gpu, host_tensor_map, why_not
+from twins.cuda_host.products import GemmCase, is_right
+
+from tiledask.tile.cuda import launch
+from tiledask.tile.cuda.hopper_tile import HopperTile
+from tiledask.tile.levels import traffic
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+NARROW, WIDE = launch.WGMMA_TILES[1], launch.WGMMA_TILES[0]
+BASE = GemmCase(200, 150, 150, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    with host_gpu(tmp_path_factory.mktemp("wgmma")) as built:
+        yield built
+
+
+def right(case, tile=NARROW, built=None, seeds=(1,)):
+    for seed in seeds:
+        for kernel in (built or {}).values():
+            kernel.seed = seed
+        if not is_right(partial(launch_it, tile=tile), replace(case, seed=seed)):
+            return False
+    return True
+
+
+def launch_it(a, b, out, epilogue, tile):
+    launch.wgmma_ws_persistent(a, b, out, tile, epilogue)
+
+
+CASES = {
+    **{
+        f"{layouts}": replace(BASE, layouts=layouts)
+        for layouts in ("CCC", "FCC", "CFC", "FFC", "CCF", "FCF", "CFF", "FFF")
+    },
+    "one element": replace(BASE, m=1, n=1, k=1),
+    "one row": replace(BASE, m=1, n=300, k=70),
+    "one column": replace(BASE, m=300, n=1, k=70),
+    "a tile exactly": replace(BASE, m=128, n=128, k=64),
+    "two tiles of a cluster exactly": replace(BASE, m=256, n=128, k=128),
+    "one more than a tile": replace(BASE, m=129, n=129, k=65),
+    "one less": replace(BASE, m=127, n=127, k=63),
+    "many tiles, and stages": replace(BASE, m=700, n=300, k=500),
+    "more rows of clusters than a band": replace(BASE, m=2500, n=200, k=10),
+    "a batch": replace(BASE, batch=3),
+    "a batch that shares a": replace(BASE, batch=3, shared="a"),
+    "a batch that shares b": replace(BASE, batch=3, shared="b", layouts="FFC"),
+    "operands off their boundary": replace(BASE, margin=1),
+    "a batch off its boundary": replace(BASE, margin=1, batch=2, layouts="FCC"),
+    "operands and C without neighbours": replace(BASE, layouts="SSS"),
+    "halves with 5 bits of exponent": replace(BASE, dtype="float16"),
+    "float32 out": replace(BASE, out_dtype="float32"),
+    "alpha": replace(BASE, alpha=-0.5),
+    "beta": replace(BASE, alpha=2.0, beta=0.5),
+    "beta, float32 out, columns": replace(BASE, beta=1.0, out_dtype="float32", layouts="CCF"),
+    "bias": replace(BASE, bias=True),
+    "bias and columns": replace(BASE, bias=True, layouts="CCF"),
+    "bias and GELU": replace(BASE, bias=True, gelu=True),
+    "everything": replace(BASE, alpha=0.7, beta=-1.0, bias=True, gelu=True, before=True),
+    "everything, columns, float32 out": replace(
+        BASE,
+        alpha=0.7,
+        beta=-1.0,
+        bias=True,
+        gelu=True,
+        before=True,
+        layouts="FCF",
+        out_dtype="float32",
+        batch=2,
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.few(11)
+@pytest.mark.parametrize("case", CASES)
+def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, case):
+    assert right(CASES[case], built=gpu)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_whoever_is_slow_and_whenever_things_land(gpu, seed):
+    odd = replace(BASE, m=300, n=290, k=420)  # a cluster has no rows for its second block
+    assert right(odd, HopperTile(NARROW), built=gpu, seeds=[seed])
+
+
+@pytest.mark.long
+def test_c_goes_through_shared_memory_where_a_tile_says_so(gpu):
+    """Wide, read, and with an odd number of columns; by the launch itself."""
+    odd = replace(BASE, m=200, n=151, out_dtype="float32", beta=1.0)
+    everything = replace(odd, bias=True, gelu=True, before=True)
+    for case in (replace(odd, beta=0.0), odd, everything, replace(everything, out_dtype="")):
+        for panels in (1, 2):
+            assert right(case, HopperTile(NARROW, panels=panels))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layouts", ["CCC", "FFC"])
+def test_the_wide_tile(gpu, layouts):
+    assert right(replace(BASE, m=140, n=270, layouts=layouts), tile=WIDE)
+    assert right(replace(BASE, m=100, n=270, layouts=layouts, beta=1.0), tile=WIDE)
+
+
+COUNTED = {
+    "in pairs": (BASE, 2),
+    "alone": (BASE, 1),
+    "a cluster has no rows for its second block": (replace(BASE, m=300, n=290, k=420), 2),
+    "less than a tile": (replace(BASE, m=9, n=7, k=17), 1),
+    "columns of C": (replace(BASE, m=300, layouts="CCF"), 2),
+    "a batch that shares a": (replace(BASE, batch=3, shared="a"), 2),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, case):
+    """A tile of B once for the blocks of a cluster, to the byte, edges and all."""
+    case, cluster = COUNTED[case]
+    said, before = [], sum(kernel.taken for kernel in gpu.values())
+
+    def run(a, b, out, epilogue):
+        way = HopperTile(NARROW, cluster=cluster)
+        said.append(launch.wgmma_ws_persistent(a, b, out, way, epilogue))
+
+    assert is_right(run, case)
+    assert said[0].loaded == sum(kernel.taken for kernel in gpu.values()) - before
+    if not case.batch:
+        turned = case.layouts.endswith("F")  # as it is launched, the transposed product
+        m, n = (case.n, case.m) if turned else (case.m, case.n)
+        formula = traffic(m, n, case.k, (128 * cluster, NARROW[1], 64), 2)
+        assert said == [formula]
+
+
+@pytest.mark.long
+def test_a_variant_for_each_epilogue(tmp_path):
+    """Built as a GPU builds it: without the parts of the epilogue that are not asked for."""
+    with host_gpu(tmp_path, plain=False) as built:
+        for case in (BASE, replace(BASE, bias=True), replace(BASE, beta=0.5, gelu=True)):
+            assert right(case)
+        used = [dict(key[1:]) for key in built]
+    assert [(m["HAS_BIAS"], m["HAS_BETA"], m["HAS_GELU"]) for m in used] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (0, 1, 1),
+    ]
+
+
+USUAL = {
+    "TYPE": "bf16",
+    "OUT": "bf16",
+    "TILE_N": 128,
+    "STAGES": 3,
+    "CLUSTER": 1,
+    "A_TURNED": 0,
+    "B_TURNED": 1,
+    "STAGED": 1,
+    "PAIRS": 1,
+}
+TUNED = {
+    "two stages": {"STAGES": 2},
+    "C through half of the room, a stage more": {"C_PANELS": 1, "STAGES": 4},
+    "float32 C in two passes": {"OUT": "float"},
+    "float32 C, panel by panel": {"OUT": "float", "C_PANELS": 1},
+    "float32 C in one pass": {"OUT": "float", "C_PANELS": 4},
+    "another raster": {"RASTER": 3},
+    "the wide tile, C panel by panel": {"TILE_N": 256, "C_PANELS": 1},
+    "the narrowest tile": {"TILE_N": 64},
+}
+ENDING = {"alpha": 0.5, "beta": -1.0, "bias": True, "gelu": True, "before": True}
+
+
+def launch_tuned(a, b, out, epilogue, folder, faults, macros):
+    """As `launch` does it, with ``macros`` that it would not choose."""
+    macros = {**USUAL, **macros}
+    (m, k), n, size = a.shape, b.shape[1], out.itemsize
+
+    def map_of(x, box):
+        return host_tensor_map(
+            x.dtype, x.ctypes.data, (*x.shape[::-1], 1), (x.strides[0],) * 2, box
+        )
+
+    used = {
+        "HAS_BETA": int(epilogue.loads_c),
+        "HAS_BIAS": int(epilogue.bias is not None),
+        "HAS_GELU": int(epilogue.activation is not None),
+        "HAS_BEFORE": int(epilogue.preactivation is not None),
+    }
+    kernel = HostKernel(folder, "wgmma_ws_persistent", macros | used, faults)
+    stage = (128 + macros["TILE_N"]) * 128 + 16
+    panels = 2 * macros.get("C_PANELS", macros["TILE_N"] // 64) * 64 * 128
+    kernel.max_dynamic_shared_size_bytes = shared = macros["STAGES"] * stage + panels
+    kernel(
+        (3,),
+        (384,),
+        (
+            *map(np.int32, (m, n, k, 1)),
+            map_of(a, (64, 128, 1)),
+            np.int32(0),
+            map_of(b, (64, 64, 1)),
+            np.int32(0),
+            map_of(out, (128 // size, 64, 1)),
+            out,
+            np.uint64(0) if epilogue.preactivation is None else epilogue.preactivation,
+            *map(np.int64, (out.strides[0] // size, 1, 0)),
+            np.float32(epilogue.alpha),
+            np.float32(epilogue.beta),
+            np.uint64(0) if epilogue.bias is None else epilogue.bias,
+        ),
+        shared_mem=shared,
+    )
+
+
+def tuned_is_right(folder, macros, faults=(), **ending):
+    out = {"bf16": "bfloat16", "float": "float32"}[macros.get("OUT", "bf16")]
+    run = partial(launch_tuned, folder=folder, faults=faults, macros=macros)
+    return is_right(run, replace(BASE, m=500, n=300, k=420, out_dtype=out, **ending))
+
+
+@pytest.mark.long
+@pytest.mark.few(4)
+@pytest.mark.parametrize("ending", [{}, ENDING], ids=["plain", "everything"])
+@pytest.mark.parametrize("tuned", TUNED)
+def test_what_a_sweep_may_vary(tmp_path, tuned, ending):
+    assert tuned_is_right(tmp_path, TUNED[tuned], **ending)
+
+
+PASSES = {
+    "the next pass overwrites the panels": ("if (thread == 0) stores_have_read();", ""),
+    "the next pass does not wait for the thread that knows": (
+        "        if (thread == 0) stores_have_read();  // the pass before this one\n"
+        "        group_sync(1 + consumer, GROUP_THREADS);",
+        "        if (thread == 0) stores_have_read();",
+    ),
+    "every pass stores the first columns": ("first + j * PANEL_COLS", "j * PANEL_COLS"),
+    "every pass takes the first sums": ("(UNROLLED ? first + j : 0)", "(UNROLLED ? j : 0)"),
+    "every pass adds the first columns of C": ("first + j + col, m, n)", "j + col, m, n)"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", PASSES)
+def test_fault_planted_in_passes_is_caught(tmp_path, fault):
+    macros = TUNED["float32 C, panel by panel"]
+    try:
+        caught = not tuned_is_right(tmp_path, macros, [PASSES[fault]], beta=1.0)
+    except HostFault:
+        caught = True
+    assert caught
+
+
+def test_what_goes_through_shared_memory(gpu):
+    """Rows on boundaries, not read, nothing wanted before the activation: only then."""
+
+    def staged(case):
+        before = {key: len(kernel.launched) for key, kernel in gpu.items()}
+        assert right(case)
+        ran = [k for k, kernel in gpu.items() if len(kernel.launched) > before.get(k, 0)]
+        (key,) = ran
+        return dict(key[1:])["STAGED"]
+
+    assert staged(BASE) == staged(replace(BASE, bias=True, gelu=True)) == 1
+    assert staged(replace(BASE, layouts="CCF")) == 1  # computed as the transposed product
+    for other in (
+        {"margin": 1},
+        {"beta": 1.0},
+        {"out_dtype": "float32"},
+        {"layouts": "CCS"},
+        {"gelu": True, "before": True},
+    ):
+        assert staged(replace(BASE, **other)) == 0
+
+
+def test_a_map_is_as_large_as_what_a_kernel_copies_of_it():
+    text = (Path(cuda_host.__file__).parent / "hopper.cuh").read_text()
+    assert f"static_assert(sizeof(TensorMap) == {cuda_host.MAP.itemsize}," in text
+
+
+# -- planted faults ------------------------------------------------------------------------------
+
+MANY = replace(BASE, m=400, n=300, k=420)
+TURNED = replace(MANY, layouts="FFC")
+DIRECT = replace(MANY, out_dtype="float32", beta=1.0)
+
+APART = replace(DIRECT, layouts="CCS")  # elements move one by one, not by pairs
+
+# in what all kernels but the first do with their sums (epilogue.cuh)
+EPILOGUE = {
+    "one row too many": ("r * ROW_STEP < down &&", "r * ROW_STEP <= down &&"),
+    "one column too many": ("COL_STEP + q < right;", "COL_STEP + q <= right;"),
+    "no edge is looked for along n": ("&& p * COL_STEP + q < right;", ";"),
+    "the bias of a column too many": ("column < right", "column <= right"),
+    "the bias of the next column": ("e.bias + j + column", "e.bias + j + column + 1"),
+    "the bias of another pair": ("bias[2 * p + q % 2]", "bias[2 * r + q % 2]"),
+    "beta is applied twice": ("y[q] += e.beta *", "y[q] += 2 * e.beta *"),
+    "beta is forgotten": ("y[q] += e.beta *", "y[q] +="),
+    "alpha is forgotten": ("y[q] *= e.alpha;", ""),
+    "neighbours are exchanged": ("q % 2 ? held[q / 2].y", "q % 2 == 0 ? held[q / 2].y"),
+    "what goes to C goes beside it": ("write(c.before, y);", "write(c.data, y);"),
+}
+EVERYTHING = replace(
+    BASE, out_dtype="float32", alpha=0.7, beta=-1.0, bias=True, gelu=True, before=True
+)
+WAYS = {"by pairs": "CCC", "one by one": "CCS"}
+
+MUTATIONS = {
+    "a stage is read before its bytes are there": (
+        "barrier_wait(s.full(ring.stage), ring.parity);",
+        ";",
+        MANY,
+    ),
+    "a stage is filled while it is read": (
+        "barrier_wait(s.empty(ring.stage), ring.parity ^ 1);",
+        ";",
+        MANY,
+    ),
+    "the producer waits for the wrong phase": ("ring.parity ^ 1);", "ring.parity);", MANY),
+    "the phase never changes": ("parity ^= 1;", ";", MANY),
+    "the ring starts over at every tile": (
+        "        float sums[TILE_N / 2];\n",
+        "        ring = Ring{0, 0};\n        float sums[TILE_N / 2];\n",
+        MANY,
+    ),
+    "a stage is released before it was read": (
+        "if (k0 > 0) release(s, before, thread);",
+        "release(s, ring.stage, thread);",
+        MANY,
+    ),
+    "nobody waits for the products": ("            wgmma_wait<1>();", "", MANY),
+    "sums are stored before they are made": ("        wgmma_wait<0>();", "", MANY),
+    "no fence before the products": ("    wgmma_begin();\n", "", MANY),
+    "too few bytes are announced": (
+        "barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)",
+        "barrier_arrive_expecting(s.full(ring.stage), A_BYTES + B_BYTES / CLUSTER)",
+        MANY,
+    ),
+    "too many bytes are announced": (
+        "barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)",
+        "barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES + 16)",
+        MANY,
+    ),
+    "B is not shared with the neighbour": (
+        "everyone = (1 << CLUSTER) - 1",
+        "everyone = 1 << cluster_rank()",
+        MANY,
+    ),
+    "both blocks load the same half of B": (
+        "first = cluster_rank() * share",
+        "first = 0",
+        MANY,
+    ),
+    "only one consumer is waited for": ("CONSUMERS * CLUSTER);", "CLUSTER);", MANY),
+    "the neighbour's producer is not told": (
+        "if (thread < CLUSTER) barrier",
+        "if (thread < 1) barrier",
+        MANY,
+    ),
+    "blocks leave while others write to them": (
+        "    cluster_sync();  // nobody leaves",
+        "    // nobody leaves",
+        MANY,
+    ),
+    "barriers are used before they are made": ("    cluster_sync();\n\n", "\n", MANY),
+    "the tile of C is not fenced": ("    tile_writes_done();\n", "", MANY),
+    "the tile of C leaves before all have written": (
+        "    tile_writes_done();\n        group_sync(1 + consumer, GROUP_THREADS);",
+        "    tile_writes_done();",
+        MANY,
+    ),
+    "the last tile of C never leaves": ("    if (thread == 0) stores_are_done();", "", MANY),
+    "C is not swizzled": (
+        "(byte % ROW_BYTES / 16 ^ r % 8) * 16",
+        "byte % ROW_BYTES / 16 * 16",
+        MANY,
+    ),
+    "panels of C are mixed up": ("first + j * PANEL_COLS,", "first + (j ^ 1) * PANEL_COLS,", MANY),
+    "consumers store to each other's rows": (
+        "at.row + consumer * ROWS, at.batch",
+        "at.row + (1 - consumer) * ROWS, at.batch",
+        MANY,
+    ),
+    "both consumers multiply the same rows": (
+        "descriptor(s.a(stage) + consumer * PANEL_BYTES,",
+        "descriptor(s.a(stage),",
+        MANY,
+    ),
+    "the descriptor of A has the wrong stride": (
+        "PANEL_BYTES, 8 * ROW_BYTES);",
+        "PANEL_BYTES, 4 * ROW_BYTES);",
+        MANY,
+    ),
+    "the descriptor of B has the wrong leading offset": (
+        "TILE_K * ROW_BYTES, 8 * ROW_BYTES);",
+        "ROW_BYTES, 8 * ROW_BYTES);",
+        MANY,
+    ),
+    "steps of k are taken twice": ("i * (A_TURNED ? 16 * ROW_BYTES : 32)", "0", MANY),
+    "turned steps of k go the straight way": (
+        "i * (A_TURNED ? 16 * ROW_BYTES : 32)",
+        "i * 32",
+        TURNED,
+    ),
+    "turned halves of A are mixed up": (
+        "row + half * ROWS, k0,",
+        "row + (1 - half) * ROWS, k0,",
+        TURNED,
+    ),
+    "the first step adds to what the registers held": ("add || i > 0", "true", MANY),
+    "a step of k is lost": (
+        "k0 < k; k0 += TILE_K) {\n            barrier_wait(s.empty",
+        "k0 + TILE_K < k; k0 += TILE_K) {\n            barrier_wait(s.empty",
+        MANY,
+    ),
+    "tiles of the last band are mixed up": (
+        "within % rows",
+        "within % RASTER",
+        replace(BASE, m=2500, n=200, k=10),
+    ),
+    "registers are taken that nobody gave": ("        registers_down_to<40>();", "", MANY),
+    "a batch reads its first matrix": ("at.batch * a_batched", "0", replace(BASE, batch=3)),
+    "the lower row lies 4 rows on": ("Share<OUT, 2, 8, AT", "Share<OUT, 2, 4, AT", DIRECT),
+    "pairs lie 4 columns apart": ("AT_ONCE / 8, 8>", "AT_ONCE / 8, 4>", DIRECT),
+    "a row of the panel is another's": ("row + q % 2 * 8,", "row + (1 - q % 2) * 8,", MANY),
+    "sums that come next do not move up": (
+        "part.store(y);\n        move_up(sums);",
+        "part.store(y);",
+        APART,
+    ),
+    "more rows of C are fetched than there are": (
+        "fetch_into_l2_if(i < m &&",
+        "fetch_into_l2_if(i <= m &&",
+        DIRECT,
+    ),
+    "more columns of C are fetched than there are": (
+        "at.col + j < n, c.data",
+        "true, c.data",
+        DIRECT,
+    ),
+    "C is read after it was written": (
+        "        part.finish(e, y);\n        part.store(y);",
+        "        part.store(y);\n        part.finish(e, y);\n        part.store(y);",
+        DIRECT,
+    ),
+    **{
+        f"{fault}, {how}": (*texts, replace(EVERYTHING, layouts=layouts))
+        for fault, texts in EPILOGUE.items()
+        for how, layouts in WAYS.items()
+    },
+}
+
+
+def is_caught(folder, faults, case):
+    with host_gpu(folder, faults) as built:
+        try:
+            return not all(right(case, built=built, seeds=[seed]) for seed in range(1, 5))
+        except HostFault:
+            return True
+
+
+@pytest.mark.long
+@pytest.mark.few(8)
+@pytest.mark.parametrize("fault", MUTATIONS)
+def test_planted_fault_is_caught(tmp_path, fault):
+    before, after, case = MUTATIONS[fault]
+    assert is_caught(tmp_path, [(before, after)], case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [MANY, TURNED, DIRECT], ids=["many", "turned", "direct"])
+def test_an_untouched_kernel_is_not_caught(tmp_path, case):
+    assert not is_caught(tmp_path, [], case)

@@ -1,0 +1,186 @@
+"""The shipped text and pictures: what they are, where they come from, and batches by rank.
+
+Holds `tiledask.tile.datasets.images`, `tiledask.tile.datasets.strokes`,
+`tiledask.tile.datasets.tales` and `tiledask.tile.datasets.text`.
+"""
+
+import re
+from math import log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.plan.data import data_file
+from tiledask.tile import layers
+from tiledask.tile.datasets.images import pictures
+from tiledask.tile.datasets.strokes import digit
+from tiledask.tile.datasets.tales import tales
+from tiledask.tile.datasets.text import texts
+from tiledask.tile.optimizers import Adam, advance, begin
+
+GIFT = r"(\w+) has (\d) (\w+?)s\. (She|He) gives (\d) of them to (\w+)\. Now \1 has (\d) \3(s?)\."
+FIND = (
+    r"(\w+) finds (\d) (\w+?)(s?) (\w+ \w+ \w+) and (\d) more (\w+ \w+ \w+)\. Now \1 has (\d) \3s\."
+)
+SWAP = (
+    r"(\w+) has an? (\w+), (\w+) has an? (\w+)\. They swap\. Now \1 has an? \4 and \3 has an? \2\."
+)
+
+
+def nats(tale):
+    """-log of a tale's probability, from its words: a second way, which knows nothing of dice."""
+    if m := re.fullmatch(GIFT, tale):
+        n, given, left = int(m[2]), int(m[5]), int(m[7])
+        assert n == given + left
+        assert (left != 1) == bool(m[8])
+        assert m[1] != m[6]
+        return log(3 * 12 * 8 * 8 * 11 * (n - 1))
+    if m := re.fullmatch(FIND, tale):
+        n, more, all_ = int(m[2]), int(m[6]), int(m[8])
+        assert n + more == all_ <= 9
+        assert m[5] != m[7]
+        return log(3 * 12 * 8 * 8 * 5 * (9 - n) * 4)
+    m = re.fullmatch(SWAP, tale)
+    assert m, tale
+    assert m[1] != m[3]
+    assert m[2] != m[4]
+    return log(3 * 12 * 11 * 8 * 7)
+
+
+def test_the_text_is_what_its_grammar_draws():
+    text = data_file("text", "tales.txt").read_text("utf-8")
+    drawn, total = tales(2200)
+    assert text == drawn
+    assert td.load_text("tales").floor == pytest.approx(total / len(text), rel=1e-15)
+    assert 100_000 <= len(text) <= 300_000
+
+
+def test_the_floor_is_the_entropy_of_the_tales():
+    text = data_file("text", "tales.txt").read_text("utf-8")
+    total = sum(map(nats, text.splitlines()))
+    assert td.load_text("tales").floor == pytest.approx(total / len(text), rel=1e-12)
+
+
+def test_text_and_numbers_are_the_same():
+    text = td.load_text("tales")
+    assert text.decode(text.ids) == data_file("text", "tales.txt").read_text("utf-8")
+    np.testing.assert_array_equal(
+        text.encode("Now Ida"), [text.characters.index(c) for c in "Now Ida"]
+    )
+    learn, test = text.split(0.9)
+    np.testing.assert_array_equal(np.concatenate([learn.ids, test.ids]), text.ids)
+    assert learn.vocabulary == test.vocabulary == 50
+    assert text.ids.max() == 49
+    assert not text.ids.flags.writeable
+    with pytest.raises(ConfigError, match="50 characters and 'é' is none of them"):
+        text.encode("é")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 9), st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 5))
+def test_ranks_draw_their_rows_of_the_same_batch(seed, step, size, ranks):
+    text, digits = td.load_text("tales"), td.load_images("digits")
+    whole = (*text.batch(seed, step, size, 9), *digits.batch(seed, step, size))
+    parts = [np.array_split(np.arange(size), ranks)[r] for r in range(ranks)]
+    mine = [
+        (*text.batch(seed, step, size, 9, p), *digits.batch(seed, step, size, p)) for p in parts
+    ]
+    for one, *each in zip(whole, *mine, strict=True):
+        np.testing.assert_array_equal(np.concatenate(each), one)
+
+
+def test_targets_are_one_on_and_rows_are_from_the_text():
+    text = td.load_text("tales")
+    content = text.decode(text.ids)
+    ids, targets = text.batch(1, 2, 50, 20)
+    assert ids.shape == targets.shape == (50, 20)
+    np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
+    for row, target in zip(ids, targets, strict=True):
+        assert text.decode(row) + text.decode(target[-1:]) in content
+    others = [text.batch(*at, 50, 20)[0] for at in ((1, 3), (2, 2))]
+    assert not any(np.array_equal(ids, other) for other in others)
+    starts = [text.batch(0, step, 100, 1)[0] for step in range(20)]
+    assert len(np.unique(np.concatenate(starts))) > 40  # of all characters, from all over
+
+
+def test_the_longest_row_is_the_text():
+    text = td.load_text("tales")
+    longest = len(text.ids) - 1
+    np.testing.assert_array_equal(text.batch(0, 0, 1, longest)[1][0], text.ids[1:])
+    with pytest.raises(ConfigError, match=r"1 to 173178 characters.* got 1 rows of 173179"):
+        text.batch(0, 0, 1, longest + 1)
+
+
+def test_every_picture_comes_once_before_any_comes_again():
+    digits = td.load_images("digits")
+    numbered = np.arange(len(digits))
+    digits = type(digits)("numbered", np.zeros((2000, 1, 1), np.uint8), numbered, 2000)
+    seen = np.concatenate([digits.batch(3, step, 300)[1] for step in range(14)])
+    first, second = seen[:2000], seen[2000:4000]
+    np.testing.assert_array_equal(np.sort(first), numbered)
+    np.testing.assert_array_equal(np.sort(second), numbered)
+    assert not np.array_equal(first, second)
+
+
+def test_the_pictures_are_what_the_pen_draws():
+    digits = td.load_images("digits")
+    assert np.bincount(digits.labels).tolist() == [200] * 10
+    for i in (*range(10), 777, 1999):
+        drawn = digit(int(digits.labels[i]), i).astype(int)
+        # a sine may differ in its last bit from one machine to the next
+        assert np.abs(drawn - digits.pixels[i]).max() <= 1
+    assert len(np.unique(digits.pixels, axis=0)) == 2000
+    x = digits.inputs(slice(0, 3), "float16")
+    assert (x.shape, x.dtype, x.max()) == ((3, 1, 28, 28), np.float16, 1)
+
+
+def test_a_linear_layer_learns_the_digits():
+    learn, test = td.load_images("digits").split()
+    rule = Adam(0.01)
+    state = begin({"w": np.zeros((784, 10), np.float32), "b": np.zeros(10, np.float32)}, rule)
+    for step in range(60):
+        x, labels = learn.batch(0, step, 128)
+        logits, kept = layers.linear(x.reshape(len(x), -1), *state.weights.values())
+        _, kept_loss = layers.cross_entropy(logits, labels)
+        _, dw, db = layers.linear_grad(
+            layers.cross_entropy_grad(1.0, kept_loss), kept, *state.weights.values()
+        )
+        state, *_ = advance(state, rule, {"w": dw, "b": db})
+    logits, _ = layers.linear(test.inputs().reshape(len(test), -1), *state.weights.values())
+    assert (logits.argmax(-1) == test.labels).mean() > 0.85  # guessing gets 0.1
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("añb€")
+    mine = td.load_text(path)
+    assert (mine.characters, mine.ids.tolist(), mine.floor) == ("abñ€", [0, 2, 1, 3], None)
+    pixels = np.zeros((4, 2, 3), np.uint8)
+    np.savez(tmp_path / "mine.npz", pixels=pixels, labels=np.array([0, 1, 2, 1]))
+    assert repr(td.load_images(tmp_path / "mine.npz")) == "Images('mine', 4 of 2x3, 3 classes)"
+    np.savez(tmp_path / "odd.npz", pixels=pixels, labels=np.zeros(3))
+    with pytest.raises(ConfigError, match=r"uint8 \[4, 2, 3\] and \[3\]"):
+        td.load_images(tmp_path / "odd.npz")
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="a text is one of tales, or a file in UTF-8; 'tale' is"):
+        td.load_text("tale")
+    with pytest.raises(ConfigError, match="pictures are one of digits, or an"):
+        td.load_images("digit")
+    (tmp_path / "latin.txt").write_bytes(b"\xe9\xe9")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        td.load_text(tmp_path / "latin.txt")
+
+
+@pytest.mark.parametrize(("kind", "listed"), [("text", texts), ("images", pictures)])
+def test_every_file_has_its_source_in_the_readme(kind, listed):
+    table = data_file(kind, "README.md").read_text("utf-8")
+    assert listed()
+    assert all(f"| `{name}` |" in table for name in listed())
+    files = [p for p in data_file(kind).iterdir() if p.suffix in (".txt", ".npz")]
+    assert sum(p.stat().st_size for p in files) < 1_500_000

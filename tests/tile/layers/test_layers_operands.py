@@ -1,0 +1,106 @@
+"""What layers ask of operands, what they keep in bytes, and that halves are summed in float32."""
+
+import numpy as np
+import pytest
+
+from tiledask.errors import KernelError
+from tiledask.tile import as_dtype
+from tiledask.tile import layers as L
+
+HALVES = ["float16", "bfloat16"]
+
+
+def test_bytes_kept_are_those_of_the_activations():
+    x = np.ones((2, 3, 8), np.float32)
+    weights = L.initialise(L.mlp_parameters(8, 32), 0)
+    _, kept = L.mlp(x, weights)
+    # x, what gelu keeps, what w_2 multiplies
+    assert L.bytes_kept(kept) == 6 * (8 + 32 + 32) * 4
+    # relu keeps its result, which w_2's layer keeps anyway
+    assert L.bytes_kept(L.mlp(x, weights, "relu")[1]) == 6 * (8 + 32) * 4
+    assert L.bytes_kept(kept, x) == L.bytes_kept(kept)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: L.linear(np.ones((2, 3)), np.ones((3, 1), "f4")),
+            "operands have one element type, got x float64, w float32; cast with .astype",
+        ),
+        (
+            lambda: L.relu(np.ones(3, int)),
+            "x holds floats .float16, bfloat16, float32 or float64., got int64; cast",
+        ),
+        (
+            lambda: L.linear(np.ones((2, 3)), np.ones((4, 1))),
+            r"w must be \[3, any\] \(as many rows as x has columns, by outputs\), got \[4, 1\]",
+        ),
+        (
+            lambda: L.linear(np.ones((2, 3)), np.ones((3, 2)), np.ones(3)),
+            r"b must be \[2\] \(one for each column of w\), got \[3\]",
+        ),
+        (lambda: L.relu([1.0]), "NumPy's or CuPy's, got list"),
+        (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
+        (lambda: L.swiglu(np.ones((2, 3)), np.ones((2, 2))), r"got \(2, 3\) and \(2, 2\)"),
+        (lambda: L.rms_norm(np.ones((2, 3)), np.ones(2)), r"w must be \[3\] .* got \[2\]"),
+        (lambda: L.rms_norm(np.ones((2, 3)), np.ones(3), eps=-1.0), "0 or more, got -1.0"),
+    ],
+)
+def test_errors_say_what_does_not_go_together(call, message):
+    with pytest.raises(KernelError, match=message):
+        call()
+
+
+def test_a_device_may_hold_no_token_or_no_column():
+    x, w = np.ones((0, 3)), np.ones((3, 2))
+    y, kept = L.linear(x, w)
+    assert y.shape == (0, 2)
+    dx, dw, _ = L.linear_grad(y, kept, w)
+    assert dx.shape == (0, 3)
+    assert not dw.any()
+    weights = {"w_1": np.ones((3, 0)), "w_2": np.ones((0, 3))}
+    y, kept = L.mlp(np.ones((2, 3)), weights)
+    assert not y.any()
+    assert not L.mlp_grad(y, kept, weights)[0].any()
+
+
+# -- halves are summed in float32 ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_long_sums_of_halves(dtype):
+    dtype, n = as_dtype(dtype), 5000
+    ones = np.ones((n, 1), dtype)
+    dw, db = L.linear_grad_weight(ones, ones)
+    assert db[0] == dw[0, 0] == np.float32(n).astype(dtype)
+    assert L.linear(ones.T, ones)[0][0, 0] == np.float32(n).astype(dtype)
+    _, kept = L.rms_norm(ones, np.ones(1, dtype), eps=0.0)
+    assert L.rms_norm_grad(ones, kept, np.ones(1, dtype))[1][0] == np.float32(n).astype(dtype)
+    _, kept = L.embedding(np.zeros(n, int), ones[:1])
+    assert L.embedding_grad(ones, kept)[0, 0] == np.float32(n).astype(dtype)
+    p, _ = L.softmax(np.zeros((1, n), dtype))
+    assert (p == np.float32(1 / n).astype(dtype)).all()
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("float16", 2049), ("bfloat16", 257)])
+def test_a_bias_is_added_before_the_sum_is_rounded(dtype, n):
+    """n rounds to n - 1, and n - 1 + 1 to n - 1 again; n + 1 is a half."""
+    ones = np.ones((1, n), as_dtype(dtype))
+    assert float(L.linear(ones, ones.T)[0][0, 0]) == n - 1
+    assert float(L.linear(ones, ones.T, ones[0, :1])[0][0, 0]) == n + 1
+
+
+def test_squares_that_float16_cannot_hold():
+    x = np.full((2, 4), 300.0, np.float16)  # 300^2 is past 65504
+    w = np.ones(4, np.float16)
+    np.testing.assert_array_equal(L.rms_norm(x, w)[0], np.ones((2, 4)))
+    x[:, ::2] = -300
+    np.testing.assert_array_equal(abs(L.layer_norm(x, w)[0]), np.ones((2, 4)))
+
+
+def test_silu_of_large_values_stays_finite():
+    with np.errstate(all="raise", under="ignore"):
+        x = np.array([-1e4, -200.0, 0.0, 1e4], np.float32)
+        assert L.silu(x)[0].tolist() == [0.0, 0.0, 0.0, 1e4]
+        assert L.silu_grad(np.ones_like(x), x).tolist() == [0.0, 0.0, 0.5, 1.0]

@@ -1,0 +1,247 @@
+"""Random numbers by place: the same whatever the split, and random enough for masks and weights.
+
+Holds `tiledask.tile.layers.dropout`, `tiledask.tile.layers.parameters` and
+`tiledask.tile.layers.rng`.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import KernelError
+from tiledask.tile import layers as L
+from tiledask.tile import to_numpy
+from tiledask.tile.layers.rng import splitmix64
+
+GAMMA, MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+def reference(state):
+    """SplitMix64 as its paper has it, with a state and Python's integers."""
+    while True:
+        state = (state + GAMMA) & MASK
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        yield z ^ (z >> 31)
+
+
+# -- the generator ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 1234567, MASK])
+def test_the_generator_is_the_published_one(xp, start):
+    following = reference(start)
+    expected = [next(following) for _ in range(50)]
+    assert to_numpy(splitmix64(start, xp.arange(50))).tolist() == expected
+
+
+def test_its_first_numbers_are_the_known_ones():
+    """For the state 1234567, as published with many implementations."""
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert splitmix64(1234567, np.arange(4)).tolist() == known
+
+
+SLICES = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 3)).map(
+    lambda t: slice(min(t[:2]), max(t[:2]), t[2])
+)
+HELD = st.one_of(SLICES, st.lists(st.integers(0, 4), max_size=4))
+
+
+@given(shape=st.lists(st.integers(5, 7), min_size=1, max_size=3), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_positions_are_those_of_the_whole(shape, data):
+    part = [data.draw(HELD) for _ in shape]
+    whole = np.arange(math.prod(shape)).reshape(shape)
+    expected = whole
+    for axis, held in enumerate(part):
+        expected = np.take(expected, np.arange(shape[axis])[held], axis=axis)
+    np.testing.assert_array_equal(L.positions(tuple(shape), part), expected)
+
+
+def test_positions_of_a_number():
+    assert L.positions(()).shape == ()
+    assert L.uniforms(1, L.positions(())) == L.uniforms(1, L.positions((1,)))[0]
+
+
+def test_uniforms_are_even_and_unrelated():
+    at = L.positions((200_000,))
+    u = L.uniforms(L.key("even"), at)
+    assert u.min() >= 0
+    assert u.max() < 1
+    counts = np.histogram(u, 100, (0, 1))[0]
+    # chi square of 99 degrees of freedom: six deviations
+    assert ((counts - 2000) ** 2 / 2000).sum() < 99 + 6 * math.sqrt(198)
+    others = [L.uniforms(L.key("odd"), at), L.uniforms(L.key("even"), at, stream=1)]
+    for other in [u[1:], u[784:], *others]:
+        pair = np.corrcoef(u[: other.size], other)[0, 1]
+        assert abs(pair) < 6 / math.sqrt(other.size)
+
+
+def test_streams_do_not_overlap():
+    at = L.positions((1000,))
+    streams = [set(splitmix64(L.key(0), at).tolist())]
+    streams += [set((L.uniforms(L.key(0), at, s) * 2**53).tolist()) for s in range(3)]
+    assert all(not a & b for i, a in enumerate(streams) for b in streams[:i])
+
+
+def test_normals_are_normal():
+    n = 200_000
+    z = L.normals(L.key(4), L.positions((n,)))
+    assert abs(z.mean()) < 6 / math.sqrt(n)
+    assert abs(z.var() - 1) < 6 * math.sqrt(2 / n)
+    for x in (-2.0, -0.5, 0.7, 1.5):
+        share = (1 + math.erf(x / math.sqrt(2))) / 2
+        assert abs((z < x).mean() - share) < 6 * math.sqrt(share * (1 - share) / n)
+
+
+def test_keys_follow_from_their_words():
+    keys = {L.key(*words) for words in [(0,), (1,), ("0",), (0, "wq"), (0, "wk"), ("0wq",), (0, 0)]}
+    assert len(keys) == 7
+    assert L.key(np.int64(0), "wq") == L.key(0, "wq")
+    assert L.key(0, "wq") == 10558162299353160458  # today's, so that a seed means the same later
+
+
+# -- dropout ---------------------------------------------------------------------------------------
+
+ROWS = st.sets(st.integers(1, 6), max_size=3)
+
+
+@given(rows=ROWS, columns=ROWS, rate=st.sampled_from([0.0, 0.1, 0.7]), seed=st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_any_split_draws_the_same_mask(rows, columns, rate, seed):
+    x = np.random.default_rng(0).standard_normal((7, 7)) + 10
+    y, kept = L.dropout(x, rate, L.key(seed))
+    dy = np.random.default_rng(1).standard_normal((7, 7))
+    dx = L.dropout_grad(dy, kept)
+    for a, b in zip([0, *sorted(rows)], [*sorted(rows), 7], strict=True):
+        for c, d in zip([0, *sorted(columns)], [*sorted(columns), 7], strict=True):
+            part = (slice(a, b), slice(c, d))
+            y_part, kept = L.dropout(x[part], rate, L.key(seed), (7, 7), part)
+            np.testing.assert_array_equal(y_part, y[part])
+            np.testing.assert_array_equal(L.dropout_grad(dy[part], kept), dx[part])
+
+
+def test_dropout_keeps_the_mean_and_drops_its_rate(xp):
+    x = xp.ones((100, 1000), "f4")
+    y, kept = L.dropout(x, 0.3, L.key(1))
+    dropped = 1 - float(kept.stays.mean())
+    assert dropped == pytest.approx(0.3, abs=6 * math.sqrt(0.21 / 1e5))
+    assert set(np.unique(to_numpy(y)).tolist()) == {0.0, float(np.float32(1) / np.float32(0.7))}
+    assert L.bytes_kept(kept) == 100_000
+
+
+def test_masks_of_other_keys_are_others():
+    x = np.ones(64)
+    masks = {L.dropout(x, 0.5, L.key(*k))[0].tobytes() for k in [(0,), (1,), (0, "layer 1")]}
+    assert len(masks) == 3
+
+
+def test_no_dropout_is_the_identity():
+    x = np.random.default_rng(0).standard_normal((3, 4))
+    np.testing.assert_array_equal(L.dropout(x, 0.0, 5)[0], x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: L.dropout(x, 1.0, 0), "from 0 to below 1, got 1.0"),
+        (
+            lambda x: L.dropout(x, 0.5, 0, (4, 4), (slice(2), slice(4))),
+            r"part selects \(2, 4\) of an array of \(4, 4\), got x \(2, 3\)",
+        ),
+        (lambda x: L.dropout(x, 0.5, 0, (4, 4)), r"part selects \(4, 4\) of .* got x \(2, 3\)"),
+        (lambda x: L.dropout(x, 0.5, 0, (2, 3), (slice(2),)), r"got 1 entries for shape \(2, 3\)"),
+        (
+            lambda x: L.dropout(x, 0.5, 0, (2, 3), ([0, 2], slice(3))),
+            r"numbers 0 .. 1, got \[0, 2\]",
+        ),
+        (lambda x: L.dropout(x, 0.5, 0, (2, 3), (1, slice(3))), "a row of numbers 0 .. 1, got 1"),
+    ],
+)
+def test_dropout_errors(call, message):
+    with pytest.raises(KernelError, match=message):
+        call(np.ones((2, 3)))
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["normal", "uniform", "zeros", "ones"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_any_split_draws_the_same_parameters(kind, dtype):
+    parameter = L.Parameter((6, 4, 5), kind, 0.3)
+    whole = L.draw(parameter, 7, "w", dtype=dtype)
+    assert whole.dtype.name == dtype
+    for part in [
+        (slice(0, 2), slice(None), slice(None)),
+        (slice(None), slice(1, 4, 2), slice(4, 5)),
+        ([5, 0], slice(None), [1, 1, 3]),
+        (slice(3, 3), slice(None), slice(None)),
+    ]:
+        expected = whole
+        for axis, held in enumerate(part):
+            expected = np.take(expected, np.arange(whole.shape[axis])[held], axis=axis)
+        np.testing.assert_array_equal(L.draw(parameter, 7, "w", part, dtype), expected)
+
+
+def test_a_part_of_a_huge_matrix_is_drawn_without_the_rest():
+    w = L.Parameter((200_000, 100_000))  # 160 GB in float64
+    corner = L.draw(w, 0, "w", (slice(199_998, 200_000), slice(99_997, 100_000)))
+    assert corner.shape == (2, 3)
+    assert len(np.unique(corner)) == 6
+
+
+def test_parameters_have_the_deviation_they_say():
+    values = L.initialise(L.matrix("1", 400, 300, bias=True), 0, dtype="float64")
+    assert values["w1"].std() == pytest.approx(1 / 20, rel=0.02)
+    assert not values["b1"].any()
+    uniform = L.draw(L.Parameter((100_000,), "uniform", 0.5), 0, "u", dtype="float64")
+    assert abs(uniform).max() <= 0.5
+    assert uniform.std() == pytest.approx(0.5 / math.sqrt(3), rel=0.02)
+    assert (L.draw(L.Parameter((3,), "ones"), 0, "g") == 1).all()
+
+
+def test_names_seeds_and_prefixes_draw_different_numbers():
+    w = {"wq": L.Parameter((4, 4)), "wk": L.Parameter((4, 4))}
+    drawn = [
+        L.initialise(w, seed, prefix=prefix)
+        for seed, prefix in [(0, ""), (1, ""), (0, "layer 1."), (0, "layer 2.")]
+    ]
+    arrays = [a.tobytes() for values in drawn for a in values.values()]
+    assert len(set(arrays)) == 8
+    again = L.initialise(w, 0, prefix="layer 2.")
+    np.testing.assert_array_equal(again["wk"], drawn[3]["wk"])
+
+
+def test_element_types_start_from_the_same_numbers(xp):
+    w = L.Parameter((5, 3), "normal", 0.02)
+    double = L.draw(w, 0, "w", dtype="float64")
+    single = L.draw(w, 0, "w", dtype="float32", xp=xp.__name__)
+    np.testing.assert_array_equal(to_numpy(single), double.astype("f4"))
+
+
+def test_layers_say_their_parameters():
+    held = L.initialise(L.swiglu_mlp_parameters(4, 10), 0, {"w_gate": (slice(None), slice(0, 3))})
+    assert {n: w.shape for n, w in held.items()} == {
+        "w_gate": (4, 3),
+        "w_up": (4, 10),
+        "w_down": (10, 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: L.Parameter((2,), "orthogonal"), "normal, uniform, zeros, ones, got 'orthogonal'"),
+        (
+            lambda: L.initialise({"w": L.Parameter((2,))}, 0, {"v": (slice(1),)}),
+            "parts are of the parameters w, got v",
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(KernelError, match=message):
+        call()

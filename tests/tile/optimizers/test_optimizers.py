@@ -1,0 +1,192 @@
+"""SGD, Adam, AdamW and clipping: against the formulas in loops, and laws that need no reference.
+
+Holds `tiledask.tile.optimizers.clipping`.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import ConfigError
+from tiledask.tile.optimizers import (
+    SGD,
+    Adam,
+    AdamW,
+    clip,
+    clip_factor,
+    global_norm,
+    rule_for,
+    square_sum,
+)
+
+RULES = (
+    SGD(0.1),
+    SGD(0.1, weight_decay=0.3),
+    SGD(0.1, momentum=0.9),
+    SGD(0.1, momentum=0.8, dampening=0.25, weight_decay=0.1),
+    SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    Adam(0.1),
+    Adam(0.05, 0.8, 0.95, 1e-3, weight_decay=0.2),
+    AdamW(0.1),
+    AdamW(0.05, 0.5, 0.7, 1e-6, weight_decay=0.5),
+)
+
+
+def loop_sgd(rule, w, gradients):
+    """torch.optim.SGD's algorithm for one number, line by line."""
+    b = None
+    for g in gradients:
+        if rule.weight_decay != 0:
+            g = g + rule.weight_decay * w
+        if rule.momentum != 0:
+            b = g if b is None else rule.momentum * b + (1 - rule.dampening) * g
+            g = g + rule.momentum * b if rule.nesterov else b
+        w = w - rule.rate * g
+    return w
+
+
+def loop_adam(rule, w, gradients):
+    """torch.optim.Adam's and AdamW's algorithm for one number, line by line."""
+    m = v = 0.0
+    for t, g in enumerate(gradients, start=1):
+        if isinstance(rule, AdamW):
+            w = w - rule.rate * rule.weight_decay * w
+        elif rule.weight_decay != 0:
+            g = g + rule.weight_decay * w
+        m = rule.beta1 * m + (1 - rule.beta1) * g
+        v = rule.beta2 * v + (1 - rule.beta2) * g**2
+        m_hat = m / (1 - rule.beta1**t)
+        v_hat = v / (1 - rule.beta2**t)
+        w = w - rule.rate * m_hat / (math.sqrt(v_hat) + rule.tiny)
+    return w
+
+
+def run(rule, w, gradients):
+    states = {name: np.zeros_like(w) for name in rule.keeps}
+    for t, g in enumerate(gradients, start=1):
+        w, states = rule.step(w, g, states, t)
+        assert set(states) == set(rule.keeps)
+    return w
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_steps_are_those_of_the_formulas(rule):
+    rng = np.random.default_rng(0)
+    w, gradients = rng.standard_normal(7), rng.standard_normal((12, 7))
+    loop = loop_sgd if isinstance(rule, SGD) else loop_adam
+    expected = [loop(rule, w[i], gradients[:, i]) for i in range(7)]
+    np.testing.assert_allclose(run(rule, w, gradients), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 30), st.integers(0, 30))
+def test_the_step_of_a_shard_is_the_shard_of_the_step(rule, seed, a, b):
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((30,)).astype(np.float32)
+    gradients = rng.standard_normal((4, 30)).astype(np.float32)
+    part = slice(min(a, b), max(a, b))
+    np.testing.assert_array_equal(
+        run(rule, w[part], gradients[:, part]), run(rule, w, gradients)[part]
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_step_changes_nothing_and_keeps_the_type(rule, xp):
+    w, g = xp.ones(3, xp.float32), xp.full(3, 0.5, xp.float32)
+    states = {name: xp.full(3, 0.25, xp.float32) for name in rule.keeps}
+    for t in (1, 2):
+        new, kept = rule.step(w, g, states, t)
+        assert new.dtype == np.float32
+        assert {each.dtype.name for each in kept.values()} <= {"float32"}
+        assert not any(each is g for each in kept.values())  # who reuses g would change it
+    assert float(w.sum()) == 3
+    assert float(g.sum()) == 1.5
+    assert all(float(each.sum()) == 0.75 for each in states.values())
+
+
+def test_adam_moves_by_the_rate_under_a_constant_gradient():
+    """Bias correction makes m' = g and v' = g^2 in every step, not in the first alone."""
+    for g in (1e-3, 4.0, -50.0):
+        w = run(Adam(0.01, tiny=0.0), np.zeros(1), [np.array([g])] * 25)
+        assert w[0] == pytest.approx(-0.25 * np.sign(g), rel=1e-12)
+
+
+def test_momentum_sums_a_geometric_series():
+    w = run(SGD(1.0, momentum=0.5), np.zeros(1), [np.array([1.0])] * 3)
+    assert w[0] == -(1 + 1.5 + 1.75)
+
+
+def test_decay_is_apart_from_the_gradient_in_adamw_and_part_of_it_in_adam():
+    still = [np.zeros(1)] * 10
+    w = run(AdamW(0.1, weight_decay=0.5), np.ones(1), still)
+    assert w[0] == pytest.approx(0.95**10, rel=1e-14)
+    w = run(Adam(0.1, tiny=0.0, weight_decay=0.5), np.ones(1), still[:1])
+    assert w[0] == pytest.approx(0.9)  # the decay alone is a gradient like any other
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: Adam(beta1=1.0), "beta1 is from 0 up to"),
+        (lambda: SGD(rate=-1), "rate is 0 or more, got -1"),
+        (lambda: SGD(rate=float("nan")), "rate is 0 or more"),
+        (lambda: SGD(nesterov=True), "needs momentum above 0"),
+        (lambda: clip_factor(1.0, 0.0), "above 0, got 0"),
+    ],
+)
+def test_wrong_rules_are_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        wrong()
+
+
+def test_the_rule_of_a_recipe():
+    assert rule_for("mixed-adam-16") == Adam()
+    assert rule_for("fp32-momentum", 0.1) == SGD(0.1, momentum=0.9)
+    assert rule_for("fp32-sgd") == SGD()
+
+
+# -- clipping --------------------------------------------------------------------------------------
+
+
+def test_the_norm_is_of_all_gradients_together():
+    rng = np.random.default_rng(1)
+    grads = {"w": rng.standard_normal((3, 4)), "b": rng.standard_normal(4)}
+    flat = np.concatenate([g.ravel() for g in grads.values()])
+    assert global_norm(grads) == pytest.approx(np.linalg.norm(flat), rel=1e-14)
+    clipped, norm = clip(grads, norm_limit := 0.5)
+    assert norm == global_norm(grads)
+    assert global_norm(clipped) == pytest.approx(norm_limit, rel=1e-12)
+    np.testing.assert_allclose(clipped["w"] * norm / norm_limit, grads["w"])
+
+
+def test_below_the_limit_nothing_changes():
+    grads = {"w": np.array([0.3, 0.4])}
+    np.testing.assert_array_equal(clip(grads, 0.5)[0]["w"], grads["w"])
+
+
+def test_shards_clip_as_the_whole_if_their_squares_are_summed():
+    g = np.random.default_rng(2).standard_normal(10)
+    total = math.sqrt(square_sum({"w": g[:3]}) + square_sum({"w": g[3:]}))
+    parts = [clip({"w": part}, 1.0, total)[0]["w"] for part in (g[:3], g[3:])]
+    np.testing.assert_allclose(np.concatenate(parts), clip({"w": g}, 1.0)[0]["w"], rtol=1e-14)
+    alone = [clip({"w": part}, 1.0)[0]["w"] for part in (g[:3], g[3:])]
+    assert not np.allclose(np.concatenate(alone), clip({"w": g}, 1.0)[0]["w"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_squares_of_halves_do_not_overflow(dtype):
+    grads = {"w": np.full(100, 3000, dtype)}
+    assert global_norm(grads) == 30000
+    clipped, _ = clip(grads, 1.0)
+    assert clipped["w"].dtype == dtype
+    assert global_norm(clipped) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_what_is_not_finite_has_no_norm():
+    clipped, norm = clip({"w": np.array([np.inf, 1.0])}, 1.0)
+    assert norm == math.inf
+    assert clipped["w"].tolist() == [math.inf, 1.0]

@@ -1,0 +1,301 @@
+"""The probe tells apart every way a GPU can be missing, and nothing else imports CuPy."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tiledask
+from tiledask.errors import KernelError
+from tiledask.tile import backend
+
+PACKAGE = Path(tiledask.__file__).parent
+
+
+# -- stand-ins for the driver's library and for CuPy ---------------------------------------------
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvml(count=1, failure=None):
+    """pynvml on a machine with ``count`` GPUs, or whose driver fails with ``failure``."""
+
+    def init():
+        if failure:
+            raise NVMLError(failure)
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=init,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"580.10",
+        nvmlDeviceGetCount=lambda: count,
+        nvmlDeviceGetHandleByIndex=lambda i: i,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0),
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=141 * 10**9),
+    )
+
+
+def cupy(count=1, no_device=None, no_memory=None, returned=None):
+    """CuPy on a machine where the steps named fail with the text given."""
+
+    def fail(text, value):
+        if text:
+            raise RuntimeError(text)
+        return value
+
+    def properties(i):
+        return {"name": b"NVIDIA A100", "major": 8, "minor": 0, "totalGlobalMem": 40 * 10**9}
+
+    def asarray(x):
+        return SimpleNamespace(get=lambda: fail(no_memory, x if returned is None else returned))
+
+    runtime = SimpleNamespace(
+        runtimeGetVersion=lambda: 13020,
+        getDeviceCount=lambda: fail(no_device, count),
+        getDeviceProperties=properties,
+    )
+    cuda = SimpleNamespace(runtime=runtime)
+    return SimpleNamespace(__name__="cupy", __version__="14.2.0", cuda=cuda, asarray=asarray)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets up a machine from the two libraries, or the errors that importing them raises."""
+
+    def importing(what):
+        def load():
+            if isinstance(what, Exception):
+                raise what
+            return what
+
+        return load
+
+    def build(driver, library, no_nvrtc="", **environment):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(backend, "_import_nvml", importing(driver))
+        monkeypatch.setattr(backend, "_import_cupy", importing(library))
+        monkeypatch.setattr(backend, "nvrtc_reason", lambda: no_nvrtc)
+        backend.probe.cache_clear()
+        return backend.probe()
+
+    yield build
+    backend.probe.cache_clear()
+
+
+NO_CUPY = ModuleNotFoundError("No module named 'cupy'", name="cupy")
+NO_NVML = ImportError("No module named 'pynvml'")
+NO_DRIVER = nvml(failure="NVML Shared Library Not Found")
+OLD = "cudaErrorInsufficientDriver: CUDA driver version is insufficient"
+
+
+# -- the probe -----------------------------------------------------------------------------------
+
+
+def test_a_usable_machine(machine):
+    found = machine(nvml(), cupy(count=2))
+    assert found.usable
+    assert found.reason == found.nvrtc_reason == ""
+    assert (found.cupy, found.cuda, found.driver) == ("14.2.0", "13.2", "580.10")
+    assert found.devices[1] == backend.GpuInfo(1, "NVIDIA A100", "8.0", 40 * 10**9)
+    assert backend.namespace("cupy").__version__ == "14.2.0"
+
+
+def test_a_gpu_without_memory_of_its_own_is_found_with_and_without_cupy(machine):
+    class NotSupported(NVMLError):
+        pass
+
+    def no_memory(handle):
+        raise NotSupported("Not Supported")
+
+    driver = nvml()
+    driver.nvmlDeviceGetMemoryInfo, driver.NVMLError_NotSupported = no_memory, NotSupported
+    assert machine(driver, NO_CUPY).devices == (
+        backend.GpuInfo(0, "NVIDIA H200", "9.0", 0, integrated=True),
+    )
+    library = cupy()
+    ask = library.cuda.runtime.getDeviceProperties
+    library.cuda.runtime.getDeviceProperties = lambda i: ask(i) | {"integrated": 1}
+    assert machine(driver, library).devices[0].integrated
+
+
+UNUSABLE = {
+    "nothing at all": (
+        (NO_DRIVER, NO_CUPY),
+        r"no NVIDIA driver answers \(NVML Shared Library Not Found\), and CuPy is not installed",
+    ),
+    "GPU without CuPy": (
+        (nvml(count=4), NO_CUPY),
+        r"CuPy is not installed although the driver reports 4 GPU\(s\), the first a NVIDIA H200: "
+        r"pip install 'tiledask\[gpu\]'",
+    ),
+    "nothing to ask the driver with": (
+        (NO_NVML, NO_CUPY),
+        "CuPy is not installed and NVML's Python bindings .* on a machine with an NVIDIA GPU: pip",
+    ),
+    "a driver without devices": (
+        (nvml(count=0), NO_CUPY),
+        "the NVIDIA driver reports no device, and CuPy is not installed",
+    ),
+    "CuPy without a driver": (
+        (NO_DRIVER, cupy(no_device=OLD)),
+        r"no device is usable \(cudaErrorInsufficientDriver.*; no NVIDIA driver answers",
+    ),
+    "CuPy with an old driver": (
+        (nvml(), cupy(no_device=OLD)),
+        "the driver 580.10 reports 1 GPU.* may be older than CuPy's CUDA",
+    ),
+    "a full device": (
+        (nvml(), cupy(no_memory="out of memory")),
+        r"no device is usable \(out of memory\); .* or the device full",
+    ),
+    "a device that garbles": (
+        (nvml(), cupy(returned=np.zeros(4))),
+        r"sent \[2, 3, 5, 7\] to the device, \[0.0, 0.0, 0.0, 0.0\] came back",
+    ),
+    "a broken CuPy": (
+        (nvml(), ImportError("libcudart.so.13:\n cannot open")),
+        r"CuPy cannot be imported \(libcudart.so.13: cannot open\) although the driver reports",
+    ),
+    "CuPy without NVML or device": (
+        (NO_NVML, cupy(no_device="cudaErrorNoDevice")),
+        r"no device is usable \(cudaErrorNoDevice\); NVML's Python bindings",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_an_unusable_machine_is_told_why(machine, case):
+    libraries, reason = UNUSABLE[case]
+    found = machine(*libraries)
+    assert not found.usable
+    with pytest.raises(KernelError, match=reason):
+        backend.namespace("cupy")
+
+
+def test_devices_hidden_by_the_environment_are_named(machine):
+    found = machine(nvml(), cupy(no_device="cudaErrorNoDevice"), CUDA_VISIBLE_DEVICES="")
+    assert "CUDA_VISIBLE_DEVICES='' says which of them may be used: unset or correct it" in (
+        found.reason
+    )
+
+
+def test_a_machine_without_nvrtc_is_usable_and_says_so(machine):
+    found = machine(nvml(), cupy(), no_nvrtc="there is no NVRTC")
+    assert found.usable
+    assert found.nvrtc_reason == "there is no NVRTC"
+
+
+def test_without_nvrtc_there_is_a_reason_and_a_way_out(monkeypatch):
+    fails = "cuda.bindings.nvrtc"
+
+    def load(name):
+        if name == fails:
+            raise RuntimeError("No such file: libnvrtc.so.13")
+        assert name == "cuda.bindings.nvrtc", "nothing else is needed"
+        return SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
+
+    monkeypatch.setattr(backend, "import_module", load)
+    backend.nvrtc_reason.cache_clear()
+    try:
+        reason = backend.nvrtc_reason()
+        assert "libnvrtc.so.13" in reason
+        assert "pip install 'tiledask[gpu]'" in reason
+        fails = ""
+        backend.nvrtc_reason.cache_clear()
+        assert backend.nvrtc_reason() == ""
+    finally:
+        backend.nvrtc_reason.cache_clear()
+
+
+def test_the_probe_asks_once(machine):
+    assert machine(nvml(), cupy()) is backend.probe()
+
+
+def test_this_machine():
+    found = backend.probe()
+    assert found.usable == (not found.reason)
+    assert found.usable <= bool(found.devices)
+
+
+# -- arrays --------------------------------------------------------------------------------------
+
+
+def test_round_trip_through_the_namespace(xp):
+    x = xp.arange(6.0).reshape(2, 3)
+    assert backend.array_namespace(x, x) is xp
+    assert type(backend.to_numpy(x)) is np.ndarray
+    np.testing.assert_array_equal(backend.to_numpy(x), np.arange(6.0).reshape(2, 3))
+    backend.synchronize(x)
+    with backend.on_device(x):
+        assert xp.zeros(2).device == x.device
+
+
+def test_numpy_arrays_are_not_copied():
+    x = np.ones(3)
+    assert backend.to_numpy(x) is x
+
+
+@pytest.mark.parametrize("x", [[1.0], 1.0, None, "array"])
+def test_what_is_no_array_is_refused(x):
+    for ask in (backend.array_namespace, backend.to_numpy, backend.synchronize):
+        with pytest.raises(KernelError, match=f"got {type(x).__name__}; convert it"):
+            ask(x)
+
+
+def test_unknown_namespace_is_refused():
+    with pytest.raises(KernelError, match="'numpy' or 'cupy', got 'torch'"):
+        backend.namespace("torch")
+
+
+# -- the layer -----------------------------------------------------------------------------------
+
+
+def imported(path):
+    """Top-level modules that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+            names |= {a.value for a in node.args if isinstance(a, ast.Constant)}
+    return {str(name).partition(".")[0] for name in names}
+
+
+@pytest.mark.long
+def test_only_the_backend_imports_cupy():
+    users = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py") if "cupy" in imported(p)}
+    assert users == {Path("tile/backend.py")}
+
+
+def test_the_check_above_sees_an_import(tmp_path):
+    for text in (
+        "import cupy as cp",
+        "def f():\n  from cupy.cuda import runtime",
+        "import_module('cupy')",
+    ):
+        (tmp_path / "x.py").write_text(text)
+        assert "cupy" in imported(tmp_path / "x.py")
+
+
+def test_importing_the_low_level_loads_neither_cupy_nor_dask():
+    code = (
+        "import sys, numpy as np, tiledask as td; td.tile.matmul(np.ones((2, 2)), np.ones((2, 2)));"
+        "print(sorted({'cupy', 'pynvml', 'dask', 'distributed'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,535 @@
+"""activation(alpha a @ b + beta out + bias), by every kernel, also for batches: against float64.
+
+Holds `tiledask.tile.functions` and `tiledask.tile.numpy_kernels`.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import KernelError
+from tiledask.tile import epilogue as module
+from tiledask.tile import numpy_kernels, table
+from tiledask.tile.epilogue import Epilogue
+
+EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 0, "float32": 0, "float64": 0}
+HALVES = ["float16", "bfloat16"]
+
+
+# -- one body for every kernel, on NumPy and CuPy ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of td.tile.matmul."""
+
+    kernel: str
+    dtype: str
+    shape: tuple = (9, 7, 8)
+    tile: tuple | None = None
+    orders: str = "CCC"
+    """Of a, b, and out with the preactivation: C or F, of each matrix of a batch."""
+    batch: str = ""
+    """Which of "a" and "b" are a batch of 3; the other they share."""
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: str | None = None
+    """None, "own" type, or the "wide" one that is summed in."""
+    activation: str | None = None
+    preactivation: bool = False
+    out: str = "own"
+    """Type of out: "own" or "wide"."""
+    precision: str | None = None
+    seed: int = 0
+
+
+def embedded(xp, values, order="C"):
+    """``values`` as a view into the middle of an array of NaN: what is read or written beside it
+    is seen. Of a stack each matrix is laid out in ``order``."""
+    shape = [extent + 5 for extent in values.shape]
+    if order == "F":
+        shape[-2:] = shape[:-3:-1]
+    room = xp.asarray(np.full(shape, np.nan, values.dtype))
+    room = room.swapaxes(-1, -2) if order == "F" else room
+    view = room[tuple(slice(2, 2 + extent) for extent in values.shape)]
+    view[...] = xp.asarray(values)
+    return room, view
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def missing(x):
+    """How many NaN there are."""
+    return np.isnan(td.tile.to_numpy(x).astype("f8")).sum()
+
+
+def assert_within(got, exact, error):
+    """Rounded once to got's type, beside an error of ``error`` where it was summed."""
+    dtype = got.dtype.name
+    got = td.tile.to_numpy(got).astype("f8")
+    assert not np.isnan(got).any()
+    excess = abs(got - exact) - error - EPS[dtype] * (abs(exact) + error) - SMALLEST[dtype]
+    assert (excess <= 0).all(), f"{excess.max():.3g} too far away"
+
+
+def check(xp, case):
+    """Runs ``case`` and compares all that it wrote with float64."""
+    rng, (m, n, k) = np.random.default_rng(case.seed), case.shape
+    own, wide = td.tile.as_dtype(case.dtype), td.tile.accumulator(case.dtype)
+    result = own if case.out == "own" else wide
+    front = (3,) if case.batch else ()
+
+    def drawn(shape, dtype, order="C"):
+        return embedded(xp, rng.standard_normal(shape).astype(dtype), order)[1]
+
+    a = drawn((3, m, k) if "a" in case.batch else (m, k), own, case.orders[0])
+    b = drawn((3, k, n) if "b" in case.batch else (k, n), own, case.orders[1])
+    held = rng.standard_normal((*front, m, n)) if case.beta else np.full((*front, m, n), np.nan)
+    around, out = embedded(xp, held.astype(result), case.orders[2])
+    bias = None if case.bias is None else drawn((n,), own if case.bias == "own" else wide)
+    before = None
+    if case.preactivation:
+        empty = np.full((*front, m, n), np.nan, result)
+        before_around, before = embedded(xp, empty, case.orders[2])
+
+    x, y, c = (td.tile.to_numpy(z).astype("f8") for z in (a, b, out))
+    w = np.zeros(n) if bias is None else td.tile.to_numpy(bias).astype("f8")
+    scaled = case.beta * c if case.beta else np.zeros_like(c)
+    exact = case.alpha * (x @ y) + scaled + w
+    scale = abs(case.alpha) * (abs(x) @ abs(y)) + abs(scaled) + abs(w)
+    # k products and sums (Higham, Accuracy and Stability, section 3.1), then three more
+    error = (k + 8) * EPS[wide.name] * scale
+    if case.precision == "tf32":  # 10 bits of each operand, cut off or rounded
+        error = error + 2.01 * 2.0**-10 * scale
+
+    done = td.tile.matmul(
+        a,
+        b,
+        case.kernel,
+        case.tile,
+        out,
+        alpha=case.alpha,
+        beta=case.beta,
+        bias=bias,
+        activation=case.activation,
+        preactivation=before,
+        precision=case.precision,
+    )
+    assert done is out
+    if case.preactivation:
+        assert_within(before, exact, error)
+        assert missing(before_around) == before_around.size - before.size
+    if case.activation:
+        # the slope of gelu is below 1.13; its own few operations lose digits where it ends near 0
+        error, exact = 1.13 * error + 8 * EPS[wide.name] * abs(exact), gelu(exact)
+    assert_within(out, exact, error)
+    assert missing(around) == around.size - out.size, "written outside of out"
+
+
+def endings():
+    """Every combination of what may follow a product."""
+    return st.fixed_dictionaries(
+        {
+            "orders": st.text("CF", min_size=3, max_size=3),
+            "batch": st.sampled_from(["", "", "ab", "a", "b"]),
+            "alpha": st.sampled_from([1.0, -0.5, 0.0, 3.0]),
+            "beta": st.sampled_from([0.0, 0.0, 1.0, -2.0]),
+            "bias": st.sampled_from([None, "own", "wide"]),
+            "out": st.sampled_from(["own", "wide"]),
+            "seed": st.integers(0, 10**6),
+        }
+        | {"end": st.sampled_from([(None, False), ("gelu", False), ("gelu", True)])}
+    )
+
+
+def case_of(kernel, dtype, ending, **more):
+    activation, preactivation = ending["end"]
+    rest = {name: value for name, value in ending.items() if name != "end"}
+    return Case(kernel, dtype, activation=activation, preactivation=preactivation, **rest, **more)
+
+
+NUMPY_CASES = [(n, d) for n in ("loops", "tiled", "blas") for d in td.tile.kernels[n].dtypes]
+EXTENTS = st.tuples(*[st.integers(1, 9)] * 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kernel", "dtype"), NUMPY_CASES)
+def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
+    tiles = EXTENTS if kernel == "tiled" else st.none()
+
+    @given(ending=endings(), shape=EXTENTS, tile=tiles)
+    @settings(max_examples=120, deadline=None)
+    def run(ending, shape, tile):
+        check(np, case_of(kernel, dtype, ending, shape=shape, tile=tile))
+
+    run()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", HALVES)
+@given(ending=endings(), shape=st.tuples(*[st.integers(1, 20)] * 3))
+@settings(max_examples=60, deadline=None)
+def test_halves_are_finished_piece_by_piece(dtype, ending, shape):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
+        check(np, case_of("blas", dtype, ending, shape=shape))
+
+
+@given(ending=endings(), shape=st.tuples(*[st.integers(1, 20)] * 3))
+@settings(max_examples=100, deadline=None)
+def test_what_lies_in_memory_is_finished_piece_by_piece(ending, shape):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", {"numpy": 24})
+        check(np, case_of("blas", "float32", ending, shape=shape))
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), NUMPY_CASES)
+def test_without_out_the_result_is_new(kernel, dtype):
+    a, b = (np.eye(3, dtype=td.tile.as_dtype(dtype)) for _ in "ab")
+    c = td.tile.matmul(a, b, kernel, alpha=2.0, bias=a[0])
+    assert c.dtype == a.dtype
+    assert c.tolist() == [[3, 0, 0], [1, 2, 0], [1, 0, 2]]
+    stack = td.tile.matmul(np.stack([a, a + a]), b, kernel)
+    assert stack.tolist() == [a.tolist(), (a + a).tolist()]
+    assert stack.dtype == a.dtype
+
+
+def halves_that_rounding_twice_would_lose(xp, kernel, dtype):
+    """2^p + 1 lies half between two numbers of the type; less 2^p it is 1, or 0 if rounded first.
+
+    In k = 3 it is 2^p + 1 + 0.
+    """
+    half = td.tile.as_dtype(dtype)
+    top = {"float16": 2048.0, "bfloat16": 256.0}[dtype]
+    a = xp.asarray(np.array([[top, 1.0, 0.0]] * 2).astype(half))
+    b = xp.asarray(np.ones((3, 2)).astype(half))
+    bias = xp.asarray(np.full(2, -top).astype(half))
+    before = xp.empty((2, 2), half)
+    c = td.tile.matmul(a, b, kernel, bias=bias, activation="gelu", preactivation=before)
+    assert before.tolist() == [[1, 1], [1, 1]]
+    assert abs(float(c[0, 0]) - 0.8412) <= EPS[dtype]
+    held = xp.asarray(np.full((2, 2), -top).astype(half))
+    added = td.tile.matmul(a, b, kernel, out=held, beta=1.0)
+    assert added.tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("kernel", ["loops", "tiled", "blas"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_are_finished_before_they_are_rounded(kernel, dtype):
+    halves_that_rounding_twice_would_lose(np, kernel, dtype)
+
+
+def test_a_forward_pass_keeps_what_its_backward_pass_needs():
+    """The first half of `functions.mlp_forward` in one call."""
+    weights = td.tile.functions.mlp_init(0, 8, 32, "float64")
+    x = np.random.default_rng(1).standard_normal((5, 8))
+    z = np.empty((5, 32))
+    h = td.tile.matmul(x, weights["w1"], bias=weights["b1"], activation="gelu", preactivation=z)
+    np.testing.assert_allclose(z, td.tile.functions.linear(x, weights["w1"], weights["b1"]))
+    np.testing.assert_allclose(h, td.tile.functions.gelu(z))
+
+
+# -- cuBLAS of halves, its product replaced by NumPy's -------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@given(ending=endings(), shape=st.tuples(*[st.integers(1, 9)] * 3))
+@settings(max_examples=80, deadline=None)
+def test_cublas_finishes_halves_some_rows_at_a_time(dtype, ending, shape):
+    """Which is all that is not cuBLAS's: so it can be tried without a GPU."""
+
+    def gemm(a, b, c, alpha=1.0, beta=0.0, *, tf32=False):
+        added = alpha * (a.astype("f4") @ b.astype("f4"))
+        c[...] = added + beta * c.astype("f4") if beta else added
+
+    row = replace(table.lookup("cublas"), arrays="numpy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numpy_kernels, "gemm", gemm)
+        patch.setattr(numpy_kernels, "gemm_batch", gemm)
+        patch.setattr(numpy_kernels, "half_rows", lambda n: 4)
+        patch.setitem(table._KERNELS, "cublas", row)
+        check(np, case_of("cublas", dtype, ending, shape=shape))
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+# (kernel, tile, dtype, out's type, alpha, beta, bias, activation, preactivation)
+MEMORY_CASES = [
+    ("blas", None, "float32", "float32", 2.0, 0.0, "float32", None, False),
+    ("blas", None, "float32", "float32", 1.0, 1.0, None, "gelu", False),
+    ("blas", None, "float64", "float64", 0.5, 3.0, "float64", "gelu", True),
+    ("blas", None, "float16", "float16", 1.0, 1.0, "float16", "gelu", True),
+    ("blas", None, "bfloat16", "float32", 2.0, 1.0, "float32", "gelu", True),
+    ("blas", None, "bfloat16", "float32", 2.0, 1.0, "bfloat16", None, False),
+    ("tiled", (96, 32, 200), "float32", "float32", 2.0, 3.0, "float32", "gelu", True),
+    ("tiled", (96, 32, 200), "bfloat16", "bfloat16", 2.0, 3.0, "bfloat16", "gelu", False),
+    ("tiled", 5000, "float64", "float64", 1.0, 1.0, "float64", "gelu", False),
+]
+
+# a process of its own: tracemalloc counts what every thread allocates, a cluster's too
+MEASURE = """
+import json, sys, tracemalloc
+import numpy as np
+import tiledask as td
+peaks = []
+for kernel, tile, dtype, out, alpha, beta, bias, activation, keep in json.load(sys.stdin):
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(td.tile.as_dtype(dtype)) for s in ((1100, 60), (60, 300)))
+    out = np.zeros((1100, 300), td.tile.as_dtype(out))
+    tile = tuple(tile) if isinstance(tile, list) else tile
+    bias = None if bias is None else np.ones(300, td.tile.as_dtype(bias))
+    before = np.empty_like(out) if keep else None
+    def run():
+        td.tile.matmul(a, b, kernel, tile, out, alpha=alpha, beta=beta, bias=bias,
+                       activation=activation, preactivation=before)
+    run()  # what is imported on the way is not the kernel's
+    tracemalloc.start()
+    start = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    run()
+    peaks.append(tracemalloc.get_traced_memory()[1] - start)
+    tracemalloc.stop()
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.long
+def test_workspace_is_what_numpy_really_allocates():
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE],
+        input=json.dumps(MEMORY_CASES),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    for case, measured in zip(MEMORY_CASES, json.loads(done.stdout), strict=True):
+        kernel, tile, *types, _, beta, bias, activation, _ = case
+        size, out_size = (td.tile.as_dtype(x).itemsize for x in types)
+        predicted = td.tile.workspace(
+            1100,
+            300,
+            60,
+            size,
+            kernel,
+            tile,
+            beta != 0,
+            out_size,
+            activation=activation,
+            bias_itemsize=bias and td.tile.as_dtype(bias).itemsize,
+        )
+        # beside the arrays there are Python's own objects; and NumPy adds a row to others through
+        # buffers, which shows where nothing else is allocated
+        buffers = 8192 * max(size, 4) if bias and not activation else 0
+        assert predicted <= measured <= predicted + 6_000 + buffers, case
+
+
+def test_workspace_of_an_activation_has_a_bound():
+    room = module.PIECE_BYTES["numpy"]
+    assert td.tile.workspace(10**5, 10**5, 1, 4, activation="gelu") == room
+    assert td.tile.workspace(10**5, 300, 1, 4, activation="gelu") == 109 * 300 * 4 <= room
+    assert td.tile.workspace(10, 20, 30, 8, activation="gelu") == 10 * 20 * 8
+    on_gpu = td.tile.workspace(8192, 8192, 1, 2, "cublas", activation="gelu", bias_itemsize=2)
+    assert on_gpu == 4 * 2**24 + module.PIECE_BYTES["cupy"] + 4 * 8192
+    assert td.tile.workspace(8192, 8192, 1, 2, "cublas", out_itemsize=4, bias_itemsize=4) == 0
+    with pytest.raises(KernelError, match="activation must be None or gelu, got 'relu'"):
+        td.tile.workspace(1, 1, 1, 4, activation="relu")
+
+
+def test_pieces_lie_together_and_cover_everything_once():
+    for shape, order, room in product([(1, 1), (5, 7), (1, 30), (30, 1)], "CF", [1, 4, 7, 100]):
+        seen = np.zeros(shape, order=order)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "PIECE_BYTES", {"numpy": 8 * room})
+            for rows, columns in module._pieces(seen):
+                piece = seen[slice(*rows), slice(*columns)]
+                assert piece.size <= room
+                whole = piece.shape["CF".index(order) - 1] == shape["CF".index(order) - 1]
+                assert whole or 1 in piece.shape
+                piece += 1
+        assert (seen == 1).all()
+
+
+def test_what_an_epilogue_says_of_itself():
+    assert Epilogue().plain
+    for one in ({"alpha": 2.0}, {"beta": 1.0}, {"bias": np.ones(1)}, {"activation": "gelu"}):
+        assert not Epilogue(**one).plain
+    stack = np.zeros((2, 3, 4))
+    assert Epilogue(preactivation=stack).of(1).preactivation.base is stack
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+X, Y, Z = np.zeros((4, 6), "f4"), np.zeros((6, 5), "f4"), np.zeros((4, 5), "f4")
+ROOM = np.zeros((4, 10), "f4")
+HALF = {"bias": np.zeros(5)}
+GELU = {"activation": "gelu"}
+REFUSED = {
+    "nothing to add to": ((X, Y), {"beta": 1}, r"beta=1 adds what out holds.*give out= an array"),
+    "alpha": ((X, Y), {"alpha": "2"}, "alpha must be a real number, got str '2'"),
+    "complex": ((X, Y), {"beta": 1j, "out": Z}, "beta must be a real number, got complex 1j"),
+    "no such activation": ((X, Y), {"activation": "relu"}, "None or gelu, got 'relu'"),
+    "bias too short": ((X, Y), {"bias": Y[0, :4]}, r"bias must be float32 \(5,\).*\(4,\)"),
+    "bias of rows": ((X, Y), {"bias": np.zeros((4, 1), "f4")}, r"bias must be .* got .*\(4, 1\)"),
+    "bias too wide": ((X, Y), {"bias": np.zeros(5)}, r"bias must be float32 \(5,\), got float64"),
+    "bias a list": ((X, Y), {"bias": [1.0] * 5}, "got list"),
+    "bias within out": ((X, Y), {"bias": ROOM[0, :5], "out": ROOM[:, :5]}, "overlap the bias"),
+    "nothing to keep": ((X, Y), {"preactivation": Z}, "there is none, so that out would be the sa"),
+    "kept elsewhere": ((X, Y), {**GELU, "preactivation": X}, r"preactivation must be float32 \(4"),
+    "kept in out": ((X, Y), {**GELU, "preactivation": Z, "out": Z}, "must not overlap out"),
+    "kept in a": ((ROOM[:, :6], Y), {**GELU, "preactivation": ROOM[:, 5:]}, "must not overlap a"),
+    "other batches": ((X[None], np.zeros((2, 6, 5), "f4")), {}, "as many, got 1 and 2, 1x4x6 @ 2"),
+    "4 dimensions": ((X[None, None], Y), {}, "or 3 with a batch in front, got 4 and 2"),
+    "no batch": ((np.zeros((0, 4, 6), "f4"), Y), {}, "1 or more, got 0x4x6 @ 6x5"),
+    "one out of a batch": ((X[None], Y), {"out": Z}, r"out must be float32 \(1, 4, 5\).*\(4, 5\)"),
+    "tf32 of halves": ((X.astype("f2"), Y.astype("f2")), {"precision": "tf32"}, "rounds float32"),
+    "tf32 here": ((X, Y), {"precision": "tf32"}, "10 of the 23 .* one of mma_multistage, cublas"),
+    "precision": ((X, Y), {"precision": "fp8"}, "None or 'tf32', got 'fp8'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_rule_and_a_way_out(case):
+    arguments, keywords, rule = REFUSED[case]
+    with pytest.raises(KernelError, match=rule):
+        td.tile.matmul(*arguments, **keywords)
+
+
+def test_traffic_is_counted_of_one_product():
+    with pytest.raises(KernelError, match=r"got a batch, \(2, 4, 6\) @ \(6, 5\); count a\[i\]"):
+        td.tile.count_traffic(np.stack([X, X]), Y)
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+ON_GPU = [
+    (name, dtype, precision)
+    for name in td.tile.kernels
+    if td.tile.kernels[name].arrays == "cupy"
+    for dtype, precision in [
+        *((d, None) for d in td.tile.kernels[name].dtypes),
+        *([("float32", "tf32")] if td.tile.kernels[name].tf32 else []),
+    ]
+]
+"""Every row of the table that takes CuPy arrays, whoever added it."""
+
+
+@pytest.fixture
+def gpu(request):
+    """CuPy, if this GPU runs the kernel under test."""
+    info = td.tile.kernels[request.getfixturevalue("kernel")]
+    if not info.available:
+        pytest.skip(f"{info.name} cannot run here: {info.why_not}")
+    return td.tile.namespace("cupy")
+
+
+def tiles_of(kernel, dtype):
+    found = table.lookup(kernel)
+    return found.tiles_for(dtype) or (found.tile,)
+
+
+def fresh():
+    """A seed that differs from run to run; a failing case shows it."""
+    return int(np.random.default_rng().integers(2**31))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), ON_GPU)
+def test_gpu_at_every_edge_of_every_tile(gpu, kernel, dtype, precision):
+    """One below, at and one above the tile in all three directions, and more than one tile."""
+    for tile in tiles_of(kernel, dtype):
+        edges = [{1, t - 1, t, t + 1} - {0} for t in tile or (64, 64, 64)]
+        beyond = [2 * t + 3 for t in tile or (64, 64, 64)]
+        shapes = [*product(*edges), tuple(beyond), (1, beyond[1], 1), (beyond[0], 1, beyond[2])]
+        for i, shape in enumerate(shapes):
+            orders = "".join(list(product("CF", repeat=3))[i % 8])
+            ending = {} if i % 3 else {"beta": 1.0, "bias": "wide", "activation": "gelu"}
+            check(
+                gpu,
+                Case(
+                    kernel,
+                    dtype,
+                    shape,
+                    tile,
+                    orders,
+                    precision=precision,
+                    out="wide" if i % 2 else "own",
+                    seed=fresh(),
+                    **ending,
+                ),
+            )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), ON_GPU)
+@pytest.mark.parametrize("batch", ["", "ab", "a", "b"])
+def test_gpu_every_ending_in_every_order(gpu, kernel, dtype, precision, batch):
+    ends = product(
+        [1.0, -0.5],
+        [0.0, 1.0, -2.0],
+        [None, "own", "wide"],
+        ["own", "wide"],
+        [(None, False), ("gelu", False), ("gelu", True)],
+    )
+    orders, tiles = list(map("".join, product("CF", repeat=3))), tiles_of(kernel, dtype)
+    for i, (alpha, beta, bias, out, (activation, keep)) in enumerate(ends):
+        check(
+            gpu,
+            Case(
+                kernel,
+                dtype,
+                (67, 45, 83),
+                tiles[i % len(tiles)],
+                orders[i % 8],
+                batch,
+                alpha,
+                beta,
+                bias,
+                activation,
+                keep,
+                out,
+                precision,
+                fresh(),
+            ),
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "precision"), ON_GPU)
+@pytest.mark.parametrize("orders", ["CCC", "CFC", "FCF", "FFF"])
+def test_gpu_on_a_large_product(gpu, kernel, dtype, precision, orders):
+    """More tiles than the device has places for blocks, ragged in all three directions."""
+    check(
+        gpu,
+        Case(
+            kernel,
+            dtype,
+            (2049, 1800, 1111),
+            orders=orders,
+            beta=1.0,
+            bias="own",
+            activation="gelu",
+            preactivation=True,
+            precision=precision,
+            seed=fresh(),
+        ),
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [(kernel, dtype) for kernel, dtype, _ in ON_GPU if dtype in HALVES]
+)
+def test_gpu_finishes_halves_before_they_are_rounded(gpu, kernel, dtype):
+    halves_that_rounding_twice_would_lose(gpu, kernel, dtype)

@@ -1,0 +1,554 @@
+"""C = alpha A B + beta C in place: any layout against float64, what is copied, what is refused."""
+
+import ctypes
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.errors import KernelError
+from tiledask.tile import as_dtype, backend
+from tiledask.tile import gemm as module
+from tiledask.tile.gemm import PANEL_ROWS, gemm, gemm_batch
+
+EXTENTS = st.integers(1, 9)
+SCALARS = [(1.0, 0.0), (1.0, 1.0), (-0.5, 0.0), (2.0, -3.0), (0.0, 0.5)]
+"""alpha and beta."""
+
+
+def poisoned(dtype):
+    """Where arrays are cut from: whatever is read beside them is NaN, and so is the result."""
+    return lambda *shape: np.full(shape, np.nan, dtype)
+
+
+def misaligned(new, r, c):
+    plain = new(r, c)
+    return np.zeros(plain.nbytes + 1, np.uint8)[1:].view(plain.dtype).reshape(r, c)
+
+
+UNIT_STRIDE = {
+    "rows": lambda new, r, c: new(r, c),
+    "columns": lambda new, r, c: new(c, r).T,
+    "slice of rows": lambda new, r, c: new(r + 3, c + 5)[2 : r + 2, 1 : c + 1],
+    "slice of columns": lambda new, r, c: new(c + 4, r + 3).T[1 : r + 1, 2 : c + 2],
+    "every third row": lambda new, r, c: new(3 * r, c)[::3],
+    "every third column": lambda new, r, c: new(3 * c, r).T[:, ::3],
+}
+OTHER_STRIDES = {
+    "every second of both": lambda new, r, c: new(2 * r, 2 * c)[::2, ::2],
+    "upwards": lambda new, r, c: new(r, c)[::-1],
+    "leftwards": lambda new, r, c: new(r, c)[:, ::-1],
+    "off its boundary": misaligned,
+}
+LAYOUTS = UNIT_STRIDE | OTHER_STRIDES
+OPERAND_LAYOUTS = LAYOUTS | {
+    "foreign bytes": lambda new, r, c: new(r, c).astype(new(1).dtype.newbyteorder("S")),
+}
+
+
+def case(m, n, k, layouts, dtype, scalars, seed=0):
+    """a, b and c laid out so, and what c should hold: small whole numbers, exact in any order."""
+    rng = np.random.default_rng(seed)
+    new = poisoned(dtype)
+    a, b, c = (
+        OPERAND_LAYOUTS[how](new, *shape)
+        for how, shape in zip(layouts, ((m, k), (k, n), (m, n)), strict=True)
+    )
+    a[...], b[...] = rng.integers(-9, 10, (m, k)), rng.integers(-9, 10, (k, n))
+    alpha, beta = scalars
+    expected = alpha * (a.astype("f8") @ b.astype("f8"))
+    c[...] = np.nan
+    if beta:
+        c[...] = rng.integers(-9, 10, (m, n))
+        expected += beta * c
+    return a, b, c, expected
+
+
+@pytest.mark.long
+@given(
+    m=EXTENTS,
+    n=EXTENTS,
+    k=EXTENTS,
+    layouts=st.tuples(
+        st.sampled_from(list(OPERAND_LAYOUTS)),
+        st.sampled_from(list(OPERAND_LAYOUTS)),
+        st.sampled_from(list(LAYOUTS)),
+    ),
+    dtype=st.sampled_from(["float32", "float64"]),
+    scalars=st.sampled_from(SCALARS),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_layout_equals_float64(m, n, k, layouts, dtype, scalars):
+    a, b, c, expected = case(m, n, k, layouts, dtype, scalars)
+    around = c.base if isinstance(c.base, np.ndarray) and c.base.dtype == c.dtype else c
+    missing = np.isnan(around).sum() - np.isnan(c).sum()
+    assert gemm(a, b, c, *scalars) is None
+    np.testing.assert_array_equal(c, expected)
+    assert np.isnan(around).sum() == missing, "written outside of c"
+
+
+def goes_in(x):
+    """Whether BLAS takes x, or x transposed, as it lies."""
+    return module._leading(x) is not None or module._leading(x.T) is not None
+
+
+def test_blas_takes_steps_of_whole_elements_in_32_bits():
+    def strided(*strides):
+        # like a CuPy array in that NumPy's word on alignment is not asked; nothing is read
+        return FakeArray(np.lib.stride_tricks.as_strided(np.zeros(1), (2, 2), strides))
+
+    assert goes_in(strided(8, 8 * (2**31 - 1)))
+    assert not goes_in(strided(8, 8 * 2**31))
+    assert not goes_in(strided(8, 20))
+    assert goes_in(np.lib.stride_tricks.as_strided(np.zeros(1), (1, 1), (0, 0)))
+
+
+STRIDES = [0, 3, 8, 40, -8, 2**40]
+
+
+@pytest.mark.parametrize("scalars", SCALARS)
+@pytest.mark.parametrize("idle", STRIDES)
+@pytest.mark.parametrize("step", [8, 24])
+def test_the_stride_of_an_extent_of_one_may_be_anything(idle, step, scalars):
+    """A row or column whose other stride nobody follows, as an operand and as the result."""
+
+    def vector(values, row):
+        room = np.full(step // 8 * len(values), np.nan)
+        room[:: step // 8] = values
+        shape, strides = (1, len(values)), (idle, step)
+        turn = 1 if row else -1
+        return np.lib.stride_tricks.as_strided(room, shape[::turn], strides[::turn])
+
+    x, y = np.arange(1.0, 6), np.arange(2.0, 7)
+    alpha, beta = scalars
+    held = 7.0 if beta else np.nan
+    matrix = np.arange(25.0).reshape(5, 5)
+    for a, b, shape in (
+        (vector(x, True), vector(y, False), (1, 1)),
+        (vector(x, False), vector(y, True), (5, 5)),
+        (matrix, vector(x, False), (5, 1)),
+        (vector(x, True), matrix.T, (1, 5)),
+    ):
+        c = vector(np.full(max(shape), held), shape[0] == 1) if 1 in shape else np.full(shape, held)
+        expected = alpha * (np.array(a) @ np.array(b)) + 7 * beta
+        assert all(goes_in(x) for x in (a, b, c)), "would be copied"
+        gemm(a, b, c, alpha, beta)
+        np.testing.assert_array_equal(c, expected)
+
+
+def test_repeated_rows_and_columns_are_operands_too():
+    x = np.arange(6.0)
+    a, b = np.broadcast_to(x, (4, 6)), np.broadcast_to(x[:, None], (6, 5))
+    c = np.ones((4, 5))
+    gemm(a, b, c, beta=1.0)
+    np.testing.assert_array_equal(c, np.full((4, 5), 56.0))
+
+
+@pytest.mark.parametrize("scalars", SCALARS)
+def test_nothing_to_sum_leaves_zero_or_what_was_there(scalars):
+    c = np.full((2, 3), 5.0)
+    gemm(np.ones((2, 0)), np.ones((0, 3)), c, *scalars)
+    assert (c == 5 * scalars[1]).all()
+    gemm(np.ones((0, 2)), np.ones((2, 3)), np.ones((0, 3)), *scalars)
+
+
+@pytest.mark.parametrize("scalars", SCALARS)
+def test_a_result_without_a_unit_stride_goes_beyond_one_panel(scalars):
+    layouts = ("rows", "columns", "every second of both")
+    a, b, c, expected = case(2 * PANEL_ROWS + 3, 4, 5, layouts, "float64", scalars)
+    gemm(a, b, c, *scalars)
+    np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.parametrize("shape", [(30, 1), (1, 30)])
+def test_vectors_are_not_multiplied_as_matrices(monkeypatch, shape):
+    """gemm takes four times as long for them."""
+    monkeypatch.setattr(module, "_gemm", None)
+    m, n = shape
+    a, b, c, expected = case(m, n, 20, ("rows", "rows", "rows"), "float64", (1.0, 1.0))
+    gemm(a, b, c, beta=1.0)
+    np.testing.assert_array_equal(c, expected)
+
+
+def test_nan_in_the_operands_arrives():
+    a, c = np.ones((3, 3)), np.zeros((3, 3))
+    a[1, 1] = np.nan
+    gemm(a, np.ones((3, 3)), c)
+    assert np.isnan(c).all(axis=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(300, 200, 400), (300, 1, 400), (1, 200, 400)])
+def test_the_same_call_gives_the_same_bits(shape):
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    start = rng.standard_normal((m, n), np.float32)
+    results = [start.copy() for _ in range(3)]
+    for c in results:
+        gemm(a, b, c, beta=1.0)
+    assert len({c.tobytes() for c in results}) == 1
+
+
+# -- what it allocates ---------------------------------------------------------------------------
+
+# a process of its own: tracemalloc counts what every thread allocates, a cluster's too
+MEASURE = """
+import json, sys, tracemalloc
+import numpy as np
+from test_gemm import LAYOUTS, case
+from tiledask.tile.gemm import gemm
+peaks = {}
+for place in range(3):
+    for name in LAYOUTS:
+        layouts = ["rows"] * 3
+        layouts[place] = name
+        a, b, c, _ = case(600, 500, 400, layouts, "float64", (2.0, 1.0))
+        gemm(a, b, c, 2.0, 1.0)  # what is imported on the way is not the product's
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        gemm(a, b, c, 2.0, 1.0)
+        peaks[f"{place} {name}"] = tracemalloc.get_traced_memory()[1] - before
+        tracemalloc.stop()
+print(json.dumps(peaks))
+"""
+
+
+@pytest.mark.long
+def test_nothing_is_copied_where_there_is_a_unit_stride(request):
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        cwd=request.path.parent,
+    )
+    copies = (600 * 400 * 8, 400 * 500 * 8, PANEL_ROWS * 500 * 8)
+    for name, measured in json.loads(done.stdout).items():
+        place, layout = name.split(" ", 1)
+        predicted = 0 if layout in UNIT_STRIDE else copies[int(place)]
+        assert predicted <= measured <= predicted + 5_000, name
+
+
+@pytest.mark.long
+def test_scipy_is_loaded_by_the_first_product_that_adds():
+    code = """
+import sys, numpy as np, tiledask as td
+x = np.ones((2, 2))
+td.tile.matmul(x, x)
+before = "scipy" in sys.modules
+td.tile.matmul(x, x, out=np.ones((2, 2)), beta=1.0)
+print(before, "scipy" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+X, Y = np.zeros((4, 6)), np.zeros((6, 5))
+FROZEN = np.zeros((4, 5))
+FROZEN.flags.writeable = False
+LONG = np.lib.stride_tricks.as_strided(np.zeros(1), (2**31, 1), (0, 0))
+
+REFUSED = {
+    "dimensions": ((X[0], Y, X), "2 dimensions, got 1, 2 and 2"),
+    "inner extents": ((X, X, X), r"got \(4, 6\) = \(4, 6\) @ \(4, 6\)"),
+    "result's shape": ((X, Y, X), r"got \(4, 6\) = \(4, 6\) @ \(6, 5\)"),
+    "halves": ((X.astype("f2"), Y.astype("f2"), X[:, :5]), "float16 and float16; .*matmul"),
+    "mixed": ((X, Y.astype("f4"), X[:, :5]), "float64 and float32"),
+    "result's type": ((X, Y, np.zeros((4, 5), "f4")), "c must be float64 .* got float32"),
+    "foreign result": ((X, Y, np.zeros((4, 5), "f8").astype(">f8")), "must be float64 .* got >f8"),
+    "read-only": ((X, Y, FROZEN), "read-only array; pass c.copy"),
+    "too long": ((LONG, np.ones((1, 1)), LONG), "up to 2147483647, got .*2147483648"),
+    "elsewhere": ((X, [[1.0]], X), "got list"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_rule_and_a_way_out(name):
+    arguments, rule = REFUSED[name]
+    with pytest.raises(KernelError, match=rule):
+        gemm(*arguments)
+
+
+def test_a_blas_with_other_parameters_is_not_called():
+    real = "__pyx_t_5scipy_6linalg_11cython_blas_d *"
+    good = ["char *"] * 2 + ["int *"] * 3 + [real] * 2 + ["int *", real, "int *"] + [real] * 2
+    good += ["int *"]
+    assert module._fields("dgemm", f"void ({', '.join(good)})") == good
+    long = [field.replace("int *", "int64_t *") for field in good]
+    assert module._fields("dgemm", f"void ({', '.join(long)})") == long
+    mixed = [*good[:-1], "int64_t *"]
+    for bad in (good[:-1], good[::-1], mixed, ["long *" if x == "int *" else x for x in good]):
+        with pytest.raises(KernelError, match=r"SciPy's dgemm must take .* install SciPy"):
+            module._fields("dgemm", f"void ({', '.join(bad)})")
+
+
+# -- CuPy's side, with arrays that are only called CuPy's ------------------------------------------
+
+
+class FakeArray:
+    """A NumPy array with the face of a CuPy array."""
+
+    __module__ = "cupy"
+
+    def __init__(self, x):
+        self.x, self.device = x, nullcontext()
+        self.data = SimpleNamespace(ptr=x.ctypes.data)
+
+    def __getattr__(self, name):
+        return getattr(self.x, name)
+
+    @property
+    def T(self):
+        return FakeArray(self.x.T)
+
+    def transpose(self, *axes):
+        return FakeArray(self.x.transpose(*axes))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return FakeArray(self.x[index])
+
+    def __setitem__(self, index, value):
+        self.x[index] = value.x if isinstance(value, FakeArray) else value
+
+
+KINDS = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
+
+
+def columns(pointer, kind, rows, count, ld):
+    """The matrix that cuBLAS sees: ``count`` columns of ``rows`` elements, ``ld`` apart."""
+    dtype = as_dtype(KINDS[kind])
+    size = ((count - 1) * ld + rows) * dtype.itemsize
+    flat = np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype)
+    step = dtype.itemsize
+    return np.lib.stride_tricks.as_strided(flat, (rows, count), (step, ld * step))
+
+
+def gemm_ex(
+    handle,
+    transa,
+    transb,
+    m,
+    n,
+    k,
+    alpha,
+    a,
+    a_type,
+    lda,
+    b,
+    b_type,
+    ldb,
+    beta,
+    c,
+    c_type,
+    ldc,
+    compute_type,
+    algo,
+):
+    """cupy.cuda.cublas.gemmEx in NumPy, its parameters in that order."""
+    assert lda >= (k if transa else m)
+    assert ldb >= (n if transb else k)
+    assert ldc >= m
+    a = columns(a, a_type, *((k, m) if transa else (m, k)), lda)
+    b = columns(b, b_type, *((n, k) if transb else (k, n)), ldb)
+    factor = ctypes.c_double if compute_type == "64F" else ctypes.c_float
+    alpha, beta = factor.from_address(alpha).value, factor.from_address(beta).value
+    wide = "f8" if compute_type == "64F" else "f4"
+    total = alpha * ((a.T if transa else a).astype(wide) @ (b.T if transb else b).astype(wide))
+    out = columns(c, c_type, m, n, ldc)
+    out[...] = total + beta * out.astype(wide) if beta else total
+
+
+def gemm_strided_batched_ex(
+    handle,
+    transa,
+    transb,
+    m,
+    n,
+    k,
+    alpha,
+    a,
+    a_type,
+    lda,
+    a_step,
+    b,
+    b_type,
+    ldb,
+    b_step,
+    beta,
+    c,
+    c_type,
+    ldc,
+    c_step,
+    batch,
+    compute_type,
+    algo,
+):
+    """cupy.cuda.cublas.gemmStridedBatchedEx; steps from one matrix to the next are in elements."""
+    a_size, b_size, c_size = (as_dtype(KINDS[x]).itemsize for x in (a_type, b_type, c_type))
+    for i in range(batch):
+        gemm_ex(
+            handle,
+            transa,
+            transb,
+            m,
+            n,
+            k,
+            alpha,
+            a + i * a_step * a_size,
+            a_type,
+            lda,
+            b + i * b_step * b_size,
+            b_type,
+            ldb,
+            beta,
+            c + i * c_step * c_size,
+            c_type,
+            ldc,
+            compute_type,
+            algo,
+        )
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch):
+    cublas = SimpleNamespace(
+        gemmEx=gemm_ex,
+        gemmStridedBatchedEx=gemm_strided_batched_ex,
+        CUBLAS_COMPUTE_32F="32F",
+        CUBLAS_COMPUTE_64F="64F",
+        CUBLAS_COMPUTE_32F_FAST_TF32="TF32",
+        CUBLAS_GEMM_DEFAULT=-1,
+    )
+    device = SimpleNamespace(get_cublas_handle=lambda: 7)
+    fake = SimpleNamespace(
+        __name__="cupy",
+        cuda=SimpleNamespace(cublas=cublas, device=device),
+        empty=lambda shape, dtype: FakeArray(np.full(shape, np.nan, dtype)),
+        array=lambda x, dtype, order: FakeArray(np.array(x.x, dtype, order=order)),
+    )
+    monkeypatch.setattr(backend, "_import_cupy", lambda: fake)
+    return fake
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scalars", SCALARS)
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [
+        ("float16", "float16"),
+        ("float16", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+    ],
+)
+def test_cublas_is_told_the_same_layouts(fake_cupy, dtype, out, scalars):
+    names = list(LAYOUTS)[:-1]  # CuPy's arrays are always on their boundary
+    for i, a_how in enumerate(names):
+        for b_how in names:
+            c_how = names[(i + 2) % len(names)]
+            a, b, c, expected = case(
+                5, 7, 3, (a_how, b_how, "rows"), as_dtype(dtype), scalars, seed=i
+            )
+            around = LAYOUTS[c_how](poisoned(as_dtype(out)), 5, 7)
+            around[...] = c
+            gemm(FakeArray(a), FakeArray(b), FakeArray(around), *scalars)
+            np.testing.assert_array_equal(
+                around.astype("f8"), expected.astype(as_dtype(out)).astype("f8")
+            )
+
+
+BATCHES = {
+    "rows": lambda new, r, c: new(3, r, c),
+    "columns": lambda new, r, c: new(3, c, r).transpose(0, 2, 1),
+    "within others": lambda new, r, c: new(5, r + 3, c + 5)[1:4, 2 : r + 2, 1 : c + 1],
+    "columns within others": lambda new, r, c: new(3, c + 4, r + 3).transpose(0, 2, 1)[
+        :, 1 : r + 1, 2 : c + 2
+    ],
+    "side by side": lambda new, r, c: new(r, 3, c).transpose(1, 0, 2),
+    "last first": lambda new, r, c: new(3, r, c)[::-1],
+    "shared": lambda new, r, c: np.broadcast_to(new(r, c), (3, r, c)),
+    "upwards": lambda new, r, c: new(3, r, c)[:, ::-1],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scalars", SCALARS)
+@pytest.mark.parametrize(
+    ("dtype", "out"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("float64", "float64")]
+)
+def test_cublas_is_told_the_layouts_of_a_batch(fake_cupy, monkeypatch, dtype, out, scalars):
+    alpha, beta = scalars
+    calls = []
+    for name in ("gemmEx", "gemmStridedBatchedEx"):
+        function = getattr(fake_cupy.cuda.cublas, name)
+
+        def called(*arguments, name=name, function=function):
+            calls.append(name)
+            function(*arguments)
+
+        monkeypatch.setattr(fake_cupy.cuda.cublas, name, called)
+    results = [how for how in BATCHES if how != "shared"]
+    for i, (a_how, b_how) in enumerate(product(BATCHES, BATCHES)):
+        c_how, rng = results[i % len(results)], np.random.default_rng(i)
+
+        def drawn(*shape, rng=rng):
+            return rng.integers(-9, 10, shape).astype(as_dtype(dtype))
+
+        a, b = BATCHES[a_how](drawn, 5, 3), BATCHES[b_how](drawn, 3, 7)
+        c = BATCHES[c_how](poisoned(as_dtype(out)), 5, 7)
+        expected = alpha * (a.astype("f8") @ b.astype("f8"))
+        if beta:
+            c[...] = rng.integers(-9, 10, (3, 5, 7))
+            expected += beta * c.astype("f8")
+        calls.clear()
+        gemm_batch(FakeArray(a), FakeArray(b), FakeArray(c), alpha, beta)
+        np.testing.assert_array_equal(
+            c.astype("f8"), expected.astype(as_dtype(out)).astype("f8"), f"{a_how} {b_how} {c_how}"
+        )
+        one_call = "upwards" not in (a_how, b_how, c_how)
+        assert set(calls) == {"gemmStridedBatchedEx" if one_call else "gemmEx"}
+        assert len(calls) == 1 or not one_call
+
+
+def test_a_batch_has_as_many_of_each(fake_cupy):
+    x, y = FakeArray(np.zeros((2, 3, 3))), FakeArray(np.zeros((3, 3, 3)))
+    with pytest.raises(KernelError, match="as many, got 2, 3 and 2; broadcast what is shared"):
+        gemm_batch(x, y, x)
+
+
+def test_cublas_rounds_to_tf32_only_where_cupy_does(fake_cupy, monkeypatch):
+    cublas = fake_cupy.cuda.cublas
+    monkeypatch.delenv("CUPY_TF32", raising=False)
+    kinds = ["float32", "float16", "bfloat16", "float64"]
+    asked = [module._compute_type(x, cublas, tf32=True) for x in kinds]
+    assert asked == ["TF32", "32F", "32F", "64F"]
+    assert module._compute_type("float32", cublas) == "32F"
+    monkeypatch.setenv("CUPY_TF32", "1")
+    assert [module._compute_type(x, cublas) for x in kinds] == ["TF32", "32F", "32F", "64F"]
+
+
+def test_cublas_refuses_what_it_does_not_multiply(fake_cupy):
+    x = FakeArray(np.zeros((2, 2), np.int32))
+    with pytest.raises(KernelError, match="float32, float64, float16, bfloat16 in cupy arrays"):
+        gemm(x, x, x)
+    half, double = FakeArray(np.zeros((2, 2), np.float16)), FakeArray(np.zeros((2, 2)))
+    with pytest.raises(KernelError, match="float16 or float32 for float16 operands, got float64"):
+        gemm(half, half, double)

@@ -1,0 +1,237 @@
+"""Runs a CUDA kernel of tiledask/tile/cuda on the host, thread by thread.
+
+The kernel's own text is compiled with g++, together with the headers of this folder that stand in
+for those of the same names on the GPU. README.md in tiledask/tile/cuda says what that shows.
+"""
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from twins.cuda_host.memory import is_lent, lent, lent_copies, strays
+
+from tiledask.tile.cuda import launch, tensor_map
+from tiledask.tile.cuda.source import HEADERS, file_text
+
+__all__ = ["HostFault", "HostKernel", "host_gpu", "host_tensor_map", "why_not"]
+
+HERE = Path(__file__).parent
+SOURCES = {".cpp", ".h", ".cuh"}
+KEPT = HERE.parents[2] / "build" / "cuda_host"
+"""Where the machine's object stays: `make clean` removes it."""
+CHOSEN = ("HAS_BIAS", "HAS_GELU", "BIAS_BY_ROW", "HAS_BETA", "HAS_BEFORE")
+"""Macros that one build may leave open until the launch: host::chosen. Of wgmma_ws_persistent the
+first three: on the others depends how many columns it takes at once."""
+FEWEST_REGISTERS = 168
+"""Registers of a thread at launch, as ptxas reports them for 384 threads (65536 / 384, by 8s)."""
+
+MAP = np.dtype(
+    [
+        ("base", "<u8"),
+        ("size", "<u4", 3),
+        ("element", "<u4"),
+        ("stride", "<u8", 2),
+        ("box", "<u4", 3),
+        ("unused", "<u4", 19),
+    ]
+)
+"""TensorMap of hopper.cuh on the host: all of its 128 bytes, which a kernel copies."""
+
+
+class HostFault(AssertionError):
+    """What a GPU would have answered with a wrong result, a crash, or never."""
+
+
+def why_not():
+    """Why nothing can run here; empty if it can."""
+    if sys.platform != "linux" or shutil.which("g++") is None:
+        return "running the CUDA source on the host needs Linux and g++ (apt install g++)"
+    return ""
+
+
+# a jump to another stack is what the C library's checks of jumps take for a fault
+COMPILER = ("g++", "-std=c++17", "-w", "-Wno-psabi", "-fPIC", "-U_FORTIFY_SOURCE")
+FOR_KERNELS, FOR_THE_MACHINE = "-Og", "-O2"
+"""A kernel takes longer to compile than to run, and with -O1 twice as long."""
+
+
+@cache
+def _linker():
+    """The option for the linker that takes a third of the usual one's time, if it is there."""
+    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+
+
+@cache
+def _machine():
+    """The object of all that runs a kernel: compiled once, and again when its text changes."""
+    command = [*COMPILER, FOR_THE_MACHINE]
+    version = subprocess.run([*command, "--version"], capture_output=True, check=True).stdout
+    texts = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in SOURCES]
+    digest = hashlib.sha256(b"\0".join([repr(command).encode(), version, *texts])).hexdigest()
+    made = KEPT / f"machine-{digest[:16]}.o"
+    if not made.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:  # nobody sees half a file
+            new = Path(folder) / made.name
+            subprocess.run([*command, "-c", HERE / "machine.cpp", "-o", new], check=True)
+            new.replace(made)
+    return made
+
+
+class HostKernel:
+    """Stands in for a kernel of cupy.RawModule: called the same way, runs on the host.
+
+    ``faults`` are pairs (before, after) that are planted in the kernel's text. What the macros in
+    ``chosen`` say can change from launch to launch: `choose`.
+    """
+
+    def __init__(self, folder, name, macros, faults=(), seed=1, chosen=()):
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {file: file_text(file) for file in (f"{name}.cu", *HEADERS)}
+        for before, after in faults:
+            file = next((file for file, text in texts.items() if before in text), f"{name}.cu")
+            assert texts[file].count(before) == 1, f"{file} no longer reads {before!r} once"
+            texts[file] = texts[file].replace(before, after)
+        self.chosen = chosen
+        said = {**macros, **{key: f"host::chosen[{i}]" for i, key in enumerate(chosen)}}
+        defined = "".join(f"#define {key} {value}\n" for key, value in said.items())
+        (folder / "kernel.cu").write_text(f"#define KERNEL {name}\n{defined}{texts[f'{name}.cu']}")
+        for header in HEADERS:
+            if not (HERE / header).exists():  # the others have stand-ins
+                (folder / header).write_text(texts[header])
+        library = folder / "kernel.so"
+        command = [
+            *COMPILER,
+            FOR_KERNELS,
+            *_linker(),
+            "-shared",
+            f"-I{HERE}",
+            f'-DKERNEL_FILE="{folder / "kernel.cu"}"',
+            HERE / "run.cpp",
+            _machine(),
+            "-o",
+            library,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.library = ctypes.CDLL(str(library))
+        self.run = self.library.launch
+        self.run.argtypes = [
+            *[ctypes.c_uint] * 8,
+            ctypes.c_uint64,
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+        ]
+        self.library.bytes_taken.restype = ctypes.c_longlong
+        self.cluster = int(macros.get("CLUSTER", 1))
+        self.seed = seed
+        self.max_dynamic_shared_size_bytes = 48 * 1024
+        self.launched = []
+
+    def choose(self, macros):
+        """From now on they say what ``macros`` has; the kernel itself."""
+        values = (ctypes.c_int * 8).in_dll(self.library, "chosen")
+        for i, key in enumerate(self.chosen):
+            values[i] = macros.get(key, 0)
+        return self
+
+    @property
+    def taken(self):
+        """Bytes that the copy engine has taken out of matrices for this kernel, so far."""
+        return self.library.bytes_taken()
+
+    def __call__(self, grid, block, arguments, shared_mem=0):
+        self.library.may_read_anything()
+        for x in arguments:
+            if isinstance(x, np.ndarray) and x.dtype != MAP:
+                starts, size = _lines(x)
+                self.library.may_read(starts.ctypes.data_as(ctypes.c_void_p), len(starts), size)
+        assert shared_mem <= self.max_dynamic_shared_size_bytes, "allow it that much first"
+        values = [_value(x) for x in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
+        fault = ctypes.create_string_buffer(512)
+        grid, block = (*grid, 1, 1)[:3], (*block, 1, 1)[:2]
+        self.launched.append((grid, block, shared_mem))
+        failed = self.run(
+            *grid, *block, self.cluster, shared_mem, FEWEST_REGISTERS, self.seed, pointers, fault
+        )
+        stray = strays()
+        if failed or stray:
+            raise HostFault(stray or fault.value.decode())
+
+
+def _lines(x):
+    """(addresses of the lines of neighbours, bytes of one): all that may be read of ``x``."""
+    axis = next((i for i in range(-1, -x.ndim - 1, -1) if x.strides[i] == x.itemsize), 0)
+    offsets = np.zeros((), np.int64)
+    for dim in range(-x.ndim, 0):
+        if dim != axis:
+            offsets = np.add.outer(offsets, np.arange(x.shape[dim]) * x.strides[dim])
+    length = x.shape[axis] if axis else 1
+    return x.ctypes.data + np.unique(offsets), ctypes.c_long(length * x.itemsize)
+
+
+def _value(x):
+    """The bytes of an argument as the kernel takes it: an array by its address, all else itself."""
+    if isinstance(x, np.ndarray) and x.dtype == MAP:
+        return lent(x)  # on the boundary that its type has there
+    if isinstance(x, np.ndarray):
+        assert is_lent(x), f"lend the array of {x.shape} first: a wrong kernel stores beside it"
+        return np.array([x.ctypes.data], np.uint64)
+    assert isinstance(x, np.generic), f"say the C type of {x!r}"
+    return np.atleast_1d(x)
+
+
+def host_tensor_map(dtype, address, sizes, strides, box):
+    """What cuTensorMapEncodeTiled makes, for hopper.cuh on the host; the rules are its own.
+
+    CUDA Driver API, section "Tensor Map Object Management".
+    """
+    size = np.dtype(dtype).itemsize
+    assert address % 16 == 0, "the matrix starts at a multiple of 16"
+    assert all(s % 16 == 0 and 0 < s < 2**40 for s in strides), f"strides {strides}: by 16 bytes"
+    assert all(0 < s <= 2**32 for s in sizes)
+    assert all(0 < b <= 256 for b in box)
+    assert box[0] * size <= 128, "a swizzled box is 128 bytes wide at most"
+    made = np.zeros(1, MAP)
+    made["base"], made["size"], made["element"] = address, sizes, size
+    made["stride"], made["box"] = strides, box
+    return made
+
+
+@contextmanager
+def host_gpu(folder, faults=(), seed=1, multiprocessors=2, plain=True):
+    """Lets `launch` run its kernels on the host, on lent arrays; yields those it has built.
+
+    ``plain`` builds one kernel for every epilogue, which is quicker than one for each.
+    """
+    built = {}
+
+    def kernel(name, macros, shared):
+        chosen = CHOSEN[: 3 if name == "wgmma_ws_persistent" else 5] if plain else ()
+        fixed = {key: value for key, value in macros.items() if key not in chosen}
+        key = (name, *sorted(fixed.items()))
+        if key not in built:
+            where = folder / str(len(built))
+            built[key] = HostKernel(where, name, fixed, faults, seed, chosen)
+        if shared > 48 * 1024:
+            built[key].max_dynamic_shared_size_bytes = shared
+        return built[key].choose(macros)
+
+    with ExitStack() as patches:
+        patches.enter_context(lent_copies())
+        for module, name, value in (
+            (launch, "_kernel", kernel),
+            (launch, "_multiprocessors", lambda: multiprocessors),
+            (tensor_map, "encode", host_tensor_map),
+        ):
+            patches.enter_context(patch.object(module, name, value))
+        yield built

@@ -1,0 +1,181 @@
+"""CuPy's rules without a GPU: arrays that refuse what CuPy refuses, and are NumPy's underneath.
+
+Code that passes here with NumPy's results to the bit does not mix host and device arrays, does
+not let a device array become a NumPy one on the way, and does not count on reductions that give
+Python numbers. That a GPU computes the same is not tried: products go to NumPy.
+"""
+
+import operator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tiledask.tile import backend
+from tiledask.tile.layers import fused, operands
+from tiledask.tile.product import matmul
+
+__all__ = ["use"]
+
+MIXED = "Unsupported type <class 'numpy.ndarray'>"
+"""What CuPy says of a host array among device arrays."""
+
+
+class ndarray:
+    """An array on a device that is not there."""
+
+    __hash__ = None
+
+    def __init__(self, host: np.ndarray) -> None:
+        self.host = host
+
+    def get(self) -> np.ndarray:
+        return self.host.copy()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(self.host, name)
+        return lifted(found) if callable(found) else wrapped(found)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to "
+            "construct a NumPy array explicitly."
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return lifted(getattr(ufunc, method))(*inputs, **options)
+
+    def __array_function__(self, function: Any, _: Any, args: Any, options: Any) -> Any:
+        return lifted(function)(*args, **options)
+
+    def __getitem__(self, at: Any) -> Any:
+        return wrapped(self.host[unwrapped(at, strict=False)])
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        whole = at is Ellipsis or (isinstance(at, slice) and at == slice(None))
+        self.host[unwrapped(at, strict=False)] = unwrapped(value, strict=not whole)
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def __iter__(self) -> Any:
+        return (wrapped(each) for each in self.host)
+
+    def __repr__(self) -> str:
+        return f"on a device: {self.host!r}"
+
+    def item(self, *at: int) -> Any:
+        return self.host.item(*at)
+
+    def tolist(self) -> Any:
+        return self.host.tolist()
+
+
+def _operators() -> None:
+    two = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"]
+    for name in [*two, *(f"r{n}" for n in two), "lt", "le", "gt", "ge", "eq", "ne"]:
+        special = f"__{name}__"
+        setattr(ndarray, special, lambda x, y, s=special: lifted(getattr(x.host, s))(y))
+    for name in two:
+        inplace = getattr(operator, f"i{name.rstrip('_')}", None) or getattr(operator, f"i{name}")
+
+        def change(x: ndarray, y: Any, inplace: Any = inplace) -> ndarray:
+            x.host = inplace(x.host, unwrapped(y))
+            return x
+
+        setattr(ndarray, f"__i{name}__", change)
+    for name in ("neg", "pos", "abs", "invert"):
+        special = f"__{name}__"
+        setattr(ndarray, special, lambda x, s=special: wrapped(getattr(x.host, s)()))
+    for kind in (bool, int, float, complex):
+        setattr(ndarray, f"__{kind.__name__}__", lambda x, kind=kind: kind(x.host))
+    ndarray.__index__ = lambda x: operator.index(x.host)
+
+
+_operators()
+ndarray.__module__ = "cupy"
+
+
+def unwrapped(value: Any, strict: bool = True) -> Any:
+    """What NumPy is given; a host array is refused, as CuPy refuses it, if ``strict``."""
+    if isinstance(value, ndarray):
+        return value.host
+    if strict and isinstance(value, np.ndarray):
+        raise TypeError(MIXED)
+    if isinstance(value, tuple | list):
+        return type(value)(unwrapped(each, strict) for each in value)
+    return value
+
+
+def wrapped(value: Any) -> Any:
+    """What comes back: arrays, and in place of NumPy's numbers arrays without dimensions."""
+    if isinstance(value, np.ndarray):
+        return ndarray(value)
+    if isinstance(value, np.generic):
+        return ndarray(np.asarray(value))
+    if type(value) in (tuple, list) and any(isinstance(v, np.ndarray) for v in value):
+        return type(value)(wrapped(each) for each in value)
+    return value
+
+
+def lifted(function: Any) -> Any:
+    """A function of NumPy's for arrays of the twin."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        given = {name: unwrapped(value) for name, value in options.items()}
+        out = options.get("out")
+        result = function(*(unwrapped(each) for each in args), **given)
+        return out if isinstance(out, ndarray) else wrapped(result)
+
+    if isinstance(function, np.ufunc):
+        call.at = lambda x, at, value: function.at(
+            x.host, unwrapped(at, strict=False), unwrapped(value)
+        )
+    return call
+
+
+class Module:
+    """The part of ``cupy`` that is in NumPy as well."""
+
+    __name__ = "cupy"
+    ndarray = ndarray
+
+    def asarray(self, value: Any, dtype: Any = None) -> ndarray:
+        return ndarray(np.array(unwrapped(value, strict=False), dtype))
+
+    array = asarray
+
+    @property
+    def lib(self) -> Any:
+        """``lib.stride_tricks``, with CuPy's arguments."""
+        tricks = SimpleNamespace(
+            as_strided=lambda x, shape=None, strides=None: ndarray(
+                np.lib.stride_tricks.as_strided(x.host, shape, strides)
+            )
+        )
+        return SimpleNamespace(stride_tricks=tricks)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name)
+        return found if isinstance(found, type) or not callable(found) else lifted(found)
+
+
+def product(a: Any, b: Any, kernel: str = "blas", out: Any = None, **options: Any) -> Any:
+    """tile's product, by NumPy."""
+    if not isinstance(a, ndarray):
+        return matmul(a, b, kernel, out=out, **options)
+    options = {name: unwrapped(value) for name, value in options.items()}
+    return wrapped(matmul(a.host, unwrapped(b), kernel, out=unwrapped(out), **options))
+
+
+def use(monkeypatch: Any) -> Module:
+    """From here on, and until the test ends, "cupy" is the twin."""
+    twin = Module()
+    device = backend.GpuInfo(0, "pretended GPU", "9.0", 10**9)
+    monkeypatch.setattr(backend, "_import_cupy", lambda: twin)
+    monkeypatch.setattr(backend, "probe", lambda: backend.Backend(True, "", devices=(device,)))
+    for module in (fused, operands):
+        monkeypatch.setattr(module, "matmul", product)
+    return twin

@@ -1,0 +1,13 @@
+"""Arrays whose blocks live on the workers of a mesh: made, moved, brought back.
+
+mesh.py          Mesh: slots of a cluster as ranks in rows and columns
+array.py         ShardedArray, to_numpy
+creation.py      distribute, from_function; they load products/matmul.py, which A @ B calls
+dask_arrays.py   from_dask
+redistribute.py  from one placement to another: all_gather, reduce_scatter, all_to_all, ...
+recompute.py     parts of blocks that went down with their worker, made again
+"""
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)

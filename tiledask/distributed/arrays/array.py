@@ -1,0 +1,256 @@
+"""Arrays whose blocks live on workers: look at them, bring them back, and make a block there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from dask.base import tokenize
+from distributed import Future
+
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.arrays.recompute import anchor
+from tiledask.distributed.cluster.cluster import slot_of
+from tiledask.errors import PlacementError
+from tiledask.plan import html
+from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
+from tiledask.plan.units import format_bytes
+from tiledask.tile import TileCount
+from tiledask.tile.backend import as_dtype, namespace
+from tiledask.tile.backend import to_numpy as off_device
+
+__all__ = ["Both", "ShardedArray", "make_block", "operators", "read_block", "slices", "to_numpy"]
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+SLAB = 2**25
+"""Bytes of a block that are read from a file at a time."""
+
+
+class Both(NamedTuple):
+    """A prediction and the measurement of the same thing; None if it could not be measured."""
+
+    predicted: Any
+    measured: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShardedArray:
+    """One array, a block of it on every rank of a mesh."""
+
+    __array_ufunc__ = None  # numpy_array @ sharded is nobody's guess: both must be sharded
+
+    mesh: Mesh
+    tiling: Tiling
+    dtype: np.dtype
+    blocks: tuple[Future[Any], ...] = field(repr=False)
+    """The block of rank 0, 1, ..."""
+    made_by: str = ""
+    """The operation that made it, such as "summa" or "all_gather"."""
+    traffic: Both | None = None
+    """Traffic of that operation, predicted and measured."""
+    memory: Both | None = None
+    """Ledger of that operation, a place per rank, predicted and measured."""
+    seconds: float = 0.0
+    """How long that operation took, measured by the client."""
+    spent: tuple[Any, ...] = ()
+    """Where each rank's time went in it, for a product: multiply, read, wait, sum, rest."""
+    tiles: TileCount | None = None
+    """What the tile kernels of a product loaded on all workers, counted as they ran; None where
+    they cannot be looked into, as BLAS."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tiling.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return self.tiling.placements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, counted once."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of each rank's block."""
+        shapes = (self.tiling.block_shape(at) for at in self.tiling.coordinates())
+        return tuple(prod(shape) * self.dtype.itemsize for shape in shapes)
+
+    @cached_property
+    def anchors(self) -> tuple[Future[Any], ...]:
+        """Per rank an empty task after its block: what reads the block past Dask depends on it."""
+        submit = self.mesh.cluster.submit
+        return tuple(submit(slot_of(b), anchor, b, name="anchor", beside=True) for b in self.blocks)
+
+    @property
+    def T(self) -> "ShardedArray":
+        """The transposed matrix: every block seen the other way round, where it lies."""
+        if self.ndim != 2:
+            raise PlacementError(
+                f"only a matrix is transposed, this array has {self.ndim} dimensions {self.shape}"
+            )
+        turned = (Shard(1 - p.dim) if isinstance(p, Shard) else p for p in self.tiling.placements)
+        cluster = self.mesh.cluster
+        blocks = [cluster.submit(slot_of(b), _transposed, b, name="transpose") for b in self.blocks]
+        tiling = Tiling(self.shape[::-1], self.mesh.shape, tuple(turned))
+        return ShardedArray(self.mesh, tiling, self.dtype, tuple(blocks), "transpose")
+
+    def to_dask(self) -> "da.Array":
+        """A dask.array of the blocks where they are: a chunk per block, of replicas one.
+
+        Nothing moves, and the blocks live as long as the dask.array does. Compute it with the
+        mesh's client. Raises PlacementError for Partial(): partial sums are no blocks.
+        """
+        import dask.array as da
+
+        if Partial() in self.placements:
+            raise PlacementError(
+                f"an array placed as {self.placements} has partial sums on its ranks, not blocks; "
+                f"td.redistribute it to Replicate() or a Shard first"
+            )
+        self.mesh.cluster.again(self.blocks)
+        blocks: dict[Region, Future[Any]] = {}
+        for at, block in zip(self.tiling.coordinates(), self.blocks, strict=True):
+            blocks.setdefault(self.tiling.region(at), block)
+        # along each dimension, where the intervals that are not empty begin and end
+        edges = [
+            sorted({at for a, b in ends if a < b for at in (a, b)}) or [0, 0]
+            for ends in zip(*blocks, strict=True)
+        ]
+        name = f"tiledask_blocks-{tokenize([str(block.key) for block in self.blocks])}"
+        graph = {
+            (name, *(e.index(a) for e, (a, _) in zip(edges, region, strict=True))): block
+            for region, block in blocks.items()
+            if self.nbytes == 0 or all(a < b for a, b in region)
+        }
+        chunks = tuple(tuple(b - a for a, b in pairwise(e)) for e in edges)
+        meta = namespace(self.mesh.cluster.backend).empty((0,) * self.ndim, self.dtype)
+        return da.Array(graph, name, chunks, meta=meta)
+
+    def __matmul__(self, other: "ShardedArray") -> "ShardedArray":
+        return operators["@"](self, other)
+
+    def __repr__(self) -> str:
+        return (
+            f"ShardedArray({'x'.join(map(str, self.shape))} {self.dtype}, mesh {self.mesh.shape}, "
+            f"{', '.join(map(repr, self.placements))})"
+        )
+
+    def _repr_html_(self) -> str:
+        blocks = zip(self.tiling.coordinates(), self.block_bytes, strict=True)
+        rows = [
+            (
+                rank,
+                at,
+                " x ".join(f"{start}:{stop}" for start, stop in self.tiling.region(at)),
+                format_bytes(nbytes),
+            )
+            for rank, (at, nbytes) in enumerate(blocks)
+        ]
+        return html.table(("rank", "mesh", "holds", "bytes"), rows, repr(self))
+
+
+operators: dict[str, Callable[[ShardedArray, ShardedArray], ShardedArray]] = {}
+"""What computes A @ B: `tiledask.distributed.products.matmul` puts it here as it loads, which
+whatever makes the first array sees to."""
+
+
+def to_numpy(array: ShardedArray, timeout: float | None = None) -> np.ndarray:
+    """The whole array in this machine's memory; partial sums are summed in rank order.
+
+    Blocks come one after the other, so that there is room here for the array and two of them;
+    those of GPUs by way of their workers' host memory, and this process needs no GPU.
+    Raises DeadlineError after ``timeout`` seconds (default 300), ClusterLostError if a slot has
+    lost its worker; the array stays what it is, and can be asked for again.
+    """
+    if not isinstance(array, ShardedArray):
+        return off_device(array)
+    partial = [isinstance(p, Partial) for p in array.placements]
+    wanted = [
+        (rank, at)
+        for rank, at in enumerate(array.tiling.coordinates())
+        if all(
+            i == 0 or not isinstance(p, Replicate)
+            for i, p in zip(at, array.placements, strict=True)
+        )
+    ]
+    cluster, found = array.mesh.cluster, [array.blocks[rank] for rank, _ in wanted]
+    cluster.again(found)
+    whole = (
+        np.zeros(array.shape, array.dtype) if any(partial) else np.empty(array.shape, array.dtype)
+    )
+    places = (slices(array.tiling.region(at)) for _, at in wanted)
+    parts = _parts(found, [array.block_bytes[rank] for rank, _ in wanted])
+    for blocks in cluster.gather_parts(parts, f"collecting {array!r}", timeout):
+        while blocks:  # none is held when the next is fetched
+            where = next(places)
+            if any(partial):
+                whole[where] += blocks.pop(0)
+            else:
+                whole[where] = blocks.pop(0)
+    return whole
+
+
+def _parts(blocks: list[Future[Any]], sizes: list[int]) -> list[list[Future[Any]]]:
+    """``blocks`` in order, as many at a time as take no more bytes than the largest, or SLAB."""
+    parts: list[list[Future[Any]]] = []
+    most, room = max(SLAB, *sizes, 0), 0
+    for block, size in zip(blocks, sizes, strict=True):
+        if not parts or size > room:
+            parts.append([])
+            room = most
+        parts[-1].append(block)
+        room -= size
+    return parts
+
+
+def slices(region: Region) -> tuple[slice, ...]:
+    """``region`` as an index."""
+    return tuple(slice(start, stop) for start, stop in region)
+
+
+def _transposed(block: Any) -> Any:
+    return block.T
+
+
+def read_block(path: str, region: Region, dtype: str, backend: str) -> Any:
+    """One block, read from the spool (on the worker)."""
+    found, xp = as_dtype(dtype), namespace(backend)
+    block = xp.empty([stop - start for start, stop in region], found)
+    # the pages of a mapped file are this process's until it is unmapped: a slab of rows at a time
+    (first, last), *others = region or [(0, 1)]
+    across = max(1, block.nbytes // max(1, last - first))
+    for start, stop in pairwise([*range(first, last, max(1, SLAB // across)), last]):
+        whole = np.load(path, mmap_mode="r", allow_pickle=False)
+        whole = whole.view(found)  # bfloat16 is saved as bytes without a name
+        place = (slice(start - first, stop - first),) if region else ...
+        block[place] = xp.asarray(whole[slices(((start, stop), *others)) if region else ...])
+    return block
+
+
+def make_block(function: Callable[..., Any], region: Region, dtype: str, backend: str) -> Any:
+    """One block, made by ``function`` (on the worker)."""
+    block = namespace(backend).asarray(function(slices(region)), order="C")
+    if not np.can_cast(block.dtype, as_dtype(dtype), "same_kind"):
+        raise PlacementError(
+            f"the function gave {block.dtype} for an array of {dtype}, which would lose "
+            f"what is not {as_dtype(dtype).kind!r}; cast it in the function if you mean it"
+        )
+    block = block.astype(as_dtype(dtype), copy=False)
+    expected = tuple(stop - start for start, stop in region)
+    if block.shape != expected:
+        raise PlacementError(
+            f"the function gave a block of shape {block.shape} for the region {region}, which "
+            f"has shape {expected}; return exactly the slices it is called with"
+        )
+    return block

@@ -1,0 +1,147 @@
+"""Makes arrays whose blocks live on workers: from an array here, or by a function there.
+
+    distribute(a, mesh, (Shard(0), Shard(1)))
+        a  --save once-->  spool file  --each slot reads its region-->  one block per rank
+
+Blocks are made by tasks (from the file, or from a function), never scattered: when a worker
+dies, Dask runs the task again and the block is back.
+"""
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+# so that A @ B has what computes it, as soon as there is an array
+import tiledask.distributed.products.matmul  # noqa: F401
+from tiledask.distributed.arrays.array import ShardedArray, make_block, read_block
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.errors import DoesNotFitError, PlacementError
+from tiledask.plan.products.placement import Partial, Placement, Tiling
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import as_dtype
+from tiledask.tile.backend import to_numpy as off_device
+
+__all__ = [
+    "check_dtype",
+    "check_mesh",
+    "checked",
+    "distribute",
+    "from_function",
+    "refuse_large_blocks",
+]
+
+
+def distribute(
+    array: np.ndarray,
+    mesh: Mesh,
+    placements: Iterable[Placement],
+    *,
+    name: str = "block",
+    timeout: float | None = None,
+) -> ShardedArray:
+    """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
+
+    The array is copied once to the cluster's spool folder, so changing it later changes nothing.
+    Raises PlacementError for placements that the mesh or the shape does not allow.
+    """
+    check_mesh(mesh)
+    if isinstance(array, np.ma.MaskedArray):
+        raise PlacementError(
+            "a masked array has values that do not count, and blocks hold only values; "
+            "fill it first: array.filled(0)"
+        )
+    array = np.asarray(off_device(array))
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    tiling = Tiling(array.shape, mesh.shape, checked(placements))
+    check_dtype(array.dtype)
+    refuse_large_blocks(tiling, array.dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
+    path = mesh.cluster.keep(array)
+    blocks = [
+        mesh.cluster.submit(
+            rank,
+            read_block,
+            path,
+            tiling.region(at),
+            array.dtype.name,
+            mesh.cluster.backend,
+            name=name,
+        )
+        for rank, at in enumerate(tiling.coordinates())
+    ]
+    what = f"distributing {array.shape} over {mesh.shape}"
+    mesh.cluster.wait(blocks, what, timeout, cancel=True)
+    return ShardedArray(mesh, tiling, array.dtype, tuple(blocks), "distribute")
+
+
+def from_function(
+    function: Callable[[tuple[slice, ...]], Any],
+    shape: Iterable[int],
+    dtype: Any,
+    mesh: Mesh,
+    placements: Iterable[Placement],
+    *,
+    name: str = "block",
+    timeout: float | None = None,
+) -> ShardedArray:
+    """A ShardedArray whose blocks are made where they live: ``function(slices)`` of each region.
+
+    ``function`` must give the same block whenever it is called with the same slices (a lost
+    block is made again), in the shape of the slices; the result is cast to ``dtype``.
+    """
+    check_mesh(mesh)
+    tiling = Tiling(tuple(shape), mesh.shape, checked(placements))
+    dtype = as_dtype(dtype)
+    check_dtype(dtype)
+    refuse_large_blocks(tiling, dtype, room_of(mesh.cluster, alone=True, timeout=timeout))
+    backend = mesh.cluster.backend
+    blocks = [
+        mesh.cluster.submit(
+            rank, make_block, function, tiling.region(at), dtype.name, backend, name=name
+        )
+        for rank, at in enumerate(tiling.coordinates())
+    ]
+    mesh.cluster.wait(blocks, f"making {tiling.shape} on {mesh.shape}", timeout, cancel=True)
+    return ShardedArray(mesh, tiling, dtype, tuple(blocks), "from_function")
+
+
+def check_mesh(mesh: Any) -> None:
+    """None if ``mesh`` is a Mesh of a cluster that runs; else TypeError or ClusterLostError."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"arrays lie on a mesh, got {type(mesh).__name__}; td.Mesh(cluster, (2, 2)) makes one"
+        )
+    mesh.cluster.check_alive()
+
+
+def checked(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    """``placements`` as a tuple; PlacementError if one is Partial()."""
+    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
+    if any(isinstance(p, Partial) for p in placements):
+        raise PlacementError(
+            f"an array cannot be distributed as {placements}: its partial sums are not unique; "
+            f"Partial() is only what a product leaves behind. Use Shard(dim) or Replicate()"
+        )
+    return placements
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    """None if blocks can have elements of ``dtype``; else PlacementError."""
+    if dtype.kind not in "fiu" and dtype.name != "bfloat16":
+        raise PlacementError(
+            f"blocks hold real numbers (float16/32/64, bfloat16 or integers), got dtype {dtype}; "
+            f"convert first, for example with astype('float32')"
+        )
+
+
+def refuse_large_blocks(tiling: Tiling, dtype: np.dtype, room: Room) -> None:
+    """Raise DoesNotFitError, before anything runs, if a worker could not even hold its block."""
+    largest = max(prod(tiling.block_shape(at)) for at in tiling.coordinates()) * dtype.itemsize
+    if largest > room.bytes:
+        raise DoesNotFitError(
+            f"the largest block of {tiling.shape} {dtype} under {tiling.placements} has "
+            f"{format_bytes(largest)}, a worker may hold {room}; shard it over "
+            f"at least {-(-largest // max(1, room.bytes))} times as many ranks"
+        )

@@ -1,0 +1,85 @@
+"""Parts of blocks that went down with their worker: asked of Dask, which makes the blocks again.
+
+    run 1   a part is gone                 -> ask Dask for all parts, step aside (Reschedule)
+    run 2   they are not all there yet     -> step aside
+    run 3   they are                       -> go on with them
+
+A task that waited in its slot instead would keep out the very tasks that it waits for. So that
+Dask still knows how to make a block, a task depends on an `anchor` of every block it reads past
+Dask: a task of nothing but that block.
+"""
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from distributed import Future, Reschedule, get_client, wait
+
+from tiledask.errors import DeadlineError
+from tiledask.plan.products.placement import Region
+from tiledask.tile.backend import array_namespace
+
+__all__ = ["anchor", "recovered"]
+
+PATIENCE = 300.0
+"""Seconds until blocks must have been made again."""
+_STEP = 0.1  # seconds in the slot per run
+
+Wanted = tuple[str, int, Region]
+"""A part: the block's key, its slot, and where it lies in the block."""
+
+_asked: dict[str, tuple[float, dict[Wanted, Future[Any]]]] = {}
+"""What each task of this worker waits for, and since when."""
+
+
+def anchor(block: Any) -> None:
+    """Nothing; a task of this keeps Dask able to make ``block`` again."""
+
+
+def recovered(task: str, parts: Iterable[Wanted]) -> dict[Wanted, Any]:
+    """The ``parts`` for the running ``task``; raises Reschedule until they are there."""
+    parts = list(parts)
+    if not parts:
+        return {}
+    client, now = get_client(), time.monotonic()
+    for other in [name for name, (since, _) in _asked.items() if now - since > 2 * PATIENCE]:
+        del _asked[other]  # of tasks that were cancelled while they stood aside
+    if task not in _asked:
+        _asked[task] = now, {part: _ask(client, *part) for part in parts}
+    since, futures = _asked[task]
+    try:
+        wait(list(futures.values()), timeout=_STEP)
+    except TimeoutError:
+        if now - since < PATIENCE:
+            raise Reschedule from None
+        slots = sorted({slot for (_, slot, _), future in futures.items() if not future.done()})
+        del _asked[task]
+        raise DeadlineError(
+            f"blocks of slots {slots} went down with their worker and were not made again within "
+            f"{PATIENCE:g} s; look at the workers' output, or start a new cluster"
+        ) from None
+    del _asked[task]
+    found = {part: future.result(timeout=PATIENCE) for part, future in futures.items()}
+    # what Dask brings is not aligned, and then sums round differently
+    return {
+        part: np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
+        for part, x in found.items()
+    }
+
+
+def _ask(client: Any, key: str, slot: int, ends: Region) -> Future[Any]:
+    future: Future[Any] = client.submit(
+        _cut,
+        Future(key, client),
+        ends,
+        key=f"lost_part-{secrets.token_hex(16)}",
+        resources={f"beside{slot}": 1},
+        pure=False,
+    )
+    return future
+
+
+def _cut(block: Any, ends: Region) -> Any:
+    return array_namespace(block).ascontiguousarray(block[tuple(slice(*e) for e in ends)])

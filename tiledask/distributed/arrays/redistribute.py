@@ -1,0 +1,157 @@
+"""Moving an array from one placement to another: named collectives, counted.
+
+    rank 0  [piece 00] [piece 01]      send: cut a contiguous piece on its owner
+                 |          \\
+    rank 0  join(00, 10)    rank 1  join(01, 11)      join: place, or add in rank order
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distributed import Future
+
+from tiledask.distributed.arrays.array import Both, ShardedArray, slices
+from tiledask.distributed.cluster.cluster import Cluster, slot_of
+from tiledask.distributed.cluster.counters import counting
+from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
+from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
+from tiledask.tile.backend import array_namespace
+
+__all__ = ["Sender", "ends_within", "redistribute", "within"]
+
+
+def redistribute(
+    array: ShardedArray, placements: Iterable[Placement], *, timeout: float | None = None
+) -> ShardedArray:
+    """``array`` under other placements; ``.made_by`` names the collective, ``.traffic`` counts it.
+
+    Shard -> Replicate is an all_gather, Partial -> Shard a reduce_scatter, Partial -> Replicate an
+    all_reduce (done as a reduce_scatter and an all_gather), Shard -> Shard an all_to_all;
+    Replicate -> Shard moves nothing. Sums are taken in rank order: the same bits every time.
+    """
+    if not isinstance(array, ShardedArray):
+        raise TypeError(
+            f"redistribute moves a sharded array, got {type(array).__name__}; "
+            f"td.distribute(x, mesh, placements) makes one"
+        )
+    placements = (placements,) if isinstance(placements, Placement) else tuple(placements)
+    target = Tiling(array.shape, array.mesh.shape, placements)
+    name = collective(array.tiling, target)
+    halfway = _reduced(array.tiling, target)
+    stops = [target] if halfway is None else [halfway, target]
+
+    cluster, source = array.mesh.cluster, array.tiling
+    plans = []
+    for stop in stops:
+        plans.append((source, stop, redistribution(source, stop)))
+        source = stop
+    predicted = [traffic_of(cluster.slots, pieces, array.dtype.itemsize) for *_, pieces in plans]
+    with counting(cluster, timeout) as counted:
+        blocks: Sequence[Future[Any]] = array.blocks
+        for old, new, pieces in plans:
+            blocks = _exchange(cluster, blocks, old, new, pieces, name)
+        cluster.wait(blocks, f"{name} of {array!r}", timeout, cancel=True)
+    return ShardedArray(
+        array.mesh,
+        target,
+        array.dtype,
+        tuple(blocks),
+        name,
+        traffic=Both(sum(predicted[1:], predicted[0]), counted.traffic),
+        seconds=counted.seconds,
+    )
+
+
+def _reduced(source: Tiling, target: Tiling) -> Tiling | None:
+    """Where an all_reduce stands after its reduce_scatter; None if there is no all_reduce.
+
+    Each rank adds up one part of the array and then the parts are gathered: 2(n-1)/n of the
+    array per rank instead of n-1 times the array. Needs a dimension that no axis splits yet.
+    """
+    taken = {p.dim for p in (*source.placements, *target.placements) if isinstance(p, Shard)}
+    free = [d for d in range(len(source.shape)) if d not in taken]
+    halfway = list(target.placements)
+    for axis, (old, new) in enumerate(zip(source.placements, target.placements, strict=True)):
+        if isinstance(old, Partial) and isinstance(new, Replicate):
+            if not free:
+                return None
+            halfway[axis] = Shard(max(free, key=lambda d: source.shape[d]))
+    return None if halfway == list(target.placements) else source.replaced(*halfway)
+
+
+class Sender:
+    """Sends pieces of blocks; every piece is cut once, by its owner.
+
+    Each destination gets a Future of its own, made on the owner: Dask would otherwise let it
+    fetch the piece from whichever worker has a copy by then, or find a copy that an earlier
+    operation left, and the bytes from rank to rank would be anybody's guess.
+    """
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster, self.name = cluster, name
+        self._cut: dict[tuple[Any, ...], Future[Any]] = {}
+
+    def send(self, block: Future[Any], where: tuple[slice, ...]) -> Future[Any]:
+        """``block[where]`` as a Future for one destination."""
+        key = (block.key, *((s.start, s.stop) for s in where))
+        if key not in self._cut:
+            self._cut[key] = self.cluster.submit(
+                slot_of(block), _cut, block, where, name="cut", beside=True
+            )
+        return self.cluster.submit(
+            slot_of(block), _same, self._cut[key], name=f"send_{self.name}", beside=True
+        )
+
+
+def _exchange(
+    cluster: Cluster,
+    blocks: Sequence[Future[Any]],
+    old: Tiling,
+    new: Tiling,
+    pieces: list[Piece],
+    name: str,
+) -> list[Future[Any]]:
+    """The new block of every rank: its pieces, cut where they are and joined where they go."""
+    here = old.regions
+    sender, joined = Sender(cluster, name), []
+    for rank, at in enumerate(new.coordinates()):
+        mine = [p for p in pieces if p.destination == rank]
+        parts = [sender.send(blocks[p.source], within(p.region, here[p.source])) for p in mine]
+        where = [within(p.region, new.region(at)) for p in mine]
+        joined.append(
+            cluster.submit(rank, _join, new.block_shape(at), where, blocks[rank], *parts, name=name)
+        )
+    return joined
+
+
+def within(region: Region, block: Region) -> tuple[slice, ...]:
+    """``region`` of the whole array as an index into ``block``."""
+    return slices(ends_within(region, block))
+
+
+def ends_within(region: Region, block: Region) -> Region:
+    """``region`` of the whole array, counted from the start of ``block``."""
+    return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, block, strict=True))
+
+
+def _cut(block: Any, where: tuple[slice, ...]) -> Any:
+    """The piece itself: the block if that is all of it, else a contiguous copy."""
+    piece = block[where]
+    return block if piece.shape == block.shape else piece.copy()
+
+
+def _same(piece: Any) -> Any:
+    return piece
+
+
+def _join(shape: tuple[int, ...], where: list[tuple[slice, ...]], like: Any, *parts: Any) -> Any:
+    """A new block with every part at its place; parts for the same place are added in order."""
+    block, begun = array_namespace(like).empty(shape, like.dtype), set()
+    for index, part in zip(where, parts, strict=True):
+        place = tuple((s.start, s.stop) for s in index)
+        if place in begun:
+            block[index] += part
+        else:  # assigned, not added to zero: the sign of a zero stays
+            block[index] = part
+            begun.add(place)
+    return block

@@ -1,0 +1,33 @@
+"""Checkpoints: arrays by name, written under one layout and read under another.
+
+pieces.py    what a rank holds of an array: boxes of it
+index.py     which box is in which file, with its checksums
+write.py     save_checkpoint: all ranks write at once; whole or not there at all
+read.py      open_checkpoint: the newest whole one; each rank reads its pieces, and checks them
+
+    step-00000040/               made under another name and renamed when all is on the disk
+      index.json                 shapes, types, boxes, checksums, and what the caller adds
+      rank-0-0.npy ...           a box each, as numpy.load reads it
+
+A step of an optimizer goes in and out by TrainState.flat() and TrainState.of().
+"""
+
+from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox
+from tiledask.distributed.checkpoints.pieces import Box, Flat, TensorSlice, sharded, whole
+from tiledask.distributed.checkpoints.read import Checkpoint, open_checkpoint, steps_in
+from tiledask.distributed.checkpoints.write import save_checkpoint
+
+__all__ = [
+    "Box",
+    "Checkpoint",
+    "Flat",
+    "Index",
+    "Stored",
+    "StoredBox",
+    "TensorSlice",
+    "open_checkpoint",
+    "save_checkpoint",
+    "sharded",
+    "steps_in",
+    "whole",
+]

@@ -1,0 +1,176 @@
+"""What a rank holds of an array: boxes of it, and where in its own array each of them is.
+
+                              0 1 2 3 4 5
+TensorSlice  rows 0..2,       . . x x . x        its local array is 2 x 3:   x x x
+             columns 2..4, 5  . . x x . x                                    x x x
+
+Flat         numbers 4 .. 9   . . . . x x        its local array is a row:   x x x x x
+             row by row       x x x . . .
+
+A TensorSlice is what tensor parallelism cuts; a Flat is what ZeRO shards.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from tiledask.errors import CheckpointError
+from tiledask.plan.collectives.shards import Interval, Shards
+
+__all__ = ["Box", "Flat", "TensorSlice", "extents", "overlap", "sharded", "whole", "within"]
+
+Box = tuple[Interval, ...]
+"""(start, stop) along each axis; () is the one element of an array without axes."""
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """Some indices along every axis of an array of ``shape``: one tuple of intervals per axis.
+
+    >>> piece = TensorSlice((4, 6), (((0, 2),), ((2, 4), (5, 6))))
+    >>> piece.local_shape, piece.boxes
+    ((2, 3), (((0, 2), (2, 4)), ((0, 2), (5, 6))))
+    """
+
+    shape: tuple[int, ...]
+    """The shape of the whole array."""
+    parts: tuple[tuple[Interval, ...], ...]
+    """Intervals by axis, in the order in which they are in the local array."""
+
+    def __post_init__(self) -> None:
+        right = len(self.parts) == len(self.shape) and all(
+            0 <= a < b <= n for n, part in zip(self.shape, self.parts, strict=True) for a, b in part
+        )
+        if not right:
+            raise CheckpointError(
+                f"a piece of an array of shape {self.shape} has intervals start < stop inside it "
+                f"for each of its {len(self.shape)} axes, got {self.parts}; an axis of which "
+                f"nothing is held has none: ()"
+            )
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return tuple(sum(b - a for a, b in part) for part in self.parts)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(product(*self.parts))
+
+    def views(self, local: Any) -> Iterator[tuple[Box, Any]]:
+        """(box, the view of ``local`` that holds it)."""
+        for box, place in zip(self.boxes, product(*map(_places, self.parts)), strict=True):
+            yield box, local[(*place, ...)]  # with ..., of an array without axes a view too
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Numbers ``start`` .. ``stop`` of an array of ``shape``, row by row; a local array of one axis.
+
+    >>> Flat((2, 6), 4, 9).boxes
+    (((0, 1), (4, 6)), ((1, 2), (0, 3)))
+    """  # noqa: E501
+
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop <= prod(self.shape):
+            raise CheckpointError(
+                f"an array of shape {self.shape} has numbers 0..{prod(self.shape)}, got "
+                f"{self.start}..{self.stop}"
+            )
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return (self.stop - self.start,)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(_boxes(self.shape, self.start, self.stop))
+
+    def views(self, local: Any) -> Iterator[tuple[Box, Any]]:
+        """(box, the view of ``local`` that holds it)."""
+        at = 0
+        for box in self.boxes:
+            size = prod(extents(box))
+            yield box, local[at : at + size].reshape(extents(box))
+            at += size
+
+
+def whole(shape: tuple[int, ...]) -> TensorSlice:
+    """All of an array, as each replica holds it.
+
+    >>> whole((4, 6)).boxes
+    (((0, 4), (0, 6)),)
+    """
+    return TensorSlice(tuple(shape), tuple(((0, n),) if n else () for n in shape))
+
+
+def sharded(shape: tuple[int, ...], dim: int, shards: Shards, rank: int) -> TensorSlice:
+    """What number ``rank`` holds of an array whose dimension ``dim`` is sharded.
+
+    >>> from tiledask.plan.collectives.shards import even_shards
+    >>> sharded((4, 6), 1, even_shards(6, 4), 3).boxes
+    (((0, 4), (5, 6)),)
+    """
+    parts = list(whole(shape).parts)
+    if shards.extent != shape[dim]:
+        raise CheckpointError(
+            f"dimension {dim} of shape {shape} has {shape[dim]} indices, and the shards are of "
+            f"{shards.extent}; make them for this dimension"
+        )
+    parts[dim] = shards.parts[rank]
+    return TensorSlice(tuple(shape), tuple(parts))
+
+
+def extents(box: Box) -> tuple[int, ...]:
+    """The shape of a box."""
+    return tuple(stop - start for start, stop in box)
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """What both boxes hold; None if nothing.
+
+    >>> overlap(((0, 4), (0, 3)), ((2, 6), (1, 9)))
+    ((2, 4), (1, 3))
+    """
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return both if all(a < b for a, b in both) else None
+
+
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
+    """Where ``box`` is in an array that holds ``outer``."""
+    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer, strict=True))
+
+
+def _places(part: tuple[Interval, ...]) -> Iterator[slice]:
+    at = 0
+    for start, stop in part:
+        yield slice(at, at + stop - start)
+        at += stop - start
+
+
+def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Boxes that hold numbers start .. stop row by row, in this order: two for each axis or fewer."""  # noqa: E501
+    if start >= stop:
+        return
+    if len(shape) <= 1:
+        yield ((start, stop),) if shape else ()
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:  # inside of one row
+        yield from _in_row(shape, last, start - last * row, stop - last * row)
+        return
+    yield from _in_row(shape, first - 1, start - (first - 1) * row, row if start % row else 0)
+    if first < last:
+        yield ((first, last), *((0, n) for n in shape[1:]))
+    yield from _in_row(shape, last, 0, stop - last * row)
+
+
+def _in_row(shape: tuple[int, ...], at: int, start: int, stop: int) -> Iterator[Box]:
+    for box in _boxes(shape[1:], start, stop):
+        yield ((at, at + 1), *box)

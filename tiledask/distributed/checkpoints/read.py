@@ -1,0 +1,239 @@
+"""Opening and reading: the newest whole checkpoint, and of it what one rank asks for.
+
+    stored   |   rank 0   |   rank 1   |        each rank reads the slabs that its own boxes
+    asked    |  0  |   1   |  2  |  3  |        touch, checks them, and copies its part out
+
+A rank holds what it asked for and one slab, never the whole model.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, in_file, read_index
+from tiledask.distributed.checkpoints.pieces import (
+    Box,
+    Flat,
+    TensorSlice,
+    extents,
+    overlap,
+    whole,
+    within,
+)
+from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
+from tiledask.distributed.out_of_core.stored_npy import look
+from tiledask.errors import CheckpointError
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import as_dtype
+
+__all__ = ["Checkpoint", "open_checkpoint", "steps_in"]
+
+
+@dataclass(frozen=True, repr=False)
+class Checkpoint:
+    """A checkpoint on the disk; nothing is loaded."""
+
+    path: Path
+    index: Index
+
+    @property
+    def step(self) -> int:
+        return self.index.step
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What was saved along."""
+        return self.index.about
+
+    @property
+    def arrays(self) -> dict[str, Stored]:
+        """Shapes and types by name."""
+        return self.index.arrays
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(each.nbytes for each in self.arrays.values())
+
+    def whole(self) -> dict[str, TensorSlice]:
+        """Pieces that ask for all of it."""
+        return {name: whole(each.shape) for name, each in self.arrays.items()}
+
+    def read(self, pieces: Mapping[str, TensorSlice | Flat] | None = None) -> dict[str, np.ndarray]:
+        """New arrays in host memory by name, in the shapes of these pieces; all, if left out.
+
+        Bit for bit what was saved. Raises CheckpointError where a name is not there, a shape is
+        another, or a file is damaged; nothing that has not passed its checksum comes back.
+        """
+        return {name: self._array(name, piece) for name, piece in self._asked(pieces).items()}
+
+    def cost(self, pieces: Mapping[str, TensorSlice | Flat] | None = None) -> int:
+        """Bytes that `read` reads: whole slabs."""
+        total = 0
+        for name, piece in self._asked(pieces).items():
+            size = as_dtype(self.arrays[name].dtype).itemsize
+            for box in piece.boxes:
+                for part, _ in _touched(self.arrays[name], box):
+                    total += sum(n * size for _, n in _slabs(part, box))
+        return total
+
+    def verify(self) -> int:
+        """Bytes read, once every file has passed its checksums; CheckpointError if one has not."""
+        read = 0
+        for stored in self.arrays.values():
+            for part in stored.parts:
+                for _, lines in self._lines(stored, part, part.box):
+                    read += lines.nbytes
+        return read
+
+    def _asked(
+        self, pieces: Mapping[str, TensorSlice | Flat] | None
+    ) -> Mapping[str, TensorSlice | Flat]:
+        pieces = self.whole() if pieces is None else pieces
+        for name, piece in pieces.items():
+            if name not in self.arrays:
+                near = get_close_matches(name, self.arrays, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise CheckpointError(
+                    f"{self} has no array {name!r}; {hint}.arrays lists those it has"
+                )
+            if tuple(piece.shape) != self.arrays[name].shape:
+                raise CheckpointError(
+                    f"{name!r} of {self} is {list(self.arrays[name].shape)}, the piece is of an "
+                    f"array of {list(piece.shape)}; the model is another one"
+                )
+        return pieces
+
+    def _array(self, name: str, piece: TensorSlice | Flat) -> np.ndarray:
+        stored = self.arrays[name]
+        local = np.empty(piece.local_shape, as_dtype(stored.dtype))
+        raw = local.view(in_file(stored.dtype))
+        for box, view in piece.views(raw):
+            for part, both in _touched(stored, box):
+                for at, lines in self._lines(stored, part, both):
+                    here = overlap(both, at)
+                    assert here is not None  # _lines gives the slabs that the box touches
+                    view[within(here, box)] = lines[within(here, at)]
+                    del lines  # or the next file's first slab would be a second one in memory
+        return local
+
+    def _lines(self, stored: Stored, part: StoredBox, box: Box) -> Iterator[tuple[Box, np.ndarray]]:
+        """(box, its numbers, checked) of every slab of ``part`` that ``box`` touches.
+
+        The numbers are there until the next slab is read into their place.
+        """
+        path, dtype = self.path / part.file, in_file(stored.dtype)
+        slab = prod(extents(_slab_box(part, 0)))
+        buffer = np.empty(slab, dtype)
+        try:
+            # unbuffered: a file system's blocks, and so a buffer, may be as large as a slab
+            with open(path, "rb", buffering=0) as file:
+                self._check_header(file, part, dtype)
+                for number, size in _slabs(part, box):
+                    file.seek(part.offset + number * slab * dtype.itemsize)
+                    lines = buffer[:size]
+                    got = _fill(file, lines.data.cast("B"))
+                    if got < lines.nbytes or zlib.crc32(lines.data) != part.checksums[number]:
+                        what = "does not have its checksum"
+                        if got < lines.nbytes:
+                            what = f"has {got} of {lines.nbytes} bytes"
+                        raise CheckpointError(
+                            f"{path} is damaged: slab {number} {what}; {self} cannot be read "
+                            f"whole: open an earlier step with step="
+                        )
+                    at = _slab_box(part, number)
+                    yield at, lines.reshape(extents(at))
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error.strerror}; {self} is not whole: open an earlier "
+                f"step with step="
+            ) from None
+
+    def _check_header(self, file: Any, part: StoredBox, dtype: np.dtype) -> None:
+        wanted = extents(part.box), False, dtype, part.offset
+        found: object
+        try:
+            found = look(file)[:-1]
+        except ValueError as error:
+            found = error
+        if found != wanted:
+            raise CheckpointError(
+                f"{self.path / part.file} is damaged: its header says {found} and the index "
+                f"{wanted}; {self} cannot be read whole: open an earlier step with step="
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"Checkpoint(step {self.step}, {len(self.arrays)} arrays, "
+            f"{format_bytes(self.nbytes)}, {str(self.path)!r})"
+        )
+
+
+def open_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
+    """The checkpoint of ``step`` in a folder; left out, the newest. Only its index is read.
+
+    A save that was not finished is never taken for a checkpoint. Raises CheckpointError if there
+    is none, or if the index is damaged.
+    """
+    there = steps_in(folder)
+    if not there or (step is not None and step not in there):
+        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        has = f"steps {', '.join(map(str, there))}" if there else "none"
+        torn = [p.name for p in Path(folder).glob(f"step-*{UNFINISHED}")]
+        rest = f", and {', '.join(torn)} that was never finished" if torn else ""
+        raise CheckpointError(f"there is not {wanted} in {folder}: it has {has}{rest}")
+    path = folder_of(folder, there[-1] if step is None else step)
+    return Checkpoint(path, read_index(path))
+
+
+def steps_in(folder: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The steps that were saved whole in a folder, in rising order."""
+    found = (re.fullmatch(r"step-(\d{8,})", path.name) for path in Path(folder).glob("step-*"))
+    return tuple(sorted(int(match[1]) for match in found if match))
+
+
+def _fill(file: Any, into: memoryview) -> int:
+    """Bytes read: as many as there is room for, unless the file ends before."""
+    done = 0
+    while done < len(into) and (more := file.readinto(into[done:])):
+        done += more
+    return done
+
+
+def _touched(stored: Stored, box: Box) -> Iterator[tuple[StoredBox, Box]]:
+    """(part, what it has of ``box``) of the parts that have anything of it."""
+    for part in stored.parts:
+        both = overlap(part.box, box)
+        if both is not None:
+            yield part, both
+            if both == box:  # several may hold it: one is enough
+                return
+
+
+def _slabs(part: StoredBox, box: Box) -> Iterator[tuple[int, int]]:
+    """(number, elements) of the slabs of ``part`` that ``box``, which it overlaps, touches."""
+    both = overlap(part.box, box)
+    if not part.box:
+        yield 0, 1
+        return
+    if both is None:
+        return
+    first = part.box[0][0]
+    for number in range((both[0][0] - first) // part.rows, -(-(both[0][1] - first) // part.rows)):
+        yield number, prod(extents(_slab_box(part, number)))
+
+
+def _slab_box(part: StoredBox, number: int) -> Box:
+    if not part.box:
+        return ()
+    (start, stop), *rest = part.box
+    low = start + number * part.rows
+    return ((low, min(stop, low + part.rows)), *rest)

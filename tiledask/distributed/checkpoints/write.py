@@ -1,0 +1,251 @@
+"""Saving: every rank writes its part at once, and the checkpoint is whole or not there at all.
+
+    rank 0    says ---.  writes its boxes ---.  index, to the disk, rename ---.
+    rank 1    says ---+  writes its boxes ---+                                +--- done
+    rank 2    says ---'  writes its boxes ---'                                '
+              what it holds                  checksums
+
+What several ranks hold is written by one of them: of those that hold the same box, by the one
+that has least to write so far. Until the rename the folder has a name that nobody opens.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.checkpoints.index import (
+    Index,
+    Stored,
+    StoredBox,
+    check_cover,
+    in_file,
+    rows_of,
+    write_index,
+)
+from tiledask.distributed.checkpoints.pieces import Box, Flat, TensorSlice, extents, whole
+from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.stored_npy import sync
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.errors import CheckpointError
+from tiledask.tile.backend import to_numpy
+
+__all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
+
+UNFINISHED = ".unfinished"
+_BLOCK = 4096
+"""Bytes on the disk, at least, of a folder or an index."""
+Boxes = tuple[tuple[int, ...], str, tuple[Box, ...]]
+"""(shape of the array, its type, boxes of it)."""
+Held = dict[str, Boxes]
+"""What one rank holds, by name."""
+
+
+def folder_of(folder: str | os.PathLike[str], step: int) -> Path:
+    """The path of the checkpoint of a step.
+
+    >>> folder_of("runs/a", 40).name
+    'step-00000040'
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise CheckpointError(f"a step is a whole number of 0 or more, got {step!r}")
+    return Path(folder) / f"step-{step:08d}"
+
+
+def save_checkpoint(
+    rank: Rank,
+    folder: str | os.PathLike[str],
+    step: int,
+    arrays: Mapping[str, Any],
+    pieces: Mapping[str, TensorSlice | Flat] | None = None,
+    about: dict[str, Any] | None = None,
+) -> Path:
+    """The folder of the checkpoint, once all of it is on the disk; called by all ranks of a run.
+
+    rank
+        What the rank program was given; all its ranks share ``folder``, by one file system.
+    arrays
+        What this rank holds, by name; ranks of other pipeline stages hold other names.
+    pieces
+        Which part of the array of this name that is; whole arrays if left out.
+    about
+        What goes along: the loss scale, the seed of the data, the loss. JSON holds it; of several
+        ranks' that of rank 0 counts.
+
+    All ranks raise CheckpointError if the step is there already, if two ranks disagree about an
+    array's shape or type, or if they do not hold all of it together.
+
+    >>> import tempfile
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.checkpoints import open_checkpoint
+    >>> def program(rank, folder):
+    ...     mine = {"w": np.full(2, rank.index)}
+    ...     piece = TensorSlice((4,), (((2 * rank.index, 2 * rank.index + 2),),))
+    ...     return save_checkpoint(rank, folder, 7, mine, {"w": piece}).name
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run_threads(program, 2, folder).results
+    ...     open_checkpoint(folder).read({"w": whole((4,))})["w"].tolist()
+    ['step-00000007', 'step-00000007']
+    [0, 0, 1, 1]
+    """
+    pieces = {name: whole(a.shape) for name, a in arrays.items()} if pieces is None else pieces
+    final = folder_of(folder, step)
+    partial = final.with_name(final.name + UNFINISHED)
+    with rank.label("checkpoint"):
+        everyone = rank.group()
+        held = _told(everyone, _held(arrays, pieces))
+        mine = _assigned(
+            [
+                {
+                    name: (
+                        tuple(shape),
+                        dtype,
+                        tuple(tuple((a, b) for a, b in box) for box in boxes),
+                    )
+                    for name, (shape, dtype, boxes) in each.items()
+                }
+                for each in held
+            ]
+        )
+        if rank.index == 0:
+            _make_room(final, partial)
+        everyone.barrier()
+        written = _write(partial, rank.index, arrays, pieces, mine[rank.index])
+        every = _told(everyone, written)
+        if rank.index == 0:
+            _finish(partial, final, Index(step, _stored(held, every), about or {}))
+        everyone.barrier()
+    return final
+
+
+def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice | Flat]) -> Held:
+    if set(arrays) != set(pieces):
+        odd = sorted(set(arrays) ^ set(pieces))[0]
+        raise CheckpointError(
+            f"every array has a piece that says which part it is; {odd!r} is on one side only"
+        )
+    held = {}
+    for name, array in arrays.items():
+        piece = pieces[name]
+        if tuple(array.shape) != piece.local_shape:
+            raise CheckpointError(
+                f"{name!r} is an array of {list(array.shape)}, and its piece says "
+                f"{list(piece.local_shape)} of {list(piece.shape)}; make the piece for this rank"
+            )
+        held[name] = piece.shape, array.dtype.name, piece.boxes
+    return held
+
+
+def _told(everyone: Group, mine: Any) -> list[Any]:
+    """What all ranks say, by rank: JSON, gathered as bytes."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    ends = np.cumsum([0, *everyone.all_gather(np.array([text.size]))])
+    texts = everyone.all_gather(text).tobytes()
+    return [json.loads(texts[a:b]) for a, b in pairwise(ends)]
+
+
+def _assigned(held: list[Held]) -> list[set[tuple[str, Box]]]:
+    """The boxes that each rank writes; every box once, and who has least gets the next."""
+    holders: dict[tuple[str, Box], list[int]] = {}
+    known: dict[str, tuple[int, tuple[tuple[int, ...], str]]] = {}
+    for rank, each in enumerate(held):
+        for name, (shape, dtype, boxes) in each.items():
+            first, fact = known.setdefault(name, (rank, (shape, dtype)))
+            if fact != (shape, dtype):
+                raise CheckpointError(
+                    f"{name!r} is {fact[1]} {list(fact[0])} on rank {first} and {dtype} "
+                    f"{list(shape)} on rank {rank}; one name is one array"
+                )
+            for box in boxes:
+                holders.setdefault((name, box), []).append(rank)
+    boxes_of: dict[str, list[Box]] = {name: [] for name in known}
+    for name, box in holders:
+        boxes_of[name].append(box)
+    for name, (_, (shape, _)) in known.items():
+        check_cover(name, shape, boxes_of[name])
+    load = [0] * len(held)
+    assigned: list[set[tuple[str, Box]]] = [set() for _ in held]
+    sizes = {key: prod(extents(key[1])) for key in holders}
+    for (name, box), ranks in sorted(holders.items(), key=lambda item: -sizes[item[0]]):
+        writer = min(ranks, key=lambda rank: (load[rank], rank))
+        load[writer] += sizes[name, box]
+        assigned[writer].add((name, box))
+    return assigned
+
+
+def _make_room(final: Path, partial: Path) -> None:
+    if final.exists():
+        raise CheckpointError(
+            f"{final} is there already; a step is saved once: remove it, or save to another folder"
+        )
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    with writing(final, lambda: _BLOCK, CheckpointError):
+        partial.mkdir(parents=True)
+
+
+def _write(
+    folder: Path,
+    rank: int,
+    arrays: Mapping[str, Any],
+    pieces: Mapping[str, TensorSlice | Flat],
+    mine: set[tuple[str, Box]],
+) -> list[tuple[str, StoredBox]]:
+    """(name, part) of each box that this rank has written, once they are on the disk."""
+    written: list[tuple[str, StoredBox]] = []
+    for name, local in arrays.items():
+        for box, view in pieces[name].views(local):
+            if (name, box) in mine:
+                path = folder / f"rank-{rank}-{len(written)}.npy"
+                written.append((name, _write_box(path, box, view)))
+    return written
+
+
+def _write_box(path: Path, box: Box, view: Any) -> StoredBox:
+    host = to_numpy(view)
+    # one box of a copy: an axis may be cut; the index names types without their byte order
+    host = np.array(host, host.dtype.newbyteorder("="), order="C")
+    host = host.view(in_file(host.dtype))
+    with writing(path, lambda: host.nbytes, CheckpointError):
+        try:
+            with open(path, "wb") as file:
+                about = np.lib.format.header_data_from_array_1_0(host)
+                np.lib.format.write_array_header_1_0(file, about)
+                offset = file.tell()
+                file.write(host.data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+    lines = host.reshape(len(host) if host.ndim else 1, -1)
+    rows = rows_of(box, host.itemsize)
+    sums = tuple(zlib.crc32(lines[i : i + rows].data) for i in range(0, len(lines), rows))
+    return StoredBox(path.name, box, offset, rows, sums)
+
+
+def _stored(held: list[dict[str, Any]], every: list[list[Any]]) -> dict[str, Stored]:
+    parts: dict[str, list[StoredBox]] = {}
+    for written in every:
+        for name, part in written:
+            parts.setdefault(name, []).append(StoredBox(*part))
+    facts = {name: each for h in held for name, each in h.items()}
+    return {
+        name: Stored(tuple(shape), dtype, tuple(parts.get(name, ())))
+        for name, (shape, dtype, _) in sorted(facts.items())
+    }
+
+
+def _finish(partial: Path, final: Path, index: Index) -> None:
+    with writing(final, lambda: _BLOCK, CheckpointError):
+        sync(str(write_index(partial, index)))
+        sync(str(partial))
+        os.rename(partial, final)
+        sync(str(final.parent))

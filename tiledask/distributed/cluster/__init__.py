@@ -1,0 +1,18 @@
+"""Workers: started here or joined, given work by slot, watched, and what each of them may hold.
+
+start.py          start_cluster: GPU workers, or CPU workers
+worker.py         what a worker process loads before its first task
+cluster.py        Cluster: slots, tasks that are pinned to them, deadlines
+spool.py          the folder of the arrays that were distributed
+room.py           how much more a worker may hold, and by which rule
+host_memory.py    memory of a worker's process: held, capped, kept for the next block
+device_memory.py  memory of its GPU: one pool for everything
+device_arrays.py  how a GPU's arrays are serialized
+counters.py       bytes received and memory grown, while a block runs
+clocks.py         every worker's offset from the scheduler's clock
+progress.py       bars, from the workers' events
+"""
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)

@@ -1,0 +1,116 @@
+"""What time it is on the scheduler, known to every worker by asking it several times.
+
+    worker     before ------.               .------ after        offset = there - (before + after)/2
+    scheduler                '--- there ---'                     error <= (after - before)/2
+
+The answer was written somewhere between the two, so the shortest of several round trips says the
+most (Cristian 1989). An offset within its error is taken for none: workers on the scheduler's own
+machine read the same clock, and noise shall not make a result be used before it was made.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Worker
+
+from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.errors import DeadlineError
+
+__all__ = ["Clock", "now", "set_clocks", "time_there"]
+
+ROUNDS = 8
+"""Round trips of which the shortest counts."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How far the clock of a worker is from the scheduler's."""
+
+    offset: float
+    """Seconds to add to the worker's time; 0 if it cannot be told from 0."""
+    error: float
+    """Seconds by which the offset may be wrong: half of the shortest round trip."""
+
+    @classmethod
+    def of(cls, trips: list[tuple[float, float, float]]) -> "Clock":
+        """The Clock that round trips (before, there, after) tell.
+
+        >>> Clock.of([(0.0, 7.5, 1.0), (2.0, 7.25, 2.5)])
+        Clock(offset=5.0, error=0.25)
+        >>> Clock.of([(0.0, 0.75, 1.0)])
+        Clock(offset=0.0, error=0.5)
+        """
+        before, there, after = min(trips, key=lambda trip: trip[2] - trip[0])
+        offset, error = there - (before + after) / 2, (after - before) / 2
+        return cls(offset if abs(offset) > error else 0.0, error)
+
+
+def set_clocks(cluster: Cluster, timeout: float | None = None) -> tuple[Clock, ...]:
+    """The Clock of every slot's worker, which now tells the scheduler's time by `now`."""
+    time_there(cluster, timeout)
+    return tuple(cluster.run(_set, timeout=timeout))
+
+
+def time_there(cluster: Cluster, timeout: float | None = None) -> float:
+    """Seconds since 1970 on the scheduler, which answers its workers that question from now on."""
+    seconds = min(60.0, seconds_of(timeout))
+
+    async def ask() -> float:
+        return await asyncio.wait_for(cluster.client._run_on_scheduler(_answer), seconds)
+
+    try:
+        there: float = cluster.client.sync(ask)
+    except TimeoutError:
+        raise DeadlineError(
+            f"the scheduler did not tell the time within {seconds:g} s; it is frozen or gone. "
+            f"Start a new cluster"
+        ) from None
+    return there
+
+
+# -- on the scheduler and on the workers ----------------------------------------------------------
+
+_offset = 0.0
+
+
+def now() -> float:
+    """Seconds since 1970 by the scheduler's clock (in a worker whose clock was set)."""
+    return time.time() + _offset
+
+
+class _AsMeasured:
+    """What Dask adds to a worker's times when it draws them: the offset from here.
+
+    Dask's own comes from the last heartbeat, one round trip that may have been a slow one, and
+    would move transfers by milliseconds against the actions that wait for them.
+    """
+
+    def __get__(self, worker: Any, owner: Any = None) -> float:
+        return _offset
+
+    def __set__(self, worker: Any, value: float) -> None:
+        pass
+
+
+def _answer(dask_scheduler: Any) -> float:
+    dask_scheduler.handlers["tiledask_clock"] = _there
+    return _there()
+
+
+def _there() -> float:
+    return time.time()
+
+
+async def _set(dask_worker: Any) -> Clock:
+    global _offset
+    setattr(Worker, "scheduler_delay", _AsMeasured())  # noqa: B010 - Dask says float
+    trips = []
+    for _ in range(ROUNDS):
+        before = time.time()
+        there = await dask_worker.scheduler.tiledask_clock()
+        trips.append((before, there, time.time()))
+    clock = Clock.of(trips)
+    _offset = clock.offset
+    return clock

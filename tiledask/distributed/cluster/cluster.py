@@ -1,0 +1,510 @@
+"""Workers in numbered slots: give a slot work, wait for it with a deadline.
+
+One worker process per slot. Each carries a Dask *resource* named after its slot and each task
+asks for its slot's resource. Addresses and names will not do for pinning: a worker that dies
+comes back with another address, and Dask turns names into addresses at submit time, so work
+pinned by either waits for ever (dask/distributed issues 8600 and 7346). A resource follows the
+slot through a restart.
+"""
+
+import asyncio
+import contextlib
+import copy
+import operator
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from distributed import (
+    Client,
+    Future,
+    KilledWorker,
+    SpecCluster,
+    Status,
+    as_completed,
+    default_client,
+)
+from distributed.comm.core import CommClosedError
+from distributed.scheduler import NoValidWorkerError, NoWorkerError
+
+from tiledask.distributed.cluster import device_arrays
+from tiledask.distributed.cluster.spool import open_spool
+from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
+from tiledask.plan import html
+
+__all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of"]
+
+DEADLINE = 300.0
+"""Seconds a call waits for the cluster unless told otherwise."""
+RUNNING: list["Cluster"] = []
+"""The clusters of this process that are not closed, the newest last."""
+
+
+def _aligned(value: Any) -> Any:
+    """``value``, and if it is a NumPy array then aligned and contiguous in C or Fortran order.
+
+    Blocks that were sent or spilled come back unaligned, and then sums round differently.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    by_columns = value.flags.f_contiguous and not value.flags.c_contiguous
+    return np.require(value, requirements=["F" if by_columns else "C", "A"])
+
+
+def _enter(function: Callable[..., Any], *args: Any) -> Any:
+    """Every task starts here, on its worker."""
+    try:
+        return function(*map(_aligned, args))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # these would end the worker's thread, and the task would never be heard of again
+        raise RuntimeError(f"the task raised {type(error).__name__}: {error}") from None
+
+
+def seconds_of(timeout: float | None) -> float:
+    """Seconds to wait: ``timeout``, or DEADLINE for None."""
+    if timeout is None:
+        return DEADLINE
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or not 0 < timeout < float("inf"):
+        raise ConfigError(
+            f"a timeout is a number of seconds above 0, got {timeout!r}; None takes {DEADLINE:g}"
+        )
+    return float(timeout)
+
+
+def slot_of(future: Future[Any]) -> int:
+    """The slot that `Cluster.submit` gave ``future``; -1 for a future from elsewhere."""
+    slot: int = vars(future).get("slot", -1)
+    return slot
+
+
+def _lost_its_worker(future: Future[Any]) -> bool:
+    """Whether the failed ``future`` failed for want of a worker, and not by itself."""
+    error = future.exception(timeout=30)
+    return isinstance(error, KilledWorker | NoValidWorkerError | NoWorkerError)
+
+
+def _users_client_is_default() -> bool:
+    """Whether a client that is none of these clusters' is Dask's default."""
+    try:
+        found = default_client()
+    except ValueError:
+        return False
+    return all(cluster.client is not found for cluster in RUNNING)
+
+
+def _kill_workers(dask_cluster: SpecCluster) -> None:
+    """End every worker process at once; their nannies start no others."""
+    for nanny in dask_cluster.workers.values():
+        nanny.auto_restart = False
+        pid = getattr(getattr(nanny.process, "process", None), "pid", None)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Cluster:
+    """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
+
+    def __init__(
+        self,
+        dask_cluster: SpecCluster,
+        slots: int,
+        backend: str,
+        why: str,
+        memory_limit: int,
+        default: bool | None = None,
+    ) -> None:
+        self.dask_cluster = dask_cluster
+        self.slots = slots
+        self.backend = backend
+        """"numpy" or "cupy": what the blocks on the workers are."""
+        self.why = why
+        """Why these devices were chosen, one sentence."""
+        device_arrays.register(on_host=True)
+        try:
+            if default is None:
+                default = not _users_client_is_default()
+            # results come from workers' host memory by UCX too, and not onto a GPU of this process
+            families = ["dask", "pickle"]
+            self.client = Client(dask_cluster, set_as_default=default, serializers=families)
+            # Dask's client gathers messages for 10 ms before it sends them, which is most of the
+            # time of a small product
+            if self.client.scheduler_comm is not None:
+                self.client.scheduler_comm.interval = 0.001
+            self.spool, self._remove_spool = open_spool(self)
+            """Folder of the arrays that were distributed; workers make lost blocks again from
+            it, so it only grows until the cluster is closed. The folder of a client that was
+            killed goes when the next cluster starts."""
+        except BaseException:
+            dask_cluster.close(timeout=20)
+            raise
+        self._process = os.getpid()
+        self.counting = threading.Lock()
+        """Held while transfers and memory are counted: one operation at a time."""
+        self.transport = ""
+        """How blocks are read from other workers: "memory" or "comm"; empty until the first is."""
+        self.transport_why = ""
+        self.rates: dict[str, Any] = {}
+        """Element type -> its measured `tiledask.plan.products.cost.MachineRates`."""
+        self.memory_limit = memory_limit
+        """Bytes that a slot may hold: its cap, its share of a GPU, or its share of this machine."""
+        RUNNING.append(self)
+
+    # -- state ------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """ "GPU" or "CPU": what computes."""
+        return "GPU" if self.backend == "cupy" else "CPU"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its workers run, and are this process's."""
+        return os.getpid() == self._process and self.dask_cluster.status is Status.running
+
+    @property
+    def dashboard_link(self) -> str:
+        link: str = self.client.dashboard_link
+        return link
+
+    def _workers(self) -> dict[int, dict[str, Any]]:
+        """slot -> what the scheduler knows of the worker there now."""
+        self.check_alive()
+        info = self.client.scheduler_info(n_workers=-1)["workers"]
+        found = {}
+        for address, facts in info.items():
+            for name in facts.get("resources", {}):
+                if name.startswith("slot"):
+                    found[int(name[4:])] = {**facts, "address": address}
+        return found
+
+    def address(self, slot: int) -> str:
+        """Where the worker of ``slot`` listens now; it changes when the worker restarts."""
+        address: str = self.wait_for_slots([slot], 30.0)[slot]["address"]
+        return address
+
+    def check_alive(self) -> None:
+        """Raise ClusterLostError if this cluster is closed, or another process's."""
+        if os.getpid() != self._process:  # the threads that speak to the workers are not here
+            raise ClusterLostError(
+                f"the cluster is process {self._process}'s, and this is {os.getpid()}, forked from "
+                f"it; use it there, or start one here with td.start_cluster()"
+            )
+        if self.client.status != "running":
+            raise ClusterLostError(
+                f"the cluster is closed (client status {self.client.status!r}, needed 'running'); "
+                f"start a new one with td.start_cluster()"
+            )
+
+    def wait_for_slots(self, slots: Iterable[int], timeout: float) -> dict[int, dict[str, Any]]:
+        """slot -> what the scheduler knows of its worker, once all ``slots`` have one."""
+        wanted, deadline = set(slots), time.monotonic() + timeout
+        while True:
+            workers = self._workers()
+            missing = sorted(wanted - workers.keys())
+            if not missing:
+                return workers
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"waited {timeout:g} s for workers in {len(wanted)} slots, slots {missing} "
+                    f"have none; look at the workers' output above, or start a new cluster"
+                )
+            time.sleep(0.05)
+
+    # -- work -------------------------------------------------------------
+
+    def submit(
+        self,
+        slot: int,
+        function: Callable[..., Any],
+        *args: Any,
+        name: str = "task",
+        beside: bool = False,
+    ) -> Future[Any]:
+        """A Future of ``function(*args)``, run by the worker in ``slot`` and nowhere else.
+
+        A slot computes one task at a time. Tasks that only hand data over run ``beside``, one
+        at a time too, so that no other slot waits for them until a computation ends.
+        ``name`` is the task's name and colour on the dashboard. Futures among ``args`` whose slot
+        had lost its worker for too long are made ``again``.
+        """
+        self.check_alive()
+        self.again(x for x in args if isinstance(x, Future))
+        whole = hasattr(slot, "__index__") and not isinstance(slot, bool)
+        if not whole or not 0 <= slot < self.slots:
+            raise ConfigError(
+                f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
+                f"start_cluster(workers=...) makes more"
+            )
+        slot = operator.index(slot)
+        future = self.client.submit(
+            _enter,
+            function,
+            *args,
+            key=f"{name}-{uuid.uuid4().hex}",
+            resources={f"beside{slot}" if beside else f"slot{slot}": 1},
+            pure=False,
+        )
+        vars(future)["slot"] = slot
+        return future
+
+    def again(self, futures: Iterable[Future[Any]]) -> None:
+        """Have Dask try those of ``futures`` again that it gave up for want of a worker.
+
+        A slot that is empty for a minute, or that loses its worker each time a block is made
+        there, leaves the block in error. The way to make it is still known: once the slot is
+        back, nothing is lost. Futures that failed by themselves stay as they are.
+        """
+        lost = {f.key for f in futures if f.status == "error" and _lost_its_worker(f)}
+        if not lost:
+            return
+
+        async def retry() -> None:
+            for key in lost:  # before the scheduler's own news of them can come
+                if (state := self.client.futures.get(key)) is not None:
+                    state.retry()
+            if self.client.scheduler is not None:
+                await self.client.scheduler.retry(keys=list(lost), client=self.client.id)
+
+        self.client.sync(retry)
+
+    def wait(
+        self,
+        futures: Iterable[Future[Any]],
+        what: str,
+        timeout: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        cancel: bool = False,
+    ) -> None:
+        """Return when all ``futures`` are done; raise what the first failed one raised.
+
+        After ``timeout`` seconds (default DEADLINE) raises DeadlineError, which says ``what``
+        was awaited and from which slots. ``cancel``: if the wait ends early, by an error or an
+        interrupt too, the futures are cancelled. That is for tasks that the caller has just
+        submitted: of arrays that others hold, the blocks would be gone for good.
+        """
+        futures, seconds = list(futures), seconds_of(timeout)
+        self.check_alive()
+        if all(future.status == "finished" for future in futures):
+            return
+        try:
+            self._wait(futures, what, seconds, progress)
+        except BaseException:
+            if cancel:
+                with contextlib.suppress(Exception):  # of a closed client: nothing is left to stop
+                    self.client.cancel(futures, force=True)
+            self.check_alive()  # if it was closed meanwhile, say that
+            raise
+
+    def _wait(
+        self,
+        futures: list[Future[Any]],
+        what: str,
+        seconds: float,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        pending, count = {f.key: f for f in futures}, 0
+        done = as_completed(futures, loop=self.client.loop, timeout=seconds, raise_errors=False)
+        while True:
+            try:
+                future = next(done)
+            except StopIteration:
+                return
+            except TimeoutError:
+                late = self._late(pending.values(), what, seconds, len(futures))
+                raise DeadlineError(late) from None
+            if future.status in ("pending", "lost"):  # its worker died since; it is made again
+                done.add(future)
+                continue
+            pending.pop(future.key, None)
+            if future.status != "finished":
+                raise self._failure(future, what)
+            count += 1
+            if progress:
+                progress(count, len(futures))
+
+    def _failure(self, future: Future[Any], what: str) -> BaseException:
+        """What the failed ``future`` raised, and where."""
+        slot = slot_of(future)
+        if future.status == "cancelled":
+            self.check_alive()
+            return ClusterLostError(
+                f"{what}: task {future.key} was cancelled, and its result is gone; the cluster "
+                f"runs on: make what it belonged to again"
+            )
+        error = future.exception(timeout=30)
+        if isinstance(error, NoValidWorkerError | NoWorkerError):
+            return ClusterLostError(
+                f"{what}: slot {slot} or one that it waits for had no worker for "
+                f"{error.timeout:g} s; arrays are not lost by that: run it again when the slot "
+                f"is back, or start a new cluster"
+            )
+        if isinstance(error, KilledWorker):
+            words = str(error).splitlines()[0]
+            return ClusterLostError(
+                f"{what}: slot {slot} or one that it waits for lost its worker, or the task killed "
+                f"it each time it was tried ({words}); look at the memory it needs, then start a "
+                f"new cluster"
+            )
+        with contextlib.suppress(Exception):
+            # the client keeps its own as long as the future lives, and so would keep the frames
+            # that this one passes, and the future and blocks in them
+            error = copy.copy(error)
+        error.add_note(f"raised in slot {slot} during {what}")
+        raised: BaseException = error.with_traceback(future.traceback(timeout=30))
+        return raised
+
+    def _late(self, pending: Iterable[Future[Any]], what: str, timeout: float, total: int) -> str:
+        pending = list(pending)
+        workers, now = self._workers(), time.time()
+        slots = sorted(set(map(slot_of, pending)))
+        states = [
+            f"slot {s} (its worker was last heard of {now - workers[s]['last_seen']:.1f} s ago)"
+            if s in workers
+            else f"slot {s} (it has no worker)"
+            for s in slots
+        ]
+        return (
+            f"{what}: {len(pending)} of {total} tasks not done after {timeout:.3g} s; waiting for "
+            f"{', '.join(states)}. First of them: {pending[0].key}. Give it longer with timeout=, "
+            f"or look at {self.dashboard_link}"
+        )
+
+    def gather(
+        self,
+        futures: Iterable[Future[Any]],
+        what: str,
+        timeout: float | None = None,
+        *,
+        cancel: bool = False,
+    ) -> list[Any]:
+        """The results of ``futures`` on this machine, waited for like ``wait``."""
+        (results,) = self.gather_parts([list(futures)], what, timeout, cancel=cancel)
+        return results
+
+    def gather_parts(
+        self,
+        parts: Sequence[Sequence[Future[Any]]],
+        what: str,
+        timeout: float | None = None,
+        *,
+        cancel: bool = False,
+    ) -> Iterator[list[Any]]:
+        """The results of one part after the other: no more of them come to this machine at a time.
+
+        All are waited for first, like ``wait``; ``timeout`` is for everything.
+        """
+        seconds = seconds_of(timeout)
+        deadline = time.monotonic() + seconds
+        self.wait([f for part in parts for f in part], what, seconds, cancel=cancel)
+        for part in parts:
+
+            async def fetch(part: Sequence[Future[Any]] = part) -> list[Any]:
+                left = max(0.5, deadline - time.monotonic())
+                return await asyncio.wait_for(self.client._gather(part, direct=False), left)
+
+            try:
+                yield self.client.sync(fetch)
+            except TimeoutError:
+                slots = sorted(set(map(slot_of, part)))
+                raise DeadlineError(
+                    f"{what}: the results were ready and did not arrive within {seconds:g} s; a "
+                    f"worker of slots {slots} is frozen or gone. Give it longer with timeout="
+                ) from None
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float | None = 60.0
+    ) -> list[Any]:
+        """``function(*args)`` on every worker at once, outside the task graph; results by slot.
+
+        A parameter called ``dask_worker`` receives the worker. If a worker dies meanwhile, all
+        are asked again when its slot has another.
+        """
+        seconds = seconds_of(timeout)
+        deadline = time.monotonic() + seconds
+        late = (
+            f"{getattr(function, '__name__', function)} did not return from all {self.slots} "
+            f"workers within {seconds:g} s; one of them is frozen or gone"
+        )
+        lost: OSError | None = None
+
+        async def everywhere(addresses: list[str], seconds: float) -> dict[str, Any]:
+            call = self.client._run(function, *args, workers=addresses)
+            return await asyncio.wait_for(call, seconds)
+
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            workers = self.wait_for_slots(range(self.slots), left)
+            addresses = [workers[slot]["address"] for slot in range(self.slots)]
+            try:
+                results = self.client.sync(everywhere, addresses, left)
+            except TimeoutError:
+                raise DeadlineError(late) from None
+            except OSError as error:
+                ours = any(address in str(error) for address in addresses)
+                if not ours and not isinstance(error, CommClosedError):
+                    raise  # the function's own
+                results, lost = {}, error  # a worker died meanwhile: its slot is refilled
+            if results.keys() >= set(addresses):
+                return [results[address] for address in addresses]
+            if time.monotonic() > deadline and lost is not None:
+                raise ClusterLostError(
+                    f"{late} ({lost}); arrays are not lost by that: do it again when all slots "
+                    f"have workers, or start a new cluster"
+                )
+            if time.monotonic() > deadline:
+                raise DeadlineError(late)
+            time.sleep(0.1)
+
+    def keep(self, array: np.ndarray) -> str:
+        """The path of a copy of ``array`` in the spool, for tasks that make blocks of it."""
+        self.check_alive()
+        path = self.spool / f"{uuid.uuid4().hex}.npy"
+        np.save(path, array, allow_pickle=False)
+        return str(path)
+
+    # -- end --------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the workers and remove what was spooled; safe to call twice.
+
+        Does nothing in a forked child: the cluster is its parent's.
+        """
+        if os.getpid() != self._process:
+            return
+        if self in RUNNING:
+            RUNNING.remove(self)
+        with contextlib.suppress(Exception):
+            self.client.close(timeout=5)
+        try:
+            self.dask_cluster.close(timeout=10)
+        except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
+            _kill_workers(self.dask_cluster)
+        self._remove_spool()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = self.client.status
+        return (
+            f"Cluster({self.slots} {self.kind} workers, {state}, dashboard {self.dashboard_link})"
+        )
+
+    def _repr_html_(self) -> str:
+        link = html.words(self.dashboard_link)
+        return (
+            f"<b>{self.slots} {html.words(self.kind)} workers</b> "
+            f"({html.words(self.client.status)}); {html.words(self.why)}; "
+            f"<a href='{link}' target='_blank'>{link}</a>"
+        )

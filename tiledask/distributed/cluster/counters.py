@@ -1,0 +1,150 @@
+"""What the workers themselves count: bytes received from whom, and the most memory held."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.errors import DeadlineError
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.products.traffic import Traffic
+
+__all__ = ["ANSWER", "Counted", "Transfer", "counting"]
+
+ANSWER = 20.0
+"""Seconds that the workers have to say what they counted, once the work is done."""
+
+
+class Transfer(NamedTuple):
+    """A message from worker to worker; times in seconds, on the clock that Dask draws with."""
+
+    source: int
+    """Slot."""
+    destination: int
+    """Slot."""
+    start: float
+    stop: float
+    keys: tuple[str, ...]
+    """Dask's names of what came."""
+
+
+@dataclass
+class Counted:
+    """Filled when the ``counting`` block ends; where a worker did not say, there is nothing."""
+
+    traffic: Traffic | None = None
+    """None if it could not be counted."""
+    growth: tuple[int, ...] = ()
+    """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
+    seconds: float = 0.0
+    transfers: list[Transfer] = field(default_factory=list)
+    silent: bool = False
+    """Whether a worker did not say what it counted."""
+
+    def told(self, ask: Callable[..., list[Any]]) -> list[Any] | None:
+        """What ``ask(timeout=)`` brings from the workers; None, with a warning, if one is silent.
+
+        By then the work is done: its result is kept, and only the numbers beside it are missing.
+        """
+        if self.silent:
+            return None
+        try:
+            return ask(timeout=ANSWER)
+        except DeadlineError as error:
+            self.silent = True
+            warnings.warn(
+                f"the result is there, what moved and how memory grew is not known: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def moved(self, ranks: int, past_dask: list[tuple[int, int, int]]) -> Traffic | None:
+        """All measured Traffic, with what went ``past_dask`` (source, destination, bytes)."""
+        return None if self.traffic is None else self.traffic + Traffic.of(ranks, past_dask)
+
+    def ledger(self, resident: dict[str, tuple[int, ...]]) -> Ledger | None:
+        """The measured Ledger: ``resident`` bytes per slot by tensor class, plus the growth.
+
+        None if that could not be measured.
+        """
+        if self.silent:
+            return None
+        rows = [
+            Row(slot, tensor, ALWAYS, nbytes, source="bytes of the blocks on the worker")
+            for tensor, per_slot in resident.items()
+            for slot, nbytes in enumerate(per_slot)
+        ]
+        rows += [
+            Row(slot, "process growth", "product", nbytes, source="peak resident set - at start")
+            for slot, nbytes in enumerate(self.growth)
+        ]
+        return Ledger.of(rows)
+
+
+@contextmanager
+def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted]:
+    """Counts what moves between workers, and how far their memory grows, inside the block.
+
+    One block at a time on a cluster; another thread's waits until ``timeout`` (seconds) is over.
+    A worker that is silent when the block has ended costs the numbers, never the result.
+    """
+    seconds = min(60.0, seconds_of(timeout))
+    if not cluster.counting.acquire(timeout=seconds):
+        raise DeadlineError(
+            f"waited {seconds:g} s for another operation on this cluster to end its counting; "
+            f"run one at a time, or give each thread a cluster of its own"
+        )
+    try:
+        counted = Counted()
+        marks = cluster.run(_mark, cluster.backend, timeout=seconds)
+        begun = perf_counter()
+        yield counted
+        counted.seconds = perf_counter() - begun
+        logs = [mark["log"] for mark in marks]
+        reports = counted.told(partial(cluster.run, _report, cluster.backend, logs))
+        if reports is None:
+            return
+        slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
+        counted.growth = tuple(
+            max(0, report["peak"] - mark["held"])
+            for mark, report in zip(marks, reports, strict=True)
+        )
+        moves = []
+        for slot, report in enumerate(reports):
+            for who, sizes, start, stop in report["log"]:
+                source = slot_of.get(who, slot)  # of a worker that died since: nobody's bytes
+                moves += [(source, slot, size) for size in sizes.values()]
+                counted.transfers.append(Transfer(source, slot, start, stop, tuple(sizes)))
+        counted.traffic = Traffic.of(len(reports), moves)
+    finally:
+        cluster.counting.release()
+
+
+def _mark(backend: str, dask_worker: Any) -> dict[str, Any]:
+    """Where this worker's log of incoming transfers stands, and the bytes it holds."""
+    log = dask_worker.transfer_incoming_log
+    if len(log) > log.maxlen // 2:
+        log.clear()  # a full log forgets its oldest entries, and then a mark means nothing
+    return {
+        "address": dask_worker.address,
+        "log": (dask_worker.address, len(log)),
+        "held": host_memory.reset_peak(backend),
+    }
+
+
+def _report(backend: str, marks: list[tuple[str, int]], dask_worker: Any) -> dict[str, Any]:
+    """What came in since the mark, and the peak. A restarted worker has a new address and log."""
+    since = dict(marks).get(dask_worker.address, 0)
+    came = []
+    for entry in list(dask_worker.transfer_incoming_log)[since:]:
+        # anchors are empty, and only say what depends on what
+        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("anchor-")}
+        came.append((entry["who"], sizes, entry["start"], entry["stop"]))
+    peak = host_memory.peak_bytes(backend)
+    return {"address": dask_worker.address, "peak": peak, "log": came}

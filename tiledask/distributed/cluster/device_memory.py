@@ -1,0 +1,161 @@
+"""The memory of a worker's GPU: one pool that everything comes from, what it holds, and its cap.
+
+    an array, a kernel's workspace ---.
+    a message through Dask (RMM) -----+--> allocate ----> CuPy's memory pool ----> cudaMalloc
+    a message through UCX (RMM) ------'    counts, and
+                                           refuses beyond the cap
+
+RMM, through which Dask puts what comes in onto the device where it is installed, has no pool of its
+own here: it asks ours. Without RMM Dask's messages come here as CuPy arrays. What CUDA's libraries
+take for themselves (the context, cuBLAS's workspaces) is the device's runtime and not the model's:
+no pool sees it.
+"""
+
+import threading
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from distributed import WorkerPlugin
+
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import namespace
+from tiledask.tile.memory.pool import Refused
+
+__all__ = ["OnePool", "allocate", "cap", "held", "peak_bytes", "problem", "reachable", "reset_peak"]
+
+UNIT = 512
+"""Bytes that CuPy's pool rounds sizes up to a multiple of."""
+
+_lock = threading.RLock()
+_pool: Any = None
+"""CuPy's memory pool, once it is the one of this worker."""
+_problem = ""
+_peak = 0
+"""The most bytes held since ``reset_peak``."""
+_lent: dict[int, Any] = {}
+"""What RMM has taken of the pool, by address."""
+
+
+class OnePool(WorkerPlugin):
+    """Makes a worker take all memory of its GPU from one pool, before its first task.
+
+    A nanny that replaces the worker does so again.
+    """
+
+    name = "tiledask-one-pool"
+
+    def __init__(self, cap: int | None = None, most: int | None = None, sharers: int = 1) -> None:
+        self.cap = cap
+        """Bytes of arrays beyond which allocations raise MemoryError; None for the device's."""
+        self.most = most
+        """Bytes that the pool may keep from others, what it holds for later included."""
+        self.sharers = sharers
+        """Workers of this GPU."""
+
+    def setup(self, worker: Any = None) -> None:
+        # an error here would reach nobody: Dask says only that the worker failed to start
+        global _problem
+        try:
+            self._share_pool()
+            allocate(UNIT)
+        except Exception as error:
+            _problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+    def _share_pool(self) -> None:
+        global _pool, _rules
+        cupy = namespace("cupy")
+        _pool, _rules = cupy.get_default_memory_pool(), self
+        if self.most is not None:  # CUPY_GPU_MEMORY_LIMIT may say another
+            _pool.set_limit(size=self.most)
+        cupy.cuda.set_allocator(allocate)
+        if find_spec("rmm"):
+            mr = import_module("rmm").mr
+            mr.set_current_device_resource(mr.CallbackMemoryResource(_lend, _take_back))
+
+
+_rules = OnePool()
+"""Those of this worker, once it has its pool."""
+
+
+def problem() -> str:
+    """Why this worker cannot use its GPU, in a sentence; empty if it can."""
+    return _problem
+
+
+def allocate(nbytes: int) -> Any:
+    """CuPy's pointer to new memory of the pool; raises Refused, a MemoryError, beyond the cap."""
+    global _peak
+    with _lock:  # or two threads would share what is left
+        before, cap = _pool.used_bytes(), _rules.cap
+        asked = -(-nbytes // UNIT) * UNIT
+        if cap is not None and before + asked > cap:
+            why = (
+                f"{format_bytes(before + asked - cap)} more than memory_cap={format_bytes(cap)}; "
+                f"ask start_cluster for a higher one, or use more workers"
+            )
+            raise _refused(nbytes, before, why)
+        try:
+            pointer = _pool.malloc(nbytes)
+        except MemoryError as error:
+            free, total = map(format_bytes, namespace("cupy").cuda.runtime.memGetInfo())
+            why = (
+                f"which the GPU refused: {free} of its {total} are free; close what else runs "
+                f"there, or use more GPUs ({error})"
+            )
+            raise _refused(nbytes, before, why) from None
+        _peak = max(_peak, _pool.used_bytes())
+    return pointer
+
+
+def _refused(asked: int, before: int, why: str) -> Refused:
+    error = Refused(
+        f"{format_bytes(asked)} of the GPU beside {format_bytes(before)} that this worker holds "
+        f"make {format_bytes(before + asked)}, {why}"
+    )
+    error.asked, error.held = asked, before
+    return error
+
+
+def _lend(nbytes: int, stream: Any) -> int:
+    """The address of memory for RMM, ready in the order of its ``stream``."""
+    with namespace("cupy").cuda.Stream.from_external(stream):
+        pointer = allocate(nbytes)
+    _lent[pointer.ptr] = pointer
+    address: int = pointer.ptr
+    return address
+
+
+def _take_back(address: int, nbytes: int, stream: Any) -> None:
+    _lent.pop(address, None)  # called from C++, which has no use for a KeyError
+
+
+def cap() -> int | None:
+    """Bytes of arrays beyond which allocations raise MemoryError; None without a cap."""
+    return _rules.cap
+
+
+def held() -> int:
+    """Bytes of this worker's arrays and messages on its GPU."""
+    used: int = _pool.used_bytes()
+    return used
+
+
+def reset_peak() -> int:
+    """Bytes held now; ``peak_bytes`` counts from here on."""
+    global _peak
+    with _lock:
+        _peak = held()
+        return _peak
+
+
+def peak_bytes() -> int:
+    """The most bytes that were held at once since ``reset_peak``, whatever the streams."""
+    return _peak
+
+
+def reachable() -> int:
+    """Bytes that the pool could hold now: what it has, and its share of what the GPU has free."""
+    free, _ = namespace("cupy").cuda.runtime.memGetInfo()
+    bytes_: int = _pool.total_bytes() + free // _rules.sharers
+    return bytes_

@@ -1,0 +1,347 @@
+"""The memory of a worker's process: what it holds, its cap, and what it keeps for the next block.
+
+The first touch of new memory is slow: the kernel clears it, and on a virtual machine the host
+finds it first. So the memory of a block that nobody uses any more is kept a while:
+
+    empty(shape) -> block -> no view of it is left -> kept KEEP_SECONDS -> the system's again
+                      ^                                 |
+                      '---- a block of about its size --'
+
+CuPy's memory pool does this on a GPU (device_memory.py). What is kept is not held: the peaks leave
+it out. Where Dask would step in, new memory takes the place of what is kept.
+"""
+
+import contextlib
+import ctypes
+import gc
+import mmap
+import os
+import resource
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from math import prod
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+from tornado.ioloop import PeriodicCallback
+
+from tiledask.distributed.cluster import device_memory
+
+__all__ = [
+    "KEEP_SECONDS",
+    "LARGE",
+    "RESERVE",
+    "Cap",
+    "cap_memory",
+    "capped",
+    "empty",
+    "held",
+    "keep",
+    "kept_by_malloc",
+    "peak_bytes",
+    "reset_peak",
+]
+
+KEEP_SECONDS = 10.0
+"""How long memory waits for a block."""
+KEEP_SHARE = 1 / 8
+"""The most of a worker's memory that is kept, as a share of its limit."""
+SMALLEST = 2**20
+"""Bytes of the smallest block whose memory is kept."""
+LOOSE = 1.25
+"""How many times its size the memory of a block may have."""
+
+RESERVE = 8 * 2**20
+"""Bytes that a capped worker sets aside for its own messages: its event loop must not be
+refused memory because a task took the last of it."""
+
+LARGE = 2 * 2**20
+"""Bytes from which an allocation of a capped worker is a mapping of its own: tensors are,
+messages and Python's objects are not."""
+
+
+_MOST_OF_MALLOC = 2**25
+"""Bytes of the largest array that malloc puts beside others, if it may: more it refuses."""
+
+_room = 0
+"""Bytes that may be kept in this process; 0 until it is a worker."""
+_most = float("inf")
+"""Bytes of this process from which Dask moves blocks to disk or pauses it."""
+_lock = threading.Lock()
+_returned: deque[np.ndarray] = deque()
+"""Memory whose block is gone; whichever thread saw it go only says so here."""
+_kept: list["_Kept"] = []
+"""Memory to use again, oldest first."""
+_cap: tuple[int, int] | None = None
+"""(limit, bytes of the process when it was set) of the cap; None without one."""
+_peak: int | None = None
+"""The most bytes held since ``reset_peak``, as far as it was looked at; None before the first."""
+
+
+class _Kept(NamedTuple):
+    memory: np.ndarray
+    since: float
+    resident: int
+    """Bytes of it that were ever touched: the rest takes no memory yet."""
+
+
+class _Lease:
+    """What a block's array rests on: goes when the last view of the block does."""
+
+    def __init__(self, memory: np.ndarray, nbytes: int) -> None:
+        self.memory = memory
+        self.__array_interface__ = memory[:nbytes].__array_interface__
+
+    def __del__(self, give_back: Any = _returned.append) -> None:
+        give_back(self.memory)
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new NumPy array in C order, its contents arbitrary, on kept memory if there is some."""
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes < SMALLEST or not _room:
+        return np.empty(shape, dtype)
+    with _lock:
+        _settle()
+        sizes = [(kept.memory.nbytes, at) for at, kept in enumerate(_kept)]
+        fitting = [(size, at) for size, at in sizes if nbytes <= size <= LOOSE * nbytes]
+        if fitting:
+            memory = _kept.pop(min(fitting)[1]).memory
+            _give_back_tail(memory, nbytes)
+        else:
+            if sizes and _status("VmRSS") + nbytes > _most:
+                _let_go(len(sizes))
+            memory = _mapped(nbytes)
+    return np.asarray(_Lease(memory, nbytes)).view(dtype).reshape(shape)
+
+
+def _mapped(nbytes: int) -> np.ndarray:
+    """Memory of its own, not malloc's: when it goes it goes to the system, and is seen to go."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _give_back_tail(memory: np.ndarray, nbytes: int) -> None:
+    """Let the system have the pages of mapped ``memory`` behind its first ``nbytes``."""
+    start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start < memory.nbytes:
+        view: Any = memory.base  # of the mapping; NumPy's types say that bases are arrays
+        view.obj.madvise(mmap.MADV_DONTNEED, start)
+
+
+def keep(worker: Any) -> None:
+    """None; from now on the memory of this worker's blocks is kept for others."""
+    global _room, _most
+    manager = worker.memory_manager
+    limit = manager.memory_limit
+    if sys.platform == "linux" and limit:
+        _room = int(limit * KEEP_SHARE)
+        shares = manager.memory_spill_fraction or 1.0, manager.memory_pause_fraction or 1.0
+        _most = min(shares) * limit
+        worker.periodic_callbacks["tiledask-kept"] = PeriodicCallback(_forget, 2000)
+
+
+@contextlib.contextmanager
+def kept_by_malloc() -> Iterator[None]:
+    """Within the block, a worker's small arrays come to lie where others have gone.
+
+    Dask has malloc give back whatever is free at once (MALLOC_TRIM_THRESHOLD_), which also makes
+    every array from 128 KiB on a mapping of its own: the kernel clears its pages each time, more
+    than half of the time of a step of a small model. When the block ends it is as before. See
+    mallopt(3). Nothing happens under a cap, or in a process that is no worker.
+    """
+    libc = ctypes.CDLL(None)
+    if not _room or not hasattr(libc, "mallopt"):
+        yield
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    libc.mallopt(mmap_threshold, _MOST_OF_MALLOC)
+    libc.mallopt(trim_threshold, min(_room, 2**31 - 1))
+    try:
+        yield
+    finally:
+        libc.mallopt(mmap_threshold, 2**17)
+        libc.mallopt(trim_threshold, int(os.environ.get("MALLOC_TRIM_THRESHOLD_", 2**17)))
+        libc.malloc_trim(0)
+
+
+def _forget() -> None:
+    """Give back to the system what nobody wanted for KEEP_SECONDS."""
+    with _lock:
+        _settle()
+        _let_go(sum(kept.since < monotonic() - KEEP_SECONDS for kept in _kept))
+
+
+def _settle() -> None:
+    """Take in what was returned, and let go the oldest beyond the room for it."""
+    _look()
+    while _returned:
+        memory = _returned.popleft()
+        _kept.append(_Kept(memory, monotonic(), _resident(memory)))
+    sizes = [kept.memory.nbytes for kept in _kept]
+    _let_go(sum(sum(sizes[at:]) > _room for at in range(len(sizes))))
+
+
+def _let_go(count: int) -> None:
+    """Give the ``count`` oldest back to the system."""
+    if count:
+        _look()
+        del _kept[:count]
+        _clear_peak()  # or what has just gone would count as held
+
+
+def _kept_bytes() -> int:
+    return sum(kept.resident for kept in _kept)
+
+
+def _resident(memory: np.ndarray) -> int:
+    """Bytes of mapped ``memory`` that lie in RAM: mincore(2) looks at every page."""
+    pages = np.empty(-(-memory.nbytes // mmap.PAGESIZE), np.uint8)
+    address, length = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+    if ctypes.CDLL(None).mincore(address, length, ctypes.c_void_p(pages.ctypes.data)):
+        return memory.nbytes
+    return int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
+
+
+# -- how much it holds ---------------------------------------------------------------------------
+
+
+def reset_peak(backend: str) -> int:
+    """Bytes held now; ``peak_bytes`` counts from here on.
+
+    "numpy": of the process, but for what is only kept. "cupy": of the pool of its GPU.
+    """
+    global _peak
+    if backend == "cupy":
+        return device_memory.reset_peak()
+    if sys.platform != "linux":
+        return psutil.Process().memory_info().rss
+    with _lock:
+        _settle()
+        _trim()
+        _clear_peak()
+        _peak = _status("VmRSS") - _kept_bytes()
+        return _peak
+
+
+def held() -> int:
+    """Bytes of this process that lie in memory now, but for what is only kept.
+
+    As Dask's nanny sees it: libraries and the pages of files that are mapped are among it.
+    """
+    if sys.platform != "linux":
+        return psutil.Process().memory_info().rss
+    with _lock:
+        _settle()
+        _trim()
+        return _status("VmRSS") - _kept_bytes()
+
+
+def _trim() -> None:
+    """Have malloc give back what is free in the middle of its heaps too.
+
+    Arrays would come to lie there, and what a product takes would not be seen to grow. Not under
+    a cap: what is free there is set aside.
+    """
+    libc = ctypes.CDLL(None)
+    if _room and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def peak_bytes(backend: str) -> int:
+    """The most bytes held since ``reset_peak`` (on other systems than Linux: since the start)."""
+    if backend == "cupy":
+        return device_memory.peak_bytes()
+    if sys.platform != "linux":
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    with _lock:
+        _look()
+        return _peak or 0
+
+
+def _look() -> None:
+    """Take the peak since the last look into account: what is kept is about to change."""
+    global _peak
+    if _peak is not None:
+        _peak = max(_peak, _status("VmHWM") - _kept_bytes())
+        _clear_peak()
+
+
+def _clear_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")  # proc(5): reset the peak resident set size
+
+
+def _status(field: str) -> int:
+    """Bytes of one field of /proc/self/status (Linux)."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+# -- a cap on it ---------------------------------------------------------------------------------
+
+
+def cap_memory(limit: int) -> int:
+    """Bytes this process held when the cap was set.
+
+    From now on an allocation that takes the process more than ``limit`` bytes above that raises
+    MemoryError: the kernel refuses it (RLIMIT_DATA), nothing is killed.
+    What any work needs was loaded when the worker started, BLAS's buffers too: that is the
+    device's runtime and not the model's. To be called in the thread of the event loop.
+    Linux only.
+    """
+    global _room, _cap
+    _room = 0  # under a cap every byte is wanted now
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)  # what is free now would be room that nobody counted
+    _set_aside(libc, RESERVE)
+    held = _status("VmData")
+    resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
+    _cap = limit, held
+    return held
+
+
+class Cap(NamedTuple):
+    """A cap on this process's allocations."""
+
+    limit: int
+    """Bytes that they may have."""
+    taken: int
+    """Bytes that they have now."""
+
+
+def capped() -> Cap | None:
+    """The cap on this process; None if there is none."""
+    if _cap is None:
+        return None
+    limit, before = _cap
+    return Cap(limit, max(0, _status("VmData") - before))
+
+
+def _set_aside(libc: ctypes.CDLL, nbytes: int) -> None:
+    """Leave this many free bytes on the heap of the main thread, where the event loop runs.
+
+    They lie in pieces a little under LARGE, so that no tensor fits, not even when malloc tries
+    this heap for a thread whose own is full; and what is LARGE never comes from a heap first.
+    See mallopt(3).
+    """
+    mmap_threshold, piece, fence = -3, LARGE - 2**12, 64
+    libc.mallopt(mmap_threshold, LARGE)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.realloc.restype, libc.realloc.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t],
+    )
+    for address in [libc.malloc(piece) for _ in range(-(-nbytes // piece))]:
+        libc.realloc(address, fence)  # shrinks in place: what is kept parts two free pieces

@@ -1,0 +1,111 @@
+"""What every worker process loads before its first task (a Dask preload), and what it can report.
+
+Interrupting a notebook sends SIGINT to the whole process group: the kernel shall stop,
+its workers shall not.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+from distributed import WorkerPlugin
+from distributed.metrics import time
+from distributed.utils import offload
+from distributed.worker_state_machine import TaskErredMsg
+
+from tiledask.distributed.cluster import device_arrays, host_memory
+from tiledask.tile import matmul
+
+__all__ = [
+    "BLAS_THREADS",
+    "FailWaiting",
+    "dask_setup",
+    "machine",
+    "start_threads",
+    "warm_up",
+]
+
+
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What BLAS libraries read to learn how many threads they may use."""
+
+
+def dask_setup(worker: Any) -> None:
+    """Called by Dask in the new worker process."""
+    from tiledask.distributed.transport import remote_read
+
+    device_arrays.register(on_host=False)
+    worker.plugins[FailWaiting.name] = FailWaiting(worker)
+    worker._deque_handler.addFilter(_without_frames)
+    worker.handlers["tiledask_read"] = remote_read.serve
+    remote_read.let_siblings_read()
+    host_memory.keep(worker)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warm_up()
+
+
+def _without_frames(record: logging.LogRecord) -> bool:
+    """True; the error of ``record`` is words now. Dask keeps what was logged, the frames of each
+    error with it, and the blocks in those: of one that could not be sent, for good."""
+    if record.exc_info:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+    return True
+
+
+class FailWaiting(WorkerPlugin):
+    """Fails the tasks that wait for a message which this worker could not take in.
+
+    With its own error: most often there was no memory for it. Dask tells nobody, and they would
+    wait until somebody's deadline (dask/distributed#6705); whoever sent it would wait for the
+    answer, too, and keep what it sent.
+    """
+
+    name = "tiledask-fail-waiting"
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **_kwargs: Any) -> None:
+        if (start, finish) != ("flight", "error"):
+            return
+        lost = self.worker.state.tasks[key]
+        for waiting in lost.waiters:
+            failed = TaskErredMsg.from_task(lost, waiting.run_id, f"not-received-{time()}")
+            self.worker.batched_send({**failed.to_dict(), "key": waiting.key})
+        self.worker.rpc.collect()  # the connection that it came by is idle, as Dask sees it
+
+
+def warm_up() -> None:
+    """None, with everything loaded that a product needs: libraries and BLAS's buffers are the
+    worker's own memory, and not what a product is seen to take."""
+
+    np.random.default_rng(0).standard_normal((256, 256), np.float32).astype(np.float16).sum()
+    for dtype in (np.float32, np.float64, np.float16):
+        a = np.ones((256, 256), dtype)
+        matmul(a, a, out=np.zeros((256, 256), np.result_type(dtype, np.float32)), beta=1.0)
+        a @ a
+
+
+async def start_threads(worker: Any) -> None:
+    """None, once the threads that the worker is known to use are alive: stacks are memory too.
+
+    Any other that comes later gets a stack of 1 MiB instead of the system's 8.
+    """
+    threading.stack_size(2**20)
+    loop = asyncio.get_running_loop()
+    # asyncio's own pool looks up the addresses of peers
+    for pool, count in ((worker.executors["default"], worker.state.nthreads), (None, 4)):
+        together = threading.Barrier(count)
+        await asyncio.gather(*(loop.run_in_executor(pool, together.wait) for _ in range(count)))
+    await offload(int)
+
+
+def machine() -> dict[str, int | str | None]:
+    """Process id and thread limits of this worker, for reports."""
+    return {"pid": os.getpid(), **{name: os.environ.get(name) for name in BLAS_THREADS}}

@@ -1,0 +1,222 @@
+"""Convolutions split by channels: of the output, of the input, in turn, or whole groups.
+
+                 x [n, c, h, w]     w [o, c, kh, kw]    y [n, o, oh, ow]
+by output        all of it          rows of it          channels
+by input         channels           columns of it       all of it, after the all_reduce
+pair             all of it                              all of it: between the two, channels
+by groups        channels           rows of it          channels
+
+Each rank passes its parts, cut as numpy.array_split cuts; `part` gives them. Ranks without a
+channel take part with empty arrays.
+"""
+
+from typing import Any, NamedTuple
+
+from tiledask.distributed.convolution.local import conv2d, conv2d_grad
+from tiledask.distributed.ranks.group import Group
+from tiledask.errors import PlacementError
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.products.placement import split
+from tiledask.tile.layers.activations import find_activation
+
+__all__ = [
+    "by_groups",
+    "by_groups_grad",
+    "by_input",
+    "by_input_grad",
+    "by_output",
+    "by_output_grad",
+    "in_pairs",
+    "in_pairs_grad",
+    "own",
+    "part",
+]
+
+
+class KeptOutput(NamedTuple):
+    """What `by_output` keeps."""
+
+    conv: Any
+    mine: slice | None
+    """This rank's channels of y, where all are gathered."""
+
+
+class KeptPair(NamedTuple):
+    """What `in_pairs` keeps."""
+
+    first: Any
+    activation: Any
+    second: Any
+
+
+def own(group: Group, units: int, groups: int = 1) -> slice:
+    """Which of ``units`` this rank holds: whole groups of them where there are ``groups``.
+
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> [(s.start, s.stop) for s in run_threads(lambda rank: own(rank.group(), 10), 4).results]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
+    if groups < 1 or units % groups:
+        raise PlacementError(
+            f"groups divide the channels that are sharded with them, got groups={groups} and "
+            f"{units} channels; use a divisor of {units}"
+        )
+    whole = units // groups
+    start, stop = split(0, groups if groups > 1 else units, group.size)[group.rank]
+    return slice(start * whole, stop * whole) if groups > 1 else slice(start, stop)
+
+
+def part(group: Group, x: Any, dim: int, groups: int = 1) -> Any:
+    """A copy of this rank's part of ``x`` along ``dim``."""
+    return x[(slice(None),) * dim + (own(group, x.shape[dim], groups),)].copy()
+
+
+# -- by output channels --------------------------------------------------------------------------
+
+
+def by_output(
+    group: Group,
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    gather: bool = False,
+    **options: Any,
+) -> tuple[Any, KeptOutput]:
+    """(this rank's channels of y, kept) for all of x and the rank's rows of w and b.
+
+    With ``gather`` all of y, by an all_gather. ``options``: stride, padding, dilation.
+    """
+    _no_groups(options)
+    y, kept = conv2d(x, w, b, **options)
+    if not gather:
+        return y, KeptOutput(kept, None)
+    with group.label("forward/y"):
+        whole = group.all_gather(y, 1)
+    start, stop = split(0, whole.shape[1], group.size)[group.rank]
+    if stop - start != y.shape[1]:
+        raise PlacementError(
+            f"output channels are sharded as array_split does it: of {whole.shape[1]} rank "
+            f"{group.rank} of {group.size} has {stop - start}, got {y.shape[1]} in w; cut w with "
+            f"part(group, w, 0)"
+        )
+    return whole, KeptOutput(kept, slice(start, stop))
+
+
+def by_output_grad(
+    group: Group,
+    dy: Any,
+    kept: KeptOutput,
+    w: Any,
+    b: Any = None,
+    *,
+    wanted: bool = True,
+) -> tuple[Any, Any, Any]:
+    """(all of dx, dw, db); dy is all of y's if y was gathered, else that of the own channels.
+
+    One all_reduce: the input went to all ranks, so its gradient comes from all of them. None,
+    and dx is None, where it is not ``wanted``: of the images that a network is given.
+    """
+    dx, dw, db = conv2d_grad(dy if kept.mine is None else dy[:, kept.mine], kept.conv, w, b)
+    if not wanted:
+        return None, dw, db
+    with group.label("backward/dx"):
+        return group.all_reduce(dx), dw, db
+
+
+# -- by input channels ---------------------------------------------------------------------------
+
+
+def by_input(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tuple[Any, Any]:
+    """(all of y, kept) for this rank's channels of x, its columns of w and all of b.
+
+    One all_reduce; b, which every rank has, is added once, behind it.
+    """
+    _no_groups(options)
+    y, kept = conv2d(x, w, None, **options)
+    with group.label("forward/y"):
+        y = group.all_reduce(y)
+    return (y if b is None else y + b[:, None, None]), kept
+
+
+def by_input_grad(group: Group, dy: Any, kept: Any, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+    """(dx of the own channels, dw, db) for all of dy; db is the same on all ranks."""
+    dx, dw, _ = conv2d_grad(dy, kept, w)
+    return dx, dw, None if b is None else dy.sum(axis=(0, 2, 3))
+
+
+# -- out, then in --------------------------------------------------------------------------------
+
+
+def in_pairs(
+    group: Group,
+    x: Any,
+    first: tuple[Any, ...],
+    second: tuple[Any, ...],
+    *,
+    activation: str = "relu",
+    options: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+) -> tuple[Any, KeptPair]:
+    """(all of y, kept) of two convolutions: the first by output, the second by input channels.
+
+    ``first`` and ``second`` are (w, b) as `by_output` and `by_input` take them. The activation
+    between them works on every channel by itself, so nothing has to be gathered: one all_reduce.
+    """
+    h, kept_first = by_output(group, x, *first, **options[0])
+    z, kept_activation = find_activation(activation).forward(h)
+    with group.label("second"):
+        y, kept_second = by_input(group, z, *second, **options[1])
+    return y, KeptPair(kept_first, kept_activation, kept_second)
+
+
+def in_pairs_grad(
+    group: Group,
+    dy: Any,
+    kept: KeptPair,
+    first: tuple[Any, ...],
+    second: tuple[Any, ...],
+    *,
+    activation: str = "relu",
+    wanted: bool = True,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """(all of dx, (dw, db) of the first, (dw, db) of the second): one all_reduce, or none and
+    no dx where it is not ``wanted``."""
+    dz, *grads = by_input_grad(group, dy, kept.second, *second)
+    dh = find_activation(activation).grad(dz, kept.activation)
+    with group.label("first"):
+        dx, *others = by_output_grad(group, dh, kept.first, *first, wanted=wanted)
+    return dx, tuple(others), tuple(grads)
+
+
+# -- by groups -----------------------------------------------------------------------------------
+
+
+def by_groups(
+    group: Group, x: Any, w: Any, b: Any = None, *, groups: int, **options: Any
+) -> tuple[Any, Any]:
+    """(this rank's channels of y, kept) of a grouped convolution; no rank needs another.
+
+    ``groups`` are those of the whole convolution; x, w and b are cut by
+    ``part(..., groups=groups)``. A rank may have none.
+    """
+    mine = even(groups, group.size)[group.rank]
+    if bool(mine) != bool(w.shape[0]) or (mine and (x.shape[1] % mine or w.shape[0] % mine)):
+        raise PlacementError(
+            f"a rank has whole groups: of {groups} rank {group.rank} of {group.size} has {mine}, "
+            f"got {x.shape[1]} input and {w.shape[0]} output channels; cut them with "
+            f"part(group, x, 1, groups={groups}) and part(group, w, 0, groups={groups})"
+        )
+    return conv2d(x, w, b, **options, **({"groups": mine} if mine else {}))
+
+
+def by_groups_grad(group: Group, dy: Any, kept: Any, w: Any, b: Any = None) -> tuple[Any, Any, Any]:
+    """(dx, dw, db) of the own channels; no rank needs another."""
+    return conv2d_grad(dy, kept, w, b)
+
+
+def _no_groups(options: dict[str, Any]) -> None:
+    if options.get("groups", 1) != 1:
+        raise PlacementError(
+            f"an output channel of a grouped convolution needs its group's input only: this "
+            f"split has groups=1, got {options['groups']}; split whole groups with by_groups"
+        )

@@ -1,0 +1,192 @@
+"""What LeNet needs of its ranks in a training step, for any split, before anything runs.
+
+             parts of a stage              stages             copies, in space parts too
+forward      gathers, or halos and rows    send, recv
+             to images, layer by layer
+backward     the adjoints                  recv, send
+then                                                          one all_reduce of all gradients
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
+
+from tiledask.distributed.convolution.lenet import BOUNDARIES, DENSE, LENET, OUT, SIDE, flops
+from tiledask.distributed.convolution.lenet_split import Split, rows_of
+from tiledask.distributed.training.planned import Planned
+from tiledask.plan.collectives.convolution import Boundary, in_stages, layerwise
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.expected import Expected, all_reduced, expected, halo
+
+__all__ = ["PARAMETERS", "Need", "calls_of", "need", "need_of"]
+
+PARAMETERS = sum(layer.size for layer in LENET)
+PAIRS = ("send", "recv")
+
+Calls = list[tuple[int, Expected]]
+"""By the number of the layer that calls."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a split needs of its ranks in one training step."""
+
+    calls: tuple[tuple[Planned, ...], ...]
+    """By rank: its collectives and messages, in order."""
+    parameters: tuple[int, ...]
+    """That each rank holds."""
+    flops: tuple[int, ...]
+    """Of each rank's products."""
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """Bytes that each rank sends."""
+        return tuple(sum(call.sent for call in mine) for mine in self.calls)
+
+    @property
+    def messages(self) -> int:
+        """That all ranks send."""
+        return sum(call.messages for mine in self.calls for call in mine)
+
+    @property
+    def barriers(self) -> int:
+        """How often a rank waits for all of a group: the most of any rank."""
+        return max(sum(call.kind not in PAIRS for call in mine) for mine in self.calls)
+
+    @property
+    def transfers(self) -> int:
+        """Messages from one rank to another that no other waits for."""
+        return sum(call.kind == "send" for mine in self.calls for call in mine)
+
+    @property
+    def imbalance(self) -> float:
+        """Operations of the busiest rank over their mean: 1 is perfect."""
+        return max(self.flops) * len(self.flops) / sum(self.flops)
+
+
+def need(ways: Mapping[str, int] | str, images: int, ranks: int, itemsize: int) -> Need:
+    """The Need of a split for a batch of ``images``.
+
+    ``ways``: "layerwise", "network", "data parallel" or "space" for all ``ranks``; or how many
+    ranks each way has, whose product is ``ranks``.
+
+    >>> found = need("network", 256, 4, 4)
+    >>> found.parameters, found.transfers, sum(found.sent)
+    ((200, 25050, 102528, 1290), 6, 8822784)
+    >>> need({"data parallel": 2, "layerwise": 2}, 256, 4, 4).barriers
+    8
+    """
+    return need_of(Split.of(ways, ranks), images, itemsize)
+
+
+def need_of(split: Split, images: int, itemsize: int) -> Need:
+    """The same for a Split."""
+    places = [split.at(rank) for rank in range(split.ranks)]
+    return Need(
+        tuple(calls_of(split, at, images, itemsize) for at in places),
+        tuple(_parameters(split, stage, part) for _, stage, part in places),
+        tuple(_flops(split, at, images) for at in places),
+    )
+
+
+def calls_of(
+    split: Split, at: tuple[int, int, int], images: int, itemsize: int
+) -> tuple[Planned, ...]:
+    """What the rank (copy, stage, part) calls in a step, in order."""
+    copy, stage, part = at
+    here, mine = split.layers(stage), even(images, split.copies)[copy]
+    first, last = stage == 0, stage == split.stages - 1
+    ends = [split.layers(s)[-1] for s in range(split.stages)]
+    messages = [Boundary(BOUNDARIES[i].name, split.shares(i, mine)[part]) for i in ends]
+    pairs = {(c.label, c.kind): c for c in in_stages(messages, 1, split.stages, itemsize)}
+    there, back = (_in_space if split.in_space else _by_units)(split.parts, mine, itemsize)
+    calls = []
+
+    def between(end: int, what: str, kind: str) -> None:
+        calls.append(_of(pairs[f"{BOUNDARIES[ends[end]].name}/{what}", kind], stage))
+
+    def inside(found: Calls) -> None:
+        calls.extend(_of(call, part) for i, call in found if i in here)
+
+    if not first:
+        between(stage - 1, "forward/y", "recv")
+    inside(there)
+    if not last:
+        between(stage, "forward/y", "send")
+        between(stage, "backward/dy", "recv")
+    inside(back)
+    if not first:
+        between(stage - 1, "backward/dy", "send")
+    adding = split.copies * (split.parts if split.in_space else 1)
+    number = copy * split.parts + part if split.in_space else copy
+    sums = all_reduced("gradients", _parameters(split, stage, part), adding, itemsize)
+    return (*calls, *(_of(call, number) for call in sums))
+
+
+@lru_cache(256)  # the same for every rank
+def _by_units(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
+    """(forward, backward): a layer gathers what the one before it made, and the loss the last."""
+    numbers = {boundary.name: i for i, boundary in enumerate(BOUNDARIES)}
+    by_layer = [
+        (min(numbers[call.label.split("/")[0]] + 1, len(LENET) - 1), call)
+        for call in layerwise(BOUNDARIES, images, parts, itemsize)
+    ]
+    gathers = [each for each in by_layer if each[1].kind == "all_gather"]
+    return gathers, [each for each in by_layer if each[1].kind == "reduce_scatter"]
+
+
+@lru_cache(256)
+def _in_space(parts: int, images: int, itemsize: int) -> tuple[Calls, Calls]:
+    """(forward, backward): halos of each window; then rows of all images to images."""
+    there, back, channels, columns = [], [], 1, SIDE
+    for i, boundary in enumerate(BOUNDARIES[:DENSE]):
+        inner = boundary.units, OUT[boundary.name][1]
+        for name, size in ((boundary.name, (channels, columns)), (f"{boundary.name}/pool", inner)):
+            split, row = rows_of(parts)[name], images * size[0] * size[1] * itemsize
+            facts = split.rows, split.before, split.after, row
+            there += [(i, call) for call in halo(f"{name}/forward/halo", *facts)]
+            if name != BOUNDARIES[0].name:  # the images have no gradient
+                back += [(i, call) for call in halo(f"{name}/backward/halo", *facts, back=True)]
+        channels, columns = boundary.units, isqrt(boundary.each)
+    last, share = BOUNDARIES[DENSE - 1].name, even(images, parts)
+    rows, each = rows_of(parts)[f"{last}/pool"].out, channels * columns
+    if parts > 1:
+        out = [each * r * n for r in rows for n in share]
+        into = [each * r * n for n in share for r in rows]
+        there += _all_to_all(f"{last}/forward/y", out, itemsize)
+        back += _all_to_all(f"{last}/backward/dy", into, itemsize)
+    return there, back[::-1]
+
+
+def _all_to_all(label: str, counts: list[int], itemsize: int) -> Calls:
+    return [(DENSE, call) for call in expected(label, "all_to_all", counts, itemsize)]
+
+
+def _of(call: Expected, me: int) -> Planned:
+    each = call.cost
+    return Planned(call.label, call.kind, each.sent[me], each.received[me], each.messages[me])
+
+
+def _parameters(split: Split, stage: int, part: int) -> int:
+    total = 0
+    for i in split.layers(stage):
+        units = BOUNDARIES[i].units
+        mine = units if split.in_space else even(units, split.parts)[part]
+        total += LENET[i].size // units * mine
+    return total
+
+
+def _flops(split: Split, at: tuple[int, int, int], images: int) -> int:
+    copy, stage, part = at
+    mine, total = even(images, split.copies)[copy], 0
+    for i in split.layers(stage):
+        name = LENET[i].name
+        if not split.in_space:
+            total += flops(name, mine, even(BOUNDARIES[i].units, split.parts)[part])
+        elif i < DENSE:
+            rows = rows_of(split.parts)[name].out
+            total += flops(name, mine) * rows[part] // sum(rows)
+        else:
+            total += flops(name, even(mine, split.parts)[part])
+    return total

@@ -1,0 +1,284 @@
+"""LeNet trained step after step on the ranks of any split: every split has the same losses.
+
+    >>> import tiledask as td
+    >>> digits, _ = td.load_images("digits").split()
+    >>> alone, split = (train_lenet(digits, ways, steps=2, batch=6, dtype="float64")
+    ...                 for ways in ({}, {"data parallel": 2, "layerwise": 2}))
+    >>> bool(abs(alone.losses - split.losses).max() < 1e-12)
+    True
+
+Each rank draws its own weights and its copy's images from the seed, so nothing is scattered first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.convolution.channels import own
+from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET, SIDE
+from tiledask.distributed.convolution.lenet_plan import Need, need_of
+from tiledask.distributed.convolution.lenet_runs import whole_weights
+from tiledask.distributed.convolution.lenet_split import RankGroups, Split
+from tiledask.distributed.convolution.lenet_step import step, unit_dim
+from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.records import Records
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.training.validate import whole
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan import html
+from tiledask.tile import layers as L
+from tiledask.tile.backend import to_numpy
+from tiledask.tile.datasets import Images
+from tiledask.tile.optimizers import Adam, Rule, advance, begin
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TrainedLeNet", "train_lenet"]
+
+AT_ONCE = 100
+"""Images that are looked at in one go when all are classified: their windows take memory."""
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedLeNet:
+    """What came of a training."""
+
+    split: Split
+    losses: np.ndarray
+    """[steps] float64: the mean over each step's batch, before its update."""
+    weights: dict[str, dict[str, np.ndarray]]
+    """The weights in full, by layer and name, after the last step."""
+    held: list[dict[str, int]]
+    """Bytes that each rank keeps from step to step, by tensor class."""
+    flops: list[int]
+    """FLOP of each rank's products in a step, counted from the arrays that are multiplied."""
+    seconds: np.ndarray
+    """[steps]: of the slowest rank, waiting included."""
+    records: Records
+    """Every collective and message."""
+    planned: Need
+    """What a step was to need."""
+
+    def classify(self, inputs: np.ndarray) -> np.ndarray:
+        """[count] the class that each image [count, 1, 28, 28] is given, on this machine."""
+        found = [np.zeros(0, np.int64)]
+        for start in range(0, len(inputs), AT_ONCE):
+            x = inputs[start : start + AT_ONCE].astype(self.weights["fc2"]["w"].dtype, copy=False)
+            for layer in LENET:
+                x, _ = layer.forward(self.weights[layer.name], x)
+            found.append(x.argmax(axis=1))
+        return np.concatenate(found)
+
+    def accuracy(self, images: Images) -> float:
+        """The share of ``images`` that is classified rightly."""
+        return float(np.mean(self.classify(images.inputs()) == images.labels))
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest,
+        seconds of the slowest."""
+        import pandas as pd
+
+        totals, barriers = self.records.totals("step"), self.records.barriers
+        rows = [
+            (n, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(n, 0), seconds)
+            for n, (loss, seconds) in enumerate(zip(self.losses, self.seconds, strict=True))
+            for t in [totals.get(n)]
+        ]
+        names = ["step", "loss", "bytes_sent", "messages", "barriers", "seconds"]
+        return pd.DataFrame(rows, columns=names).set_index("step")
+
+    def __repr__(self) -> str:
+        ends = "no loss"
+        if len(self.losses):
+            ends = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+        return f"TrainedLeNet({len(self.losses)} steps on {self.split}, {ends})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
+
+
+def train_lenet(
+    data: Images,
+    ways: Mapping[str, int],
+    mesh: Mesh | None = None,
+    *,
+    steps: int,
+    batch: int,
+    rule: Rule | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    nudge: int = 0,
+    timeout: float = 300.0,
+) -> TrainedLeNet:
+    """Losses, weights and records of d2l's LeNet, trained on the ranks of a split.
+
+    data
+        Images of 28 x 28 of up to 10 classes, as `tiledask.load_images` loads them.
+    ways
+        How many ranks each way: "data parallel", "network", and "layerwise" or "space". They
+        multiply; {} is a single device.
+    mesh
+        Of as many workers, in any shape; or, without one, threads of this process.
+    batch
+        Images of a step, whatever the split. None of the ways must divide what it splits: some
+        ranks get one more, or none.
+    rule
+        The optimizer; default: Adam().
+    dtype
+        "float32" or "float64", of everything.
+    nudge
+        With a number other than 0 every weight begins one rounding up or down, as of
+        `tiledask.train`.
+
+    With equal seeds the result is that of a single device, whatever the split, but for the order
+    in which sums are rounded. Raises ConfigError or PlacementError for what does not go together,
+    and what `run_ranks` raises.
+    """
+    if isinstance(ways, str):
+        raise ConfigError(f"ways say how many ranks each has: {{{ways!r}: 4}}, got {ways!r} alone")
+    split = Split.of(ways)
+    _check(data, steps, batch, dtype)
+    if mesh is not None and mesh.ranks != split.ranks:
+        raise PlacementError(
+            f"{split} takes {split.ranks} ranks, and the mesh has {mesh.ranks}: use "
+            f"td.Mesh(cluster, ({split.ranks},)), or other ways"
+        )
+    nudge = whole("nudge", nudge, 0)
+    job = _Job(data, split, steps, batch, rule or Adam(), dtype, seed, nudge)
+    if mesh is None:
+        done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
+    else:
+        done = run_ranks(_train_rank, mesh, job, timeout=timeout)
+    return _collected(job, done)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every rank is told."""
+
+    data: Images
+    split: Split
+    steps: int
+    batch: int
+    rule: Rule
+    dtype: str
+    seed: int
+    nudge: int
+
+
+class _Part(NamedTuple):
+    """What a rank brings back."""
+
+    losses: list[float]
+    seconds: list[float]
+    weights: dict[str, dict[str, np.ndarray]]
+    digest: bytes
+    held: dict[str, int]
+    flops: int
+
+
+def _train_rank(rank: Rank, job: _Job) -> _Part:
+    """The program of one rank."""
+    place = RankGroups.of(rank, job.split)
+    drawn = _drawn(place, job, rank.backend)
+    state = begin(_flat(drawn), job.rule)
+    rows, losses, seconds, flops = job.split.images(job.batch, place.copy), [], [], 0
+    for number in range(job.steps):
+        begun = perf_counter()
+        images, classes = job.data.batch(job.seed, number, job.batch, rows, job.dtype)
+        weights = {
+            name: {kind: state.weights[f"{name}.{kind}"] for kind in each}
+            for name, each in drawn.items()
+        }
+        with rank.step(number):
+            inputs = rank.on_device(images), rank.on_device(classes)
+            loss, grads, flops = step(place, weights, *inputs, job.batch)
+        state, _, _ = advance(state, job.rule, _flat(grads))
+        losses.append(loss)
+        seconds.append(perf_counter() - begun)
+    weights = {
+        name: {kind: to_numpy(state.weights[f"{name}.{kind}"]) for kind in each}
+        for name, each in drawn.items()
+    }
+    digest = blake2b(b"".join(w.tobytes() for w in _flat(weights).values())).digest()
+    return _Part(losses, seconds, weights, digest, state.nbytes, flops)
+
+
+def _drawn(place: RankGroups, job: _Job, xp: str) -> dict[str, dict[str, Any]]:
+    """This rank's weights, newly drawn: of those that one device would draw its units."""
+    found = {}
+    for i in job.split.layers(place.stages.rank):
+        layer, mine = LENET[i], own(place.parts, BOUNDARIES[i].units)
+        parts: dict[str, Sequence[Any] | None] = {}
+        if not job.split.in_space:
+            parts = {
+                kind: tuple(
+                    mine if dim == unit_dim(p) else slice(None) for dim in range(len(p.shape))
+                )
+                for kind, p in layer.parameters.items()
+            }
+        found[layer.name] = L.initialise(
+            dict(layer.parameters),
+            job.seed,
+            parts,
+            f"{layer.name}.",
+            job.dtype,
+            xp,
+            L.Nudge(job.nudge, job.dtype) if job.nudge else None,
+        )
+    return found
+
+
+def _flat(weights: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Arrays by "layer.name"."""
+    return {f"{name}.{kind}": w for name, each in weights.items() for kind, w in each.items()}
+
+
+def _collected(job: _Job, done: Ranks) -> TrainedLeNet:
+    """All ranks' parts together. Raises PlacementError if those with the same weights differ."""
+    split, parts = job.split, done.results
+    numbers = np.arange(split.ranks).reshape(split.shape)
+    for rank, part in enumerate(parts):
+        _, stage, inner = split.at(rank)
+        first = numbers[0, stage, 0 if split.in_space else inner]
+        if part.digest != parts[first].digest:
+            raise PlacementError(
+                f"ranks {first} and {rank} hold the same weights, and these differ after "
+                f"{job.steps} steps: what was added up over them was not the same on both"
+            )
+    losses = np.sum([part.losses for part in parts], axis=0, dtype=float)
+    seconds = np.max([part.seconds for part in parts], axis=0)
+    one_copy = parts[: split.stages * split.parts]
+    said = need_of(split, job.batch, np.dtype(job.dtype).itemsize)
+    return TrainedLeNet(
+        split,
+        losses,
+        whole_weights(split, [part.weights for part in one_copy]),
+        [part.held for part in parts],
+        [part.flops for part in parts],
+        seconds,
+        done.records,
+        said,
+    )
+
+
+def _check(data: Images, steps: int, batch: int, dtype: str) -> None:
+    high, wide = data.pixels.shape[1:]
+    most = BOUNDARIES[-1].units
+    if (high, wide) != (SIDE, SIDE) or data.classes > most:
+        raise ConfigError(
+            f"LeNet takes images of {SIDE} x {SIDE} and up to {most} classes, got {data!r}; "
+            f'td.load_images("digits") has such'
+        )
+    if steps < 0 or batch < 1:
+        raise ConfigError(f"steps are 0 or more, images of a batch 1 or more: got {steps}, {batch}")
+    if dtype not in ("float32", "float64"):
+        raise ConfigError(f"dtype is 'float32' or 'float64', got {dtype!r}")

@@ -1,0 +1,217 @@
+"""Run what a memory plan claims: workers hold the states, do the step, and are refused too much.
+
+number of parameters   each device: its states, gradients, one optimizer step
+Model                  stage 0    F0 F1 B0 F2 B1 B2 step      in the layout's schedule; blocks
+                       stage 1       F0 B0 F1 B1 F2 B2 step   travel from worker to worker
+
+Devices that hold the same are run once; with fewer workers than devices, in turn.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.memory.claim_tasks import DeviceRun, MemoryCase, run_pipeline, run_states
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan import html
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.tile.memory.flat_states import check_states
+from tiledask.tile.memory.pool import Refused
+from tiledask.tile.memory.stage_trainer import check_model
+
+__all__ = ["TOLERANCE", "ClaimRun", "DeviceRun", "run_claim"]
+
+TOLERANCE = 0.05
+"""Relative difference between predicted and measured peak with which a claim still holds."""
+
+
+@dataclass(frozen=True, repr=False)
+class ClaimRun:
+    """A claim about memory, predicted and run."""
+
+    case: MemoryCase
+    name: str
+    scale: int
+    """Bytes and parameters of the claim per byte and parameter run."""
+    predicted: Ledger
+    """Places are stages; of one device each."""
+    devices: tuple[DeviceRun, ...]
+    """Those that were run."""
+    seconds: float
+
+    @property
+    def measured(self) -> Ledger:
+        """What the fullest device of each stage held, at the fullest instant of each moment."""
+        fullest: dict[int, DeviceRun] = {}
+        for device in self.devices:
+            now = fullest.setdefault(device.role.stage, device)
+            fullest[device.role.stage] = max(now, device, key=lambda each: each.peak)
+        return Ledger.of(row for _, device in sorted(fullest.items()) for row in device.rows)
+
+    @property
+    def refused(self) -> Refused | None:
+        """The MemoryError of the first device that was refused memory; None if none was."""
+        return next((d.refused for d in self.devices if d.refused), None)
+
+    @property
+    def predicted_verdict(self) -> str:
+        """ "fits" or "does not fit"."""
+        return _verdict(self.predicted.peak <= self.case.capacity)
+
+    @property
+    def executed_verdict(self) -> str:
+        """ "fits" or "does not fit"."""
+        return _verdict(self.refused is None)
+
+    @property
+    def widest(self) -> int:
+        """The stage whose measured and predicted peaks differ most."""
+        ran, said = self.measured.per_place, self.predicted.per_place
+        return max(ran, key=lambda stage: abs(ran[stage] / said[stage] - 1))
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured peak over predicted peak, of the stage where they differ most; None if a
+        device was refused memory: then nobody saw its peak."""
+        if self.refused:
+            return None
+        return self.measured.per_place[self.widest] / self.predicted.per_place[self.widest]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both verdicts are the same, and all peaks within TOLERANCE if it ran."""
+        same = self.predicted_verdict == self.executed_verdict
+        return same and (self.ratio is None or abs(self.ratio - 1) <= TOLERANCE)
+
+    def __str__(self) -> str:
+        found = f"measured {format_bytes(self.measured.peak)}"
+        if self.refused:
+            found = f"refused at {format_bytes(self.refused.needed)}: {self.refused}"
+        return (
+            f"{self.name}, {self.case.layout}, {self.case.recipe.name}, at 1:{self.scale} on "
+            f"{format_bytes(self.case.capacity)}: predicted "
+            f"{format_bytes(self.predicted.peak)}, {self.predicted_verdict}; executed, "
+            f"{self.executed_verdict}, {found}"
+        )
+
+    def __repr__(self) -> str:
+        return f"ClaimRun({self})"
+
+    def _repr_html_(self) -> str:
+        said, every = self.predicted.per_place, self.case.layout.devices
+        rows = [
+            (
+                d.role.stage,
+                d.role.slice,
+                d.role.copy,
+                d.slot,
+                format_bytes(said[d.role.stage]),
+                format_bytes(d.peak),
+                d.outcome,
+            )
+            for d in self.devices
+        ]
+        head = ("stage", "slice", "copy", "worker", "predicted", "held at most", "end")
+        others = (
+            ""
+            if len(self.devices) == every
+            else (
+                f"; {len(self.devices)} of {every} devices were run, one of each stage; the others "
+                f"hold the same, or a rounding less"
+            )
+        )
+        return html.table(head, rows, f"{self}{others}", style={6: "text-align:left"})
+
+
+def _verdict(fits: bool) -> str:
+    return "fits" if fits else "does not fit"
+
+
+def run_claim(
+    what: Model | int,
+    layout: Layout,
+    capacity: int | str,
+    cluster: Cluster,
+    *,
+    recipe: str | Recipe = "mixed-adam-16",
+    sequence: int = 128,
+    scale: int | None = None,
+    kept: str | Recipe | None = None,
+    timeout: float | None = None,
+) -> ClaimRun:
+    """One training step's memory on ``cluster``, beside what the planner says of it.
+
+    what
+        A number of parameters: every device allocates its states (cut by tp x pp, partitioned by
+        ZeRO), gets gradients, and does the optimizer's step. Nothing is known of activations.
+        Or a Model like GPT-2, executed as it is: every stage on a worker of its own runs its
+        layers forward and backward in the layout's schedule, and does the step.
+    capacity
+        Bytes of one device, or text such as "40GB". An array that would pass it is refused with
+        a MemoryError; that device stops, and the claim comes back as "does not fit".
+    scale
+        Parameters and capacity are divided by it. Default: 1000 for a number of parameters; a
+        Model is run at 1.
+    kept
+        What devices really keep, if that is not the ``recipe`` that the planner is told.
+    timeout
+        Seconds until a DeadlineError (default 300).
+
+    Bytes are those of the arrays in a device's memory, to the byte; what fused kernels keep in
+    registers, Python and Dask are not among them. Of a Model, slice 0 of tp and copy 0 of dp run:
+    sums over slices are left out, copies are taken to have the same micro-batches. Shapes, and
+    so bytes, are those of the whole layout.
+
+    Raises ConfigError for what cannot be run, PlacementError for fewer workers than stages of a
+    Model, ClusterLostError if a worker dies meanwhile.
+    """
+    cap, recipe = parse_bytes(capacity), load_recipe(recipe)
+    model = isinstance(what, Model)
+    scale = _scale(what, scale)
+    whole = what if isinstance(what, Model) else what // scale
+    case = MemoryCase(whole, layout, recipe, sequence, cap // scale)
+    predicted = case.predicted
+    really = replace(case, recipe=recipe if kept is None else load_recipe(kept))
+    _check(really, cluster)
+    begun = time.monotonic()
+    devices = (run_pipeline if model else run_states)(really, cluster, seconds_of(timeout))
+    name = what.name if isinstance(what, Model) else f"{what:,} parameters"
+    return ClaimRun(case, name, scale, predicted, devices, time.monotonic() - begun)
+
+
+def _scale(what: Model | int, scale: int | None) -> int:
+    model = isinstance(what, Model)
+    whole = isinstance(what, int) and not isinstance(what, bool) and what >= 1
+    if not model and not whole:
+        raise ConfigError(
+            f"a claim is about a Model or a number of parameters of 1 or more, got {what!r}; "
+            f"td.load_model(name).parameters is such a number"
+        )
+    scale = (1 if model else 1000) if scale is None else scale
+    if isinstance(scale, bool) or not isinstance(scale, int) or scale < 1:
+        raise ConfigError(f"scale is an integer of 1 or more, got {scale!r}")
+    if isinstance(what, Model) and scale > 1:
+        raise ConfigError(
+            f"a Model is run as it is, at scale 1, got {scale}; give a smaller Model, or run the "
+            f"states alone of model.parameters={what.parameters:,} at 1:{scale}"
+        )
+    if not isinstance(what, Model) and what < scale:
+        raise ConfigError(f"{what} parameters at 1:{scale} are less than one; scale less")
+    return scale
+
+
+def _check(case: MemoryCase, cluster: Cluster) -> None:
+    check_states(case.recipe)
+    if case.layout.cp > 1:
+        raise ConfigError(f"what can be run has cp=1, got {case.layout.cp}")
+    if isinstance(case.what, Model):
+        check_model(case.what, case.layout, case.recipe, case.sequence)
+        if cluster.slots < case.layout.pp:
+            raise PlacementError(
+                f"{case.layout.pp} stages run at once, each on a worker, and the cluster has "
+                f"{cluster.slots}; start_cluster(workers={case.layout.pp})"
+            )

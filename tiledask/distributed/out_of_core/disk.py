@@ -1,0 +1,61 @@
+"""What a disk refuses, in words: it is full, and by how much; a file cannot be written or read."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tiledask.errors import ConfigError
+from tiledask.plan.units import format_bytes
+
+__all__ = ["free", "reading", "writing"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def writing(
+    path: str | os.PathLike[str], needs: Callable[[], int], error: type[Exception] = ConfigError
+) -> Iterator[None]:
+    """An ``error`` that names the file, where the disk refuses what is written inside the block.
+
+    ``needs``: bytes that are wanted on the disk; it is asked only where there is no room.
+    """
+    try:
+        yield
+    except OSError as refused:
+        if refused.errno in _FULL:
+            why = (
+                f"its disk is full: {format_bytes(needs())} more are needed, "
+                f"{format_bytes(free(path))} are free; make room and do the same again"
+            )
+        elif refused.errno == errno.EFBIG:
+            why = (
+                f"no file may be that large here, and {format_bytes(needs())} more are needed; "
+                f"raise the limit (ulimit -f), or name a file on another disk"
+            )
+        else:
+            why = f"{refused.strerror or refused}; see who may write there"
+        raise error(f"{os.fspath(path)} cannot be written: {why}") from refused
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """ConfigError that names the file, where the system cannot read it inside the block."""
+    try:
+        yield
+    except OSError as refused:
+        raise ConfigError(
+            f"{os.fspath(path)} cannot be read: {refused.strerror or refused}; see that it is "
+            f"there, whole and yours to read, or write it again"
+        ) from refused
+
+
+def free(path: str | os.PathLike[str]) -> int:
+    """Free bytes on the disk where ``path`` is, or would be."""
+    there = Path(os.path.abspath(path))
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free

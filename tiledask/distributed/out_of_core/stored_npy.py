@@ -1,0 +1,171 @@
+"""Regions of .npy files: runs of contiguous elements, each read into its place in one call.
+
+C order    row 0 | row 1 | ...            a region is a run per row, or a single one if its
+F order    column 0 | column 1 | ...      rows are whole; of an "F" file, columns
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tiledask.distributed.out_of_core.stored_file import StoredFile
+from tiledask.errors import ConfigError
+from tiledask.plan.products.placement import Region
+
+__all__ = ["create", "header", "look", "opened", "read", "rounded", "sync", "write"]
+
+_SLAB = 2**20
+"""Bytes that are converted at a time where memory and file do not agree."""
+
+
+_parsing = threading.Lock()
+"""Held while a header is parsed: CPython 3.11.7, for one, counts how deep its parser is for all
+threads together, and a SystemError comes of it (python/cpython issue 106905)."""
+
+
+def header(shape: tuple[int, int], dtype: np.dtype) -> bytes:
+    """What stands before the elements of a matrix in C order."""
+    file = BytesIO()
+    about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, about)
+    return file.getvalue()
+
+
+def create(array: StoredFile) -> None:
+    """Makes the file, of zeros that take no space; all at once, so that no half of it is seen."""
+    partial = f"{array.path}.partial"
+    try:
+        with open(partial, "wb") as file:
+            file.write(header(array.shape, array.dtype))
+            file.truncate(array.offset + array.nbytes)
+        os.replace(partial, array.path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def look(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype, int, int]:
+    """(shape, Fortran order?, dtype, bytes before the data, bytes in all) of an open .npy file.
+
+    ValueError if it is none. Nothing in it is executed or believed: what its header promises is
+    for the caller to compare with the bytes there are.
+    """
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(file)
+    if version not in readers:  # 3.0 is for names of fields, which a matrix has none of
+        raise ValueError(f"format {version} is not 1.0 or 2.0")
+    try:
+        with _parsing:
+            shape, fortran, dtype = readers[version](file)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of the tokenizer that NumPy tries last
+        raise ValueError(f"its header cannot be read ({error})") from None
+    return shape, fortran, dtype, file.tell(), os.fstat(file.fileno()).st_size
+
+
+def _by_lines(array: StoredFile, region: Region, block: np.ndarray) -> tuple[Region, np.ndarray]:
+    """Both, seen so that what is contiguous in the file is the last dimension."""
+    return (region[::-1], block.T) if array.order == "F" else (region, block)
+
+
+def _runs(array: StoredFile, region: Region, block: np.ndarray) -> Iterator[tuple[Any, int]]:
+    """(part of ``block`` as bytes, where it is in the file): as few runs as can be.
+
+    ``block`` is seen as `_by_lines` sees it, and its lines are contiguous.
+    """
+    ((top, bottom), (left, right)), line = region, array.shape[array.order == "C"]
+    start, step = array.offset + (top * line + left) * block.itemsize, line * block.itemsize
+    if right - left == line and block.flags.c_contiguous:
+        yield block.reshape(-1).view(np.uint8), start
+        return
+    rows = block.view(np.uint8)
+    for i in range(bottom - top):
+        yield rows[i], start + i * step
+
+
+def _slabs(region: Region, block: np.ndarray) -> Iterator[tuple[Region, np.ndarray]]:
+    """``block`` in slabs of some rows, about a MiB each."""
+    (top, bottom), columns = region
+    step = max(1, _SLAB // max(1, block.shape[1] * block.itemsize))
+    for i in range(0, bottom - top, step):
+        part = block[i : i + step]
+        yield ((top + i, top + i + len(part)), columns), part
+
+
+def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
+    """Bytes read, once ``out`` holds the region."""
+    region, out = _by_lines(array, region, out)
+    read = 0
+    with opened(array.path, os.O_RDONLY) as file:
+        if _contiguous_lines(out):
+            for part, offset in _runs(array, region, out):
+                read += _transfer(os.preadv, file, part, offset, array)
+            return read
+        for within, part in _slabs(region, out):
+            lines = np.empty(part.shape, array.dtype)
+            for run, offset in _runs(array, within, lines):
+                read += _transfer(os.preadv, file, run, offset, array)
+            part[...] = lines
+    return read
+
+
+def write(array: StoredFile, region: Region, block: np.ndarray) -> None:
+    """None, once the file holds ``block`` there."""
+    region, block = _by_lines(array, region, block)
+    as_it_is = block.dtype == array.dtype and _contiguous_lines(block)
+    pieces = [(region, block)] if as_it_is else _slabs(region, block)
+    with opened(array.path, os.O_WRONLY) as file:
+        for within, part in pieces:
+            lines = part if as_it_is else rounded(part, array.dtype)
+            for run, offset in _runs(array, within, lines):
+                _transfer(os.pwritev, file, run, offset, array)
+
+
+def _contiguous_lines(block: np.ndarray) -> bool:
+    return block.shape[1] <= 1 or block.strides[1] == block.itemsize
+
+
+def rounded(block: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``block`` as contiguous rows of ``dtype``; itself if it is that."""
+    with np.errstate(over="ignore"):  # beyond float16's range is infinity, as in any sum of halves
+        return np.ascontiguousarray(block, dtype)
+
+
+def _transfer(call: Any, file: int, part: np.ndarray, offset: int, array: StoredFile) -> int:
+    """Bytes read or written: all of ``part``, in as many calls as the system wants."""
+    done: int = call(file, [part], offset)
+    while done < len(part):
+        more = call(file, [part[done:]], offset + done)
+        if not more:
+            raise ConfigError(
+                f"{array.path} ended at byte {offset + done} while it was read, "
+                f"{len(part) - done} bytes too early; something else cut it short"
+            )
+        done += more
+    return done
+
+
+def sync(path: str) -> None:
+    """None, once the file or folder is on its disk as it is now."""
+    with opened(path, os.O_RDONLY) as file:
+        os.fsync(file)
+
+
+@contextmanager
+def opened(path: str, flags: int) -> Iterator[int]:
+    """The descriptor of an open file."""
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)

@@ -1,0 +1,362 @@
+"""Regions of zarr arrays: chunk by chunk, each there, checked and decoded into its place.
+
+One chunk at a time: zarr itself reads many at once, and holds as many in memory. It also takes a
+chunk that is not there for one of fill values; here that is a damage, unless the array was opened
+with ``missing="fill"``. So whatever is written here is written in full, chunks of zeros too.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.out_of_core.stored_file import StoredFile
+from tiledask.distributed.out_of_core.stored_npy import rounded
+from tiledask.errors import ConfigError
+from tiledask.plan.products.placement import Region
+
+__all__ = ["chunk_files", "create", "look", "read", "survey", "write"]
+
+_CHECKED = ("crc32c", "crc32", "adler32", "fletcher32", "gzip", "zlib")
+"""Codecs that fail where a chunk is not what was stored; zstd too, if its checksum is on."""
+_PLAIN = ("bytes", "transpose", "crc32c")
+"""Codecs after which a chunk of some shape has one size, 4 bytes more for each crc32c."""
+_HEADER = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
+_CHUNK = re.compile(r"(c[/.])?\d+[/.]\d+")
+_NONE = 2**64 - 1
+"""Offset of a chunk that a shard does not have."""
+
+
+def look(path: str) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...], str]:
+    """(shape, dtype, chunks, checksum of each) of a zarr array; of a sharded one, its shards.
+
+    Raises whatever zarr raises for a folder that is none, and ValueError for a header that is not
+    what `create` wrote, if it was `create` that wrote it.
+    """
+    import zarr
+
+    found = zarr.open_array(path, mode="r")
+    header = Path(path, "zarr.json")
+    if header.exists():
+        said = json.loads(header.read_text())
+        checksum = (said.get("attributes") or {}).get("tiledask", {}).get("header crc32")
+        if checksum is not None and checksum != _checksum(said):
+            raise ValueError(
+                f"its zarr.json has the checksum {_checksum(said)} and was written with "
+                f"{checksum}; if it was you who changed it, remove its attribute 'tiledask'"
+            )
+    codecs = _codecs(found.metadata)
+    checks = [name for name, about in codecs if name in _CHECKED or about.get("checksum") is True]
+    # the chunks within a shard are written together
+    chunks = tuple(found.shards or found.chunks)
+    return found.shape, found.dtype, chunks, checks[-1] if checks else ""
+
+
+def survey(array: StoredFile, unfinished: bool) -> None:
+    """None; ConfigError if files of chunks are missing, are too many, or have an impossible size.
+
+    ``unfinished``: chunks may be missing yet, and torn ones are going to be written again.
+    """
+    metadata, grid = _metadata(array), _grid(array)
+    # not the other way round: a damaged header may promise more chunks than can be listed
+    found = {name: size for name, size in _files(array.path) if _CHUNK.fullmatch(name)}
+    held = {}
+    for name in found:
+        at = tuple(map(int, re.findall(r"\d+", name)))
+        inside = all(i < n for i, n in zip(at, grid, strict=True))
+        if inside and metadata.encode_chunk_key(at) == name:
+            held[at] = name
+    count = prod(grid)
+    if len(held) < count and array.missing == "refuse" and not unfinished:
+        places = (divmod(i, grid[1]) for i in range(count))  # np.ndindex makes them all at once
+        first = next(at for at in places if at not in held)
+        raise _missing(
+            array,
+            f"of {count} chunks {count - len(held)}, such as {metadata.encode_chunk_key(first)},",
+        )
+    if more := sorted(found.keys() - held.values()):
+        raise ConfigError(
+            f"{array.path} says that it is {array.shape} in chunks of {array.chunks}, which are "
+            f"{count}, and has {len(more)} more, {more[0]} for one; its header is damaged, or "
+            f"those are another array's: write it again, or remove them"
+        )
+    codecs = [name for name, _ in _codecs(metadata)]
+    if not unfinished and all(name in _PLAIN for name in codecs):
+        size = prod(array.form.grid) * array.dtype.itemsize + 4 * codecs.count("crc32c")
+        for name, there in sorted(found.items()):
+            if there != size:
+                raise ConfigError(
+                    f"{array.path}: chunk {name} has {there} bytes, one of {array.chunks} "
+                    f"{array.dtype} has {size}; it is damaged: write the array again"
+                )
+
+
+def create(array: StoredFile, zeros: bool) -> None:
+    """Makes the folder all at once, with chunks of zeros, or without any yet.
+
+    Chunks are compressed by zstd and end in a crc32c, and the header has a checksum too.
+    """
+    import zarr
+    from zarr.codecs import Crc32cCodec, ZstdCodec
+
+    partial = f"{array.path}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        zarr.create_array(
+            partial,
+            shape=array.shape,
+            dtype=array.dtype,
+            chunks=array.form.grid,
+            fill_value=0,
+            compressors=[ZstdCodec(), Crc32cCodec()],
+        )
+        header = Path(partial, "zarr.json")
+        said = json.loads(header.read_text())
+        said["attributes"] = {"tiledask": {"header crc32": _checksum(said)}}
+        header.write_text(json.dumps(said, indent=2))
+        if zeros:  # all chunks are the same bytes, also those at the edges
+            stored = _open_to_write(partial)
+            rows, columns = array.form.grid
+            stored[:rows, :columns] = 0
+            names = [stored.metadata.encode_chunk_key(at) for at in np.ndindex(*_grid(array))]
+            chunk = Path(partial, names[0]).read_bytes()
+            for name in names[1:]:
+                os.makedirs(os.path.dirname(os.path.join(partial, name)), exist_ok=True)
+                Path(partial, name).write_bytes(chunk)
+        os.rename(partial, array.path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def read(array: StoredFile, region: Region, out: np.ndarray) -> int:
+    """Bytes of the decoded chunks, once ``out`` holds the region."""
+    import zarr
+    from zarr.buffer.cpu import NDBuffer
+
+    stored, read = _opened(array, lambda: zarr.open_array(array.path, mode="r")), 0
+    check = _check_of(array, stored.metadata)
+    for at, part in _chunks(array, region):
+        check(at, part)
+        place = out[_within(part, region)]
+        with _decoding(array, stored.metadata.encode_chunk_key(at)):
+            stored.get_basic_selection(
+                tuple(slice(*span) for span in part), out=NDBuffer.from_numpy_array(place)
+            )
+        read += array.form.read_bytes(part)
+    return read
+
+
+def write(array: StoredFile, region: Region, block: np.ndarray) -> None:
+    """None, once the chunks hold ``block`` there."""
+    stored = _opened(array, lambda: _open_to_write(array.path))
+    check = _check_of(array, stored.metadata)
+    for at, part in _chunks(array, region):
+        whole = tuple(
+            (i * c, min((i + 1) * c, n))
+            for i, c, n in zip(at, array.form.grid, array.shape, strict=True)
+        )
+        if part != whole:  # the rest of the chunk stays
+            check(at, whole)
+        chunk = rounded(block[_within(part, region)], array.dtype)
+        with _decoding(array, stored.metadata.encode_chunk_key(at)):
+            stored[tuple(slice(*span) for span in part)] = chunk
+
+
+def chunk_files(array: StoredFile, region: Region) -> Iterator[str]:
+    """The files of the chunks that touch the region."""
+    metadata = _metadata(array)
+    for at, _ in _chunks(array, region):
+        yield os.path.join(array.path, metadata.encode_chunk_key(at))
+
+
+# -- what is there -------------------------------------------------------------------------------
+
+
+def _check_of(array: StoredFile, metadata: Any) -> Callable[[tuple[int, int], Region], None]:
+    """A function of (chunk, part of the array in it): ConfigError if some of that is not stored."""
+    if array.missing == "fill":
+        return lambda at, part: None
+    sharded = any(name == "sharding_indexed" for name, _ in _codecs(metadata))
+
+    def check(at: tuple[int, int], part: Region) -> None:
+        name = metadata.encode_chunk_key(at)
+        file = os.path.join(array.path, name)
+        if not os.path.exists(file):
+            raise _missing(array, f"chunk {name}")
+        if not sharded:
+            return
+        index, inner = _shard_index(array, metadata, name, file)
+        inside = tuple(
+            slice((a - i * c) // extent, -(-(b - i * c) // extent))
+            for (a, b), i, c, extent in zip(part, at, array.form.grid, inner, strict=True)
+        )
+        if gone := int((index[inside] == _NONE).sum()):
+            raise _missing(array, f"{gone} of the chunks of {inner} in the shard {name}")
+
+    return check
+
+
+def _shard_index(
+    array: StoredFile, metadata: Any, name: str, file: str
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """(offset of every chunk in a shard, extents of such a chunk); zarr compares its checksum."""
+    about = [dict(each) for each in metadata.to_dict()["codecs"]]
+    inner = about[0].get("configuration", {})
+    ways = [each["name"] for each in inner.get("index_codecs", ())]
+    nested = any(each["name"] == "sharding_indexed" for each in inner.get("codecs", ()))
+    if len(about) > 1 or ways != ["bytes", "crc32c"] or nested:
+        raise ConfigError(
+            f"{array.path} has shards whose index cannot be looked into (codecs "
+            f"{[each['name'] for each in about]}, index {ways}), so that a chunk that is missing "
+            f'would be read as fill values; store it without, or td.open_array(path, missing="'
+            f'fill") takes that in'
+        )
+    extents = tuple(inner["chunk_shape"])
+    counts = tuple(c // extent for c, extent in zip(array.form.grid, extents, strict=True))
+    size, there = 16 * prod(counts) + 4, os.path.getsize(file)
+    if there < size:
+        raise ConfigError(
+            f"{array.path}: the shard {name} has {there} bytes, its index alone has {size}; it is "
+            f"damaged: write the array again"
+        )
+    with open(file, "rb") as shard:
+        at_start = str(inner.get("index_location", "end")) == "start"
+        shard.seek(0 if at_start else there - size)
+        index = np.frombuffer(shard.read(size - 4), "<u8").reshape(*counts, 2)
+    ends = [int(offset) + int(n) for offset, n in index.reshape(-1, 2) if offset != _NONE]
+    end = there if at_start else there - size
+    if ends and max(ends) != end:
+        raise ConfigError(
+            f"{array.path}: by the index of the shard {name} its chunks end at byte {max(ends)}, "
+            f"and they end at {end}; it is damaged: write the array again"
+        )
+    return index[..., 0], extents
+
+
+def _missing(array: StoredFile, what: str) -> ConfigError:
+    return ConfigError(
+        f"{array.path} is {array.shape} in chunks of {array.chunks}, and {what} is missing; write "
+        f"it again, or, of a sparse array, whose missing chunks are its fill value, open it by "
+        f'td.open_array(path, missing="fill")'
+    )
+
+
+@contextmanager
+def _decoding(array: StoredFile, name: str) -> Iterator[None]:
+    """ConfigError for whatever a codec raises inside the block; what the disk says stays."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        file = os.path.join(array.path, name)
+        size = os.path.getsize(file) if os.path.exists(file) else 0
+        whole = prod(array.form.grid) * array.dtype.itemsize
+        words = str(error).splitlines()[0] if str(error) else ""
+        raise ConfigError(
+            f"{array.path}: chunk {name} is damaged: its {size} bytes do not decode to the {whole} "
+            f"of {array.chunks} {array.dtype} ({type(error).__name__}: {words[:200]}); write the "
+            f"array again"
+        ) from error
+
+
+def _opened(array: StoredFile, open_it: Any) -> Any:
+    """The zarr array, if it still is what ``array`` says."""
+    try:
+        found = open_it()
+        now = found.shape, found.dtype, tuple(found.shards or found.chunks)
+    except Exception as error:
+        raise ConfigError(
+            f"{array.path} is no zarr array any more ({type(error).__name__}: "
+            f"{str(error)[:200]}); write it again"
+        ) from error
+    if now != (array.shape, array.dtype, array.chunks):
+        raise ConfigError(
+            f"{array.path} was opened as {array.shape} {array.dtype} in chunks of {array.chunks}, "
+            f"and is now {now[0]} {now[1]} in {now[2]}; td.open_array it again"
+        )
+    return found
+
+
+def _open_to_write(path: str) -> Any:
+    import zarr
+
+    with zarr.config.set({"array.write_empty_chunks": True}):  # it is looked at on opening
+        return zarr.open_array(path, mode="r+")
+
+
+def _metadata(array: StoredFile) -> Any:
+    import zarr
+
+    return _opened(array, lambda: zarr.open_array(array.path, mode="r")).metadata
+
+
+def _codecs(metadata: Any) -> list[tuple[str, dict[str, Any]]]:
+    """(name, configuration) of every codec, those within shards too."""
+    about = metadata.to_dict()
+    if metadata.zarr_format == 2:
+        given = [*(about.get("filters") or ()), about.get("compressor")]
+        dicts = [each.get_config() if hasattr(each, "get_config") else each for each in given]
+        return [("bytes", {}), *((each["id"], dict(each)) for each in dicts if each)]
+    found = []
+    for each in about["codecs"]:
+        name, how = each["name"].removeprefix("numcodecs."), dict(each.get("configuration") or {})
+        found.append((name, how))
+        if name == "sharding_indexed":
+            found += [
+                (inner["name"].removeprefix("numcodecs."), dict(inner.get("configuration") or {}))
+                for inner in how["codecs"]
+            ]
+    return found
+
+
+def _checksum(header: dict[str, Any]) -> int:
+    """CRC-32 of what a zarr.json says of the elements."""
+    about = {key: header.get(key) for key in _HEADER}
+    return zlib.crc32(json.dumps(about, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _files(path: str, below: str = "") -> Iterator[tuple[str, int]]:
+    """(name from the array's folder, bytes) of all files in it."""
+    with os.scandir(os.path.join(path, below)) as entries:
+        for entry in entries:
+            name = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_dir():
+                yield from _files(path, name)
+            else:
+                yield name, entry.stat().st_size
+
+
+# -- which chunks --------------------------------------------------------------------------------
+
+
+def _grid(array: StoredFile) -> tuple[int, ...]:
+    """Chunks down and across."""
+    return tuple(-(-n // c) for n, c in zip(array.shape, array.form.grid, strict=True))
+
+
+def _chunks(array: StoredFile, region: Region) -> Iterator[tuple[tuple[int, int], Region]]:
+    """(indices of a chunk, the part of ``region`` in it), row by row."""
+    rows, columns = (
+        range(start // c, -(-stop // c))
+        for (start, stop), c in zip(region, array.form.grid, strict=True)
+    )
+    for at in product(rows, columns):
+        part = zip(at, array.form.grid, region, strict=True)
+        yield at, tuple((max(a, i * c), min(b, (i + 1) * c)) for i, c, (a, b) in part)
+
+
+def _within(part: Region, whole: Region) -> tuple[slice, ...]:
+    return tuple(
+        slice(a - origin, b - origin) for (a, b), (origin, _) in zip(part, whole, strict=True)
+    )

@@ -1,0 +1,246 @@
+"""What an unfinished product remembers, in a folder beside its result: ``<result>.tiledask/``
+
+    plan.json              the operands, the cuts and the kernel: what the sums depend on
+    tile-3072-0.json       up to which k the tile at that row and column is summed
+    run                    the name of the run that may work now
+    client.lock, slot-*.lock    held, as long as they live, by the processes that do
+
+A record says less than the result holds and never more: a tile is on the disk before its record
+is, and a partial sum that is about to be overwritten is struck out first. It has the checksum of
+all of the tile, so that one that changed since is computed again.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tiledask.distributed.out_of_core.disk import writing
+from tiledask.distributed.out_of_core.stored_npy import sync
+from tiledask.errors import ConfigError, DeadlineError
+from tiledask.plan.products.placement import Region
+
+__all__ = ["StoppedError", "StreamRecords", "TileRecord", "differences"]
+
+_TAKEOVER = 60.0
+"""Seconds to wait for workers of a client that died, which stop at their next panel."""
+_BLOCK = 4096
+"""Bytes on the disk, about, of a record."""
+_LETTING_GO = 20.0
+"""Seconds that an interrupted client waits for its own."""
+
+
+class StoppedError(RuntimeError):
+    """The run that a worker works for was stopped, or another took its place."""
+
+
+@dataclass(frozen=True)
+class TileRecord:
+    """How far a tile is."""
+
+    summed: int
+    """The tile in the file is the sum over 0..summed; 0 if it holds nothing of use."""
+    check: int = 0
+    """Its checksum."""
+
+
+@dataclass(frozen=True)
+class StreamRecords:
+    """The folder, seen by one run. Values are written whole or not at all."""
+
+    folder: str
+    run: str
+    """This run's name."""
+
+    @property
+    def exist(self) -> bool:
+        """Whether a product was begun and not finished."""
+        return os.path.exists(self._path("plan.json"))
+
+    def plan(self) -> dict[str, Any]:
+        """What `begin` was given; ConfigError if it is damaged."""
+        return self._read("plan.json")
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """None, once ``plan`` is recorded; records of any earlier plan are gone."""
+        self.forget()
+        self._write("plan.json", plan)
+
+    def forget(self) -> None:
+        """Remove all that is recorded; first what says that there is anything."""
+        Path(self._path("plan.json")).unlink(missing_ok=True)
+        for record in Path(self.folder).glob("tile-*"):
+            record.unlink(missing_ok=True)
+
+    def tile(self, region: Region) -> TileRecord | None:
+        """What is recorded of the tile at ``region``; ConfigError if it is damaged."""
+        name = _name(region)
+        if not os.path.exists(self._path(name)):
+            return None
+        value = self._read(name)
+        try:
+            whole = value["region"] == [list(span) for span in region]
+            record = TileRecord(value["summed"], value["check"])
+            whole = whole and all(type(n) is int and n >= 0 for n in asdict(record).values())
+        except (KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise self._damaged(name, f"it says {value}, for the tile {region}")
+        return record
+
+    def keep(self, region: Region, record: TileRecord) -> None:
+        """None, once ``record`` of the tile at ``region`` would survive a loss of power."""
+        self._write(_name(region), {"region": region, **asdict(record)})
+
+    def strike(self, region: Region) -> None:
+        """Record that the tile at ``region`` is about to be overwritten, if it has a record."""
+        if os.path.exists(self._path(_name(region))):
+            self.keep(region, TileRecord(0))
+
+    # -- who may work -----------------------------------------------------------------------------
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """This run alone works on the product inside the block; at its end none does.
+
+        ConfigError if another client that lives is at it. Workers that a dead one left behind are
+        told to stop, and waited for.
+        """
+        with ExitStack() as stack:
+            with self._writing():
+                os.makedirs(self.folder, exist_ok=True)
+                try:
+                    stack.enter_context(_locked(self._path("client.lock"), 0.0))
+                except TimeoutError:
+                    raise ConfigError(
+                        f"another process is working on {self.folder.removesuffix('.tiledask')} "
+                        f"right now; wait for it, or name another result"
+                    ) from None
+                Path(self._path("run")).write_text(self.run)
+            self._wait_for_workers(_TAKEOVER)
+            try:
+                yield
+            finally:
+                Path(self._path("run")).unlink(missing_ok=True)
+                with suppress(DeadlineError):  # frozen ones: they stop as soon as they wake up
+                    self._wait_for_workers(_LETTING_GO)
+                if not self.exist:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def working(self, slot: int) -> Iterator[None]:
+        """The worker of ``slot`` works for this run inside the block, and no other in its place."""
+        self.check()
+        with _locked(self._path(f"slot-{slot}.lock"), _TAKEOVER, self.check):
+            self.check()
+            yield
+
+    def check(self) -> None:
+        """Raise StoppedError if this run is over. Workers ask between panels."""
+        try:
+            now = Path(self._path("run")).read_text()
+        except FileNotFoundError:
+            now = ""
+        if now != self.run:
+            raise StoppedError(
+                f"run {self.run} on {self.folder} was "
+                + (f"replaced by {now}" if now else "stopped")
+                + "; what is finished is recorded, and the same product goes on from there"
+            )
+
+    def _wait_for_workers(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for lock in sorted(Path(self.folder).glob("slot-*.lock")):
+            try:
+                with _locked(str(lock), max(0.0, deadline - time.monotonic())):
+                    pass
+            except TimeoutError:
+                raise DeadlineError(
+                    f"a worker of an earlier run still holds {lock} after {seconds:g} s; end it, "
+                    f"or wait"
+                ) from None
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        text = Path(self._path(name)).read_text(errors="replace")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise self._damaged(name, f"not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise self._damaged(name, f"it says {value!r}")
+        return value
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        partial = self._path(f"{name}.{os.getpid()}.partial")
+        with self._writing():
+            try:
+                with open(partial, "w") as file:
+                    json.dump(value, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, self._path(name))
+            except OSError:
+                Path(partial).unlink(missing_ok=True)
+                raise
+            sync(self.folder)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self.folder, lambda: _BLOCK)
+
+    def _damaged(self, name: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"the record {self._path(name)} is damaged ({why}); records are written whole or not "
+            f"at all, so something else wrote there. resume=False starts over"
+        )
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> list[str]:
+    """What changed from ``was`` to ``now``, in words, down to the innermost values.
+
+    >>> differences({"a": {"bytes": 3, "dtype": "f4"}}, {"a": {"bytes": 5, "dtype": "f4"}})
+    ['a bytes was 3 and is 5']
+    """
+    found = []
+    for key in sorted(was.keys() | now.keys()):
+        before, after, name = was.get(key), now.get(key), f"{of} {key}".strip()
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, name)
+        elif before != after:
+            found.append(f"{name} was {before} and is {after}")
+    return found
+
+
+def _name(region: Region) -> str:
+    (top, _), (left, _) = region
+    return f"tile-{top}-{left}.json"
+
+
+@contextmanager
+def _locked(path: str, seconds: float, meanwhile: Any = lambda: None) -> Iterator[None]:
+    """Holds the lock ``path``; TimeoutError if others do for ``seconds``. It dies with us."""
+    deadline = time.monotonic() + seconds
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(path) from None
+            meanwhile()
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,234 @@
+"""Run a pipeline schedule on workers: real layers or dummies, by tasks or by loops.
+
+    schedule --checked--> Job --engine--> results          "tasks": each action is a Dask task
+                           |                               "loop":  each device is one
+                           '--> events of every action --> Timeline
+
+Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, and nothing else.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.arrays.array import Both
+from tiledask.distributed.cluster.clocks import set_clocks
+from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.pipelines.actions import added
+from tiledask.distributed.pipelines.dummy import Dummy
+from tiledask.distributed.pipelines.job import PipelineJob
+from tiledask.distributed.pipelines.pipeline_loop import run_loops
+from tiledask.distributed.pipelines.pipeline_tasks import run_tasks
+from tiledask.distributed.pipelines.run import PipelineRun, replay
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.pipelines.links import Links, PerLink
+from tiledask.plan.pipelines.needs import checked
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.simulate import Times, durations, simulate, together
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.products.placement import split
+from tiledask.plan.products.traffic import Traffic
+from tiledask.tile.backend import to_numpy as off_device
+
+__all__ = ["ENGINES", "PipelineRun", "run_schedule"]
+
+ENGINES = {"tasks": run_tasks, "loop": run_loops}
+"""Ways to run a Job, by name."""
+
+
+def run_schedule(
+    schedule: Schedule,
+    stages: Sequence[Any] | None = None,
+    batch: np.ndarray | None = None,
+    cluster: Cluster | None = None,
+    *,
+    target: np.ndarray | None = None,
+    forward: Times | None = None,
+    backward: Times | None = None,
+    latency: PerLink = 0.0,
+    backward_input: Times | None = None,
+    backward_weight: Times | None = None,
+    overlapped: Times | None = None,
+    engine: str = "tasks",
+    timeout: float | None = None,
+) -> PipelineRun:
+    """The Run of ``schedule`` on ``cluster``, whose slot d is the schedule's device d.
+
+    stages
+        Real stages (see :mod:`tiledask.distributed.pipelines.stages`), or None for dummies: they
+        keep their device busy for the times given without using its core.
+    batch
+        [tokens, width], cut into the schedule's micro-batches as numpy.array_split does. None,
+        for dummies: one number per micro-batch.
+    target
+        [tokens, width]; needed for backwards. The loss is the mean square error of the batch.
+    forward, backward, backward_input, backward_weight
+        Seconds that an action occupies its device, in the shapes and with the meaning that they
+        have for :func:`tiledask.simulate`. An action does its work and then keeps the device
+        until its time is over, so devices of a known speed can be studied on a machine with
+        fewer cores than devices. Default: as long as it takes.
+    overlapped
+        Seconds of a forward and a backward that a device does at once (DualPipe), as for
+        ``simulate``. Their work is done one after the other.
+    latency
+        Seconds, as for ``simulate``, after its making before which a result cannot be used on
+        another device. It occupies neither device. The way that the block really takes is part
+        of it; where that takes longer, it counts instead.
+    engine
+        "tasks": each action is a Dask task pinned to its device, its turn a real dependency, so
+        that Dask's task stream is the Gantt chart, and what a worker that dies had done is done
+        again. "loop": each device is one task that goes through its actions, and blocks are
+        posted from worker to worker past the scheduler: for short actions. The results are the
+        same to the bit; a worker that dies ends the run with ClusterLostError.
+
+    Every run is announced on Dask's topic "tiledask-runs", and each action is reported on the
+    run's own topic when it is done, with its times on the scheduler's clock.
+
+    Raises ScheduleError for an order that cannot run and for impossible times, PlacementError
+    for too few slots or arrays of the wrong shape, ConfigError for an unknown engine,
+    DeadlineError after ``timeout`` seconds (default 300).
+    """
+    if cluster is None or engine not in ENGINES:
+        raise ConfigError(
+            "run_schedule needs cluster=, for example of td.start_cluster()"
+            if cluster is None
+            else f"no engine {engine!r}; there are {', '.join(ENGINES)}"
+        )
+    times = (forward, backward, backward_input, backward_weight)
+    seconds = _seconds(schedule, *times)
+    both = together(schedule, seconds, overlapped)
+    arriving = Links.of(schedule, latency).arriving
+    dummies = stages is None
+    if stages is None:
+        batch = np.zeros((schedule.microbatches, 1)) if batch is None else batch
+        if target is None and schedule.trains:
+            target = np.zeros_like(batch)
+        stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
+    waits, order = checked(schedule, stages=len(stages))
+    batch = _check(schedule, stages, batch, target, cluster)
+    simulated = _simulated(schedule, times, seconds, latency, overlapped)
+    job = PipelineJob(
+        schedule,
+        waits,
+        order,
+        stages,
+        batch,
+        target,
+        cluster,
+        seconds,
+        both,
+        arriving,
+        seconds_of(timeout),
+    )
+    clocks = set_clocks(cluster, job.patience)
+    with counting(cluster, job.patience) as counted:
+        done = ENGINES[engine](job, simulated)
+    arrived = [
+        (transfer.destination, *job.sent[key], transfer.start, transfer.stop)
+        for transfer in counted.transfers
+        for key in transfer.keys
+        if key in job.sent
+    ]
+    measured = Timeline.of(schedule.devices, [*done.spans, *arrived], "measured")
+    return PipelineRun(
+        measured,
+        simulated,
+        replay(schedule, measured),
+        np.concatenate([off_device(y) for y in done.outputs]),
+        None if target is None or dummies else float(sum(done.losses)),
+        _per_stage(done.gradients),
+        Both(_predicted_traffic(job), counted.moved(cluster.slots, done.moves)),
+        counted.ledger({}),
+        done.late,
+        clocks,
+        engine,
+    )
+
+
+def _seconds(
+    schedule: Schedule,
+    forward: Times | None,
+    backward: Times | None,
+    backward_input: Times | None,
+    backward_weight: Times | None,
+) -> np.ndarray:
+    """Seconds by kind, as `durations` has them; 0 where an action takes what it takes."""
+    if backward is None and (backward_input is None or backward_weight is None):
+        backward = 0.0
+    forward = 0.0 if forward is None else forward
+    return durations(schedule, forward, backward, backward_input, backward_weight)
+
+
+def _simulated(
+    schedule: Schedule,
+    times: Sequence[Times | None],
+    seconds: np.ndarray,
+    latency: PerLink,
+    overlapped: Times | None,
+) -> Timeline | None:
+    if all(each is None for each in times):
+        return None
+    shape = len(seconds), schedule.stages, schedule.microbatches
+    F, B, I, W = np.broadcast_to(seconds, shape)
+    return simulate(schedule, F, B, latency, I, W, overlapped=overlapped)
+
+
+def _check(
+    schedule: Schedule,
+    stages: Sequence[Any],
+    batch: np.ndarray | None,
+    target: np.ndarray | None,
+    cluster: Cluster,
+) -> np.ndarray:
+    """``batch``, if it, the ``target`` and the ``stages`` go together; else PlacementError."""
+    if schedule.devices > cluster.slots:
+        raise PlacementError(
+            f"the schedule has {schedule.devices} devices, the cluster {cluster.slots} slots; "
+            f"start_cluster(workers={schedule.devices})"
+        )
+    widths = {stage.width for stage in stages}
+    if batch is None or np.ndim(batch) != 2 or widths != {batch.shape[1]}:
+        raise PlacementError(
+            f"the batch has shape {() if batch is None else np.shape(batch)} and the stages take "
+            f"[tokens, {' or '.join(map(str, sorted(widths)))}]; make all widths equal"
+        )
+    if len(batch) < schedule.microbatches:
+        raise PlacementError(
+            f"{len(batch)} tokens cannot be cut into {schedule.microbatches} micro-batches; "
+            f"give at least one token each"
+        )
+    if schedule.trains and target is None:
+        raise PlacementError("a schedule with backwards needs target=, the outputs it trains for")
+    if target is not None and np.shape(target) != np.shape(batch):
+        raise PlacementError(
+            f"the target has shape {np.shape(target)}, the outputs have {np.shape(batch)}; "
+            f"they must be equal"
+        )
+    return batch
+
+
+def _per_stage(
+    gradients: dict[tuple[int, int], list[dict[str, Any]]],
+) -> tuple[list[dict[str, Any]], ...]:
+    """The gradients of each stage: one that is on several devices has a part on each."""
+    sums: dict[int, list[dict[str, Any]]] = {}
+    for stage, device in sorted(gradients):
+        part = gradients[stage, device]
+        sums[stage] = added(sums[stage], part) if stage in sums else part
+    return tuple(sums.values())
+
+
+def _predicted_traffic(job: PipelineJob) -> Traffic:
+    """Activations [rows, width] to the next stage's device, gradients of that shape back."""
+    batch = job.batch
+    rows = [stop - start for start, stop in split(0, len(batch), job.schedule.microbatches)]
+    return Traffic.of(
+        job.cluster.slots,
+        (
+            (job.device(b), job.device(a), rows[a.microbatch] * batch[0].nbytes)
+            for a, before in job.waits.items()
+            for b in before
+        ),
+    )

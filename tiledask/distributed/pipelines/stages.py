@@ -1,0 +1,167 @@
+"""Pipeline stages that really compute: consecutive layers, their weights made from a seed.
+
+A stage is a frozen value that travels to its worker; its weights are made there, by a task,
+and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that several
+micro-batches can be in flight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from tiledask.plan.products.placement import split
+from tiledask.tile.backend import array_namespace, namespace
+from tiledask.tile.functions import (
+    gelu,
+    mlp_backward_input,
+    mlp_backward_weight,
+    mlp_forward,
+    mlp_init,
+)
+
+__all__ = ["FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "stack"]
+
+
+class Stage(Protocol):
+    """What ``run_schedule`` asks of a stage; one without gradients lacks the last two."""
+
+    width: int
+    """Features of its input and its output: [tokens, width]."""
+
+    def init(self, backend: str) -> Any:
+        """The weights, on the device."""
+
+    def forward(self, weights: Any, x: Any) -> tuple[Any, Any]:
+        """(y, saved)."""
+
+    def backward_input(self, weights: Any, saved: Any, dy: Any) -> tuple[Any, Any]:
+        """(dx, saved for the weights)."""
+
+    def backward_weight(self, saved: Any) -> Any:
+        """Gradients of the weights: a list with a dict of arrays per layer."""
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Residual feed-forward blocks x + W2 gelu(W1 x), one per number in ``layers``."""
+
+    layers: tuple[int, ...]
+    """Which layers of the model; layer i is drawn from ``seed + i`` wherever it lands."""
+    width: int
+    hidden: int
+    seed: int = 0
+    dtype: str = "float32"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of this stage's weights."""
+        per_layer = 2 * self.width * self.hidden + self.width + self.hidden
+        return len(self.layers) * per_layer * np.dtype(self.dtype).itemsize
+
+    def init(self, backend: str) -> list[dict[str, Any]]:
+        return [
+            mlp_init(self.seed + i, self.width, self.hidden, self.dtype, backend)
+            for i in self.layers
+        ]
+
+    def forward(self, weights: list[dict[str, Any]], x: Any) -> tuple[Any, list[Any]]:
+        saved = []
+        for layer in weights:
+            x, kept = mlp_forward(layer, x)
+            saved.append(kept)
+        return x, saved
+
+    def backward_input(
+        self, weights: list[dict[str, Any]], saved: list[Any], dy: Any
+    ) -> tuple[Any, list[Any]]:
+        kept = []
+        for layer, of_layer in zip(reversed(weights), reversed(saved), strict=True):
+            dy, for_weights = mlp_backward_input(layer, of_layer, dy)
+            kept.append(for_weights)
+        return dy, kept[::-1]
+
+    def backward_weight(self, saved: list[Any]) -> list[dict[str, Any]]:
+        return [mlp_backward_weight(kept) for kept in saved]
+
+
+@dataclass(frozen=True)
+class HalfFeedForward:
+    """The same blocks for serving: weights of two bytes, products in float32, no gradients.
+
+    Weights are drawn and used a few rows at a time, so that the stage needs hardly more memory
+    than its weights: what is asked of a model that just fits its devices.
+    """
+
+    layers: tuple[int, ...]
+    width: int
+    hidden: int
+    seed: int = 0
+    rows: int = 64
+    """Rows of a weight matrix that are float32 at once."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of this stage's weights."""
+        return len(self.layers) * 2 * self.width * self.hidden * 2
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the float32 rows in use, beside the weights and the activations."""
+        return self.rows * max(self.width, self.hidden) * 4
+
+    def init(self, backend: str) -> list[tuple[Any, Any]]:
+        return [
+            (
+                self._draw(i, 0, (self.width, self.hidden), backend),
+                self._draw(i, 1, (self.hidden, self.width), backend),
+            )
+            for i in self.layers
+        ]
+
+    def _draw(self, layer: int, which: int, shape: tuple[int, int], backend: str) -> Any:
+        rng = np.random.default_rng((self.seed, layer, which))
+        weights = namespace(backend).empty(shape, np.float16)
+        for start, stop in self._chunks(shape[0]):
+            # of one variance whatever the distribution; an even one is drawn three times as fast
+            part = rng.random((stop - start, shape[1]), np.float32)
+            part -= 0.5
+            part *= (12 / shape[0]) ** 0.5
+            weights[start:stop] = namespace(backend).asarray(part.astype(np.float16))
+        return weights
+
+    def forward(self, weights: list[tuple[Any, ...]], x: Any) -> tuple[Any, None]:
+        for w1, w2 in weights:
+            x = x + self._product(gelu(self._product(x, w1)), w2)
+        return x, None
+
+    def _product(self, x: Any, w: Any) -> Any:
+        y = array_namespace(x).zeros((len(x), w.shape[1]), np.float32)
+        for start, stop in self._chunks(w.shape[0]):
+            y += x[:, start:stop] @ w[start:stop].astype(np.float32)
+        return y
+
+    def _chunks(self, n: int) -> list[tuple[int, int]]:
+        return split(0, n, max(1, -(-n // self.rows)))
+
+
+def first_that_fails(stage: HalfFeedForward, backend: str) -> int:
+    """Which layer of ``stage``, counted from 1, raises MemoryError if this device is to hold all
+    layers; 0 if it holds them all. Nothing is held any more when this returns."""
+    held: list[Any] = []
+    try:
+        for n in stage.layers:
+            held += replace(stage, layers=(n,)).init(backend)
+    except MemoryError as error:
+        error.__traceback__ = None  # it would keep the layer that was begun
+        return len(held) + 1
+    return 0
+
+
+def stack(bounds: Sequence[int], kind: type = FeedForward, **shape: Any) -> list[Any]:
+    """One stage of ``kind`` per interval of ``bounds`` (a Partition's), for instance
+    ``stack(td.partition([1] * 24, 4).bounds, width=256, hidden=1024)``.
+    """
+    return [kind(tuple(range(start, stop)), **shape) for start, stop in pairwise(bounds)]

@@ -1,0 +1,15 @@
+"""C = A @ B over workers: every algorithm planned beside the others, and the chosen one run.
+
+matmul.py      td.matmul and td.explain; runs the chosen plan
+explain.py     every algorithm's traffic, memory and time, and why one is chosen
+needed.py      bytes that a plan needs on every rank
+rates.py       this cluster's FLOP/s, bytes/s and overheads, measured
+refusal.py     what would fit instead
+operands.py    what two operands must have in common
+multiply.py    what a rank does: multiply panels, fetch the next ones
+lazy.py        x @ y of dask.arrays: lazy_plan.py cuts, lazy_graph.py builds, lazy_tasks.py runs
+"""
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)

@@ -1,0 +1,460 @@
+"""The high level of the two-level product: plan it, check that it fits, run it, count it.
+
+plan/products/product.py   who multiplies what, and what must move       arithmetic
+here              lend the blocks, one task per rank, count     the client
+multiply.py       panel by panel, the next ones fetched         a worker
+remote_read.py    parts of blocks from worker to worker         memory or messages
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from typing import Any
+
+from distributed import Future
+
+from tiledask.distributed.arrays.array import Both, ShardedArray, operators
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.arrays.recompute import anchor
+from tiledask.distributed.arrays.redistribute import ends_within
+from tiledask.distributed.cluster.cluster import seconds_of, slot_of
+from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.cluster.progress import watching
+from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.products.explain import Choice, Explanation, Needs, weigh
+from tiledask.distributed.products.multiply import (
+    OperandPart,
+    PanelParts,
+    RankJob,
+    multiply,
+    sum_partials,
+)
+from tiledask.distributed.products.needed import ledger_of
+from tiledask.distributed.products.operands import check_kernel, check_types
+from tiledask.distributed.products.rates import rates_of
+from tiledask.distributed.products.refusal import refusal
+from tiledask.distributed.transport.remote_read import (
+    Facts,
+    Lender,
+    LentBlock,
+    Span,
+    lending,
+    said_of,
+    transport_of,
+)
+from tiledask.errors import PlacementError
+from tiledask.plan.products.comms import Piece
+from tiledask.plan.products.placement import Region, Tiling
+from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.tile import TileCount, accumulator, as_dtype
+
+__all__ = ["Spent", "algorithms", "explain", "matmul"]
+
+
+def matmul(
+    a: ShardedArray,
+    b: ShardedArray,
+    *,
+    algorithm: str | None = None,
+    panel: int | None = None,
+    grid: tuple[int, ...] | None = None,
+    replication: int | None = None,
+    kernel: str = "blas",
+    tile: int | tuple[int, int, int] | None = None,
+    memory_limit: int | str | None = None,
+    timeout: float | None = None,
+    progress: bool | None = None,
+    **elsewhere: Any,
+) -> ShardedArray:
+    """C = A @ B as a ShardedArray; A [..., k] may have leading dimensions, B is [k, n] or [k].
+
+    Two dask.arrays give a lazy dask.array (`tiledask.distributed.products.lazy.multiply`), two
+    files a file (``out=``, ``cluster=``, see
+    `tiledask.distributed.out_of_core.streamed.multiply_stored`); of the options below they take
+    ``kernel``, ``tile``, ``memory_limit``, and files ``timeout`` and ``progress``.
+
+    algorithm
+        One of ``td.algorithms``. Default: what moves nothing if the operands lie so, otherwise
+        the fastest that `td.explain` predicts on the mesh of A and B.
+    panel, grid, replication
+        Choices within an algorithm: columns of A per panel; (p, q) or (p, q, c) for algorithms
+        that arrange the ranks; layers of "2.5d". C then lies on a mesh of that shape.
+    kernel, tile
+        How each rank multiplies its blocks: see ``td.tile.matmul``.
+    memory_limit
+        Bytes a rank may hold, A's and B's blocks included. Never more than the workers have: what
+        their processes hold beside A and B is measured first, and where Dask would move blocks to
+        disk, pause or kill a worker (``distributed.worker.memory``) no plan may come. A plan that
+        needs more raises DoesNotFitError before anything runs, with what would fit.
+    progress
+        Show how far the ranks are. Default: where somebody watches, after two seconds.
+
+    Half types are summed in float32 and rounded once; only partial sums that are left as they are
+    (Partial()) are rounded before. ``C.traffic`` and ``C.memory`` hold what was predicted and
+    what the workers counted, ``C.tiles`` the bytes that their tile kernels loaded (None for BLAS,
+    which cannot be looked into), ``C.spent`` where each rank's time went; if a worker that is done
+    does not say so, these are None and (), with a warning. If a worker dies, what it had is made
+    again, with the same bits. Raises PlacementError for shapes, dtypes or placements that do not
+    multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
+    """
+    options = {"panel": panel, "grid": grid, "replication": replication}
+    if (multiply_others := _of_other_arrays(a, b)) is not None:
+        given = {
+            "algorithm": algorithm,
+            **options,
+            "timeout": timeout,
+            "progress": progress,
+            "memory_limit": memory_limit,
+            "tile": tile,
+        }
+        given = {name: value for name, value in given.items() if value is not None} | elsewhere
+        takes = [p for p in signature(multiply_others).parameters if p not in ("a", "b", "x", "y")]
+        if unknown := sorted(set(given) - set(takes)):
+            raise PlacementError(
+                f"a product of {type(a).__name__}s has no {', '.join(unknown)}; it takes "
+                f"{', '.join(takes)}. Sharded arrays have algorithms: td.from_dask, td.distribute"
+            )
+        made: ShardedArray = multiply_others(a, b, kernel=kernel, **given)
+        return made
+    if elsewhere:
+        raise TypeError(
+            f"a product of sharded arrays has no {', '.join(elsewhere)}: out and cluster are for "
+            f"files, td.open_array(path)"
+        )
+    _check(a, b, kernel)
+    deadline = time.monotonic() + seconds_of(timeout)
+    choice = _choice(a, b, algorithm, options, kernel, tile, memory_limit, timeout)
+    return _Run(choice, a, b, kernel, tile, deadline, progress).result()
+
+
+def explain(
+    a: ShardedArray,
+    b: ShardedArray,
+    *,
+    algorithm: str | None = None,
+    panel: int | None = None,
+    grid: tuple[int, ...] | None = None,
+    replication: int | None = None,
+    kernel: str = "blas",
+    tile: int | tuple[int, int, int] | None = None,
+    memory_limit: int | str | None = None,
+) -> Explanation:
+    """Every algorithm for A @ B, what it would take, and which is chosen and why; nothing runs.
+
+    The arguments are those of `matmul`. Per algorithm: bytes to the rank that receives most and
+    in all, messages, peak bytes of the fullest rank, seconds from this cluster's measured rates,
+    and the bytes that no algorithm can undercut with this much memory. And how they will move:
+    from memory to memory, from GPU to GPU, or as messages, and why.
+    """
+    _check(a, b, kernel)
+    options = {"panel": panel, "grid": grid, "replication": replication}
+    needs, room = _needs(a, kernel, tile), _room(a, b, memory_limit)
+    found = _weighed(a, b, algorithm, options, needs, room)
+    return replace(found, moved=said_of(a.mesh.cluster))
+
+
+def _weighed(
+    a: ShardedArray,
+    b: ShardedArray,
+    algorithm: str | None,
+    options: dict[str, Any],
+    needs: Needs,
+    room: Room,
+    rated: bool = True,
+) -> Explanation:
+    if algorithm is not None and algorithm not in algorithms:
+        raise PlacementError(
+            f"no algorithm {algorithm!r}; td.algorithms has {', '.join(algorithms)}"
+        )
+    return weigh(
+        a.tiling,
+        b.tiling,
+        needs,
+        room.bytes,
+        rates_of(a.mesh.cluster, a.dtype) if rated else None,
+        (a.dtype.itemsize, accumulator(a.dtype).itemsize),
+        options,
+        algorithm,
+    )
+
+
+def _choice(
+    a: ShardedArray,
+    b: ShardedArray,
+    algorithm: str | None,
+    options: dict[str, Any],
+    kernel: str,
+    tile: Any,
+    memory_limit: int | str | None,
+    timeout: float | None,
+) -> Choice:
+    """What `matmul` runs. Rates are measured only where there is a choice."""
+    if algorithm is None and moves_nothing(a.tiling, b.tiling):
+        algorithm = "local"
+    rated = algorithm is None
+    room = _room(a, b, memory_limit, timeout)
+    needs = _needs(a, kernel, tile)
+    found = _weighed(a, b, algorithm, options, needs, room, rated)
+    if found.chosen:
+        return found[found.chosen]
+
+    def files() -> tuple[int, int]:
+        from tiledask.distributed.out_of_core.streamed import limits_of
+
+        (m, k), n = a.shape, b.shape[1]
+        return limits_of((m, k), (k, n), a.dtype, kernel, tile)
+
+    in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
+    raise refusal(
+        found,
+        room,
+        a.tiling,
+        b.tiling,
+        needs,
+        a.dtype.itemsize,
+        options,
+        algorithm,
+        files if in_files else None,
+    )
+
+
+def _needs(a: ShardedArray, kernel: str, tile: Any) -> Needs:
+    transport = transport_of(a.mesh.cluster)
+    return lambda plan: ledger_of(plan, a.dtype, kernel, tile, transport)
+
+
+def _room(
+    a: ShardedArray, b: ShardedArray, memory_limit: int | str | None, timeout: float | None = None
+) -> Room:
+    """What a rank may hold of this product, measured now."""
+    blocks = [*zip(a.blocks, b.blocks, strict=False)]
+    return room_of(a.mesh.cluster, blocks, memory_limit, timeout=timeout)
+
+
+def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
+    """What multiplies dask.arrays or files; None for sharded arrays and for what nothing takes."""
+    from tiledask.distributed.out_of_core.stored import StoredArray
+
+    if isinstance(a, StoredArray) and isinstance(b, StoredArray):
+        from tiledask.distributed.out_of_core.streamed import multiply_stored
+
+        return multiply_stored
+    dask_array = sys.modules.get("dask.array")
+    if dask_array and any(isinstance(x, dask_array.Array) for x in (a, b)):
+        from tiledask.distributed.products import lazy
+
+        return lazy.multiply
+    return None
+
+
+# -- running a plan ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Where the time of one rank went, seconds; reads go on beside the rest."""
+
+    multiply: float
+    read: float
+    wait: float
+    """Seconds of waiting for panels that had not come yet."""
+    sum: float
+    """Seconds of adding partial sums up, their reads included."""
+    rest: float
+    """What is left of the product's time: scheduling, starting, waiting for other ranks."""
+    spans: tuple[Span, ...] = field(repr=False, default=())
+    """Each of these by itself, on one clock for all ranks of this machine."""
+
+    @classmethod
+    def of(cls, facts: Facts, seconds: float) -> "Spent":
+        by_kind = {"multiply": 0.0, "read": 0.0, "wait": 0.0, "sum": 0.0}
+        for span in facts.spans:
+            by_kind[span.kind] += span.stop - span.start
+        busy = by_kind["multiply"] + by_kind["wait"] + by_kind["sum"]
+        return cls(**by_kind, rest=max(0.0, seconds - busy), spans=facts.spans)
+
+
+class _Run:
+    """One product under way."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        a: ShardedArray,
+        b: ShardedArray,
+        kernel: str,
+        tile: Any,
+        deadline: float,
+        progress: bool | None,
+    ) -> None:
+        assert choice.plan is not None  # what cannot run is never chosen
+        self.plan, self.ledger = choice.plan, choice.ledger
+        self.a, self.b, self.kernel, self.tile = a, b, kernel, tile
+        self.cluster = a.mesh.cluster
+        self.deadline = deadline
+        self.progress = progress
+        self.what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
+
+    def _left(self) -> float:
+        return max(0.1, self.deadline - time.monotonic())
+
+    def result(self) -> ShardedArray:
+        cluster, plan = self.cluster, self.plan
+        operands = [*self.a.blocks, *self.b.blocks]
+        cluster.again(operands)
+        cluster.wait(operands, f"the operands of the {self.what}", self._left())
+        with counting(cluster, self._left()) as counted, lending(cluster) as lender:
+            lent = self._lent(lender, [self.a.blocks, self.b.blocks])
+            a, b = lent
+            turns = [
+                tuple(
+                    PanelParts(_parts(p.a, plan.a, a, rank), _parts(p.b, plan.b, b, rank))
+                    for p in plan.panels[rank]
+                )
+                for rank in range(plan.ranks)
+            ]
+            with watching(self.progress, lender.name, [len(t) for t in turns], self.what, cluster):
+                blocks = self._multiply(lender, turns)
+            if plan.sums:
+                blocks = self._sum(lender, blocks, turns)
+            facts = counted.told(lender.end) or []
+        mesh = self.a.mesh
+        if plan.result.mesh != mesh.shape:
+            mesh = Mesh(cluster, plan.result.mesh)
+        dtype = self.a.dtype
+        itemsize, partial_sum = dtype.itemsize, accumulator(dtype).itemsize
+        reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
+        resident = {"A": self.a.block_bytes, "B": self.b.block_bytes}
+        return ShardedArray(
+            mesh,
+            plan.result,
+            dtype,
+            tuple(blocks),
+            plan.algorithm,
+            traffic=Both(
+                plan.traffic(itemsize, partial_sum, cluster.slots),
+                counted.moved(cluster.slots, reads),
+            ),
+            memory=Both(self.ledger, counted.ledger(resident)),
+            seconds=counted.seconds,
+            spent=tuple(Spent.of(found, counted.seconds) for found in facts[: plan.ranks]),
+            tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
+        )
+
+    def _wait(self, futures: list[Future[Any]], prefix: str = "") -> None:
+        """Wait for blocks that this product makes: they go if it fails, the operands never do."""
+        self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
+
+    def _lent(self, lender: Lender, arrays: list[Sequence[Future[Any]]]) -> list[list[LentBlock]]:
+        """The blocks of each array, rank by rank, as others may read them."""
+        ranks = [list(mine) for mine in zip(*arrays, strict=True)]
+        tickets = lender.lend(ranks, self._left())
+        return [
+            [
+                LentBlock(str(future.key), rank, tickets[rank][which])
+                for rank, future in enumerate(blocks)
+            ]
+            for which, blocks in enumerate(arrays)
+        ]
+
+    def _anchors(self, rank: int) -> list[Future[Any]]:
+        """What keeps Dask able to make again the blocks that ``rank`` reads."""
+        panels, found = self.plan.panels[rank], []
+        for array, pieces in (
+            (self.a, [p for panel in panels for p in panel.a]),
+            (self.b, [p for panel in panels for p in panel.b]),
+        ):
+            sources = {p.source for p in pieces} - {rank}
+            found += [array.anchors[source] for source in sorted(sources)]
+        return found
+
+    def _job(self, lender: Lender, rank: int, region: Region, **more: Any) -> RankJob:
+        return RankJob(
+            lender.name,
+            lender.transport,
+            rank,
+            region,
+            self.a.dtype.name,
+            self.cluster.backend,
+            self.kernel,
+            self.tile,
+            **more,
+        )
+
+    def _multiply(self, lender: Lender, turns: list[tuple[PanelParts, ...]]) -> list[Future[Any]]:
+        blocks = []
+        for rank, region in enumerate(self.plan.work.regions):
+            leave = self.plan.result.regions[rank] if self.plan.sums_in_place else None
+            job = self._job(
+                lender,
+                rank,
+                region,
+                turns=turns[rank],
+                leave=leave,
+                unrounded=self.plan.sums,
+            )
+            name = f"multiply_{self.plan.algorithm}"
+            held = self.a.blocks[rank], self.b.blocks[rank], *self._anchors(rank)
+            blocks.append(self.cluster.submit(rank, multiply, job, *held, name=name))
+        self._wait(blocks)
+        return blocks
+
+    def _sum(
+        self, lender: Lender, partials: list[Future[Any]], turns: list[tuple[PanelParts, ...]]
+    ) -> list[Future[Any]]:
+        plan, cluster, blocks = self.plan, self.cluster, []
+        (lent,) = self._lent(lender, [partials])
+        anchors = [
+            cluster.submit(slot_of(x), anchor, x, name="anchor", beside=True) for x in partials
+        ]
+        for rank, region in enumerate(plan.result.regions):
+            parts = _parts(plan.partials[rank], plan.work, lent, rank)
+            mine = turns[rank] if plan.sums_in_place else ()
+            job = self._job(lender, rank, region, partials=parts, turns=mine)
+            held = partials[rank], self.a.blocks[rank], self.b.blocks[rank]
+            others = [anchors[p.source] for p in plan.summed[rank]]
+            blocks.append(
+                cluster.submit(rank, sum_partials, job, *held, *others, name="reduce_scatter")
+            )
+        self._wait(blocks, "the sums of the ")
+        return blocks
+
+
+def _parts(
+    pieces: tuple[Piece, ...], tiling: Tiling, lent: list[LentBlock], rank: int
+) -> tuple[OperandPart, ...]:
+    """``pieces``, each with the block that it is read from."""
+    return tuple(
+        OperandPart(
+            None if p.source == rank else lent[p.source],
+            ends_within(p.region, tiling.regions[p.source]),
+            p.region,
+        )
+        for p in pieces
+    )
+
+
+def _check(a: Any, b: Any, kernel: str) -> None:
+    for name, x in (("A", a), ("B", b)):
+        if not isinstance(x, ShardedArray):
+            raise TypeError(
+                f"{name} is a {type(x).__name__}; td.matmul multiplies two sharded arrays, two "
+                f"dask.arrays or two files: td.distribute(x, mesh, placements) makes the first, "
+                f"td.open_array(path) the last, and td.tile.matmul takes plain arrays"
+            )
+        if x.dtype.kind != "f" and x.dtype != as_dtype("bfloat16"):
+            raise PlacementError(
+                f"{name} is {x.dtype}, products are floating point; distribute "
+                f"{name}.astype('float32') or 'float64'"
+            )
+    if a.mesh.cluster is not b.mesh.cluster:
+        raise PlacementError(
+            f"A is on {a.mesh.cluster} and B on another, {b.mesh.cluster}; distribute both on one"
+        )
+    check_kernel(kernel, a.mesh.cluster.backend)
+    check_types(a, b, kernel)
+
+
+operators["@"] = matmul

@@ -1,0 +1,131 @@
+"""How fast this cluster multiplies, reads and answers, measured once in a fraction of a second."""
+
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+from dask.system import CPU_COUNT
+
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.transport.remote_read import (
+    LentBlock,
+    Reader,
+    Ticket,
+    lend_array,
+    lending,
+    transport_of,
+)
+from tiledask.plan.products.cost import MachineRates
+from tiledask.tile import accumulator, as_dtype
+from tiledask.tile import matmul as tile_matmul
+from tiledask.tile.backend import namespace, synchronize
+
+__all__ = ["rates_of"]
+
+_CUBE, _THIN = 768, 16
+_ROWS, _ROW = 1024, 4096  # of bytes: what is read
+_TASKS = 10
+
+
+def rates_of(cluster: Cluster, dtype: Any) -> MachineRates:
+    """The MachineRates of ``cluster`` for elements of ``dtype``; measured when first asked for."""
+    name = as_dtype(dtype).name
+    if name not in cluster.rates:
+        cluster.rates[name] = _measure(cluster, name)
+    rates: MachineRates = cluster.rates[name]
+    return rates
+
+
+def _measure(cluster: Cluster, dtype: str) -> MachineRates:
+    transport = transport_of(cluster)
+    with lending(cluster) as lender:
+        tickets = cluster.run(_prepare, lender.name, cluster.backend)
+        jobs = [
+            cluster.submit(
+                slot,
+                _try,
+                lender.name,
+                transport,
+                tickets[(slot + 1) % cluster.slots],
+                dtype,
+                cluster.backend,
+                name="measure_rates",
+            )
+            for slot in range(cluster.slots)
+        ]
+        found = cluster.gather(jobs, "measuring rates", 60.0, cancel=True)
+        lender.end()
+    begun = time.perf_counter()
+    cluster.run(_nothing)
+    request = time.perf_counter() - begun
+    begun = time.perf_counter()
+    empty = [cluster.submit(0, _nothing, name="empty") for _ in range(_TASKS)]
+    cluster.wait(empty, "empty tasks", cancel=True)
+    task = (time.perf_counter() - begun) / _TASKS
+    middle = {key: median(one[key] for one in found) for key in found[0]}
+    free = cluster.backend == "cupy" or cluster.slots < CPU_COUNT
+    return MachineRates(**middle, task=task, request=request, overlapped=free)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _prepare(name: str, backend: str, dask_worker: Any) -> Ticket:
+    """Lend something to read."""
+    return lend_array(name, namespace(backend).zeros((_ROWS, _ROW), np.uint8), dask_worker)
+
+
+def _try(exchange: str, transport: str, ticket: Ticket, dtype: str, backend: str) -> dict[str, Any]:
+    """Seconds and rates of one worker, while the others do the same."""
+    reader, block = Reader(exchange, transport, ()), LentBlock("", -1, ticket)
+    xp, wide = namespace(backend), accumulator(as_dtype(dtype))
+    buffer = xp.ones(_ROWS * _ROW, np.uint8)
+    synchronize(buffer)
+
+    def read(rows: int, columns: int) -> float:
+        return _best(lambda: reader.read(block, ((0, rows), (0, columns)), buffer))
+
+    def product(m: int, n: int, k: int) -> float:
+        a, b = (xp.ones(shape, as_dtype(dtype)) for shape in ((m, k), (k, n)))
+        c = xp.zeros((m, n), wide)
+
+        def once() -> None:
+            tile_matmul(a, b, out=c, beta=1.0)
+            synchronize(c)
+
+        once()
+        return _best(once)
+
+    call = product(8, 8, 8)
+    thin = max(1e-9, product(_CUBE, _CUBE, _THIN) - call)
+    cube = product(_CUBE, _CUBE, _CUBE) - call
+    itemsize = wide.itemsize
+    # cube = F + 4 c^2 s / t and thin = F / 48 + (2 c^2 + 32 c) s / t, for F its FLOP time
+    cube_bytes = 4 * _CUBE**2 * itemsize
+    thin_bytes = (2 * _CUBE**2 + 2 * _CUBE * _THIN) * itemsize
+    share = _THIN / _CUBE
+    touch = (thin_bytes - share * cube_bytes) / max(1e-9, thin - share * cube)
+    touch = min(touch, 1e12)
+    flops = 2 * _CUBE**3 / max(1e-9, cube - cube_bytes / touch)
+    message, long, cut = read(1, 64), read(_ROWS, _ROW), read(_ROWS, _ROW // 2)
+    seconds_per_byte = max(1e-13, (long - message) / (_ROWS * _ROW))
+    run = max(0.0, (cut - message - _ROWS * _ROW // 2 * seconds_per_byte) / _ROWS)
+    return {
+        "flops": flops,
+        "touch": touch,
+        "call": call,
+        "message": message,
+        "read": 1 / seconds_per_byte,
+        "run": run,
+    }
+
+
+def _best(function: Any, times: int = 3) -> float:
+    best = float("inf")
+    for _ in range(times):
+        begun = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - begun)
+    return best

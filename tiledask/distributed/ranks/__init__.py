@@ -1,0 +1,16 @@
+"""Rank programs: one ordinary function on all ranks at once, which talk by collectives.
+
+run.py            run_ranks: a program on the workers of a mesh; its results and its records
+threads.py        run_threads: the same program on threads of this process, without Dask
+  program.py      a program on one rank, from its first line to its last; all ranks' results
+  rank.py         what a program is given: where it stands, its groups, its labels
+    group.py      the collectives, counted
+      exchange.py     one of them under way: its rounds, and at the end its record
+      halos.py        rows that neighbours lend each other
+      reduce_ops.py   sums and maxima in a fixed order
+  mismatch.py     what a rank called, and how two calls differ
+  records.py      every collective as a record; their totals, beside what was planned
+  ../transport/   how messages go from rank to rank: by threads, sockets, Dask's messages
+    nccl.py       arrays from GPU to GPU, where every rank has one; messages only say what comes
+      nccl_own.py   NCCL's own collectives, whose bytes are computed
+"""

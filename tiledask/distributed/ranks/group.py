@@ -1,0 +1,439 @@
+"""Collectives among the ranks of a group: moves of chunks, carried out and written down.
+
+    moves (plan/collectives)  --by round-->  messages (transport)  --counted-->  Record
+
+The rounds that are carried out are those that the arithmetic adds up; what is counted is what
+the transport really sent and received. Arrays on GPUs go from GPU to GPU where every rank has one
+of its own and there is NCCL (nccl.py); else through host memory: they are copied to it, sent, and
+the result is copied back.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.ranks import halos, nccl_own
+from tiledask.distributed.ranks.exchange import Exchange, exchanging
+from tiledask.distributed.ranks.records import NCCL
+from tiledask.distributed.ranks.reduce_ops import check_operation, sum_dtype
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan.collectives.algorithms import adding_rounds, algorithms, default
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.products.placement import split
+from tiledask.tile.backend import array_namespace, to_numpy
+from tiledask.tile.nccl import on_gpu
+
+__all__ = ["Group"]
+
+
+class Group:
+    """Some ranks of a mesh, one of which is this; ranks inside a group are numbered from 0.
+
+    Every rank of a group makes the same calls in the same order. Results are the same to the bit
+    on all ranks and in every run: see reduce_ops.py for the order of summation. What a call returns
+    belongs to the caller, and arrays that were passed may be changed as soon as it returns.
+
+    ``algorithm``: "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None
+    takes the one that `tiledask.plan.collectives.algorithms.default` names. Between GPUs also
+    "nccl" for an all_reduce, all_gather, reduce_scatter, broadcast or reduce: NCCL's own, see
+    nccl_own.py.
+    Between GPUs no collective begins before all ranks of the group have called it.
+
+    Ranks that do not call the same raise CollectiveError, which names both calls.
+    """
+
+    def __init__(self, rank: Any, axes: tuple[int, ...], members: tuple[int, ...]) -> None:
+        self.axes, self.members = axes, members
+        self.size = len(members)
+        self.rank = members.index(rank.index)
+        """This rank's number in the group."""
+        self._owner = rank
+        self._calls = 0
+
+    def label(self, *names: str) -> AbstractContextManager[None]:
+        """Collectives inside the block carry the names, joined by "/", as `Rank.label` does it."""
+        labelled: AbstractContextManager[None] = self._owner.label("/".join(names))
+        return labelled
+
+    def among(self, numbers: Sequence[int]) -> "Group":
+        """The group of these of its ranks, this one included; the group itself for all of them.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> def odd_or_even(rank):
+        ...     mine = rank.group().among([r for r in range(5) if r % 2 == rank.index % 2])
+        ...     return mine.all_reduce(rank.index).item()
+        >>> run_threads(odd_or_even, 5).results
+        [6, 4, 6, 4, 6]
+        """
+        members = tuple(self.members[i] for i in numbers)
+        return self if members == self.members else Group(self._owner, self.axes, members)
+
+    def __repr__(self) -> str:
+        return f"Group(rank {self.rank} of {self.size}, members {self.members})"
+
+    # -- reductions ---------------------------------------------------------------------------
+
+    def all_reduce(
+        self, x: Any, op: str = "sum", *, algorithm: str | None = None, wide: bool = False
+    ) -> Any:
+        """The sum of all ranks' ``x`` (equal shapes), on every rank. ``op``: also "max", "min".
+
+        The flattened array is cut in as many chunks as there are ranks, whatever its shape.
+        Halves are summed as they are, where 60000 + 60000 is inf; ``wide`` sums them in float32
+        and rounds once.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> run_threads(lambda rank: rank.group().all_reduce(2.0**rank.index).item(), 4).results
+        [15.0, 15.0, 15.0, 15.0]
+        """
+        host, back = self._brought(x)
+        with self._calling("all_reduce", algorithm, host, op=op, wide=wide or None) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.all_reduce(exchange, host, op, wide)
+            held = self._reduced(exchange, _chunks(host, self.size), op, wide)
+            host = _joined(held, host.shape)
+        return back(host)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        dim: int = 0,
+        op: str = "sum",
+        *,
+        extents: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        wide: bool = False,
+    ) -> Any:
+        """This rank's part, along ``dim``, of the sum of all ranks' ``x`` (equal shapes).
+
+        ``extents``: of the parts along ``dim``, by rank; default: those of numpy.array_split.
+        ``op`` and ``wide`` as for `all_reduce`. The adjoint of `all_gather`.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> run_threads(lambda rank: rank.group().reduce_scatter(np.arange(5)).tolist(), 3).results
+        [[0, 3], [6, 9], [12]]
+        """
+        host, back = self._brought(x)
+        dim, extents = _dim(host, dim), self._extents(host, dim, extents)
+        with self._calling(
+            "reduce_scatter", algorithm, host, op=op, wide=wide or None, dim=dim, extents=extents
+        ) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.reduce_scatter(exchange, host, dim, extents, op, wide)
+            held = self._reduced(exchange, _cut(host, dim, extents), op, wide)
+            host = held[self.rank] if self.size > 1 else host.copy()
+        return back(host)
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        wide: bool = False,
+    ) -> Any:
+        """The sum of all ranks' ``x`` (equal shapes) on the group's rank ``root``, else None.
+
+        ``op`` and ``wide`` as for `all_reduce`. The adjoint of `broadcast`.
+        """
+        host, back = self._brought(x)
+        facts = {"op": op, "wide": wide or None, "root": root}
+        with self._calling("reduce", algorithm, host, **facts) as exchange:
+            if exchange.algorithm == NCCL:
+                host = nccl_own.reduce(exchange, host, op, wide, root)
+            else:
+                held = self._reduced(exchange, _chunks(host, self.size), op, wide, root)
+                host = _joined(held, host.shape)
+        return back(host) if self.rank == root else None
+
+    def _reduced(
+        self, exchange: Exchange, held: dict[int, np.ndarray], op: str, wide: bool, root: int = 0
+    ) -> dict[int, np.ndarray]:
+        """``held`` after all rounds."""
+        check_operation(op)
+        kind, algorithm, dtype = exchange.call.kind, exchange.algorithm, held[0].dtype
+        sums = sum_dtype(dtype, wide)
+        # partial sums that go straight to where they are added are as exact in their own type
+        travel = dtype if algorithm == "direct" else sums
+        counts = tuple(held[c].size for c in range(self.size))
+        exchange.terms = counts, dtype.itemsize, root, travel.itemsize
+        given = exchange.rounds(root)
+        adding = adding_rounds(kind, algorithm, self.size)
+        if travel != dtype:
+            held = {c: part.astype(travel) for c, part in held.items()}
+        exchange.add(given[:adding], held, op, sums)
+        if sums != dtype:
+            with np.errstate(over="ignore"):  # a sum that is no half is infinite
+                held = {c: part.astype(dtype, copy=False) for c, part in held.items()}
+        exchange.copy(given[adding:], held)
+        return held
+
+    # -- gathering and scattering -------------------------------------------------------------
+
+    def all_gather(self, x: Any, dim: int = 0, *, algorithm: str | None = None) -> Any:
+        """All ranks' ``x``, one after the other along ``dim``; there their extents may differ.
+
+        The adjoint of `reduce_scatter`.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> run_threads(lambda rank: rank.group().all_gather(np.ones(rank.index)).size, 4).results
+        [6, 6, 6, 6]
+        """
+        host, back = self._brought(x)
+        dim = _dim(host, dim)
+        # along ``dim`` every rank may have another extent, but not for NCCL
+        shape = (*host.shape[:dim], "any", *host.shape[dim + 1 :])
+        shape = host.shape if algorithm == NCCL else shape
+        with self._calling("all_gather", algorithm, host, dim=dim, shape=shape) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.all_gather(exchange, host, dim)
+            held = {self.rank: host}
+            exchange.copy(exchange.rounds(), held)
+            exchange.terms = tuple(held[c].size for c in range(self.size)), host.dtype.itemsize
+            host = np.concatenate([held[c] for c in range(self.size)], axis=dim)
+        return back(host)
+
+    def all_to_all(
+        self,
+        x: Any,
+        split_dim: int = 0,
+        concat_dim: int = 0,
+        *,
+        extents: Sequence[int] | None = None,
+        algorithm: str | None = None,
+    ) -> Any:
+        """What every rank has for this one: its part of their ``x`` along ``split_dim``, joined
+        along ``concat_dim``.
+
+        ``extents``: of this rank's parts, by destination; default: those of numpy.array_split.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> swap = lambda rank: rank.group().all_to_all(10 * rank.index + np.arange(3)).tolist()
+        >>> run_threads(swap, 3).results
+        [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
+        """
+        host, back = self._brought(x)
+        split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
+        parts = _cut(host, split_dim, self._extents(host, split_dim, extents))
+        n, me = self.size, self.rank
+        with self._calling(
+            "all_to_all", algorithm, host, shape=(), split_dim=split_dim, concat_dim=concat_dim
+        ) as exchange:
+            held = {n * me + d: part for d, part in parts.items()}
+            exchange.copy(exchange.rounds(), held)
+            # chunks that never came by cost this rank nothing
+            sizes = (held[c].size if c in held else 0 for c in range(n * n))
+            exchange.terms = tuple(sizes), host.dtype.itemsize
+            host = np.concatenate([held[n * s + me] for s in range(n)], axis=concat_dim)
+        return back(host)
+
+    def broadcast(self, x: Any = None, root: int = 0, *, algorithm: str | None = None) -> Any:
+        """``x`` of the group's rank ``root``, on every rank; the others pass None.
+
+        The others' copies are on their ranks' devices. The adjoint of `reduce`.
+        """
+        if (x is None) is (self.rank == root):
+            raise ConfigError(
+                f"a broadcast takes x from its root, rank {root} of the group, and None from all "
+                f"others; rank {self.rank} passed {'None' if x is None else 'an array'}"
+            )
+        host, back = (None, self._owner.on_device) if x is None else self._brought(x)
+        facts = {"shape": None, "dtype": None, "root": root}
+        with self._calling("broadcast", algorithm, host, **facts) as exchange:
+            if exchange.algorithm == NCCL:
+                return nccl_own.broadcast(exchange, host, root)
+            held = {} if host is None else _chunks(host, self.size)
+            exchange.copy(exchange.rounds(root), held)
+            host = _joined(held, exchange.call.about)
+            exchange.dtype, exchange.payload = host.dtype, host.nbytes
+            exchange.terms = even(host.size, self.size), host.dtype.itemsize, root
+        return back(host)
+
+    def barrier(self, *, algorithm: str | None = None) -> None:
+        """Return when all ranks of the group have called this."""
+        with self._calling("barrier", algorithm, None) as exchange:
+            exchange.copy(exchange.rounds(), {})
+            exchange.terms = (0,) * self.size, 1
+
+    # -- between neighbours and pairs ---------------------------------------------------------
+
+    def halo_exchange(
+        self,
+        x: Any,
+        dim: int,
+        before: int,
+        after: int,
+        *,
+        extents: Sequence[int] | None = None,
+    ) -> Any:
+        """``x`` with up to ``before`` rows of the ranks before it, and ``after`` of those behind.
+
+        ``x`` is this rank's part of an array that is cut along ``dim``. There is nothing beyond
+        the array's two ends. ``extents``: rows of every rank, needed where some have fewer than
+        others want of them; a rank without rows gets none.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> wider = lambda rank: rank.group().halo_exchange(
+        ...     2 * rank.index + np.arange(2), 0, before=1, after=1).tolist()
+        >>> run_threads(wider, 3).results
+        [[0, 1, 2], [1, 2, 3, 4], [3, 4, 5]]
+        """
+        host, back = self._brought(x)
+        return back(halos.widened(self, host, _dim(host, dim), before, after, extents))
+
+    def halo_reduce(
+        self,
+        y: Any,
+        dim: int,
+        before: int,
+        after: int,
+        *,
+        extents: Sequence[int] | None = None,
+    ) -> Any:
+        """The own rows of ``y``, to which other ranks add what they have there in their halos.
+
+        The adjoint of `halo_exchange`, with its arguments. Sums: own first, then by rank.
+        """
+        host, back = self._brought(y)
+        return back(halos.folded(self, host, _dim(host, dim), before, after, extents))
+
+    def send(self, x: Any, to: int) -> None:
+        """Send ``x`` to the group's rank ``to``, which calls `recv`. Does not wait for it.
+
+        Goes through host memory, also between GPUs: nccl.py says why.
+        """
+        host, _ = _host(x)
+        with self._pair("send", to, host) as exchange:
+            exchange.post(exchange.members.index(self.members[to]), [host])
+            exchange.terms = host.nbytes, None
+
+    def recv(self, source: int) -> Any:
+        """What the group's rank ``source`` sends to this one next."""
+        with self._pair("recv", source, None) as exchange:
+            message = exchange.take(exchange.members.index(self.members[source]))
+            (host,) = message.parts
+            exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
+        return self._owner.on_device(host)
+
+    def sendrecv(self, x: Any, to: int, source: int) -> Any:
+        """Send ``x`` to rank ``to`` and return what rank ``source`` sends: a shift, if all do so.
+
+        >>> from tiledask.distributed.ranks.threads import run_threads
+        >>> def shift(rank):
+        ...     ring = rank.group()
+        ...     right, left = (rank.index + 1) % ring.size, (rank.index - 1) % ring.size
+        ...     return ring.sendrecv(rank.index, to=right, source=left).item()
+        >>> run_threads(shift, 4).results
+        [3, 0, 1, 2]
+        """
+        self.send(x, to)
+        return self.recv(source)
+
+    # -- what they share ----------------------------------------------------------------------
+
+    def _calling(
+        self, kind: str, algorithm: str | None, array: np.ndarray | None, **same: Any
+    ) -> AbstractContextManager[Exchange]:
+        chosen = algorithm or default(kind, self.size)
+        if chosen == NCCL:
+            nccl_own.check(kind, array, self._owner.transport.devices, self.size)
+            chosen = NCCL if self.size > 1 else default(kind, 1)
+        elif chosen not in algorithms(kind):
+            raise ConfigError(
+                f"no algorithm {chosen!r} for {kind}; there are {', '.join(algorithms(kind))}"
+            )
+        if not 0 <= same.get("root", 0) < self.size:
+            raise ConfigError(
+                f"root {same['root']} is none of the group's ranks 0..{self.size - 1}; choose one"
+            )
+        return self.calling(kind, array, algorithm=chosen, **same)
+
+    def _brought(self, x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
+        if self._owner.transport.devices is not None and self.size > 1 and on_gpu(x):
+            return x, _same
+        return _host(x)
+
+    def calling(
+        self, kind: str, array: np.ndarray | None, **facts: Any
+    ) -> AbstractContextManager[Exchange]:
+        """An Exchange for the group's next collective."""
+        self._calls += 1
+        return exchanging(
+            self._owner, kind, self.members, self._calls, axes=self.axes, array=array, **facts
+        )
+
+    def _pair(
+        self, kind: str, other: int, array: np.ndarray | None
+    ) -> AbstractContextManager[Exchange]:
+        if other == self.rank or not 0 <= other < self.size:
+            raise ConfigError(
+                f"rank {self.rank} of a group of {self.size} cannot {kind} to or from {other!r}; "
+                f"choose another of 0..{self.size - 1}"
+            )
+        pair = tuple(sorted((self.members[other], self._owner.index)))
+        facts: dict[str, Any] = {"shape": None, "dtype": None}
+        return exchanging(self._owner, kind, pair, 0, axes=self.axes, array=array, **facts)
+
+    def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
+        if extents is None:
+            return even(x.shape[dim], self.size)
+        if len(extents) != self.size or sum(extents) != x.shape[dim] or min(extents) < 0:
+            raise PlacementError(
+                f"extents of a group of {self.size} are {self.size} numbers of 0 or more that add "
+                f"up to the array's {x.shape[dim]} along dim {dim}; got {tuple(extents)}, which "
+                f"add up to {sum(extents)}"
+            )
+        return tuple(extents)
+
+
+def _host(x: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+    """(``x`` in host memory, what takes a result to where ``x`` was)."""
+    if isinstance(x, int | float | complex):
+        x = np.asarray(x)
+    xp = array_namespace(x)
+    host = np.asarray(to_numpy(x))
+    if host.dtype.hasobject:
+        raise PlacementError(
+            f"collectives move numbers, got an array of {host.dtype}; convert it, or put the "
+            f"values in what the program returns"
+        )
+    return host, (xp.asarray if xp is not np else _same)
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _dim(x: np.ndarray, dim: int) -> int:
+    if not -x.ndim <= dim < x.ndim:
+        raise PlacementError(
+            f"dim {dim} is none of an array of shape {x.shape}, which has {x.ndim} dimensions; "
+            f"take one of 0..{x.ndim - 1}, or x.reshape(1) if it has none"
+        )
+    return dim % x.ndim
+
+
+def _chunks(x: np.ndarray, n: int) -> dict[int, np.ndarray]:
+    """The flattened array in ``n`` chunks, as even as they can be."""
+    flat = x.reshape(-1)
+    return {c: flat[start:stop] for c, (start, stop) in enumerate(split(0, x.size, n))}
+
+
+def _joined(held: dict[int, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    parts = [held[c] for c in range(len(held))]
+    if not isinstance(parts[0], np.ndarray):
+        return array_namespace(*parts).concatenate(parts).reshape(shape)
+    whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
+    return np.concatenate(parts, out=whole).reshape(shape)
+
+
+def _cut(x: np.ndarray, dim: int, extents: Sequence[int]) -> dict[int, np.ndarray]:
+    """``x`` in parts of ``extents`` along ``dim``."""
+    before, ends = (slice(None),) * dim, [0, *accumulate(extents)]
+    return {c: x[(*before, slice(*pair))] for c, pair in enumerate(pairwise(ends))}

@@ -1,0 +1,119 @@
+"""What a rank program is given: which rank it is, its groups, and labels for what it sends."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.records import Record, StepRecord
+from tiledask.distributed.transport.transport import Transport
+from tiledask.errors import ConfigError
+from tiledask.tile.backend import namespace
+
+__all__ = ["Rank"]
+
+
+class Rank:
+    """One of the ranks 0..n-1 of a mesh of ``shape``, in row-major order.
+
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> run_threads(lambda rank: (rank.index, rank.coordinates, rank.group(1).members), (2, 2)).results
+    [(0, (0, 0), (0, 1)), (1, (0, 1), (0, 1)), (2, (1, 0), (2, 3)), (3, (1, 1), (2, 3))]
+    """  # noqa: E501
+
+    def __init__(self, shape: tuple[int, ...], transport: Transport, backend: str) -> None:
+        self.shape = shape
+        self.index = transport.rank
+        self.coordinates = list(product(*map(range, shape)))[self.index]
+        self.backend = backend
+        """"numpy" or "cupy": what the arrays of this rank's device are."""
+        self.transport = transport
+        self.records: list[Record] = []
+        self.steps: list[StepRecord] = []
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._labels: list[str] = []
+        self._step: int | None = None
+        self._barriers = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return prod(self.shape)
+
+    def group(self, axes: int | tuple[int, ...] | None = None) -> Group:
+        """The ranks that differ from this one along ``axes`` of the mesh only; None: all ranks."""
+        every = range(len(self.shape))
+        chosen = tuple(every) if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(every):
+            raise ConfigError(
+                f"a group is along different axes of the mesh {self.shape}, which has axes "
+                f"0..{len(self.shape) - 1}; got {axes!r}"
+            )
+        chosen = tuple(sorted(chosen))
+        if chosen not in self._groups:
+            fixed, mine = [i for i in every if i not in chosen], self.coordinates
+            places = enumerate(product(*map(range, self.shape)))
+            members = tuple(r for r, at in places if all(at[i] == mine[i] for i in fixed))
+            self._groups[chosen] = Group(self, chosen, members)
+        return self._groups[chosen]
+
+    def label(self, text: str) -> AbstractContextManager[None]:
+        """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""
+        return _Labelled(self._labels, text)
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Collectives inside the block belong to step ``number``; barriers count from 0 in it."""
+        before = self._step, self._barriers
+        self._step, self._barriers = number, 0
+        begin, cpu, process = self._clocks()
+        try:
+            yield
+        finally:
+            self._step, self._barriers = before
+        end, cpu_end, process_end = self._clocks()
+        took = StepRecord(self.index, number, begin, end, cpu_end - cpu, process_end - process)
+        self.steps.append(took)
+
+    def _clocks(self) -> tuple[float, float, float]:
+        """By the wall, of this thread, of all of the process's threads."""
+        return self.transport.now(), time.thread_time(), time.process_time()
+
+    @property
+    def here(self) -> str:
+        """The labels of now, joined."""
+        return "/".join(self._labels)
+
+    def on_device(self, host: np.ndarray) -> Any:
+        """``host`` as an array of this rank's device."""
+        return namespace(self.backend).asarray(host)
+
+    def record(self, synchronises: bool, **facts: Any) -> None:
+        """Write down a collective that is done."""
+        barrier = self._barriers if synchronises else None
+        self._barriers += synchronises
+        facts |= {"rank": self.index, "label": self.here, "step": self._step, "barrier": barrier}
+        self.records.append(Record(**facts))
+
+    def __repr__(self) -> str:
+        return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"
+
+
+class _Labelled:
+    """A label on the pile for as long as a block lasts; a step has thousands of them."""
+
+    __slots__ = ("pile", "text")
+
+    def __init__(self, pile: list[str], text: str) -> None:
+        self.pile, self.text = pile, text
+
+    def __enter__(self) -> None:
+        self.pile.append(self.text)
+
+    def __exit__(self, *_: Any) -> None:
+        self.pile.pop()

@@ -1,0 +1,283 @@
+"""Every collective as a record: what it was, how much it moved and when; and their totals."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiledask.errors import ConfigError
+from tiledask.plan import html
+from tiledask.plan.collectives.algorithms import KINDS
+from tiledask.plan.collectives.cost import cost
+from tiledask.plan.collectives.halo import halo_strips
+from tiledask.plan.collectives.layers import Call
+from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "NCCL",
+    "Moved",
+    "Record",
+    "Records",
+    "StepRecord",
+    "Terms",
+    "Total",
+    "compared",
+    "predicted",
+]
+
+NCCL = "nccl"
+"""The algorithm of collectives that NCCL carries out in its own way."""
+Terms = tuple[Any, ...]
+"""What the arithmetic needs of one collective, for `predicted`; each kind has its own."""
+
+
+class Moved(NamedTuple):
+    """What one rank moves in one collective."""
+
+    sent: int
+    """Bytes."""
+    received: int
+    """Bytes."""
+    messages: int
+    """Messages that it sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One collective on one rank."""
+
+    rank: int
+    kind: str
+    """"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+    "halo_exchange", "halo_reduce", "send", "recv", "sendrecv" or "barrier"."""
+    algorithm: str
+    """"ring", "tree", "direct", or "nccl" for NCCL's own; empty where there is no choice."""
+    group: tuple[int, ...]
+    """Ranks that take part."""
+    axes: tuple[int, ...]
+    """Axes of the mesh along which they are."""
+    dtype: str
+    payload: int
+    """Bytes of the array that this rank brings; of a broadcast those that it ends with."""
+    sent: int
+    """Bytes that left this rank, counted where they left; computed if the algorithm is "nccl"."""
+    received: int
+    """Bytes that reached it, counted where they arrived; computed if the algorithm is "nccl"."""
+    messages: int
+    """Messages that it sent; 0 if the algorithm is "nccl", which has its own."""
+    step: int | None
+    """The training's step, if the program says which."""
+    barrier: int | None
+    """Running number of the synchronisation in the step, from 0; None for a message between two."""
+    label: str
+    begin: float
+    """Seconds since 1970, by one clock for all ranks."""
+    end: float
+    cpu: float
+    """Seconds that the rank's thread computed in it: copies, system calls, sums; not its waits."""
+    terms: Terms
+    """What the arithmetic needs for `predicted`."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in the collective, waiting included."""
+        return self.end - self.begin
+
+    @property
+    def counted(self) -> Moved | None:
+        """None if nobody counted: NCCL's own algorithms go ways that only it knows."""
+        if self.algorithm == NCCL:
+            return None
+        return Moved(self.sent, self.received, self.messages)
+
+    @property
+    def predicted(self) -> Moved:
+        """What it moves by arithmetic, from the extents alone."""
+        return predicted(self.kind, self.algorithm, self.group.index(self.rank), self.terms)
+
+
+@cache
+def predicted(kind: str, algorithm: str, me: int, terms: Terms) -> Moved:
+    """What rank ``me`` of a group moves; of "nccl" what it would on a ring, without messages."""
+    if algorithm == NCCL:
+        return predicted(kind, "ring", me, terms)._replace(messages=0)
+    if kind in KINDS:
+        each = cost(kind, algorithm, *terms)
+        return Moved(each.sent[me], each.received[me], each.messages[me])
+    if kind in ("halo_exchange", "halo_reduce"):
+        extents, row, before, after = terms
+        strips = halo_strips(extents, before, after)
+        out = [row * (s.stop - s.start) for s in strips if s.source == me]
+        back = [row * (s.stop - s.start) for s in strips if s.destination == me]
+        if kind == "halo_reduce":
+            out, back = back, out
+        return Moved(sum(out), sum(back), len(out))
+    sent, received = terms
+    return Moved(sent or 0, received or 0, int(sent is not None))
+
+
+class StepRecord(NamedTuple):
+    """One step on one rank."""
+
+    rank: int
+    step: int
+    begin: float
+    """Seconds since 1970, by the clock of the records."""
+    end: float
+    cpu: float
+    """Seconds that the rank's thread computed, in collectives and outside."""
+    process: float
+    """Seconds that all threads of its process computed, this one's included."""
+
+
+class Total(NamedTuple):
+    """The totals of several records."""
+
+    calls: int = 0
+    sent: int = 0
+    received: int = 0
+    messages: int = 0
+    seconds: float = 0.0
+    """Seconds in collectives, waiting included."""
+
+
+_NOTHING = Total()
+
+
+@dataclass(frozen=True, repr=False)
+class Records:
+    """The records of all ranks of a run, rank after rank, each rank's in the order of its calls."""
+
+    rows: tuple[Record, ...]
+    steps: tuple[StepRecord, ...] = ()
+    """The steps of all ranks, if the program says what they are; `where` leaves them out."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Record]) -> "Records":
+        return cls(tuple(rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.rows)
+
+    def where(self, label: str = "", **facts: Any) -> "Records":
+        """The records with ``label`` in theirs, and equal to ``facts``: kind=, rank=, step=, ..."""
+        _check_names(facts)
+        return Records.of(
+            r
+            for r in self.rows
+            if label in r.label and all(getattr(r, name) == v for name, v in facts.items())
+        )
+
+    def totals(self, *by: str) -> dict[Any, Total]:
+        """The Total of each value of ``by``: "kind", "label", "rank", "step", ... in their order.
+
+        With several names the keys are tuples; with none there is one, for all.
+        """
+        _check_names(by)
+        found: dict[Any, Total] = {}
+        for r in self.rows:
+            names = tuple(getattr(r, name) for name in by)
+            key = names[0] if len(by) == 1 else names
+            calls, sent, received, messages, seconds = found.get(key, _NOTHING)
+            found[key] = Total(
+                calls + 1,
+                sent + r.sent,
+                received + r.received,
+                messages + r.messages,
+                seconds + r.seconds,
+            )
+        return found
+
+    @property
+    def barriers(self) -> dict[int | None, int]:
+        """step -> how often a rank had to wait for others in it: the most of any rank."""
+        counts: dict[int | None, int] = {}
+        for r in self.rows:
+            if r.barrier is not None:
+                counts[r.step] = max(counts.get(r.step, 0), r.barrier + 1)
+        return counts
+
+    @property
+    def mismatches(self) -> "Records":
+        """The records whose counted bytes or messages are not those predicted; best none."""
+        return Records.of(r for r in self.rows if r.counted not in (None, r.predicted))
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per record, with predicted_sent, predicted_received, predicted_messages beside."""
+        import pandas as pd
+
+        names = [name for name in Record.__slots__ if name != "terms"]
+        rows = [[*(getattr(r, name) for name in names), r.seconds, *r.predicted] for r in self.rows]
+        more = ["seconds", *(f"predicted_{name}" for name in Moved._fields)]
+        frame = pd.DataFrame(rows, columns=[*names, *more])
+        return frame.astype({"step": "Int64", "barrier": "Int64"})  # whole, where there are none
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{t.calls} {kind}" for kind, t in self.totals("kind").items())
+        sent = sum(r.sent for r in self.rows)
+        ranks = len({r.rank for r in self.rows})
+        own = sum(r.sent for r in self.rows if r.counted is None)
+        computed = f", {own:,} of them computed, not counted: NCCL's own" if own else ""
+        return f"Records({kinds or 'none'}; {sent:,} bytes sent by {ranks} ranks{computed})"
+
+    def _repr_html_(self) -> str:
+        head = ("kind", "algorithm", "label", "calls", "sent", "received", "messages", "time")
+        rows = [
+            (
+                *names,
+                t.calls,
+                format_bytes(t.sent),
+                format_bytes(t.received),
+                t.messages,
+                format_seconds(t.seconds),
+            )
+            for names, t in self.totals("kind", "algorithm", "label").items()
+        ]
+        return html.table(head, rows, repr(self))
+
+
+def compared(records: Records, calls: Iterable[Call], itemsize: int) -> "pd.DataFrame":
+    """A table by label and kind: calls and bytes sent, of all ranks together, both ways.
+
+    ``calls``: of `tiledask.plan.collectives.layers`, for elements of ``itemsize`` bytes; where
+    labels are around a layer, `LayerCalls.inside` puts them around its plan. What only one side
+    has, has 0 on the other. The column ``equal`` says whether both numbers are the same.
+
+    >>> from tiledask.plan.collectives.layers import Stream, row_linear
+    >>> table = compared(Records(()), row_linear(Stream(1, 2, 2, ranks=2)).calls, itemsize=8)
+    >>> table.iloc[0].to_dict()  # nothing was run
+    {'label': 'row_linear/forward', 'kind': 'all_reduce', 'planned_calls': 2, 'counted_calls': 0, \
+'planned_bytes': 64, 'counted_bytes': 0, 'equal': False}
+    """
+    import pandas as pd
+
+    sums: dict[tuple[str, str], list[int]] = {}
+    for call in calls:
+        row = sums.setdefault((call.label, call.kind), [0, 0, 0, 0])
+        row[0] += len(call.members)
+        row[2] += sum(call.cost(itemsize).sent)
+    for record in records:
+        row = sums.setdefault((record.label, record.kind), [0, 0, 0, 0])
+        row[1] += 1
+        row[3] += record.sent
+    names = [f"{side}_{what}" for what in ("calls", "bytes") for side in ("planned", "counted")]
+    table = pd.DataFrame(
+        [[*key, *row] for key, row in sums.items()], columns=["label", "kind", *names]
+    )
+    same = (table["planned_calls"] == table["counted_calls"]) & (
+        table["planned_bytes"] == table["counted_bytes"]
+    )
+    return table.assign(equal=same)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in Record.__slots__:
+            fields = [n for n in Record.__slots__ if n != "terms"]
+            raise ConfigError(f"a record has no {name!r}; it has {', '.join(fields)}")

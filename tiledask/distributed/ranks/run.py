@@ -1,0 +1,161 @@
+"""Run a program on all workers of a mesh at once, one long task for each rank.
+
+slot 0   program(rank 0) ....[all_reduce]....[all_gather]... result    one Dask task per rank;
+slot 1   program(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
+"""
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distributed import get_worker
+
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.cluster.clocks import set_clocks
+from tiledask.distributed.cluster.cluster import Cluster, seconds_of
+from tiledask.distributed.ranks.nccl import Devices
+from tiledask.distributed.ranks.program import RankResult, Ranks, arguments, collected, ran
+from tiledask.distributed.transport import dask_transport, sockets
+from tiledask.distributed.transport.dask_transport import DaskTransport
+from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run
+from tiledask.distributed.transport.remote_read import transport_of
+from tiledask.distributed.transport.sockets import Sockets
+from tiledask.errors import ConfigError
+from tiledask.tile.nccl import Place, place, stay_near, why_not
+
+__all__ = ["TRANSPORTS", "run_ranks"]
+
+PATIENCE = 20.0
+"""Seconds that setting up may take even if the program's own timeout is shorter."""
+GRACE = 6.0
+"""Seconds after the deadline in which the ranks may say themselves what they waited for."""
+TRANSPORTS = {"sockets": Sockets, "posts": DaskTransport}
+"""How messages go between CPU workers, by name."""
+
+
+class _Plan(NamedTuple):
+    run: str
+    rank: int
+    shape: tuple[int, ...]
+    backend: str
+    way: str
+    places: tuple[Place, ...]
+    """The places of all ranks, if arrays go from GPU to GPU."""
+    seconds: float
+
+
+def run_ranks(
+    program: Callable[..., Any],
+    mesh: Mesh,
+    *args: Any,
+    per_rank: Sequence[Any] | None = None,
+    timeout: float | None = None,
+    transport: str | None = None,
+) -> Ranks:
+    """``program(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
+
+    program
+        An ordinary function. Its first argument is a `Rank`, whose groups have the collectives;
+        what it returns must be picklable; arrays of GPUs come back as NumPy's.
+    args, per_rank
+        Arrays, numbers, or Dask futures of what is on the workers. ``per_rank``: one more
+        argument for each rank, the last.
+    timeout
+        Seconds that the program may take (default 300). Nothing waits longer.
+    transport
+        "sockets" between workers of one machine, "posts" by Dask's messages; both carry arrays
+        of GPUs through host memory. "nccl" carries them from GPU to GPU, and only messages by one
+        of the two. None takes NCCL where every rank has a GPU of its own and there is NCCL, else
+        what is left.
+
+    If any rank raises, the run is over for all: each raises the same error, and so does this.
+    Raises CollectiveError where ranks do not call the same collectives, DeadlineError after
+    ``timeout``, ClusterLostError if a worker dies. A rank that computes without ever calling a
+    collective cannot be interrupted: it keeps its slot until it returns.
+
+    With ``def program(rank, x): return rank.group().all_reduce(x)``:
+    ``td.run_ranks(program, td.Mesh(cluster, (4,)), 1.0).results`` is ``[4.0] * 4``.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ConfigError(
+            f"run_ranks(program, mesh, ...) needs a mesh of workers, got {type(mesh).__name__}; "
+            f"td.Mesh(cluster, (2, 2)), or run_threads(program, (2, 2)) without a cluster"
+        )
+    cluster, seconds = mesh.cluster, seconds_of(timeout)
+    given = arguments(mesh.shape, args, per_rank)
+    patience = max(seconds, PATIENCE)
+    run = f"tiledask-ranks-{uuid.uuid4().hex[:12]}"
+    folder = cluster.spool / run[-12:]
+    places = _places(cluster, mesh.ranks, transport, patience)
+    way = _way(cluster, None if transport == "nccl" else transport, folder, patience)
+    everyone = set(range(mesh.ranks))
+    peers: list[set[int]] = [set()] * mesh.ranks
+    prepare: Callable[[Meeting, Any], None]
+    if way == "sockets":
+        folder.mkdir()
+        reads = transport_of(cluster) == "memory"
+        prepare = partial(sockets.prepare, str(folder), reads)
+    else:
+        prepare, peers = dask_transport.prepare, [everyone - {r} for r in everyone]
+    set_clocks(cluster, patience)
+    try:
+        with meeting(cluster, run, peers, patience, prepare):
+            tasks = []
+            for r, mine in enumerate(given):
+                plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds)
+                tasks.append(cluster.submit(r, _work, plan, program, *mine, name="rank_program"))
+            begin(cluster, run, patience)
+            name = getattr(program, "__name__", "program")
+            what = f"{name} on {mesh.ranks} ranks"
+            parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return collected(parts)
+
+
+def _places(cluster: Cluster, ranks: int, asked: str | None, timeout: float) -> tuple[Place, ...]:
+    """Where the ranks are, if arrays go by NCCL; else none. Raises ConfigError if they should go
+    by NCCL and cannot."""
+    if asked not in (None, "nccl", *TRANSPORTS):
+        raise ConfigError(f"no transport {asked!r}; there are {', '.join(TRANSPORTS)}, nccl")
+    if asked in TRANSPORTS:
+        return ()
+    places = ()
+    if cluster.backend == "cupy":
+        places = tuple(cluster.run(place, timeout=timeout)[:ranks])
+        reason = why_not(places)
+    else:
+        reason = "NCCL needs GPU workers, and these compute on CPUs"
+    if reason and asked:
+        raise ConfigError(f"{reason}; leave transport= out, and arrays go through host memory")
+    return () if reason else places
+
+
+def _way(cluster: Cluster, asked: str | None, folder: Path, timeout: float) -> str:
+    slots = cluster.wait_for_slots(range(cluster.slots), timeout)
+    hosts = {slots[slot]["host"] for slot in range(cluster.slots)}
+    near = len(hosts) == 1 and len(str(folder)) + 5 < sockets.LONGEST
+    if asked == "sockets" and not near:
+        raise ConfigError(
+            f"sockets need workers on one machine and a path of at most {sockets.LONGEST} "
+            f"characters; these are on {len(hosts)} machines, in {folder}: transport='posts'"
+        )
+    return asked or ("sockets" if near else "posts")
+
+
+def _work(plan: _Plan, program: Callable[..., Any], *args: Any) -> RankResult:
+    """The program on this worker (a task)."""
+    deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
+    transport = TRANSPORTS[plan.way](plan.rank, here, deadline, get_worker())
+    if plan.places:
+        stay_near(plan.places)
+        transport.devices = Devices(transport)
+        here.at_end.append(transport.devices.close)  # when all ranks are done with it
+    here.wait_for_start(deadline)
+    with host_memory.kept_by_malloc():
+        return ran(program, plan.shape, transport, plan.backend, args)

@@ -1,0 +1,128 @@
+"""Layers whose weights are sharded over the ranks of a group, forward and backward.
+
+block.py            a decoder block of them
+  attention.py        by heads; kv heads that several ranks share
+  mlp.py              feed-forward, plain and gated
+  norms.py            LayerNorm, RMSNorm of tokens that may be sharded
+  named_linear.py     the linear layers inside of a layer
+  linear.py           column-parallel, row-parallel
+  embedding.py        a table sharded by rows
+  cross_entropy.py    the loss of logits that never meet
+summa.py            linear on a grid of ranks: x, w and y each in blocks; 2-D and 2.5-D
+elementwise.py      activations, sums, biases: what is wrong on a Partial
+f_g.py              f and g, and their forms for tokens that are sharded
+shards.py           who holds what of all weights; checkpoints under another layout
+placed.py           a block that says what it is a part of
+
+One convention, that of tiledask/tile/layers, with the group before all:
+
+    y, kept        = f(group, x, weights..., options)
+    dx, dweights.. = f_grad(group, dy, kept, weights...)
+
+Everything that goes in and comes out is a `Placed`: it knows whether it is replicated, a shard or
+a partial sum, and what would be silently wrong raises PlacementError. x may be on every rank,
+or sharded along its tokens (sequence parallel): y is then placed as x is.
+"""
+
+from tiledask.distributed.ranks.records import compared
+from tiledask.distributed.tensor.attention import self_attention, self_attention_grad
+from tiledask.distributed.tensor.block import DecoderBlock, decoder_block, decoder_block_grad
+from tiledask.distributed.tensor.cross_entropy import cross_entropy, cross_entropy_grad
+from tiledask.distributed.tensor.elementwise import (
+    activate,
+    activate_grad,
+    add,
+    add_bias,
+    softmax,
+    softmax_grad,
+    swiglu,
+    swiglu_grad,
+)
+from tiledask.distributed.tensor.embedding import embedding, embedding_grad
+from tiledask.distributed.tensor.f_g import f, f_grad, g, g_grad, gathered, scattered
+from tiledask.distributed.tensor.linear import (
+    column_linear,
+    column_linear_grad,
+    row_linear,
+    row_linear_grad,
+)
+from tiledask.distributed.tensor.mlp import mlp, mlp_grad, swiglu_mlp, swiglu_mlp_grad
+from tiledask.distributed.tensor.norms import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad
+from tiledask.distributed.tensor.placed import (
+    Placed,
+    check_window,
+    partial,
+    replicate,
+    shard,
+    sharded,
+)
+from tiledask.distributed.tensor.shards import (
+    attention_layout,
+    block_layout,
+    draw_sharded,
+    embedding_layout,
+    mlp_layout,
+    put_together,
+    shard_weights,
+    swiglu_layout,
+    whole_of,
+)
+from tiledask.distributed.tensor.summa import GridBlock, RankGrid, summa_linear, summa_linear_grad
+
+__all__ = [
+    "DecoderBlock",
+    "GridBlock",
+    "Placed",
+    "RankGrid",
+    "activate",
+    "activate_grad",
+    "add",
+    "add_bias",
+    "attention_layout",
+    "block_layout",
+    "check_window",
+    "column_linear",
+    "column_linear_grad",
+    "compared",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "decoder_block",
+    "decoder_block_grad",
+    "draw_sharded",
+    "embedding",
+    "embedding_grad",
+    "embedding_layout",
+    "f",
+    "f_grad",
+    "g",
+    "g_grad",
+    "gathered",
+    "layer_norm",
+    "layer_norm_grad",
+    "mlp",
+    "mlp_grad",
+    "mlp_layout",
+    "partial",
+    "put_together",
+    "replicate",
+    "rms_norm",
+    "rms_norm_grad",
+    "row_linear",
+    "row_linear_grad",
+    "scattered",
+    "self_attention",
+    "self_attention_grad",
+    "shard",
+    "shard_weights",
+    "sharded",
+    "softmax",
+    "softmax_grad",
+    "summa_linear",
+    "summa_linear_grad",
+    "swiglu",
+    "swiglu_grad",
+    "swiglu_layout",
+    "swiglu_mlp",
+    "swiglu_mlp_grad",
+    "whole_of",
+]

@@ -1,0 +1,110 @@
+"""Activations, sums and biases, element by element; what is wrong on partial sums is refused.
+
+gelu(a + b) is not gelu(a) + gelu(b), and a bias added to t partial sums is there t times.
+"""
+
+from typing import Any
+
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.placed import Placed, need, refuse, same_placement
+from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.tile import layers as tile
+from tiledask.tile.layers.operands import rounded, wide
+
+__all__ = [
+    "activate",
+    "activate_grad",
+    "add",
+    "add_bias",
+    "softmax",
+    "softmax_grad",
+    "swiglu",
+    "swiglu_grad",
+]
+
+
+def activate(x: Placed, activation: str) -> tuple[Placed, Any]:
+    """(y, kept): relu, gelu or silu of ``x``, placed as x is. Refuses a Partial."""
+    need(
+        activation,
+        "x",
+        x,
+        (Replicate, Shard),
+        f"{activation} of a sum is not the sum of {activation}s; sum first, by g(group, x), or cut "
+        f"the matrix before it along its columns",
+    )
+    y, kept = tile.find_activation(activation).forward(x.local)
+    return x.like(y), kept
+
+
+def activate_grad(dy: Placed, kept: Any, activation: str) -> Placed:
+    """dx of `activate`."""
+    need(f"{activation}'s gradient", "dy", dy, (Replicate, Shard), "sum it first, by g(group, dy)")
+    return dy.like(tile.find_activation(activation).grad(dy.local, kept))
+
+
+def swiglu(gate: Placed, up: Placed) -> tuple[Placed, Any]:
+    """(silu(gate) up, kept); both have the same placement. Refuses a Partial."""
+    for name, x in (("gate", gate), ("up", up)):
+        need(
+            "swiglu",
+            name,
+            x,
+            (Replicate, Shard),
+            "a product of sums is not the sum of products; sum first, by g(group, x)",
+        )
+    same_placement("swiglu", "gate", gate, "up", up)
+    y, kept = tile.swiglu(gate.local, up.local)
+    return gate.like(y), kept
+
+
+def swiglu_grad(dy: Placed, kept: Any) -> tuple[Placed, Placed]:
+    """(dgate, dup) of `swiglu`."""
+    need("swiglu's gradient", "dy", dy, (Replicate, Shard), "sum it first, by g(group, dy)")
+    dgate, dup = tile.swiglu_grad(dy.local, kept)
+    return dy.like(dgate), dy.like(dup)
+
+
+def softmax(x: Placed) -> tuple[Placed, Any]:
+    """(softmax along the last axis, kept). Refuses a Partial, and shards of that axis."""
+    need("softmax", "x", x, (Replicate, Shard), "sum it first, by g(group, x)")
+    if x.dim == x.ndim - 1:
+        refuse(
+            "softmax",
+            f"{x} is sharded along the axis that softmax divides by the sum of, and each rank "
+            f"would divide by its own part; gather it, or for a loss use cross_entropy(group, ...)",
+        )
+    y, kept = tile.softmax(x.local)
+    return x.like(y), kept
+
+
+def softmax_grad(dy: Placed, kept: Any) -> Placed:
+    """dx of `softmax`."""
+    return dy.like(tile.softmax_grad(dy.local, kept))
+
+
+def add(x: Placed, y: Placed) -> Placed:
+    """x + y; both have the same placement, so that nothing is added on every rank to one sum."""
+    same_placement("add", "x", x, "y", y)
+    return x.like(rounded(wide(x.local) + wide(y.local), x.local))
+
+
+def add_bias(group: Group, x: Placed, b: Placed | None) -> Placed:
+    """x + b over the last axis, or x without a bias. Refuses a Partial: b would be there t times."""  # noqa: E501
+    need(
+        "add_bias",
+        "x",
+        x,
+        (Replicate, Shard),
+        f"a bias that each of {group.size} ranks adds to its partial sum is in the sum "
+        f"{group.size} times; sum first, by g(group, x)",
+    )
+    if b is None:
+        return x
+    split = x.dim == x.ndim - 1
+    need(
+        "add_bias", "b", b, (Shard if split else Replicate,), "it is placed as the columns of x are"
+    )
+    if split and b.shards != x.shards:
+        refuse("add_bias", f"b is sharded as {b.shards}, the columns of x as {x.shards}")
+    return x.like(rounded(wide(x.local) + wide(b.local), x.local))

@@ -1,0 +1,131 @@
+"""f and g: where values enter and leave the ranks' own work; each is the other's gradient.
+
+            takes       gives       forward            backward
+f           Replicate   Replicate   -                  all_reduce dx
+g           Partial     Replicate   all_reduce y       -
+gathered    Shard       Replicate   all_gather x       reduce_scatter dx
+scattered   Partial     Shard       reduce_scatter y   all_gather dy
+
+Every rank uses the same x, each for its own columns, so dx is the sum of what they find: f's
+backward must add. The y that each rank contributes to a sum moves the loss as much as the sum
+does, so dy goes back unchanged: g's backward must not add. Where it does, every rank gets t dy,
+and its dW is exactly t times too large. (Shoeybi et al., arXiv:1909.08053, section 3; the forms
+with sharded tokens: Korthikanti et al., arXiv:2205.05198, section 4.2.)
+"""
+
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.placed import (
+    EVERYWHERE,
+    Placed,
+    checked_dim,
+    fits,
+    need,
+    refuse,
+    replicate,
+)
+from tiledask.errors import PlacementError
+from tiledask.plan.collectives.shards import Shards, even_shards
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
+
+__all__ = [
+    "enter",
+    "enter_grad",
+    "f",
+    "f_grad",
+    "g",
+    "g_grad",
+    "gathered",
+    "leave",
+    "leave_grad",
+    "scattered",
+]
+
+TWICE = (
+    "it is the same on every rank, so its sum is {0} times too large; leave the all_reduce out. "
+    "If it is this rank's partial sum, say so: partial(x)"
+)
+
+
+def f(group: Group, x: Placed) -> Placed:
+    """``x`` itself, Replicate: from here on every rank does something else with it."""
+    need("f", "x", x, (Replicate,), "only what all ranks have can enter all ranks' own work")
+    return x
+
+
+def g(group: Group, y: Placed) -> Placed:
+    """The sum over the ranks of the Partial ``y``, Replicate. Refuses what is no partial sum.
+
+    >>> import numpy as np
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.tensor.placed import partial
+    >>> run_threads(lambda rank: g(rank.group(), partial(np.ones(1))).local.tolist(), 4).results
+    [[4.0], [4.0], [4.0], [4.0]]
+    """
+    if isinstance(y.placement, Shard):
+        refuse(
+            "g (all_reduce)", f"{y} is a shard, not a partial sum; gathered(group, y) joins shards"
+        )
+    need("g (all_reduce)", "y", y, (Partial,), TWICE.format(group.size))
+    return replicate(group.all_reduce(y.local) if group.size > 1 else y.local)
+
+
+f_grad, g_grad = g, f
+
+
+def gathered(group: Group, x: Placed) -> Placed:
+    """All of ``x``, Replicate, from its shards; the gradient is `scattered`.
+
+    If its gradient is not Partial but the same on all ranks, there is nothing to add: then take
+    `shard` of it.
+    """
+    need("gathered (all_gather)", "x", x, (Shard,), "only shards are joined")
+    fits(group, "gathered (all_gather)", "x", x)
+    dim, shards = x.split
+    if not shards.in_a_row:
+        refuse(
+            "gathered (all_gather)",
+            f"the ranks' parts of {x} are not one behind the other ({shards}), and a gather "
+            f"would mix up its columns; take its halves apart first, or put_together",
+        )
+    return replicate(group.all_gather(x.local, dim))
+
+
+def scattered(group: Group, y: Placed, dim: int, shards: Shards | None = None) -> Placed:
+    """This rank's part, along ``dim``, of the sum over the ranks of ``y``; grad: `gathered`."""
+    need("scattered (reduce_scatter)", "y", y, (Partial,), TWICE.format(group.size))
+    dim = checked_dim(y.ndim, dim)
+    shards = shards or even_shards(y.shape[dim], group.size)
+    if shards.extent != y.shape[dim] or not shards.in_a_row:
+        raise PlacementError(
+            f"a reduce_scatter along dimension {dim} scatters {y.shape[dim]} indices one behind "
+            f"the other, got shards of {shards}; use even_shards({y.shape[dim]}, {group.size})"
+        )
+    local = group.reduce_scatter(y.local, dim, extents=shards.counts)
+    return Placed(local, Shard(dim), y.shape, shards)
+
+
+# -- which of both, by the placement of the layer's x ----------------------------------------------
+
+
+def enter(group: Group, x: Placed) -> Placed:
+    """All of ``x``, Replicate: by `f` if it is that already, else `gathered`."""
+    return f(group, x) if isinstance(x.placement, Replicate) else gathered(group, x)
+
+
+def enter_grad(group: Group, dx: Placed, x: Placed) -> Placed:
+    """The Partial ``dx`` summed up, placed as ``x`` is."""
+    return leave(group, dx, x.placement, x.shards)
+
+
+def leave(
+    group: Group, y: Placed, to: Placement = EVERYWHERE, shards: Shards | None = None
+) -> Placed:
+    """The Partial ``y`` summed up: on every rank by `g`, or sharded by `scattered`."""
+    if isinstance(to, Partial):
+        refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
+    return g(group, y) if isinstance(to, Replicate) else scattered(group, y, to.dim, shards)
+
+
+def leave_grad(group: Group, dy: Placed) -> Placed:
+    """All of ``dy``, Replicate: the gradient of each rank's partial sum."""
+    return enter(group, dy)

@@ -1,0 +1,198 @@
+"""Linear layers by columns and by rows: one after the other, they need a single sum.
+
+column   x [.., in] --w[:, mine]--> y [.., mine]                   dx is a sum over ranks
+row      x [.., mine] --w[mine, :]--> partial sum of y [.., out]   y is a sum over ranks
+"""
+
+from typing import NamedTuple
+
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.elementwise import add_bias
+from tiledask.distributed.tensor.f_g import enter, enter_grad, leave, leave_grad
+from tiledask.distributed.tensor.placed import (
+    EVERYWHERE,
+    Placed,
+    fits,
+    need,
+    partial,
+    refuse,
+    same_placement,
+)
+from tiledask.plan.collectives.shards import Shards
+from tiledask.plan.products.placement import Placement, Replicate, Shard
+from tiledask.tile import layers as tile
+
+__all__ = ["KeptLinear", "column_linear", "column_linear_grad", "row_linear", "row_linear_grad"]
+
+
+class KeptLinear(NamedTuple):
+    """What both keep."""
+
+    x: Placed
+    """What w multiplies; of a column_linear that gathers again, this rank's tokens of it."""
+    given: Placed
+    """The placement of a column_linear's x, or a row_linear's y."""
+    name: str
+
+
+def column_linear(
+    group: Group,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    *,
+    regather: bool = False,
+    name: str = "column_linear",
+) -> tuple[Placed, KeptLinear]:
+    """(y [..., out] sharded along its columns, kept) for w [in, out] and b [out], sharded so.
+
+    x [..., in] is on every rank, or sharded along its tokens: then it is gathered, and with
+    ``regather`` only this rank's tokens are kept and they are gathered again in the backward. An
+    x that is sharded along its columns is refused. ``name`` labels the collectives.
+
+    >>> import numpy as np
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.tensor.placed import replicate, shard
+    >>> def program(rank):
+    ...     group = rank.group()
+    ...     w = shard(group, np.arange(6.0).reshape(2, 3), 1)
+    ...     return column_linear(group, replicate(np.ones((1, 2))), w)[0].local.tolist()
+    >>> run_threads(program, 2).results
+    [[[3.0, 5.0]], [[7.0]]]
+    """
+    _check_by_columns(name, x, w, b)
+    fits(group, name, "w", w)
+    with group.label(name, "forward"):
+        whole = enter(group, x)
+    y, _ = tile.linear(whole.local, w.local, None if b is None else b.local)
+    y = Placed(y, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
+    return y, KeptLinear(x if regather else whole, x.spec, name)
+
+
+def column_linear_grad(
+    group: Group, dy: Placed, kept: KeptLinear, w: Placed, b: Placed | None = None
+) -> tuple[Placed, Placed, Placed | None]:
+    """(dx, placed as x was, dw and db, placed as w and b are)."""
+    operation = f"{kept.name}'s gradient"
+    need(operation, "dy", dy, (Shard,), "it is placed as y is")
+    if dy.dim != dy.ndim - 1 or dy.shards != w.shards:
+        refuse(operation, f"dy is {dy} ({dy.shards}), the columns of w are {w.shards}")
+    with group.label(kept.name, "backward"):
+        x = enter(group, kept.x)
+        dw, db = tile.linear_grad_weight(dy.local, x.local)
+        dx = partial(tile.linear_grad_input(dy.local, w.local))
+        dx = enter_grad(group, dx, kept.given)
+    return dx, w.like(dw), None if b is None else b.like(db)
+
+
+def row_linear(
+    group: Group,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    *,
+    to: Placement = EVERYWHERE,
+    shards: Shards | None = None,
+    name: str = "row_linear",
+) -> tuple[Placed, KeptLinear]:
+    """(y [..., out], kept) for x sharded along its columns as w [in, out] is along its rows.
+
+    ``to``: Replicate(), or Shard(dim) of the tokens (evenly, unless ``shards`` says). b [out] is on
+    every rank, and is added once, after the sum. An x that every rank has in full is refused.
+
+    >>> import numpy as np
+    >>> from tiledask.distributed.ranks.threads import run_threads
+    >>> from tiledask.distributed.tensor.placed import shard
+    >>> def program(rank):
+    ...     group = rank.group()
+    ...     x, w = shard(group, np.ones((1, 3)), 1), shard(group, np.ones((3, 2)), 0)
+    ...     return row_linear(group, x, w)[0].local.tolist()
+    >>> run_threads(program, 2).results
+    [[[3.0, 3.0]], [[3.0, 3.0]]]
+    """
+    _check_by_rows(name, x, w, b)
+    fits(group, name, "x", x)
+    fits(group, name, "w", w)
+    y = partial(tile.linear(x.local, w.local)[0])
+    with group.label(name, "forward"):
+        y = leave(group, y, to, shards)
+    return add_bias(group, y, b), KeptLinear(x, y.spec, name)
+
+
+def row_linear_grad(
+    group: Group, dy: Placed, kept: KeptLinear, w: Placed, b: Placed | None = None
+) -> tuple[Placed, Placed, Placed | None]:
+    """(dx, placed as x was, dw as w, db on every rank)."""
+    operation = f"{kept.name}'s gradient"
+    need(
+        operation,
+        "dy",
+        dy,
+        (type(kept.given.placement),),
+        "it is placed as y is. The gradient of a partial sum is that of the sum itself: an "
+        "all_reduce of it would make dw t times too large",
+    )
+    same_placement(operation, "dy", dy, "y", kept.given)
+    with group.label(kept.name, "backward"):
+        whole = leave_grad(group, dy)
+    dx, dw, db = tile.linear_grad(
+        whole.local, kept.x.local, w.local, None if b is None else b.local
+    )
+    return kept.x.like(dx), w.like(dw), None if b is None else b.like(db)
+
+
+def _check_by_columns(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
+    need(name, "x", x, (Replicate, Shard), "sum it first, by g(group, x)")
+    if x.dim == x.ndim - 1:
+        refuse(
+            name,
+            f"x is sharded along its columns ({x}), but every rank's columns of w take all of "
+            f"x; use row_linear, whose w is sharded along its rows, or gathered(group, x)",
+        )
+    need(name, "w", w, (Shard,), "w is sharded along its columns: shard(group, w, 1)")
+    if w.dim != 1:
+        refuse(name, f"w must be Shard(1), got {w}: a w sharded along its rows is row_linear's")
+    _check_width(name, x, w)
+    if b is not None:
+        need(name, "b", b, (Shard,), "b is placed as the columns of w are: shard(group, b, 0)")
+        if b.shards != w.shards:
+            refuse(name, f"b is sharded as {b.shards}, the columns of w as {w.shards}")
+
+
+def _check_by_rows(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
+    need(
+        name,
+        "x",
+        x,
+        (Shard,),
+        "every rank has its own rows of w, which multiply its own columns of x; take "
+        "shard(group, x, -1), or column_linear",
+    )
+    need(name, "w", w, (Shard,), "w is sharded along its rows: shard(group, w, 0)")
+    if w.dim != 0 or x.dim != x.ndim - 1:
+        refuse(
+            name,
+            f"x is sharded along its columns and w along its rows, got x {x} and w {w}; "
+            f"gathered(group, x) and column_linear go together too",
+        )
+    _check_width(name, x, w)
+    if x.shards != w.shards:
+        refuse(
+            name,
+            f"the columns of x are sharded as {x.shards}, the rows of w as {w.shards}; shard "
+            f"w as the layer before shards its columns",
+        )
+    _, rows = w.split
+    if sum(rows.counts) != w.shape[0]:
+        refuse(
+            name,
+            f"w's {w.shape[0]} rows are sharded as {rows}, together {sum(rows.counts)}: "
+            f"what several ranks hold would be in the sum several times; give each row one rank",
+        )
+    if b is not None:
+        need(name, "b", b, (Replicate,), "it is added once, after the sum, on every rank")
+
+
+def _check_width(name: str, x: Placed, w: Placed) -> None:
+    if w.ndim != 2 or x.shape[-1] != w.shape[0]:
+        refuse(name, f"w has as many rows as x has columns, got x {x} and w {w}")

@@ -1,0 +1,212 @@
+"""What the layers of a model cost in a step: barriers, bytes, messages and seconds, by label.
+
+    label of a collective                  layer                  when        parallel
+    0F1/layer 0/attention/wo/forward       layer 0/attention/wo   forward     tensor
+    0B1/layer 0/weights/backward           layer 0                weights     data (ZeRO 3)
+    0B1/layer 0/gradients                  layer 0                gradients   data (ZeRO 2, 3)
+    update/layer 0/gradients               layer 0                gradients   data
+    0F1 (send), 1F1 (recv)                 stages 0-1             forward     pipeline
+    0F1/w_head/forward                     head/w_head            forward     tensor
+    update/norm                            all layers             norm        all ranks
+
+Predictions are of planned.py's calls, counts of the records; the labels of both say the same.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from tiledask.distributed.ranks.records import Record
+from tiledask.distributed.training.planned import Planned
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "CallSite",
+    "Sums",
+    "by_layer",
+    "ordered",
+    "place_of",
+    "predicted_sums",
+    "tally",
+    "together",
+]
+
+_ACTION = re.compile(r"(\d+)([FB])\d+")
+_OF_HEAD = ("norm", "w_head", "cross_entropy")
+
+
+class CallSite(NamedTuple):
+    """Where in the model, and in which part of a step, ranks talk to each other."""
+
+    layer: str
+    when: str
+    """"forward", "backward", "gradients", "weights" or "norm"."""
+    parallel: str
+    """Which ranks do: "tensor", "data", "pipeline" or "all ranks"."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of the model that it is in: "layer 0" of "layer 0/attention/wo"."""
+        return self.layer.partition("/")[0]
+
+
+class Sums(NamedTuple):
+    """The sums of several collectives and messages."""
+
+    calls: int = 0
+    barriers: int = 0
+    """Calls in which a rank waits for others of its group; a send or recv is none."""
+    sent: int = 0
+    """Bytes."""
+    messages: int = 0
+    """Sent."""
+    seconds: float = 0.0
+    """Seconds in these calls, waiting included."""
+
+    def plus(self, other: "Sums") -> "Sums":
+        """Both together."""
+        return Sums(
+            self.calls + other.calls,
+            self.barriers + other.barriers,
+            self.sent + other.sent,
+            self.messages + other.messages,
+            self.seconds + other.seconds,
+        )
+
+
+_NOTHING = Sums()
+
+
+@cache
+def place_of(label: str, kind: str) -> CallSite:
+    """What a training's label says.
+
+    >>> place_of("1B0/layer 2/mlp/w_1/backward", "all_reduce")
+    CallSite(layer='layer 2/mlp/w_1', when='backward', parallel='tensor')
+    >>> place_of("1B0", "send"), place_of("1B0", "recv")[0]
+    (CallSite(layer='stages 0-1', when='backward', parallel='pipeline'), 'stages 1-2')
+    >>> place_of("1B0/cross_entropy/sums/forward", "all_reduce").layer
+    'head/cross_entropy/sums'
+    """
+    first, *parts = label.split("/")
+    action = _ACTION.fullmatch(first)
+    if action and not parts:
+        ahead = (action[2] == "F") == (kind == "send")
+        low = int(action[1]) - (not ahead)
+        when = "forward" if action[2] == "F" else "backward"
+        return CallSite(f"stages {low}-{low + 1}", when, "pipeline")
+    if not action and first != "update":
+        return CallSite(label, "", "all ranks")
+    if parts == ["tied table"]:
+        return CallSite("tied table", "gradients", "pipeline")
+    if parts[-2:-1] == ["weights"]:
+        return CallSite("/".join(parts[:-2]), "weights", "data")
+    *layer, when = parts
+    if when in ("gradients", "weights"):
+        return CallSite("/".join(layer), when, "data")
+    if action:
+        inside = ["head"] if layer[0] in _OF_HEAD else []
+        return CallSite("/".join(inside + layer), when, "tensor")
+    return CallSite("all layers", "/".join(parts), "all ranks")
+
+
+def tally(rows: Iterable[Record]) -> dict[CallSite, Sums]:
+    """The Sums of each CallSite of records, in the order in which they come."""
+    found: dict[CallSite, Sums] = {}
+    for r in rows:
+        place = place_of(r.label, r.kind)
+        calls, barriers, sent, messages, seconds = found.get(place, _NOTHING)
+        found[place] = Sums(
+            calls + 1,
+            barriers + (r.barrier is not None),
+            sent + r.sent,
+            messages + r.messages,
+            seconds + (r.end - r.begin),
+        )
+    return found
+
+
+def predicted_sums(calls: Iterable[Planned]) -> dict[CallSite, Sums]:
+    """The Sums by CallSite of what one rank is to call; nobody predicts the seconds."""
+    found: dict[CallSite, Sums] = {}
+    for call in calls:
+        place, waits = place_of(call.label, call.kind), call.kind not in ("send", "recv")
+        mine = Sums(1, int(waits), call.sent, call.messages)
+        found[place] = found.get(place, Sums()).plus(mine)
+    return found
+
+
+def together(ranks: Iterable[dict[CallSite, Sums]]) -> dict[CallSite, Sums]:
+    """The Sums of all ranks: calls, bytes and messages added up.
+
+    Barriers and seconds are of the rank that has most of them: ranks wait at the same time.
+    """
+    found: dict[CallSite, Sums] = {}
+    for mine in ranks:
+        for place, sums in mine.items():
+            before = found.get(place, Sums())
+            most = {n: max(getattr(before, n), getattr(sums, n)) for n in ("barriers", "seconds")}
+            found[place] = before.plus(sums)._replace(**most)
+    return found
+
+
+def ordered(places: Iterable[CallSite], units: Sequence[str]) -> list[CallSite]:
+    """``places`` as the model has its units; what is no unit of its own comes last."""
+    rank = {unit: n for n, unit in enumerate(units)}
+    return sorted(places, key=lambda place: rank.get(place.unit, len(rank)))
+
+
+def by_layer(
+    records: Iterable[Record],
+    planned: Sequence[Sequence[Planned]],
+    units: Sequence[str],
+    steps: Iterable[int],
+) -> "pd.DataFrame":
+    """A row per (layer, when): of one of ``steps``, what was counted beside what was planned.
+
+    Of all ranks together: calls, bytes (sent) and messages; of the rank that has most of them:
+    barriers, and seconds, waiting included.
+    """
+    import pandas as pd
+
+    steps = set(steps)
+    ranks: list[list[Record]] = [[] for _ in planned]
+    for r in records:
+        if r.step in steps:
+            ranks[r.rank].append(r)
+    counted = together(map(tally, ranks))
+    expected = together(map(predicted_sums, planned))
+    rows = []
+    count = max(1, len(steps))
+    for place in ordered({**expected, **counted}, units):
+        mine, said = counted.get(place, Sums()), expected.get(place, Sums())
+        # of one step: whole numbers, if all steps can have the same
+        calls, barriers, sent, messages = (n / count if n % count else n // count for n in mine[:4])
+        rows.append(
+            (
+                *place,
+                calls,
+                barriers,
+                said.barriers,
+                sent,
+                said.sent,
+                messages,
+                said.messages,
+                mine.seconds / count,
+            )
+        )
+    names = [
+        *CallSite._fields,
+        "calls",
+        "barriers",
+        "predicted_barriers",
+        "bytes",
+        "predicted_bytes",
+        "messages",
+        "predicted_messages",
+        "seconds",
+    ]
+    return pd.DataFrame(rows, columns=names).set_index(["layer", "when"])

@@ -1,0 +1,259 @@
+"""A training that somebody watches: a bar, a function that is called, the dashboard's page.
+
+    ranks --reports--> queue --> a thread of its own --> listener(Progress)
+
+The ranks never wait for a listener. One that raises is called no more, and one that does not come
+back is left behind; both are said in a warning, and the training goes on.
+"""
+
+import contextvars
+import threading
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import product
+from queue import SimpleQueue
+from typing import Any
+
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.progress import is_watched, showing
+from tiledask.distributed.training.by_layer import predicted_sums
+from tiledask.distributed.training.planned import calls_of
+from tiledask.distributed.training.program import TrainingJob
+from tiledask.distributed.training.reports import Assembly, Post, Progress, Say
+from tiledask.errors import ConfigError
+
+__all__ = ["RUNS", "TOPIC", "Bar", "watched"]
+
+RUNS = "tiledask-runs"
+"""Topic on which a run announces itself."""
+TOPIC = "tiledask-training-"
+"""How the topic of every training's reports begins."""
+PATIENCE = 5.0
+"""Seconds that a listener has for what is left when the training is over."""
+AFTER_A_FAILURE = 1.0
+"""Seconds that it has if the training has failed."""
+ON_THE_WAY = 2.0
+"""Seconds in which reports that are under way arrive."""
+Listener = Callable[[Progress], Any]
+Reports = SimpleQueue[dict[str, Any] | None]
+"""None: no more come."""
+Shape = tuple[int, int, int]
+"""(dp, tp, pp)."""
+
+
+@contextmanager
+def watched(
+    progress: bool | Listener | None, job: TrainingJob, shape: Shape, ranks: Mesh | Sequence[int]
+) -> Iterator[Say | None]:
+    """What the ranks of ``job`` report to while the block runs; None if nobody wants to know.
+
+    ``progress`` as of `tiledask.train`. A listener that is a context manager is entered before
+    the first step and left after the last.
+    """
+    listener = _listener(progress)
+    announced: AbstractContextManager[Post | None] = nullcontext()
+    if isinstance(ranks, Mesh):
+        ranks.cluster.check_alive()
+        announced = _announced(ranks.cluster, job, shape)
+    with announced as post:
+        if listener is None:
+            yield post
+            return
+        reports: Reports = SimpleQueue()
+        with _entered(listener), _calling(listener, reports, job, shape) as calls:
+            if post is None or not isinstance(ranks, Mesh):
+                yield reports.put
+            else:
+                with _following(ranks.cluster, post.topic, reports):
+                    yield post
+                    calls.all.wait(ON_THE_WAY)
+
+
+def _listener(progress: bool | Listener | None) -> Listener | None:
+    wanted = is_watched() if progress is None else progress
+    if isinstance(wanted, bool):
+        return Bar() if wanted else None
+    if not callable(wanted):
+        raise ConfigError(
+            "progress is None, True, False or a function of one "
+            f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
+        )
+    return wanted
+
+
+# -- the listener ------------------------------------------------------------------------------
+
+
+@contextmanager
+def _entered(listener: Listener) -> Iterator[None]:
+    if not isinstance(listener, AbstractContextManager):
+        yield
+        return
+    listener.__enter__()
+    try:
+        yield
+    finally:
+        try:
+            listener.__exit__(None, None, None)
+        except Exception as error:
+            _warn(f"progress= could not be closed: {type(error).__name__}: {error}")
+
+
+class _Calls(threading.Thread):
+    """Calls a listener with every whole step, until it raises or time is over."""
+
+    def __init__(self, listener: Listener, reports: Reports, job: TrainingJob, ranks: int) -> None:
+        super().__init__(name="progress of a training", daemon=True)
+        floor, tokens = getattr(job.data, "floor", None), job.batch * job.model.sequence
+        self.listener, self.reports = listener, reports
+        self.assembly = Assembly(ranks, job.steps, tokens, floor)
+        self.step = job.first
+        """The step that the listener is busy with."""
+        self.error: BaseException | None = None
+        self.over = False
+        self.all = threading.Event()
+        """All steps are there."""
+        if job.first == job.steps:
+            self.all.set()
+        # what it prints or shows belongs to the notebook cell that is running
+        self.context = contextvars.copy_context()
+
+    def run(self) -> None:
+        while (report := self.reports.get()) is not None:
+            for progress in self.assembly.heard(report):
+                if progress.step == progress.steps - 1:
+                    self.all.set()
+                if self.over or self.error:
+                    continue
+                self.step = progress.step
+                try:
+                    self.context.run(self.listener, progress)
+                except BaseException as error:  # nobody else hears of what is raised in a thread
+                    self.error = error
+
+    def end(self, seconds: float) -> None:
+        """Let it do what is left, for so many seconds."""
+        self.reports.put(None)
+        self.join(seconds)
+        self.over = True
+
+
+@contextmanager
+def _calling(
+    listener: Listener, reports: Reports, job: TrainingJob, shape: Shape
+) -> Iterator[_Calls]:
+    calls = _Calls(listener, reports, job, len(_places(shape)))
+    calls.start()
+    try:
+        yield calls
+    except BaseException:  # the training's own
+        calls.end(AFTER_A_FAILURE)
+        raise
+    calls.end(PATIENCE)
+    if error := calls.error:
+        _warn(
+            f"progress= raised {type(error).__name__} at step {calls.step}: {error}; it was "
+            f"called no more, and the training went on"
+        )
+    elif calls.is_alive():
+        _warn(
+            f"progress= was busy with step {calls.step} of {job.steps} when {PATIENCE:g} s had "
+            f"passed since the last was done: it is called no more. Let it return sooner"
+        )
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, RuntimeWarning, stacklevel=2)
+
+
+# -- by Dask's events --------------------------------------------------------------------------
+
+
+@contextmanager
+def _following(cluster: Cluster, topic: str, reports: Reports) -> Iterator[None]:
+    client: Any = cluster.client  # Dask says no types of these
+    client.subscribe_topic(topic, lambda said: reports.put(said[1]))
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # of a client that is closed meanwhile
+            client.unsubscribe_topic(topic)
+
+
+@contextmanager
+def _announced(cluster: Cluster, job: TrainingJob, shape: Shape) -> Iterator[Post]:
+    """Where the run's reports go; the dashboard's page is told of it, and if the block fails."""
+    topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
+    with suppress(Exception):  # a page is worth no training
+        cluster.client.log_event(RUNS, _about(topic, job, shape))
+    try:
+        yield Post(topic)
+    except BaseException as error:
+        with suppress(Exception):  # the cluster may be what failed
+            words = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+            cluster.client.log_event(topic, {"failed": words})
+        raise
+
+
+def _about(topic: str, job: TrainingJob, shape: Shape) -> dict[str, Any]:
+    """What the page is told before the first step: what it is, and what is predicted of a step."""
+    model = job.model
+    predicted = [
+        [rank, *place, *sums]
+        for rank, at in enumerate(_places(shape))
+        for place, sums in predicted_sums(calls_of(job, shape, at)).items()
+    ]
+    return {
+        "run": topic,
+        "shape": list(shape),
+        "first": job.first,
+        "steps": job.steps,
+        "tokens": job.batch * model.sequence,
+        "floor": getattr(job.data, "floor", None),
+        "model": repr(model),
+        "parameters": model.size,
+        "units": list(model.units),
+        "schedule": job.schedule.name,
+        "microbatches": job.schedule.microbatches,
+        "zero": job.zero,
+        "dtype": job.dtype,
+        "predicted": predicted,
+    }
+
+
+def _places(shape: Shape) -> list[Shape]:
+    return [(copy, part, stage) for copy, part, stage in product(*map(range, shape))]
+
+
+# -- a bar -------------------------------------------------------------------------------------
+
+
+class Bar:
+    """A bar with the loss and tokens a second; it appears if the training takes longer."""
+
+    def __init__(self) -> None:
+        self._latest: Progress | None = None
+        self._seconds: deque[float] = deque(maxlen=10)
+        self._shown = showing("training", self._look)
+
+    def __enter__(self) -> "Bar":
+        self._shown.__enter__()
+        return self
+
+    def __call__(self, progress: Progress) -> None:
+        self._seconds.append(progress.seconds)
+        self._latest = progress
+
+    def __exit__(self, *error: Any) -> None:
+        self._shown.__exit__(None, None, None)
+
+    def _look(self) -> tuple[int, int | None, str]:
+        last, took = self._latest, list(self._seconds)
+        if last is None:
+            return 0, None, "first step"
+        rate = len(took) * last.tokens / sum(took) if sum(took) else 0.0
+        return last.step + 1, last.steps, f"loss {last.loss:.4f}  {rate:,.0f} tokens/s"

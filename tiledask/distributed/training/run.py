@@ -1,0 +1,304 @@
+"""Training a GPT over (data, tensor, pipeline) parallel ranks: every layout has the same losses.
+
+    mesh (dp, tp, pp) = (2, 2, 2)          rows 0..3 of the batch       rows 4..7
+                                           stage 0      stage 1         stage 0      stage 1
+    columns of every matrix, first half    rank 0  -->  rank 1          rank 4  -->  rank 5
+                             second half   rank 2  -->  rank 3          rank 6  -->  rank 7
+
+Every token's loss is over the number of tokens of the whole batch, so whatever rows a micro-batch
+has, gradients are added up as they are: over micro-batches, and over dp.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.distributed import tensor as T
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.records import Records
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.training.by_layer import by_layer
+from tiledask.distributed.training.gpt import GPT
+from tiledask.distributed.training.planned import Planned, calls_of
+from tiledask.distributed.training.program import TrainedRank, TrainingJob, train_rank
+from tiledask.distributed.training.progress import watched
+from tiledask.distributed.training.reports import Progress
+from tiledask.distributed.training.validate import (
+    cut_of,
+    of_kind,
+    ready,
+    recipe_for,
+    scheduled,
+    shape_of,
+    whole,
+)
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.plan import html
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.tile.optimizers import Adam, LossScale, Rule
+from tiledask.tile.optimizers import rule_for as optimizer_for
+from tiledask.tile.optimizers.clipping import clip_factor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Trained", "train"]
+
+
+@dataclass(frozen=True, repr=False)
+class Trained:
+    """What came of a training."""
+
+    model: GPT
+    shape: tuple[int, int, int]
+    """(dp, tp, pp)."""
+    losses: np.ndarray
+    """[steps] float64: the mean over all tokens of each step's batch, before its update."""
+    first: int
+    """The number of the first of them: 0, or where a checkpoint was."""
+    weights: dict[str, np.ndarray]
+    """The weights in full, by "unit.name", after the last step."""
+    held: list[dict[str, int]]
+    """Bytes that each rank keeps from step to step, by tensor class."""
+    records: Records
+    """Every collective and message."""
+    planned: list[list[Planned]]
+    """What each rank was to call in a step, in order. A step that was left out ends earlier."""
+    recipe: Recipe
+    """What was kept of each number."""
+    norms: np.ndarray
+    """[steps] of all gradients, before they were clipped; empty if nobody asked for them."""
+    scales: np.ndarray
+    """[steps] by which each loss was multiplied before its gradients were taken."""
+    scaled: bool
+    """Whether by a `LossScale`, so that steps with a norm that is not finite were left out."""
+
+    @property
+    def skipped(self) -> list[int]:
+        """Numbers of the steps that were left out, because a gradient was not finite."""
+        if not self.scaled:
+            return []
+        return [self.first + int(i) for i in np.flatnonzero(~np.isfinite(self.norms))]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row per step: loss, bytes sent and messages of all ranks, barriers of the busiest;
+        the gradients' norm and the loss scale, if there were any."""
+        import pandas as pd
+
+        totals, barriers = self.records.totals("step"), self.records.barriers
+        rows = [
+            (step, loss, t.sent if t else 0, t.messages if t else 0, barriers.get(step, 0))
+            for step, loss in enumerate(self.losses, self.first)
+            for t in [totals.get(step)]
+        ]
+        names = ["step", "loss", "bytes_sent", "messages", "barriers"]
+        frame = pd.DataFrame(rows, columns=names).set_index("step")
+        if len(self.norms):
+            frame["norm"] = self.norms
+        if self.scaled:
+            frame["loss_scale"] = self.scales
+        return frame
+
+    def layers(self) -> "pd.DataFrame":
+        """A row per layer and part of a step ("layer 0/attention/wo", "forward"): barriers,
+        bytes, messages and seconds of a step, those predicted beside. Steps that were left out
+        do not count."""
+        steps = range(self.first, self.first + len(self.losses))
+        full = set(steps) - set(self.skipped)
+        return by_layer(self.records, self.planned, self.model.units, full)
+
+    def __repr__(self) -> str:
+        dp, tp, pp = self.shape
+        ends = "no loss"
+        if len(self.losses):
+            ends = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
+        left_out = f", {len(self.skipped)} left out" if self.skipped else ""
+        return (
+            f"Trained({len(self.losses)} steps{left_out} on {dp * tp * pp} ranks (dp={dp}, "
+            f"tp={tp}, pp={pp}), {ends}, {self.model.size:,} parameters)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.words(repr(self))}</p>{self.to_frame().to_html()}"
+
+
+def train(
+    model: GPT,
+    data: Any,
+    ranks: Mesh | Sequence[int],
+    *,
+    steps: int,
+    batch: int,
+    microbatches: int | None = None,
+    schedule: str | Schedule = "1f1b",
+    cut: Sequence[int] | None = None,
+    sequence_parallel: bool = False,
+    zero: int = 0,
+    rule: Rule | None = None,
+    dtype: str = "float32",
+    recipe: str | Recipe | None = None,
+    scale: LossScale | None = None,
+    clip: float | None = None,
+    seed: int = 0,
+    nudge: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[Progress], Any] | None = None,
+    timeout: float = 300.0,
+) -> Trained:
+    """Losses, weights and records of a GPT that was trained on the ranks of a (dp, tp, pp) mesh.
+
+    data
+        A `tiledask.load_text` or whatever else has ``vocabulary`` and ``batch(seed, step, size,
+        sequence, rows)``. Each rank draws its own rows.
+    ranks
+        A mesh of workers with three axes; or three numbers: threads of this process.
+    batch, microbatches
+        Rows of a step, whatever the layout, and into how many micro-batches the rows of one copy
+        of the model are cut; default: the schedule's, or 1. Neither must divide: some get a row
+        more, or none.
+    schedule
+        The name of one with whole backwards ("gpipe", "1f1b", ...), or a Schedule of pp devices,
+        which may put several stages on each.
+    cut
+        Layers of each stage; default: as even as they can be.
+    zero
+        0 to 3. Gradients of ZeRO 2 and 3 are sharded after every micro-batch.
+    rule
+        The optimizer; default: Adam(), or the one whose states the recipe keeps.
+    dtype
+        Of weights and activations: "float32", "float64", "float16" or "bfloat16". Of halves there
+        are masters in single precision, in which the optimizer steps; whatever is summed within
+        one device is summed in single precision, and rounded once.
+    recipe
+        What is kept of each number, by the planner's words: "mixed-adam-18" adds up gradients in
+        single precision, over micro-batches and over dp, where the default for halves,
+        "mixed-adam-16", does so in halves.
+    scale
+        By what the loss is multiplied before its gradients are taken. Default: of float16 a
+        dynamic `LossScale()`; none otherwise. With one, a step in which any gradient on any rank
+        is not finite is left out on all.
+    clip
+        The largest norm of all gradients together, each counted once, wherever it is.
+    nudge
+        With a number other than 0 every weight begins one rounding up or down, each as that number
+        draws it: the same training in other roundings, a control for
+        `tiledask.lab.precision.compared`.
+    folder
+        Where a checkpoint is written after the last step. If there is one already, training goes
+        on from the newest, under whatever layout that was written: ``steps`` counts from the very
+        first. The loss scale goes on from where it was. Model, seed, dtype and what the rule keeps
+        must be those of the checkpoint; rates and batches may change.
+    progress
+        None shows a bar on a terminal or in a notebook, True does anywhere, False never. A
+        function is called with a `Progress` after every step, in a thread of its own: steps do
+        not wait for it. `tiledask.lab.plots.LiveLoss()` draws the loss as it falls.
+
+    With equal seeds the result is that of a single device, whatever the layout, but for the order
+    in which sums are rounded. Raises ConfigError, PartitionError or ScheduleError for what does
+    not go together, CheckpointError for a checkpoint that is damaged or of another training, and
+    what `run_ranks` raises.
+
+    >>> from tiledask.tile.datasets import load_text
+    >>> text = load_text("tales")
+    >>> model = GPT(text.vocabulary, hidden=16, layers=2, heads=4, sequence=8)
+    >>> runs = [train(model, text, shape, steps=2, batch=4, microbatches=2, dtype="float64")
+    ...         for shape in ((1, 1, 1), (1, 2, 2))]
+    >>> bool(abs(runs[0].losses - runs[1].losses).max() < 1e-12)
+    True
+    """
+    shape = shape_of(ranks.shape if isinstance(ranks, Mesh) else ranks)
+    of_kind(model=model, data=data, rule=rule, scale=scale)
+    steps, batch, seed = whole("steps", steps, 0), whole("batch", batch, 1), whole("seed", seed)
+    nudge = whole("nudge", nudge, 0)
+    if data.vocabulary > model.vocabulary:
+        raise ConfigError(
+            f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
+            f"GPT(vocabulary={data.vocabulary}, ...) or more"
+        )
+    if clip is not None:
+        clip_factor(0.0, clip)
+    if rule is None:
+        rule = Adam() if recipe is None else optimizer_for(recipe)
+    kept = recipe_for(rule, dtype, recipe)
+    if scale is None and dtype == "float16":
+        scale = LossScale()
+    made = scheduled(schedule, shape[2], microbatches)
+    cut = cut_of(model, made, cut)
+    path, first = ready(folder, steps)
+    job = TrainingJob(
+        model,
+        data,
+        steps,
+        batch,
+        made,
+        cut,
+        sequence_parallel,
+        zero,
+        rule,
+        dtype,
+        seed,
+        kept,
+        scale,
+        clip,
+        path,
+        first,
+        nudge,
+    )
+    with watched(progress, job, shape, ranks) as say:
+        if isinstance(ranks, Mesh):
+            done = run_ranks(train_rank, ranks, job, say, timeout=timeout)
+        else:
+            done = run_threads(train_rank, shape, job, say, timeout=timeout)
+    return _collected(job, shape, done)
+
+
+def _collected(job: TrainingJob, shape: tuple[int, int, int], done: Ranks) -> Trained:
+    """All ranks' parts together. Raises PlacementError if copies of the model differ."""
+    parts: dict[tuple[int, ...], TrainedRank] = dict(
+        zip(np.ndindex(shape), done.results, strict=True)
+    )
+    for (copy, slice_, device), part in parts.items():
+        if part.digest != parts[0, slice_, device].digest:
+            raise PlacementError(
+                f"copies 0 and {copy} of the model have different weights after {job.steps} steps, "
+                f"on tensor rank {slice_} and pipeline rank {device}: what was summed over dp was "
+                f"not the same on both"
+            )
+    last = job.schedule.place[-1]
+    losses = np.sum([parts[copy, 0, last].losses for copy in range(shape[0])], axis=0)
+    weights: dict[str, np.ndarray] = {}
+    for device in range(shape[2]):
+        first = [parts[0, slice_, device].weights for slice_ in range(shape[1])]
+        found = T.put_together([held for held in first if held is not None])
+        for name, w in found.items():
+            if not np.array_equal(weights.setdefault(name, w), w, equal_nan=True):
+                raise PlacementError(
+                    f"{name} is on two stages, and differs there by up to "
+                    f"{np.abs(weights[name] - w).max():.3g}: its gradients were not added up"
+                )
+    names = [f"{u}.{name}" for u in job.model.units for name in job.model.parameters(u)]
+    held = [part.held for part in done.results]
+    ordered = {name: weights[name] for name in names}
+    planned = [calls_of(job, shape, (d, t, p)) for d, t, p in np.ndindex(shape)]
+    losses = np.asarray(losses, float)
+    norms, scales = (np.asarray(each) for each in (parts[0, 0, 0].norms, parts[0, 0, 0].scales))
+    return Trained(
+        job.model,
+        shape,
+        losses,
+        job.first,
+        ordered,
+        held,
+        done.records,
+        planned,
+        job.recipe,
+        norms,
+        scales,
+        job.scale is not None,
+    )

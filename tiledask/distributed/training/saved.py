@@ -1,0 +1,136 @@
+"""A training written down and taken up again, under any other (dp, tp, pp) and ZeRO.
+
+What is saved are whole weights and whole optimizer states by name ("layer 0.mlp.w_1",
+"momentum of layer 0.mlp.w_1"). Each tensor rank writes its block; what ZeRO has sharded is
+gathered before, a unit at a time, so that nobody reads a layout out of a checkpoint.
+
+What is not layout is written down too, and must be the same: a table of Adam's momentum would fit
+SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.checkpoints import (
+    Checkpoint,
+    TensorSlice,
+    open_checkpoint,
+    save_checkpoint,
+    sharded,
+    steps_in,
+    whole,
+)
+from tiledask.distributed.checkpoints.write import folder_of
+from tiledask.distributed.training.stages import PIPELINE, Stages
+from tiledask.errors import CheckpointError
+
+__all__ = ["load", "save"]
+
+
+def save(stages: Stages, job: Any, loss: float) -> None:
+    """Write the checkpoint of a `program.TrainingJob`'s last step; all ranks call this.
+
+    ``loss``: this rank's part of that step's.
+    """
+    rank, scale = stages.rank, stages.guard.scale
+    arrays, pieces = {}, {}
+    with rank.label("save"):
+        for tensor, unit in _kept(stages):
+            found = stages.states.gathered(tensor, unit)
+            for name, (weight, piece) in _pieces(stages, tensor, unit).items():
+                arrays[name], pieces[name] = found[weight], piece
+        total = rank.group((0, PIPELINE)).all_reduce(np.asarray(loss, np.float64))
+        about = {
+            "loss": float(total),
+            "updates": stages.states.steps,
+            "scale": asdict(scale) if scale else None,
+            "training": _identity(job),
+        }
+        save_checkpoint(rank, job.folder, job.steps, arrays, pieces, about)
+
+
+def load(stages: Stages, job: Any) -> None:
+    """Take weights and states from the checkpoint that a `program.TrainingJob` goes on from.
+
+    Raises CheckpointError if that is damaged, or of another training.
+    """
+    try:
+        checkpoint = open_checkpoint(job.folder, job.first)
+        about = _about(checkpoint, job)
+        for tensor, unit in _kept(stages):
+            named = _pieces(stages, tensor, unit)
+            read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
+            arrays = {
+                weight: stages.rank.on_device(read[name]) for name, (weight, _) in named.items()
+            }
+            stages.states.put(tensor, unit, arrays)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {_way_out(job)}") from None
+    stages.states.steps = about["updates"]
+    if stages.guard.scale is not None and about["scale"]:
+        # it moves as it is asked to, from where that of the checkpoint was
+        asked, was = stages.guard.scale, about["scale"]
+        at = min(max(was["scale"], asked.floor), asked.ceiling)
+        counts = {name: was[name] for name in ("good", "stuck", "skipped")}
+        stages.guard.scale = replace(asked, scale=at, **counts)
+
+
+def _identity(job: Any) -> dict[str, Any]:
+    """What makes a training this one, whatever its layout. Rates and batches may change."""
+    states = {f"bytes of {s.tensor}": s.bytes for s in job.recipe.states if s.tensor != "gradients"}
+    kv, inner = job.model.block.heads.kv, job.model.inner
+    facts = {"dtype": str(job.dtype), "seed": job.seed, "data's vocabulary": job.data.vocabulary}
+    facts |= {"nudge": job.nudge} if job.nudge else {}
+    model = asdict(job.model) | {"kv_heads": kv, "ffn": inner}
+    return (
+        {name: n if isinstance(n, bool) else int(n) for name, n in model.items()} | facts | states
+    )
+
+
+def _about(checkpoint: Checkpoint, job: Any) -> dict[str, Any]:
+    """What was saved along. Raises CheckpointError if it is of another training."""
+    about, here = checkpoint.about, _identity(job)
+    if not {"training", "updates", "scale"} <= set(about):
+        raise CheckpointError(f"{checkpoint} was not written by a training")
+    there = about["training"]
+    other = [
+        f"{name} is {there.get(name, 'none')} there and {here.get(name, 'none')} here"
+        for name in {**here, **there}
+        if there.get(name, "none") != here.get(name, "none")
+    ]
+    if other:
+        raise CheckpointError(
+            f"{checkpoint} is of another training: {', '.join(other)}; pass what was passed there"
+        )
+    return about
+
+
+def _way_out(job: Any) -> str:
+    """What happens where the checkpoint is gone."""
+    before = [step for step in steps_in(job.folder) if step < job.first]
+    then = f"go on from step {before[-1]}" if before else "begin anew"
+    return (
+        f"Training goes on from the newest checkpoint: remove "
+        f"{folder_of(job.folder, job.first)} to {then}, or take another folder"
+    )
+
+
+def _kept(stages: Stages) -> Iterator[tuple[str, str]]:
+    """(tensor class, unit) of all that a step leaves to the next."""
+    for tensor, by_unit in stages.states.arrays.items():
+        if tensor != "gradients":
+            yield from ((tensor, unit) for unit in by_unit)
+
+
+def _pieces(stages: Stages, tensor: str, unit: str) -> dict[str, tuple[str, TensorSlice]]:
+    """Name in the checkpoint -> (name in the unit, what this rank holds of it)."""
+    found, group, before = {}, stages.flow.group, "" if tensor == "weights" else f"{tensor} of "
+    for name, parameter in stages.flow.model.parameters(unit).items():
+        split, piece = stages.layouts[unit][name].split, whole(parameter.shape)
+        if split:
+            piece = sharded(parameter.shape, *split, group.rank)
+        found[f"{before}{unit}.{name}"] = name, piece
+    return found

@@ -1,0 +1,189 @@
+"""What a training is asked for, looked at before a rank starts: who waits hours hears it at once.
+
+whole, of_kind    single arguments
+scheduled         a schedule that ranks can carry out
+cut_of            layers of each of its stages
+recipe_for        what is kept of each number, and in how many bytes
+ready             a folder for checkpoints, and the step of the newest that is there
+"""
+
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from numbers import Integral
+from operator import index
+from typing import Any
+
+from tiledask.distributed.checkpoints import steps_in
+from tiledask.distributed.training.gpt import GPT
+from tiledask.errors import CheckpointError, ConfigError
+from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.pipelines.needs import validate
+from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import schedule as schedule_named
+from tiledask.plan.pipelines.schedules import schedules
+from tiledask.tile.backend import as_dtype
+from tiledask.tile.optimizers import LossScale, Rule
+
+__all__ = ["cut_of", "of_kind", "ready", "recipe_for", "scheduled", "shape_of", "whole"]
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+KINDS = {
+    "model": (GPT, "tiledask.GPT(vocabulary, hidden, layers, heads, sequence)"),
+    "rule": (Rule, "SGD(rate), Adam(rate) or AdamW(rate)"),
+    "scale": (LossScale, "LossScale(65536.0), which moves, or LossScale.static(1024.0)"),
+}
+
+
+def whole(name: str, value: Any, least: int | None = None) -> int:
+    """``value`` as an int of at least ``least``.
+
+    >>> whole("steps", 2.5, 0)
+    Traceback (most recent call last):
+        ...
+    tiledask.errors.ConfigError: steps is a whole number of 0 or more, got 2.5
+    """
+    right = isinstance(value, Integral) and not isinstance(value, bool)
+    if not right or (least is not None and value < least):
+        bound = "" if least is None else f" of {least} or more"
+        raise ConfigError(f"{name} is a whole number{bound}, got {value!r}")
+    return int(value)
+
+
+def of_kind(**given: Any) -> None:
+    """None; raises ConfigError if a model, rule, scale or data is something else.
+
+    >>> of_kind(rule="adam")
+    Traceback (most recent call last):
+        ...
+    tiledask.errors.ConfigError: rule is SGD(rate), Adam(rate) or AdamW(rate), got 'adam'
+    """
+    for name, value in given.items():
+        if name == "data":
+            right = hasattr(value, "batch") and hasattr(value, "vocabulary")
+            words = "load_text(name), or what has vocabulary and batch as a Text has them"
+        else:
+            kind, words = KINDS[name]
+            right = (value is None and name != "model") or isinstance(value, kind)
+        if not right:
+            raise ConfigError(f"{name} is {words}, got {value!r}")
+
+
+def shape_of(ranks: Any) -> tuple[int, int, int]:
+    """(dp, tp, pp)."""
+    shape = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
+    if len(shape) != 3:
+        raise ConfigError(f"ranks are a mesh (dp, tp, pp), three numbers; got {shape}")
+    dp, tp, pp = shape
+    return whole("dp", dp, 1), whole("tp", tp, 1), whole("pp", pp, 1)
+
+
+def scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule:
+    """A schedule that can be carried out on as many devices."""
+    if isinstance(schedule, str):
+        count = 1 if microbatches is None else microbatches
+        made = schedules.get(schedule)
+        if made and "devices" in inspect.signature(made).parameters:
+            raise ConfigError(
+                f"{schedule!r} puts several stages on a device; say how many: "
+                f"schedule=tiledask.schedule({schedule!r}, {2 * devices}, {count}, "
+                f"devices={devices}) puts 2 on each"
+            )
+        schedule = schedule_named(schedule, devices, count)
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"schedule is a name, or a Schedule, got {schedule!r}")
+    if microbatches not in (None, schedule.microbatches):
+        raise ConfigError(
+            f"{schedule!r} is for {schedule.microbatches} micro-batches, and microbatches= says "
+            f"{microbatches}; leave microbatches= out, or take a schedule of {microbatches}"
+        )
+    if kinds := {a.kind for a in schedule} - set("FB"):
+        raise ConfigError(
+            f"{schedule!r} splits its backwards ({', '.join(sorted(kinds))}); layers here do a "
+            f"backward whole: take 'gpipe', '1f1b' or 'interleaved'"
+        )
+    if schedule.devices != devices or schedule.replicas > 1:
+        raise ConfigError(
+            f"a mesh with pp={devices} takes a schedule of {devices} devices that has each stage "
+            f"once, got {schedule!r} on {schedule.devices} devices, with {schedule.replicas} of "
+            f"each"
+        )
+    if not schedule.trains:
+        raise ConfigError(f"{schedule!r} has no backwards, so nothing is learned; leave them in")
+    return validate(schedule)
+
+
+def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Recipe:
+    """``recipe``, if it can be trained in ``dtype``; left out, what is usual for it.
+
+    float64 and float32: weights, gradients and what the rule keeps, all in that precision;
+    float16 and bfloat16: weights and gradients of 2 bytes, masters and what the rule keeps of 4.
+
+    >>> from tiledask.tile.optimizers import SGD
+    >>> kept = recipe_for(SGD(0.1, momentum=0.9), "float16")
+    >>> {state.tensor: state.bytes for state in kept.states}
+    {'weights': 2, 'gradients': 2, 'master weights': 4, 'momentum': 4}
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}")
+    size = as_dtype(dtype).itemsize
+    if recipe is not None:
+        given = load_recipe(recipe)
+        if not given.compute_bytes == given.weight_bytes == size:
+            raise ConfigError(
+                f"recipe {given.name!r} keeps weights of {given.weight_bytes} B and computes with "
+                f"{given.compute_bytes} B, a number in {dtype} has {size} B; 'fp32-adam' is one "
+                f"for float32, 'mixed-adam-16' and 'mixed-adam-18' for float16 and bfloat16"
+            )
+        return given
+    usual = load_recipe("mixed-adam-16" if size == 2 else "fp32-adam")
+    kept = ("weights", "gradients", "master weights", *rule.keeps)
+    states = tuple(s for s in usual.states if s.tensor in kept)
+    if size != 2:
+        states = tuple(replace(s, bytes=size) for s in states)
+    name = f"{dtype} {type(rule).__name__}"
+    return replace(usual, name=name, compute_bytes=size, states=states)
+
+
+def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
+    """Layers of each stage; None: as even as they can be."""
+    if cut is None:
+        return model.even_cut(schedule.stages)
+    try:
+        layers = tuple(index(n) for n in cut)
+    except TypeError:
+        raise ConfigError(f"a cut is the number of layers of each stage, got {cut!r}") from None
+    if len(layers) != schedule.stages:
+        raise ConfigError(
+            f"a cut says how many layers each stage has: {schedule!r} has {schedule.stages} "
+            f"stages, the cut {layers} has {len(layers)}"
+        )
+    model.stage_units(0, layers)
+    return layers
+
+
+def ready(folder: str | os.PathLike[str] | None, steps: int) -> tuple[str | None, int]:
+    """(the folder's full path, the step of the newest checkpoint in it or 0).
+
+    The folder is made if there is none: who cannot write hears it before the training, not after.
+    """
+    if folder is None:
+        return None, 0
+    path = os.path.abspath(folder)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoints go into a folder, and {path} cannot be one ({error.strerror}); name "
+            f"another"
+        ) from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise CheckpointError(f"checkpoints are written to {path}, where you may not write")
+    first = max(steps_in(path), default=0)
+    if first > steps:
+        raise ConfigError(
+            f"{path} has a checkpoint of step {first}, which is past the last of {steps} steps; "
+            f"ask for {first} or more, or take another folder"
+        )
+    return path, first

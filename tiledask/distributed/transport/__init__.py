@@ -1,0 +1,13 @@
+"""Arrays from worker to worker: read from their owner, posted, by sockets or by Dask's messages.
+
+remote_read.py     parts of blocks read from their owner's memory
+mailbox.py         what was sent to a device and not taken yet
+meeting.py         the devices of a run meet; blocks are posted to each other
+transport.py       messages between ranks, and what is said when they do not come
+dask_transport.py  the same by Dask's connections
+sockets.py         the same by sockets, for workers of one machine
+"""
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)

@@ -1,0 +1,197 @@
+"""Where the devices of a run meet: all begin at one moment, and blocks are posted to each other.
+
+    client     open ....... begin at 12:00:00.000 ............................ close
+    device 0       wait   |[F0]----post F0--.
+    device 1       wait   |                 '->[F0] take
+
+One meeting per run in every worker, known by the run's name. A worker that was replaced meanwhile
+has none, and says so.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from distributed.protocol.serialize import to_serialize
+
+from tiledask.distributed.cluster.clocks import now, time_there
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.transport.mailbox import CancelledError, Mailbox
+from tiledask.errors import ClusterLostError, DeadlineError
+
+__all__ = ["Meeting", "Parcel", "begin", "meeting", "of_run"]
+
+LEAD = 0.05
+"""Seconds from the word to begin until all do: the word must have reached every worker."""
+
+
+class Parcel(NamedTuple):
+    """A block from another device; times by the scheduler's clock."""
+
+    block: Any
+    made: float
+    sent: float
+    there: float
+
+
+@dataclass
+class Meeting(Mailbox):
+    """One run, in one of its workers."""
+
+    addresses: tuple[str, ...]
+    """Addresses of the workers of all devices."""
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    """(source device, bytes) of every block that came."""
+    start: float | None = None
+    """The moment at which all begin, by the scheduler's clock."""
+    door: Any = None
+    """What ``prepare`` left here for the run's tasks."""
+
+    def _wait(self, ready: Any, deadline: float, what: str) -> None:
+        if not self.wait(ready, deadline):
+            raise DeadlineError(
+                f"device {self.device} waited until its deadline for {what}; give the run longer "
+                f"with timeout="
+            )
+
+    def wait_for_start(self, deadline: float) -> None:
+        """Return when all begin."""
+        self._wait(lambda: self.start is not None, deadline, "the word to begin")
+        if self.start is not None:
+            time.sleep(max(0.0, self.start - now()))
+
+    def take(self, action: Hashable, deadline: float) -> Parcel:
+        """The block that ``action`` made on another device, when it is there."""
+        self._wait(lambda: action in self.parcels, deadline, f"what {action} makes")
+        parcel: Parcel = self.parcels.pop(action)
+        return parcel
+
+    def post(self, worker: Any, to: int, action: tuple[Any, ...], block: Any, made: float) -> None:
+        """Send a block to device ``to``; returns at once. If it cannot be sent, the run is over."""
+        sending = asyncio.run_coroutine_threadsafe(
+            self._send(worker, to, action, block, made), worker.loop.asyncio_loop
+        )
+        sending.add_done_callback(partial(self._sent, action, to))
+
+    async def _send(
+        self, worker: Any, to: int, action: tuple[Any, ...], block: Any, made: float
+    ) -> None:
+        answer = await worker.rpc(self.addresses[to]).tiledask_post(
+            run=self.run,
+            source=self.device,
+            action=tuple(action),
+            block=to_serialize(block),
+            made=made,
+            sent=now(),
+        )
+        if not answer["taken"]:
+            raise _replaced(to)
+
+    def _sent(self, action: tuple[Any, ...], to: int, sending: Any) -> None:
+        if sending.cancelled():
+            return
+        error = sending.exception()
+        if isinstance(error, OSError):  # Dask's comm errors are
+            error = ClusterLostError(
+                f"device {self.device} could not send what {action} made to device {to}, whose "
+                f"worker is gone ({error}); run the schedule again"
+            )
+        if error is not None:
+            self.tell(over=error)
+
+
+_meetings: dict[str, Meeting] = {}
+"""The runs under way in this worker, by name."""
+
+
+def of_run(run: str, device: int) -> Meeting:
+    """The Meeting of ``run`` in this worker. Raises ClusterLostError if there is none."""
+    if run not in _meetings:
+        raise _replaced(device)
+    return _meetings[run]
+
+
+def _replaced(device: int) -> ClusterLostError:
+    return ClusterLostError(
+        f"the worker of device {device} died while the run was under way, and another has taken "
+        f"its place; what it kept for the run is gone. Run it again"
+    )
+
+
+async def _take_in(
+    run: str, source: int, action: tuple[Any, ...], block: Any, made: float, sent: float
+) -> dict[str, Any]:
+    """What another device posts (a handler of the worker)."""
+    there = _meetings.get(run)
+    if there is not None:
+        parcel = Parcel(block, made, sent, now())
+        there.moves.append((source, block.nbytes))
+        there.put(tuple(action), parcel)
+    return {"status": "OK", "taken": there is not None}
+
+
+# -- the client ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def meeting(
+    cluster: Cluster,
+    run: str,
+    peers: Sequence[Iterable[int]],
+    timeout: float,
+    prepare: Callable[[Meeting, Any], None] | None = None,
+) -> Iterator[tuple[str, ...]]:
+    """Open for the devices of ``run`` inside the block, closed however it ends; their addresses.
+
+    ``peers``: for each device, those that it will exchange blocks with. ``prepare``: called with
+    the Meeting and the worker, in each, before anything can arrive.
+    """
+    slots = cluster.wait_for_slots(range(len(peers)), timeout)
+    addresses = tuple(slots[device]["address"] for device in range(len(peers)))
+    try:
+        known = [sorted(each) for each in peers]
+        cluster.run(_open, run, addresses, known, prepare, timeout=timeout)
+        yield addresses
+    finally:
+        with suppress(Exception):  # of a cluster that is gone: nobody meets there any more
+            cluster.run(_close, run, timeout=10.0)
+
+
+def begin(cluster: Cluster, run: str, timeout: float) -> None:
+    """Let all devices of ``run`` begin at one moment of the scheduler's clock."""
+    cluster.run(_begin, run, time_there(cluster, timeout) + LEAD, timeout=timeout)
+
+
+async def _open(
+    run: str,
+    addresses: tuple[str, ...],
+    peers: list[list[int]],
+    prepare: Callable[[Meeting, Any], None] | None,
+    dask_worker: Any,
+) -> None:
+    dask_worker.handlers["tiledask_post"] = _take_in
+    if dask_worker.address not in addresses:
+        return
+    device = addresses.index(dask_worker.address)
+    _meetings[run] = here = Meeting(run, device, addresses)
+    if prepare is not None:
+        prepare(here, dask_worker)
+    # connections take milliseconds to make: do that before anybody waits for a block
+    await asyncio.gather(*(dask_worker.rpc(addresses[d]).identity() for d in peers[device]))
+
+
+def _begin(run: str, start: float) -> None:
+    if run in _meetings:
+        _meetings[run].tell(start=start)
+
+
+def _close(run: str) -> None:
+    here = _meetings.pop(run, None)
+    if here is not None:
+        here.tell(over=CancelledError(f"{run} was ended while device {here.device} worked for it"))
+        for end in here.at_end:
+            end()

@@ -1,0 +1,1 @@
+"""Exercises about planning: the fewest GPUs, whole layouts, a layer larger than a device."""

@@ -1,0 +1,129 @@
+"""Find a layout on the fewest GPUs; say for each ZeRO stage how many copies it takes."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab import plots
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.puzzles import Target
+from tiledask.plan.fitting.fit import Fit, fits
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import RECOMPUTE, Layout
+from tiledask.plan.inputs.load import load_cluster, load_model
+from tiledask.plan.inputs.model import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["copies_that_fit", "fewest_gpus", "layouts_that_fit"]
+
+
+def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16) -> Exercise:
+    """Find a Layout with which ``model`` trains on the fewest of ``most`` devices."""
+    spec, what = load_cluster(f"{most}x{device}"), load_model(model)
+
+    def measure(answer: Any) -> list[Target]:
+        fit = _fit(what, answer, spec)
+        if fit.verdict != "fits":
+            raise ConfigError(f'the verdict is "{fit.verdict}": {fit.reason}')
+        best = min(layout.devices for layout in layouts_that_fit(what, spec))
+        return [Target("GPUs", best, answer.devices, best)]
+
+    def figure(answer: Any) -> "Figure":
+        layout = Layout() if answer is None else answer
+        ledger = _fit(what, layout, spec).memory.ledger
+        title = f"{model} on {layout.devices} {device}, without overhead: {layout}"
+        return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
+
+    return Exercise("the fewest GPUs", measure, figure)
+
+
+def _fit(model: Model, layout: Any, spec: ClusterSpec) -> Fit:
+    if not isinstance(layout, Layout):
+        raise ConfigError(f"an answer is a Layout such as td.Layout(tp=2, pp=4), got {layout!r}")
+    if layout.tp > spec.devices_per_node:
+        raise ConfigError(
+            f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs; "
+            f"use tp of {spec.devices_per_node} or less"
+        )
+    return fits(model, layout, spec)
+
+
+@lru_cache(maxsize=16)
+def layouts_that_fit(model: Model, spec: ClusterSpec) -> tuple[Layout, ...]:
+    """Every layout of micro-batches of one sequence that fits on ``spec``: all of them tried."""
+    return tuple(
+        layout for layout in _layouts(model, spec) if fits(model, layout, spec).verdict == "fits"
+    )
+
+
+def _layouts(model: Model, spec: ClusterSpec) -> Iterator[Layout]:
+    counts = range(1, spec.devices + 1)
+    for tp, pp, dp in product(range(1, spec.devices_per_node + 1), counts, counts):
+        if tp * pp * dp > spec.devices or pp > model.layers or model.heads % tp:
+            continue
+        for zero, recompute, sequence_parallel in product(range(4), RECOMPUTE, (False, True)):
+            yield Layout(
+                dp=dp,
+                tp=tp,
+                pp=pp,
+                zero=zero,
+                recompute=recompute,
+                sequence_parallel=sequence_parallel,
+            )
+
+
+ENDLESS = 2**20
+"""Data-parallel GPUs that stand for any number: beyond them a share changes by bytes."""
+
+
+def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Exercise:
+    """Say for each ZeRO stage the fewest data-parallel GPUs that fit, or None if no number does.
+
+    The answer is a tuple of four: ZeRO 0, 1, 2 and 3, with full recomputation.
+    """
+    what, one = load_model(model), load_cluster(f"{ENDLESS}x{device}")
+
+    def fit(zero: int, dp: int) -> Fit:
+        return fits(what, Layout(dp=dp, zero=zero, recompute="full"), one)
+
+    def right(zero: int, dp: int | None) -> bool:
+        if dp is None:
+            return fit(zero, ENDLESS).verdict != "fits"
+        fewer = dp > 1 and fit(zero, dp - 1).verdict == "fits"
+        return fit(zero, dp).verdict == "fits" and not fewer
+
+    def measure(answer: Any) -> list[Target]:
+        numbers = _degrees(answer)
+        wrong = sum(not right(zero, dp) for zero, dp in enumerate(numbers))
+        return [Target("ZeRO stages judged wrongly", 0, wrong, 0)]
+
+    def figure(answer: Any) -> "Figure":
+        numbers = (1,) * 4 if answer is None else _degrees(answer)
+        ledgers = {
+            f"ZeRO-{zero}, dp {'as you like' if dp is None else dp}": fit(
+                zero, dp or ENDLESS
+            ).memory.ledger
+            for zero, dp in enumerate(numbers)
+        }
+        title = f"{model} on {device}: bytes per data-parallel GPU, without overhead"
+        return plots.memory_bars(ledgers, one.device.memory_bytes, place="GPU", title=title)
+
+    return Exercise("how many copies fit", measure, figure)
+
+
+def _degrees(answer: Any) -> tuple[int | None, ...]:
+    numbers = tuple(answer) if isinstance(answer, tuple | list) else ()
+    whole = all(
+        n is None or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= ENDLESS)
+        for n in numbers
+    )
+    if len(numbers) != 4 or not whole:
+        raise ConfigError(
+            f"an answer has four entries, one for each of ZeRO 0, 1, 2 and 3: a number of GPUs "
+            f"from 1 to {ENDLESS:,}, or None; got {answer!r}"
+        )
+    return numbers

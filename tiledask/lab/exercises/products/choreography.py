@@ -1,0 +1,120 @@
+"""Choose how a product is computed so that the fewest bytes move in little memory; run, counted."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.distributed.arrays.array import to_numpy
+from tiledask.distributed.arrays.creation import distribute
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.products.matmul import matmul
+from tiledask.distributed.products.needed import ledger_of
+from tiledask.errors import ConfigError, PlacementError
+from tiledask.lab import plots
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.exercises.products.placements import blocks_of, finished, moved
+from tiledask.lab.puzzles import Target
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.products.placement import Placement, Tiling
+from tiledask.plan.products.product import ProductPlan, algorithms, grids, options_of, plan_product
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["cheapest_choreography", "choices", "held", "moved"]
+
+MB = 1_000_000
+NARROW = 16
+"""Columns of a panel where everything is tried: the width changes the memory, not the bytes."""
+_AXES = {"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3}
+"""Of the grids that an algorithm takes."""
+
+Pair = tuple[tuple[Placement, ...], tuple[Placement, ...]]
+"""Placements of A and of B, one per mesh axis."""
+
+
+def cheapest_choreography(
+    cluster: Cluster,
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    mesh: tuple[int, ...],
+    placements: Pair,
+    limit: int,
+) -> Exercise:
+    """Choose algorithm and options of td.matmul so that C = A B moves the fewest bytes.
+
+    ``placements``: where A and B are when it begins. ``limit``: bytes that a worker may hold of A,
+    B, C, fetched panels and partial sums, as planned. Partial sums that the product leaves are
+    added up with Partial() -> Shard(0), and those bytes count too. The answer is a dict of
+    td.matmul's arguments; it is run, and the bytes are those that workers received.
+    """
+    over, expected = Mesh(cluster, mesh), a @ b
+    at = tuple(Tiling(x.shape, mesh, p) for x, p in zip((a, b), placements, strict=True))
+    least = _fewest(*at, a.dtype, limit) / MB
+
+    def measure(answer: Any) -> list[Target]:
+        plan = _planned(answer, *at)
+        A, B = (distribute(x, over, p) for x, p in zip((a, b), placements, strict=True))
+        C, received = finished(matmul(A, B, **answer))
+        wrong = int(np.count_nonzero(to_numpy(C) != expected))
+        return [
+            Target("MB on the fullest worker", limit / MB, held(plan, a.dtype) / MB, None),
+            Target("MB between workers", least, received / MB, least),
+            Target("wrong numbers in C", 0, wrong, 0),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        if answer is None:
+            named = dict(zip(("A", "B"), map(blocks_of, at), strict=True))
+            return plots.owners(named, title="How A and B lie (not attempted)")
+        plan = _planned(answer, *at)
+        words = ", ".join(filter(None, (plan.algorithm, plan.options)))
+        title = f"{words}, as planned\n{held(plan, a.dtype) / MB:.2f} MB on the fullest worker"
+        return plots.traffic_matrix(plan.traffic(a.itemsize), title=title)
+
+    return Exercise("the cheapest choreography", measure, figure)
+
+
+def _planned(answer: Any, a: Tiling, b: Tiling) -> ProductPlan:
+    takes = ("algorithm", "panel", "grid", "replication")
+    given = dict(answer) if isinstance(answer, Mapping) else {}
+    if "algorithm" not in given or not set(given) <= set(takes):
+        raise ConfigError(
+            f"an answer is a dict of td.matmul's arguments, the algorithm and what it takes of "
+            f"{', '.join(takes[1:])}, for instance {{'algorithm': 'summa', 'panel': 100}}; "
+            f"got {answer!r}"
+        )
+    return plan_product(given.pop("algorithm"), a, b, **given)
+
+
+def _fewest(a: Tiling, b: Tiling, dtype: np.dtype, limit: int) -> int:
+    """The fewest bytes that any choice within ``limit`` moves, found by planning them all."""
+    fitting = [moved(p, dtype.itemsize) for p in choices(a, b) if held(p, dtype) <= limit]
+    if not fitting:
+        raise ConfigError(
+            f"no choice for A {a.shape} and B {b.shape} on a mesh of {a.mesh} stays within "
+            f"{limit:,} bytes a worker; raise the limit"
+        )
+    return min(fitting)
+
+
+def choices(a: Tiling, b: Tiling) -> Iterator[ProductPlan]:
+    """The plan of every algorithm on every grid that it takes, with narrow panels."""
+    for name in algorithms:
+        takes = options_of(name)
+        panel = NARROW if "panel" in takes else None
+        shapes = grids(a.ranks, _AXES[name]) if "grid" in takes else (None,)
+        for grid in shapes:
+            try:
+                yield plan_product(name, a, b, panel=panel, grid=grid)
+            except PlacementError:  # not as they lie
+                continue
+
+
+def held(plan: ProductPlan, dtype: np.dtype) -> int:
+    """Bytes of blocks, fetched panels and partial sums on the fullest rank, at their most."""
+    rows = ledger_of(plan, dtype).rows
+    return Ledger.of(row for row in rows if row.tensor != "runtime").peak

@@ -1,0 +1,246 @@
+"""Split convolutions: borrow rows, split each layer its own way, count devices; all of it run.
+
+borrowed_rows               rank -> rows    each rank multiplies what it has, and nan for the rest
+split_each_layer            layer -> way    a training step: bytes counted, gradients compared
+until_layerwise_moves_more  devices         two training steps: bytes counted
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.distributed.convolution.lenet import LENET, samples
+from tiledask.distributed.convolution.lenet_plan import need
+from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS
+from tiledask.distributed.data_parallel.chain import gradients, initial_weights
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import PlacementError
+from tiledask.lab import plots
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.exercises.split_layers import lenet_splits as splits
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
+from tiledask.lab.puzzles import Target
+from tiledask.plan.collectives.rows import RowSplit, split_rows
+from tiledask.tile import layers as L
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["borrowed_rows", "split_each_layer", "until_layerwise_moves_more"]
+
+MB = 1_000_000
+ROUND_OFF = 1e-5
+"""Of a float32 gradient's largest element: sums differ by their order."""
+MOST = 64
+"""Devices, at most, that an answer may run on."""
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def borrowed_rows(
+    rows: Sequence[int], size: int, stride: int = 1, padding: tuple[int, int] = (0, 0)
+) -> Exercise:
+    """Say which rows of others each rank needs for its windows: rank -> rows of the whole image.
+
+    A window belongs to the rank that has its middle row. The answer is run: each rank multiplies
+    an image in which every row that it neither owns nor borrows is not a number.
+
+    >>> borrowed_rows((3, 3), 3, padding=(1, 1)).check({0: (3,), 1: (2,)}).best
+    True
+    """
+    split = split_rows(rows, size, stride, padding)
+    ends = (0, *accumulate(split.rows))
+    right = {
+        rank: [i for i in range(slab.start, slab.stop) if not ends[rank] <= i < ends[rank + 1]]
+        for rank, slab in enumerate(split.slabs)
+    }
+    best = sum(map(len, right.values()))
+
+    def measure(answer: Any) -> list[Target]:
+        mine = _borrowed(answer, split)
+        lost = _lost(mine, split, size, stride, padding)
+        return [
+            Target("output rows that lack an input row", 0, lost, 0),
+            Target("rows borrowed", best, sum(map(len, mine.values())), best),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        mine = {} if answer is None else _borrowed(answer, split)
+        title = "Your loans" if answer is not None else "Nobody borrows yet"
+        return plots.rows_on_ranks(rows, size, stride, padding, borrowed=mine, title=title)
+
+    return Exercise("who borrows what", measure, figure)
+
+
+def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]]:
+    """``answer`` for every rank; raises PlacementError if it is none."""
+    ranks, ends = len(split.rows), (0, *accumulate(split.rows))
+    if not isinstance(answer, Mapping) or not set(answer) <= set(range(ranks)):
+        raise PlacementError(
+            f"an answer gives ranks, 0 to {ranks - 1}, the rows that they borrow, for instance "
+            f"{{0: ({ends[1]},)}}; got {answer!r}"
+        )
+    for rank, mine in answer.items():
+        if not isinstance(mine, tuple | list | range | set):
+            raise PlacementError(f"rows of rank {rank} are a tuple such as (3, 4), got {mine!r}")
+    found = {rank: tuple(answer.get(rank, ())) for rank in range(ranks)}
+    for rank, mine in found.items():
+        for row in mine:
+            if row not in range(ends[-1]) or mine.count(row) > 1:
+                raise PlacementError(
+                    f"rows are numbers from 0 to {ends[-1] - 1}, each once: got {list(mine)} for "
+                    f"rank {rank}"
+                )
+            if ends[rank] <= row < ends[rank + 1]:
+                raise PlacementError(
+                    f"a rank borrows what it does not have: rank {rank} has rows {ends[rank]} to "
+                    f"{ends[rank + 1] - 1}, got row {row}; leave it out"
+                )
+    return found
+
+
+def _lost(
+    borrowed: Mapping[int, Sequence[int]],
+    split: RowSplit,
+    size: int,
+    stride: int,
+    padding: tuple[int, int],
+) -> int:
+    """Output rows for which their rank lacks an input row."""
+    image, w = np.ones((1, 1, sum(split.rows), size)), np.ones((1, 1, size, size))
+    ends, outs = (0, *accumulate(split.rows)), (0, *accumulate(split.out))
+    lost = 0
+    for rank, mine in borrowed.items():
+        here = np.full_like(image, np.nan)
+        for row in (*range(ends[rank], ends[rank + 1]), *mine):
+            here[:, :, row] = image[:, :, row]
+        y, _ = L.conv2d(here, w, stride=(stride, 1), padding=(padding, (0, 0)))
+        lost += int(np.isnan(y[0, 0, outs[rank] : outs[rank + 1]]).any(axis=1).sum())
+    return lost
+
+
+# -- layers --------------------------------------------------------------------------------------
+
+
+def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exercise:
+    """Choose for each of LeNet's layers "images", "out" or "in", so that a step moves the fewest
+    bytes. The answer is run on threads in float32: the bytes are counted, gradients compared."""
+    best = min(splits.bytes_of(ways, images, ranks, 4) for ways in splits.every())
+
+    def measure(answer: Any) -> list[Target]:
+        ways = splits.checked(answer)
+        weights, (x, classes), whole = _batch(images, seed)
+        done = run_threads(splits.split_step, ranks, ways, weights, x, classes)
+        sent = sum(record.sent for record in done.records)
+        loss, grads = splits.whole_gradients(ways, done.results)
+        error = max(abs(loss - whole[0]) / whole[0], _error(grads, whole[1]))
+        return [
+            Target("MB that all devices send", best / MB, sent / MB, best / MB),
+            Target("error of the gradients", ROUND_OFF, error, None),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        alike = {f'all layers "{way}"': dict.fromkeys(splits.NAMES, way) for way in splits.WAYS}
+        bars = {name: splits.bytes_of(ways, images, ranks, 4) for name, ways in alike.items()}
+        if answer is not None:
+            bars["yours"] = splits.bytes_of(splits.checked(answer), images, ranks, 4)
+        return _bars(bars, f"LeNet, {images} images, {ranks} devices: bytes of a step")
+
+    return Exercise("a split for each layer", measure, figure)
+
+
+@cache
+def _batch(images: int, seed: int) -> tuple:
+    """(weights, (images, classes), (loss, gradients on a single device)) in float32."""
+    weights, batch = initial_weights(LENET, seed, "float32"), samples(images, seed, "float32")
+    return weights, batch, gradients(LENET, weights, *batch)
+
+
+def _error(grads: Mapping, whole: Mapping) -> float:
+    """The largest distance from the single device, as a share of the largest element."""
+    return max(
+        float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g)))
+        for layer, each in whole.items()
+        for kind, g in each.items()
+    )
+
+
+# -- devices -------------------------------------------------------------------------------------
+
+
+def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
+    """Find the fewest devices, with ``each`` images for every one of them, on which LeNet's
+    layerwise split moves more bytes than data parallelism. Both are run, and counted.
+
+    >>> until_layerwise_moves_more(each=15).check(2).best
+    True
+    """
+
+    def planned(name: str, devices: int) -> int:
+        return sum(need(name, each * devices, devices, 4).sent)
+
+    best = next(
+        (n for n in range(2, MOST + 1) if planned("layerwise", n) > planned("data parallel", n)),
+        None,
+    )
+    if best is None:
+        raise PlacementError(
+            f"with {each} images a device the layerwise split moves less than data parallelism on "
+            f"up to {MOST} devices; take more images"
+        )
+
+    def measure(answer: Any) -> list[Target]:
+        devices = _devices(answer)
+        sent = {name: _counted(name, each * devices, devices, seed) for name in _BOTH}
+        percent = 100 * sent["data parallel"] / sent["layerwise"]
+        return [
+            Target(
+                "data parallelism's bytes in % of the layerwise split's",
+                100,
+                round(percent, 2),
+                None,
+            ),
+            Target("devices", best, devices, best, least=True),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        devices = 2 if answer is None else _devices(answer)
+        bars = {name: planned(name, devices) for name in _BOTH}
+        title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
+        return _bars(bars, title)
+
+    return Exercise("until the layerwise split moves more", measure, figure)
+
+
+_BOTH = ("layerwise", "data parallel")
+
+
+def _devices(answer: Any) -> int:
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 2 <= answer <= MOST:
+        raise PlacementError(f"an answer is a number of devices from 2 to {MOST}, got {answer!r}")
+    return answer
+
+
+def _counted(name: str, images: int, devices: int, seed: int) -> int:
+    """Bytes that all devices sent in a training step."""
+    weights, batch = initial_weights(LENET, seed, "float32"), samples(images, seed, "float32")
+    done = run_threads(PARTITIONINGS[name], devices, weights, *batch)
+    return sum(record.sent for record in done.records)
+
+
+@styled
+def _bars(sizes: Mapping[str, int], title: str) -> "Figure":
+    """A bar for each number of bytes."""
+    figure = canvas(0.9 + 0.38 * len(sizes), title)
+    axes = figure.subplots()
+    colours = [ORANGE if name == "yours" else BLUE for name in sizes]
+    bars = axes.barh(list(sizes), [size / MB for size in sizes.values()], color=colours)
+    axes.bar_label(bars, fmt="%.2f MB", padding=4, color=GREY)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("MB that all devices send")
+    return figure

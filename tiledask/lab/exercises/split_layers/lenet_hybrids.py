@@ -1,0 +1,143 @@
+"""A hybrid for d2l's LeNet: ways that multiply, chosen by arithmetic and trained.
+
+hybrid_lenet     name of a way -> ranks     three training steps: bytes and FLOP counted, losses
+                                            compared with those of a single device
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.distributed.convolution.lenet_plan import PARAMETERS, Need, need_of
+from tiledask.distributed.convolution.lenet_split import WAYS, Split
+from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
+from tiledask.errors import PlacementError
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.plots.style import BLUE, INK, ORANGE, canvas, styled
+from tiledask.lab.puzzles import Target
+from tiledask.tile.datasets import load_images
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["hybrid_lenet"]
+
+MB = 1_000_000
+STEPS = 3
+ROUND_OFF = 1e-10
+"""Of a loss in float64."""
+SINGLE = 4
+"""Bytes of a number whose moving is planned; what is counted in float64 is halved."""
+
+
+def hybrid_lenet(
+    devices: int = 8, batch: int = 64, share: float = 50.0, balance: float = 1.2
+) -> Exercise:
+    """Choose ways that multiply to ``devices``, so that LeNet's training moves the fewest bytes.
+
+    share
+        Percent of the model that a device may hold.
+    balance
+        The busiest device's FLOP over their mean, at most.
+
+    An answer is a dict, as for `train_lenet`. It is trained on threads, and counted.
+
+    >>> hybrid_lenet(2, batch=4, share=60).check({"layerwise": 2}).best
+    True
+    """
+    legal = [need_of(split, batch, SINGLE) for split in _splits(devices)]
+    kept = [n for n in legal if _percent(n) <= share and n.imbalance <= balance]
+    if not kept:
+        raise PlacementError(
+            f"no way to split LeNet over {devices} leaves {share}% of the model on a device and "
+            f"keeps the busiest within {balance} of the mean; allow more"
+        )
+    best = min(sum(n.sent) for n in kept) / MB
+
+    def measure(answer: Any) -> list[Target]:
+        split = _checked(answer, devices)
+        run, alone = _trained(split, batch), _trained(Split(), batch)
+        sent = sum(r.sent for r in run.records) / STEPS / (8 // SINGLE) / MB
+        busiest = max(run.flops) * devices / sum(run.flops)
+        held = max(held["weights"] for held in run.held) / 8 / PARAMETERS
+        far = float(np.max(np.abs(run.losses / alone.losses - 1)))
+        return [
+            Target("MB that all devices send in a step", best, sent, best),
+            Target("% of the model on a device", share, round(100 * held, 2), None),
+            Target("busiest over mean FLOP", balance, round(busiest, 3), None),
+            Target("losses' distance from a single device's", ROUND_OFF, far, None),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        drawn = {str(split): split for split in _splits(devices) if devices in split.shape}
+        needs = {name: need_of(split, batch, SINGLE) for name, split in drawn.items()}
+        if answer is not None:
+            split = _checked(answer, devices)
+            needs[f"yours: {split}"] = need_of(split, batch, SINGLE)
+        return _bars(needs, f"LeNet, {batch} images, {devices} devices: bytes of a step")
+
+    return Exercise("a hybrid for LeNet", measure, figure)
+
+
+def _splits(devices: int) -> Iterator[Split]:
+    """Every way to split over so many."""
+    for copies in range(1, devices + 1):
+        for stages in range(1, 5):
+            if devices % (copies * stages) == 0:
+                parts = devices // (copies * stages)
+                yield Split(copies, stages, parts)
+                if parts > 1:
+                    yield Split(copies, stages, parts, in_space=True)
+
+
+def _checked(answer: Any, devices: int) -> Split:
+    if not isinstance(answer, Mapping):
+        raise PlacementError(
+            f"an answer is a dict of how many ranks each way has ({', '.join(WAYS)}), for instance "
+            f"{{'data parallel': {devices}}}; got {answer!r}"
+        )
+    split = Split.of(answer)
+    if split.ranks != devices:
+        raise PlacementError(
+            f"ways multiply, to {devices} devices; {dict(answer)} multiplies to {split.ranks}"
+        )
+    return split
+
+
+@cache
+def _trained(split: Split, batch: int) -> TrainedLeNet:
+    inner = "space" if split.in_space else "layerwise"
+    ways = dict(zip((*WAYS[:2], inner), split.shape, strict=True))
+    return train_lenet(load_images("digits"), ways, steps=STEPS, batch=batch, dtype="float64")
+
+
+def _percent(said: Need) -> float:
+    return 100 * max(said.parameters) / PARAMETERS
+
+
+@styled
+def _bars(needs: Mapping[str, Need], title: str) -> "Figure":
+    """A bar for each split, its bytes; in words what a device holds and how even the work is."""
+    figure = canvas(0.9 + 0.42 * len(needs), title)
+    axes = figure.subplots()
+    sent = {name: sum(said.sent) / MB for name, said in needs.items()}
+    colours = [ORANGE if name.startswith("yours") else BLUE for name in needs]
+    axes.barh(list(sent), list(sent.values()), 0.62, color=colours)
+    for i, (name, said) in enumerate(needs.items()):
+        axes.annotate(
+            f"{sent[name]:.2f} MB, {_percent(said):.1f}% of the model, balance "
+            f"{said.imbalance:.2f}",
+            (sent[name], i),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+        )
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.75 * max(sent.values()))
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("MB that all devices send in a step")
+    return figure

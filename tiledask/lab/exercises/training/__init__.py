@@ -1,0 +1,1 @@
+"""Exercises about training: what a step moves, faults, loss scales, copies of unequal batches."""

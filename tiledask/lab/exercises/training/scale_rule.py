@@ -1,0 +1,136 @@
+"""Write the rule of a dynamic loss scale: two trainings in fp16 have to survive it, and learn.
+
+(scale, good, finite) -> (scale, good)     begun at 2^44: gradients overflow at first
+                                           begun at 1:    gradients are rounded to 0 at first
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError, DivergedError
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, canvas, styled
+from tiledask.lab.precision.small import Small, SmallRun, train
+from tiledask.lab.puzzles import Target
+from tiledask.tile.optimizers import SGD, LossScale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["scale_rule"]
+
+Rule = Callable[[float, int, bool], tuple[float, int]]
+BEGUN = {"begun at 2^44": 2.0**44, "begun at 1": 1.0}
+STEPS, LAST = 48, 8
+SMALLER = 2.0**-22
+"""By what the network's gradients are smaller than usual."""
+NETWORK = Small(hidden=8, inner=16, blocks=1)
+
+
+@dataclass(frozen=True)
+class _Asked(LossScale):
+    """A scale that asks a function what comes next."""
+
+    rule: Rule = field(default=lambda scale, good, finite: (scale, good), compare=False)
+
+    def after(self, finite: bool) -> LossScale:
+        name = getattr(self.rule, "__name__", "the function")
+        try:
+            scale, good = self.rule(self.scale, self.good, finite)
+            scale, good = float(scale), int(good)
+        except Exception as error:  # whatever an answer raises
+            raise ConfigError(
+                f"{name}(scale, good, finite) returns two numbers, the next scale and good; for "
+                f"({self.scale:g}, {self.good}, {finite}) it gave {type(error).__name__}: {error}"
+            ) from error
+        return replace(self, scale=scale, good=good, skipped=self.skipped + (not finite))
+
+
+def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
+    """Write a function (scale, good, finite) that says the scale of the next step's loss.
+
+    ``good`` is whatever the function returned beside the last scale, 0 at first; ``finite`` says
+    whether all gradients were. A step that was not finite is left out. A small network, whose
+    gradients are 2^22 times smaller than usual, is trained in fp16 for 48 steps from two scales.
+
+    >>> scale_rule().check(lambda scale, good, finite: scale).legal  # and good?
+    False
+    """
+
+    def measure(answer: Any) -> list[Target]:
+        runs = _runs(answer)
+        skipped = sum(run.skipped for run in runs.values())
+        return [
+            Target("steps left out in both runs", left_out, skipped, None),
+            *(
+                Target(f"loss of the last {LAST} steps, {name}", loss, _end(run), None)
+                for name, run in runs.items()
+            ),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        if answer is None:
+            return _scales(_runs(_fixed), "Scales that stay as they are (not attempted)")
+        return _scales(_runs(answer), "Your scales")
+
+    return Exercise("the rule of a loss scale", measure, figure)
+
+
+def _fixed(scale: float, good: int, finite: bool) -> tuple[float, int]:
+    return scale, good
+
+
+def _runs(rule: Any) -> dict[str, SmallRun]:
+    if not callable(rule):
+        raise ConfigError(
+            f"an answer is a function of scale, good and finite that returns the next scale and "
+            f"good, got {rule!r}"
+        )
+    return {name: _run(rule, begun) for name, begun in BEGUN.items()}
+
+
+def _run(rule: Rule, begun: float) -> SmallRun:
+    scale = _Asked(begun, floor=2.0**-24, rule=rule)
+    try:
+        return train(
+            "float16", STEPS, rule=SGD(0.1), small=NETWORK, batch=16, times=SMALLER, scale=scale
+        )
+    except DivergedError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _end(run: SmallRun) -> float:
+    """The loss at the end; infinite if it is no number."""
+    end = float(np.mean(run.losses[-LAST:]))
+    return round(end, 3) if np.isfinite(end) else float("inf")
+
+
+@styled
+def _scales(runs: dict[str, SmallRun], title: str) -> "Figure":
+    """The scale of every step of both runs, and their losses."""
+    figure = canvas(3.6, title)
+    left, right = figure.subplots(1, 2)
+    for (name, run), colour in zip(runs.items(), (ORANGE, BLUE), strict=True):
+        words = f"{name}: {run.skipped} of {len(run.losses)} left out"
+        left.step(
+            range(len(run.scales)),
+            np.log2(run.scales),
+            where="post",
+            color=colour,
+            linewidth=1.8,
+            label=words,
+        )
+        right.plot(run.losses, color=colour, linewidth=1.6, label=f"{name}: ends at {_end(run):g}")
+    left.set_title("scale of the loss")
+    left.yaxis.set_major_formatter(lambda power, _: f"$2^{{{power:g}}}$")
+    right.set_title("loss")
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        axes.grid(color=PALE, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["left", "bottom"]].set_color(INK)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    return figure

@@ -1,0 +1,184 @@
+"""Average the gradients of copies that have not equally many rows; run for a few steps, compared.
+
+rank 0   3 rows   gradient of their mean  \\
+rank 1   2 rows   gradient of their mean   +-- averaged(group, gradient, rows, total) --> the same
+rank 2   2 rows   gradient of their mean  /                                           as one device
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import ConfigError
+from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, ink_on, styled
+from tiledask.lab.puzzles import Target
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.cost import cost, even
+from tiledask.plan.products.placement import split
+from tiledask.tile import layers as tile
+from tiledask.tile.datasets import load_images
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["uneven_copies"]
+
+Averaging = Callable[[Group, np.ndarray, int, int], np.ndarray]
+"""(group, gradient of this copy's mean, its rows, all rows) -> gradient of the batch's mean."""
+PIXELS, CLASSES, STEPS, RATE = 784, 10, 3, 0.5
+TOLERANCE = 1e-12
+
+
+def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exercise:
+    """Write a function (group, gradient, rows, total) that gives the gradient of the whole batch.
+
+    A small classifier of digits is trained by ``copies`` ranks with it, 3 steps with batches of
+    6, 7 and 2 rows, and its weights are compared with those of one device; bytes are counted. A
+    copy without rows has a gradient of zeros.
+
+    >>> mean_of_means = lambda group, gradient, rows, total: group.all_reduce(gradient) / group.size
+    >>> uneven_copies().check(mean_of_means).reason
+    'Legal, but batches that end elsewhere (7, 2 rows) 2, target at most 0: 2 too much.'
+    """
+    size = PIXELS * CLASSES
+    least = sum(cost("all_reduce", default("all_reduce", copies), even(size, copies), 8).sent)
+
+    def measure(answer: Any) -> list[Target]:
+        worst, sent = {}, 0
+        for batch in batches:
+            ends, records = _trained(_function(answer), batch, copies)
+            worst[batch] = max(float(np.abs(w - _alone(batch)[-1]).max()) for w in ends)
+            sent = max(sent, sum(r.sent for r in records) // STEPS)
+        wrong = [str(batch) for batch, off in worst.items() if not off <= TOLERANCE]
+        name = "batches that end elsewhere" + (f" ({', '.join(wrong)} rows)" if wrong else "")
+        return [
+            Target(name, 0, len(wrong), 0),
+            Target("bytes that all ranks send in a step", least, sent, least),
+        ]
+
+    def figure(answer: Any) -> "Figure":
+        off = {}
+        if answer is not None:
+            function = _function(answer)
+            for batch in batches:
+                ends, _ = _trained(function, batch, copies)
+                off[batch] = float(np.abs(ends[0] - _alone(batch)[-1]).max())
+        return _rows_and_error(copies, batches, off)
+
+    return Exercise("uneven copies", measure, figure)
+
+
+def _function(answer: Any) -> Averaging:
+    if not callable(answer):
+        raise ConfigError(
+            f"an answer is a function of group, gradient, rows and total that returns an array "
+            f"like gradient, got {answer!r}"
+        )
+    return answer
+
+
+# -- the classifier ---------------------------------------------------------------------------
+
+
+def _batch(step: int, batch: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+    x, labels = load_images("digits").batch(0, step, batch, rows, dtype="float64")
+    return x.reshape(len(x), PIXELS), labels
+
+
+def _gradient(w: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The gradient of the mean loss; zeros where there are no rows."""
+    if not len(x):
+        return np.zeros_like(w)
+    logits, kept = tile.linear(x, w)
+    _, of_loss = tile.cross_entropy(logits, labels)
+    return tile.linear_grad(tile.cross_entropy_grad(1.0, of_loss), kept, w)[1]
+
+
+@lru_cache(maxsize=16)
+def _alone(batch: int) -> tuple[np.ndarray, ...]:
+    """Weights after each step on one device."""
+    w, found = np.zeros((PIXELS, CLASSES)), []
+    for step in range(STEPS):
+        w = w - RATE * _gradient(w, *_batch(step, batch))
+        found.append(w)
+    return tuple(found)
+
+
+def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndarray], Any]:
+    """(weights of each copy after the last step, records)."""
+
+    def program(rank: Any) -> np.ndarray:
+        group, mine = rank.group(), slice(*split(0, batch, copies)[rank.index])
+        w = np.zeros((PIXELS, CLASSES))
+        for step in range(STEPS):
+            mean = _gradient(w, *_batch(step, batch, mine))
+            with np.errstate(divide="ignore", invalid="ignore"):  # of no rows; it shows in w
+                whole = np.asarray(function(group, mean, mine.stop - mine.start, batch))
+            if whole.shape != w.shape:
+                raise ConfigError(
+                    f"the gradient has {list(w.shape)} numbers, got {list(whole.shape)} back"
+                )
+            w = w - RATE * whole
+        return w
+
+    try:
+        done = run_threads(program, copies, timeout=20.0)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever an answer raises
+        name = getattr(function, "__name__", "the function")
+        raise ConfigError(
+            f"{name}(group, gradient, rows, total) raised {type(error).__name__} with a batch of "
+            f"{batch} rows on {copies} ranks: {error}"
+        ) from error
+    return done.results, done.records
+
+
+@styled
+def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]) -> "Figure":
+    """Rows of each copy, and how far from one device the weights of the answer end."""
+    note = "not attempted" if not off else f"after {STEPS} steps"
+    figure = canvas(0.9 + 0.55 * len(batches), f"Rows of {copies} copies, and your weights: {note}")
+    axes = figure.subplots()
+    for y, batch in enumerate(batches):
+        for rank, (low, high) in enumerate(split(0, batch, copies)):
+            colour = (SKY, ORANGE, GREEN)[rank % 3]
+            axes.barh(
+                y,
+                high - low,
+                0.6,
+                left=low,
+                color=colour,
+                edgecolor="white",
+                gid=f"{batch} rows, rank {rank}",
+            )
+            if high > low:
+                axes.text(
+                    (low + high) / 2,
+                    y,
+                    f"rank {rank}",
+                    ha="center",
+                    va="center",
+                    color=ink_on(colour),
+                    fontsize=8,
+                )
+        if batch in off:
+            said = "equal" if off[batch] <= TOLERANCE else "off"
+            axes.text(
+                batch + 0.1,
+                y,
+                f"{said}: at most {off[batch]:.1e} from one device",
+                va="center",
+                fontsize=8,
+            )
+    axes.set_yticks(range(len(batches)), [f"{batch} rows" for batch in batches])
+    axes.set_xlim(0, 1.6 * max(batches))
+    axes.set_xlabel("row of the batch")
+    axes.invert_yaxis()
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure

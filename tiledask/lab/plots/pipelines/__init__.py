@@ -1,0 +1,1 @@
+"""Figures of pipelines: who does what when, idle time, memory over time, schedules compared."""

@@ -1,0 +1,144 @@
+"""Memory over time: what every device holds, one row each, against what it can hold."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import BLUE, GREY, INK, RED, canvas, lighter, styled
+from tiledask.plan.pipelines.footprint import Footprint
+from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["memory_timeline"]
+
+_ROWS = 8
+"""The most devices drawn."""
+_COLUMNS = 3
+
+
+@styled
+def memory_timeline(
+    held: Footprint | Mapping[str, Footprint],
+    capacity: float | None = None,
+    *,
+    unit: str = "bytes",
+    title: str = "Memory over time",
+) -> "Figure":
+    """A figure with a row per device and a column per Footprint, all on one scale; what exceeds
+    ``capacity`` is hatched, and a dot marks each device's first peak.
+
+    Of more than eight devices the first, the last, some between and the fullest are drawn.
+    ``unit``: "bytes", or the word for what was counted: "activations".
+    """
+    columns = {held.origin: held} if isinstance(held, Footprint) else dict(held)
+    devices = {f.devices for f in columns.values()}
+    if not 1 <= len(columns) <= _COLUMNS or len(devices) != 1 or 0 in devices:
+        raise ConfigError(
+            f"memory_timeline draws 1 to {_COLUMNS} footprints of equally many devices, 1 or "
+            f"more, got {[f.devices for f in columns.values()]}; draw the others in a second figure"
+        )
+    rows = _drawn(list(columns.values()), *devices)
+    figure = canvas(1.5 + 0.5 * len(rows), title)
+    grid = figure.subplots(len(rows), len(columns), sharex=True, sharey=True, squeeze=False)
+    for column, (name, footprint) in zip(grid.T, columns.items(), strict=True):
+        for axes, device in zip(column, rows, strict=True):
+            _row(axes, footprint, device, capacity, unit)
+        column[0].set_title(_headline(name, footprint, unit, narrow=len(columns) > 1))
+        column[-1].set_xlabel("time (s)")
+    _scale(grid, rows, list(columns.values()), capacity)
+    skipped = devices.pop() - len(rows)
+    over = capacity is not None and any(f.over(capacity) for f in columns.values())
+    handles = _legend(capacity, unit, over, skipped)
+    figure.legend(handles=handles, loc="outside lower left", ncols=4 if len(handles) < 5 else 3)
+    return figure
+
+
+def _drawn(footprints: list[Footprint], devices: int) -> list[int]:
+    """The first, the last, some between, and each footprint's fullest."""
+    if devices <= _ROWS:
+        return list(range(devices))
+    fullest = {f.peak.device for f in footprints}
+    spread = np.linspace(0, devices - 1, _ROWS - len(fullest)).round().astype(int)
+    return sorted(fullest | set(spread.tolist()))
+
+
+def _row(axes: "Axes", footprint: Footprint, device: int, capacity, unit: str) -> None:
+    times, held = footprint.steps[device]
+    lasting = np.append(times[1:] > times[:-1], True)  # what comes and goes at once is no step
+    times, held = times[lasting], held[lasting]
+    if times[-1] < footprint.makespan:
+        times, held = np.append(times, footprint.makespan), np.append(held, held[-1])
+    axes.fill_between(times, held, step="post", color=lighter(BLUE, 0.65), linewidth=0)
+    axes.step(times, held, where="post", color=BLUE, linewidth=1.0, gid=f"device {device}")
+    if capacity is not None:
+        axes.fill_between(
+            times,
+            capacity,
+            np.maximum(held, capacity),
+            step="post",
+            facecolor="none",
+            edgecolor=RED,
+            hatch="/////",
+            linewidth=0,
+            gid="over",
+        )
+        axes.axhline(capacity, color=INK, linestyle="--", linewidth=1.0, gid="capacity")
+    at = int(np.argmax(held))
+    axes.plot(times[at], held[at], "o", color=INK, markersize=3, gid="peak", clip_on=False)
+    most = footprint.peaks[device]
+    right = axes.secondary_yaxis("right")
+    right.set_yticks([most], [f"peak {_size(most, unit)}"])
+    fullest = device == footprint.peak.device
+    right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=INK if fullest else GREY)
+    right.spines[:].set_visible(False)
+
+
+def _headline(name: str, footprint: Footprint, unit: str, narrow: bool) -> str:
+    most, device, time = footprint.peak
+    what = "" if unit == "bytes" else f" {unit}"
+    words = f"{name}: at most {_size(most, unit)}{what}"
+    where = f"first on device {device}, after {format_seconds(time)}"
+    return f"{words}\n{where}" if narrow else f"{words}, {where}"
+
+
+def _scale(grid: np.ndarray, rows: list[int], footprints: list[Footprint], capacity) -> None:
+    top = max(capacity or 0, *(f.peak.bytes for f in footprints)) or 1
+    grid[0, 0].set_ylim(0, 1.12 * top)
+    grid[0, 0].set_xlim(0, max(f.makespan for f in footprints) or 1)
+    for row, device in zip(grid, rows, strict=True):
+        for axes in row:
+            axes.set_yticks([])
+            axes.spines[["left"]].set_visible(False)
+            axes.tick_params(axis="x", length=0 if axes not in grid[-1] else 3)
+        row[0].set_ylabel(f"device {device}", rotation=0, ha="right", va="center")
+
+
+def _size(size: float, unit: str) -> str:
+    return format_bytes(size) if unit == "bytes" else f"{size:.4g}"
+
+
+def _legend(capacity, unit: str, over: bool, skipped: int) -> list:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    what = "bytes held" if unit == "bytes" else f"{unit} held"
+    handles = [
+        Patch(facecolor=lighter(BLUE, 0.65), edgecolor=BLUE, label=f"{what}, one scale for all"),
+        Line2D([], [], color=INK, marker="o", markersize=3, linestyle="none", label="first peak"),
+    ]
+    if capacity is not None:
+        words = f"capacity: {_size(capacity, unit)}"
+        handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.0, label=words))
+    if over:
+        handles.append(
+            Patch(facecolor="none", edgecolor=RED, hatch="/////", label="over the capacity")
+        )
+    if skipped:
+        words = f"{skipped} more devices are not drawn"
+        handles.append(Line2D([], [], linestyle="none", label=words))
+    return handles

@@ -1,0 +1,250 @@
+"""The map of a search: which shapes fit a cluster, how fast they are, what forbids the others."""
+
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots import style
+from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, fitting_text, lighter
+from tiledask.plan.choosing.search import COLUMNS, Plan, Plans
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["feasibility", "round_bytes", "short_layout", "summary", "why_not"]
+
+AXES = {
+    "dp": "copies of the model (dp)",
+    "tp": "tensor parallelism (tp)",
+    "pp": "pipeline stages (pp)",
+    "cp": "pieces of a sequence (cp)",
+    "ep": "expert parallelism (ep)",
+    "microbatch": "sequences in a micro-batch",
+    "microbatches": "micro-batches of a step",
+    "interleave": "chunks of layers on a stage",
+    "zero": "ZeRO stage",
+}
+WHY = {
+    "heads": "tp does not divide the heads",
+    "layers": "fewer layers than stages",
+    "experts": "ep does not divide the experts",
+    "devices": "the product does not divide the devices",
+    "batch": "dp does not divide the batch",
+    "none": "not among those searched",
+}
+_COLOURS = {"fits": BLUE, "tight": lighter(ORANGE, 0.45), "no": PALE}
+_SIZE = 8.0
+"""Points of the words in a cell."""
+
+
+@style.styled
+def feasibility(
+    plans: Plans, *, x: str = "tp", y: str = "pp", title: str | None = None
+) -> "Figure":
+    """A figure with a cell for every ``x`` and ``y`` (fields of a Layout, such as "tp" and "pp"):
+    the time of a step and the bytes of the best plan that has them, or how many bytes it is too
+    large by, or what forbids such layouts. The best of all has a frame.
+    """
+    for name in (x, y):
+        if name not in COLUMNS:
+            raise ConfigError(f"feasibility draws fields of a layout, {COLUMNS}; got {name!r}")
+    if x == y:
+        raise ConfigError(f"feasibility draws two fields, got {x!r} twice; use x='tp', y='pp'")
+    columns, rows = _values(plans, x), _values(plans, y)
+    best = _best(plans, x, y)
+    pairs = [(across, down) for across in columns for down in rows]
+    why = {(a, b): why_not(plans, {x: a, y: b}) for a, b in pairs if (a, b) not in best}
+    heading = title or f"What fits, and how fast: {plans.model.name} on {plans.cluster}"
+    reasons = [text for text in WHY if text in why.values()]
+    figure = style.canvas(1.9 + 0.17 * len(reasons) + 0.4 * max(3, len(rows)), fill(heading, 84))
+    axes = figure.subplots()
+    axes.set_title(fill(summary(plans), 112), fontsize=8.5)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(AXES.get(x, x))
+    axes.set_ylabel(AXES.get(y, y))
+    handles = _legend(plans, {plan.verdict for plan in best.values()}, reasons)
+    figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    figure.lay_out()
+    level = _level(axes, [_words(plan) for plan in best.values()], len(columns))
+    for across, down in pairs:
+        at = columns.index(across), rows.index(down)
+        if (across, down) in best:
+            _cell(axes, at, best[across, down], level)
+        else:
+            _no_cell(axes, at, why[across, down])
+    return figure
+
+
+def _values(plans: Plans, name: str) -> list[Any]:
+    """What the plans have of a field, and the powers of two that cannot be."""
+    values = set(plans.to_frame(None)[name].tolist())
+    most = {
+        "tp": plans.cluster.devices_per_node,
+        "pp": min(plans.model.layers, plans.cluster.devices),
+    }.get(name, 0)
+    powers = {2**k for k in range(most.bit_length())}
+    missing = {n for n in powers if not values or why_not(plans, {name: n}) != "none"}
+    return sorted(values | missing) or [1]
+
+
+def _best(plans: Plans, x: str, y: str) -> dict[tuple, Plan]:
+    """The best plan of each pair that has one: plans lie in their order."""
+    firsts = plans.to_frame(None)[[x, y]].drop_duplicates()
+    return {(across, down): plans[at] for at, across, down in firsts.itertuples(name=None)}
+
+
+def why_not(plans: Plans, values: dict[str, int]) -> str:
+    """What forbids layouts with these ``values``, a key of WHY: what they do not divide, or
+    cannot be split over; "none" if no such rule does.
+
+    >>> import tiledask as td
+    >>> plans = td.search(td.load_model("gpt2"), td.load_cluster("8xA100-40GB"), 64)
+    >>> why_not(plans, {"tp": 8}), why_not(plans, {"tp": 4, "pp": 4}), why_not(plans, {"tp": 2})
+    ('heads', 'devices', 'none')
+    """
+    model, batch = plans.model, plans.global_batch
+    dp, tp, pp, cp = (values.get(name, 1) for name in ("dp", "tp", "pp", "cp"))
+    try:
+        model.check_tp(tp)
+    except ConfigError:
+        return "heads"
+    if pp * values.get("interleave", 1) > model.layers:
+        return "layers"
+    if values.get("ep", 1) > 1 and (not model.experts or model.experts % values["ep"]):
+        return "experts"
+    counts = {*plans.devices.tolist()} or {plans.cluster.devices}
+    left = [n // (dp * tp * pp * cp) for n in counts if n % (dp * tp * pp * cp) == 0]
+    if not left:
+        return "devices"
+    copies = [dp] if "dp" in values else left
+    return "none" if any(batch % n == 0 for n in copies) else "batch"
+
+
+def summary(plans: Plans) -> str:
+    """What was searched for and what is best, in a sentence."""
+    plural = "s" * (plans.global_batch != 1)
+    task = f"{plans.global_batch:,} sequence{plural} of {plans.sequence:,} tokens a step"
+    if not len(plans):
+        return f"{task}: no layout splits them evenly"
+    best = plans[0]
+    layout, size = short_layout(best.layout), round_bytes(best.peak)
+    if best.verdict == "no":
+        over = round_bytes(best.shortfall)
+        return f"{task}: nothing fits; the nearest takes {size}, {over} too much: {layout}"
+    word = "best" if best.verdict == "fits" else "nothing fits for sure; the best tight one"
+    return f"{task}; {word}: {format_seconds(best.seconds)}, {size}, {layout}"
+
+
+def short_layout(layout: Layout) -> str:
+    """The layout in one line, without what follows from the batch, and what is usual.
+
+    >>> short_layout(Layout(dp=2, tp=8, zero=1, microbatches=9, flash_attention=True,
+    ...                     sequence_parallel=True))
+    'dp=2 tp=8 pp=1 zero=1 sequence_parallel'
+    """
+    words = str(layout).replace("=True", "").split()
+    words = [w for w in words if w != "flash_attention" and not w.startswith("microbatches=")]
+    return " ".join(words if layout.flash_attention else [*words, "without flash_attention"])
+
+
+def round_bytes(n: int) -> str:
+    """``n`` bytes as text of three digits.
+
+    >>> round_bytes(62_980_000_000)
+    '63 GB'
+    """
+    return format_bytes(float(f"{n:.3g}"))
+
+
+def _words(plan: Plan) -> tuple[str, ...]:
+    """What may be written in a cell, from the longest to the shortest."""
+    layout, size = plan.layout, round_bytes(plan.peak)
+    how = [size] + [f"ZeRO {layout.zero}"] * bool(layout.zero)
+    how += ["recompute"] * (layout.recompute != "none")
+    first = format_seconds(plan.seconds)
+    if plan.verdict == "no":
+        first = f"+{round_bytes(plan.shortfall)}"
+    elif plan.verdict == "tight":
+        first = f"tight: {first}"
+    first = f"★ {first}" if _is_best(plan) else first
+    return f"{first}\n{', '.join(how)}", f"{first}\n{size}", first
+
+
+def _is_best(plan: Plan) -> bool:
+    return plan.layout == plan.found[0].layout
+
+
+def _level(axes: "Axes", words: list[tuple[str, ...]], columns: int) -> int:
+    """The longest kind of words that fits into all cells: a "ZeRO 3" in some of them only would
+    be read as none in the others."""
+    points = axes.get_window_extent().width * 72 / axes.figure.dpi
+    letters = 0.96 * points / columns / (0.64 * _SIZE) - 0.5
+    fitting = [
+        level
+        for level in range(3)
+        if all(len(line) <= letters for text in words for line in text[level].splitlines())
+    ]
+    return min(fitting, default=2)
+
+
+def _cell(axes: "Axes", at: tuple[int, int], plan: Plan, level: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    colour = _COLOURS[plan.verdict]
+    if plan.verdict == "fits":  # at twice the time it is as pale as it gets
+        colour = lighter(colour, min(0.85, 1.7 * (1 - plan.found[0].seconds / plan.seconds)))
+    x, y, *size = box = (at[0] - 0.48, at[1] - 0.46, 0.96, 0.92)
+    axes.add_patch(Rectangle((x, y), *size, facecolor=colour, gid=plan.verdict))
+    if _is_best(plan):
+        axes.add_patch(
+            Rectangle((x, y), *size, fill=False, edgecolor=INK, linewidth=2.2, gid="best", zorder=3)
+        )
+    fitting_text(axes, box, _words(plan)[level], colour, _SIZE)
+
+
+def _no_cell(axes: "Axes", at: tuple[int, int], why: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    box = (at[0] - 0.48, at[1] - 0.46, 0.96, 0.92)
+    axes.add_patch(
+        Rectangle(
+            box[:2],
+            *box[2:],
+            facecolor="white",
+            edgecolor=PALE,
+            hatch="///",
+            linewidth=0,
+            gid="none",
+        )
+    )
+    before = len(axes.texts)
+    fitting_text(axes, box, why, "white")
+    for text in axes.texts[before:]:
+        text.set_color(GREY)
+
+
+def _legend(plans: Plans, verdicts: set[str], reasons: list[str]) -> list:
+    from matplotlib.patches import Patch
+
+    labels = {
+        "fits": "fits: time of a step (darker: faster)",
+        "tight": "tight: fits or not, by the overhead of a run",
+        "no": f"too large: with a CUDA context, bytes over "
+        f"{round_bytes(plans.cluster.device.memory_bytes)}",
+    }
+    handles = [
+        Patch(color=_COLOURS[name], label=labels[name]) for name in labels if name in verdicts
+    ]
+    if verdicts:
+        word = "the best of all" if plans[0].verdict != "no" else "the nearest"
+        handles.append(Patch(fill=False, edgecolor=INK, linewidth=2.2, label=f"★ {word}"))
+    hatched = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0}
+    return handles + [Patch(**hatched, label=f"{name}: {WHY[name]}") for name in reasons]

@@ -1,0 +1,207 @@
+"""Memory bars: bytes by tensor class on every place, against what a device can hold.
+
+A ledger of 3.2 TB and one of 36 GB cannot share a linear axis, and the parts of a bar lie on a
+logarithmic one. So ledgers of like size share a panel, every panel has a linear axis from 0,
+and the same capacity is drawn in each: a sliver beside 3.2 TB, a limit beside 36 GB.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import GREY, INK, PALETTE, RED, canvas, lighter, styled
+from tiledask.plan.ledger import Ledger
+from tiledask.plan.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["memory_bars"]
+
+_SPREAD = 6.0
+"""The largest ratio of extents in one panel: a bar of a sixth of the width is still legible."""
+_HEIGHT = 7.2
+"""Inches of all bars: more of them than 20 are thinner, and not all of them have words."""
+_WHOSE = {"stage": "device"}
+_OVERHEAD = "overhead of a run"
+
+
+@dataclass(frozen=True)
+class _Bar:
+    label: str
+    tensors: dict[str, int]
+    """Bytes of each tensor class at the place's fullest moment."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.tensors.values())
+
+
+@styled
+def memory_bars(
+    ledgers: Ledger | Mapping[str, Ledger],
+    capacity: int | None = None,
+    *,
+    place: str = "place",
+    overhead: int = 0,
+    title: str = "Memory by tensor class",
+) -> "Figure":
+    """A figure of stacked bars, one per place at its fullest moment; what exceeds ``capacity``
+    (bytes per place) is hatched.
+
+    Places one after the other that hold the same are drawn once. ``place`` is the word for a
+    place: "stage" (whose bytes are those of one device), "GPU", "worker". ``overhead``: bytes that
+    a run takes on every place beside the ledger's, such as ``fits(...).overhead.total``; drawn
+    last, in grey.
+    """
+    per = _WHOSE.get(place, place)
+    if isinstance(ledgers, Ledger):
+        ledgers = {"": ledgers}
+    bars = [
+        bar for label, ledger in ledgers.items() for bar in _bars(label, ledger, place, overhead)
+    ]
+    if not bars:
+        raise ConfigError("memory_bars needs 1 row or more, got 0; pass a ledger that has rows")
+    colours = _colours(bars)
+    panels = _panels(bars, capacity or 0)
+    pitch = max(0.1, min(0.36, _HEIGHT / len(bars)))
+    figure = canvas(1.35 + sum(0.55 + pitch * len(panel) for panel in panels), title)
+    every_axes = figure.subplots(
+        len(panels),
+        1,
+        squeeze=False,
+        height_ratios=[0.18 / pitch + len(panel) for panel in panels],
+    )[:, 0]
+    for axes, panel in zip(every_axes, panels, strict=True):
+        _panel(axes, panel, capacity, colours, pitch)
+    if len(panels) > 1:
+        for axes, panel in zip(every_axes, panels, strict=True):
+            top = max(capacity or 0, *(bar.total for bar in panel))
+            axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
+    every_axes[-1].set_xlabel(f"bytes per {per} at its fullest moment (1 GB = 1e9 bytes)")
+    handles = _legend(colours, capacity, per, any(b.total > (capacity or b.total) for b in bars))
+    figure.legend(handles=handles, loc="outside lower left", ncols=4)
+    return figure
+
+
+def _bars(label: str, ledger: Ledger, place: str, overhead: int) -> list[_Bar]:
+    """One bar per run of places that hold the same."""
+    runs: list[tuple[int, int, dict[str, int]]] = []
+    for number in ledger.places:
+        tensors = {name: size for name, size in ledger.by_tensor(number).items() if size}
+        tensors |= {_OVERHEAD: overhead} if overhead else {}
+        if runs and runs[-1][2] == tensors:
+            runs[-1] = (runs[-1][0], number, tensors)
+        else:
+            runs.append((number, number, tensors))
+    return [_Bar(_name(label, place, run, len(runs)), run[2]) for run in runs]
+
+
+def _name(label: str, place: str, run: tuple, runs: int) -> str:
+    first, last, _ = run
+    if first == last:
+        where = f"{place} {first}"
+    else:
+        where = f"every {place}" if runs == 1 else f"{place}s {first} to {last}"
+    return f"{label}\n{where}" if label else where
+
+
+def _panels(bars: list[_Bar], capacity: int) -> list[list[_Bar]]:
+    """The bars by scale, largest first; within a panel they keep their order."""
+    panels: list[list[_Bar]] = []
+    for bar in sorted(bars, key=lambda bar: -bar.total):
+        extent = max(bar.total, capacity)
+        if panels and max(panels[-1][0].total, capacity) <= _SPREAD * extent:
+            panels[-1].append(bar)
+        else:
+            panels.append([bar])
+    order = {id(bar): i for i, bar in enumerate(bars)}
+    return [sorted(panel, key=lambda bar: order[id(bar)]) for panel in panels]
+
+
+def _colours(bars: list[_Bar]) -> dict[str, tuple]:
+    names = dict.fromkeys(name for bar in bars for name in bar.tensors)
+    classes = [name for name in names if name != _OVERHEAD]
+    # RED is kept for what is over the capacity
+    free = [colour for colour in PALETTE if colour != RED]
+    # past the last colour come paler ones, so that no two classes look the same
+    shades = {
+        name: lighter(free[i % len(free)], 0.5 * (i // len(free))) for i, name in enumerate(classes)
+    }
+    return shades | ({_OVERHEAD: lighter(GREY, 0.65)} if len(classes) < len(names) else {})
+
+
+def _panel(
+    axes: "Axes", bars: list[_Bar], capacity: int | None, colours: dict[str, tuple], pitch: float
+) -> None:
+    worded = _worded(bars, pitch)
+    for y, bar in enumerate(bars):
+        left = 0
+        for name, size in bar.tensors.items():
+            axes.barh(
+                y, size, 0.62, left, color=colours[name], edgecolor="white", linewidth=0.6, gid=name
+            )
+            left += size
+        if capacity is not None and bar.total > capacity:
+            axes.barh(
+                y,
+                bar.total - capacity,
+                0.62,
+                capacity,
+                color="none",
+                edgecolor=RED,
+                hatch="////",
+                linewidth=1.2,
+                gid="over",
+            )
+        if y in worded:
+            axes.annotate(
+                _total(bar.total, capacity),
+                (max(bar.total, capacity or 0), y),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8.5,
+            )
+    if capacity is not None:
+        axes.axvline(capacity, color=INK, linestyle="--", linewidth=1.4, gid="capacity")
+    axes.set_yticks(worded, [bars[y].label for y in worded])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlim(0, 1.25 * max(capacity or 1, *(bar.total for bar in bars)))
+    axes.xaxis.set_major_formatter(lambda size, _: format_bytes(size) if size else "0")
+    axes.tick_params(axis="y", length=0)
+
+
+def _worded(bars: list[_Bar], pitch: float) -> list[int]:
+    """The bars that have room for words: all of them, or the fullest and some of the others."""
+    lines = 1 + max(bar.label.count("\n") for bar in bars)
+    apart = max(1, ceil(0.18 * lines / pitch - 1e-9))
+    fullest = max(range(len(bars)), key=lambda y: bars[y].total)
+    return list(range(fullest % apart, len(bars), apart))
+
+
+def _total(total: int, capacity: int | None) -> str:
+    if not capacity:
+        return format_bytes(total)
+    share = total / capacity
+    return f"{format_bytes(total)}: " + (
+        f"{share:.0%} of capacity" if share < 2 else f"{share:.3g} times capacity"
+    )
+
+
+def _legend(colours: dict[str, tuple], capacity: int | None, place: str, over: bool) -> list:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    if over:
+        handles.append(
+            Patch(facecolor="none", edgecolor=RED, hatch="////", label="over the capacity")
+        )
+    if capacity is not None:
+        label = f"capacity: {format_bytes(capacity)} per {place}"
+        handles.append(Line2D([], [], color=INK, linestyle="--", label=label))
+    return handles

@@ -1,0 +1,124 @@
+"""Which limit of a cluster binds: what relaxing each of them buys."""
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots import style
+from tiledask.lab.plots.planning.feasibility import round_bytes, short_layout
+from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE
+from tiledask.plan.choosing.sensitivity import Relaxed
+from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["sensitivity_bars"]
+
+
+@style.styled
+def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) -> "Figure":
+    """A figure with a bar per relaxed limit: how many times as fast the best plan is then, or,
+    where nothing fits now, which part of a device's memory the best plan takes then."""
+    if not relaxed:
+        raise ConfigError(
+            "sensitivity_bars draws 1 relaxed limit or more, got 0; pass what "
+            "td.sensitivity(model, cluster, batch) returns"
+        )
+    before = relaxed[0].before
+    model, cluster = before.found.model, before.found.cluster
+    heading = title or f"What relaxing one limit buys: {model.name} on {cluster}"
+    changes = [fill(_changes(each), 62) for each in relaxed]
+    lines = 1 + max(text.count("\n") for text in changes)
+    figure = style.canvas(1.35 + (0.29 + 0.12 * lines) * len(relaxed), fill(heading, 84))
+    axes = figure.subplots()
+    axes.set_yticks(range(len(relaxed)), [f"{each.limit} x {each.times:g}" for each in relaxed])
+    axes.set_ylim(len(relaxed) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.axvline(1, color=INK, linestyle="--", linewidth=1.4, gid="one", zorder=3)
+    if before.verdict == "no":
+        room = round_bytes(cluster.device.memory_bytes)
+        size = round_bytes(before.peak)
+        now = f"nothing fits; the nearest takes {size} of {room}: {short_layout(before.layout)}"
+        ends = _fullness(axes, relaxed)
+    else:
+        now = f"{format_seconds(before.seconds)} a step with {short_layout(before.layout)}"
+        ends = _speedups(axes, relaxed)
+    axes.set_title(fill(f"now: {now}", 92), fontsize=8.5)
+    for y, ((x, words), below) in enumerate(zip(ends, changes, strict=True)):
+        _beside(axes, max(1.0, x), y, words, below)
+    return figure
+
+
+def _speedups(axes: "Axes", relaxed: Sequence[Relaxed]) -> list[tuple[float, str]]:
+    """Bars from 1, "as fast as now"; the end of each, and what to write there."""
+    ends = [each.speedup for each in relaxed]
+    _scale(axes, min(1.0, *ends), max(1.05, *ends), "{:.3g} x")
+    axes.set_xlabel("times as fast: time of a step now / then", loc="left")
+    axes.barh(range(len(ends)), [end - 1 for end in ends], 0.62, 1, color=BLUE, gid="speedup")
+    steps = [
+        f"{format_seconds(each.after.seconds)} a step{', tight' * (each.after.verdict == 'tight')}"
+        for each in relaxed
+    ]
+    return [(end, f"{end:.3g} x: {step}") for end, step in zip(ends, steps, strict=True)]
+
+
+def _fullness(axes: "Axes", relaxed: Sequence[Relaxed]) -> list[tuple[float, str]]:
+    """Bars of the memory that the best, or the nearest, plan takes; what to write at each end."""
+    colours = {"fits": BLUE, "tight": ORANGE, "no": PALE}
+    ends = []
+    for y, after in enumerate(each.after for each in relaxed):
+        room = after.found.cluster.device.memory_bytes
+        axes.barh(y, after.peak / room, 0.62, color=colours[after.verdict], gid=after.verdict)
+        words = f"{after.verdict}: {format_seconds(after.seconds)} a step"
+        if after.verdict == "no":
+            words = f"still nothing fits: {round_bytes(after.shortfall)} too much"
+        ends.append((after.peak / room, words))
+    _scale(axes, 0.0, max(1.0, *(end for end, _ in ends)), "{:.0%}")
+    axes.set_xlabel("bytes on the fullest device / bytes that it has", loc="left")
+    return ends
+
+
+def _scale(axes: "Axes", low: float, high: float, words: str) -> None:
+    """An axis whose numbers end with the bars: what is written beside them has the rest."""
+    from matplotlib.ticker import MaxNLocator
+
+    reach = high - low
+    axes.set_xlim(low - 0.02 * reach * (low > 0), low + 2.1 * reach)
+    ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 0.02 * reach]
+    axes.set_xticks(ticks, [words.format(tick) for tick in ticks])
+
+
+def _changes(each: Relaxed) -> str:
+    """What differs in the layout; micro-batches follow from the rest."""
+    before, after = each.before.layout, each.after.layout
+    return ", ".join(
+        f"{name} {getattr(before, name)} → {getattr(after, name)}"
+        for name in each.changed
+        if name != "microbatches"
+    )
+
+
+def _beside(axes: "Axes", x: float, y: int, words: str, changes: str) -> None:
+    """``words`` behind the bar that ends at ``x``, and ``changes`` below."""
+    axes.annotate(
+        words,
+        (x, y),
+        (6, 0.5 if changes else 0),
+        textcoords="offset points",
+        fontsize=8.5,
+        va="bottom" if changes else "center",
+    )
+    if changes:
+        axes.annotate(
+            changes,
+            (x, y),
+            (6, -1),
+            va="top",
+            fontsize=7,
+            textcoords="offset points",
+            color=GREY,
+        )

@@ -1,0 +1,139 @@
+"""Where the time of a step goes: its parts as stacked bars, and the MFU that is left."""
+
+from collections.abc import Iterator, Mapping
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots import style
+from tiledask.lab.plots.planning.feasibility import short_layout
+from tiledask.lab.plots.style import fitting_text
+from tiledask.plan.timing.step import StepEstimate
+from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["step_breakdown"]
+
+# a colour for each part in every figure, so that two can be compared
+PARTS = {
+    "compute": (style.BLUE, "compute"),
+    "recompute": (style.SKY, "recompute: activations again"),
+    "tp": (style.ORANGE, "tp: waiting for tensor parallelism"),
+    "cp": (style.YELLOW, "cp: waiting for keys and values"),
+    "ep": (style.PINK, "ep: waiting for experts"),
+    "pp": (style.PALETTE[7], "pp: transfers between stages"),
+    "bubble": (style.PALE, "bubble: pipeline fills and drains"),
+    "dp": (style.GREEN, "dp: waiting for gradients"),
+    "optimizer": (style.PALETTE[9], "optimizer: weights are updated"),
+}
+_SPREAD = 6.0
+"""Steps that differ by more than this share no axis of seconds: the shortest would be a dash."""
+_BAR, _LINE = 0.36, 0.155
+"""Inches of a bar, and of a line of the name above it."""
+
+
+@style.styled
+def step_breakdown(
+    steps: StepEstimate | Mapping[str, StepEstimate],
+    *,
+    shares: bool | None = None,
+    title: str = "Where the time of a step goes",
+) -> "Figure":
+    """A figure with a bar per step: time and share of each part where there is room, and at the
+    end the step's time and MFU. ``shares``: all bars are equally long, their parts are shares
+    (default: if the longest step takes more than six times the shortest)."""
+    if isinstance(steps, StepEstimate):
+        steps = {f"{steps.model.name}, {short_layout(steps.layout)}": steps}
+    if not steps:
+        raise ConfigError("step_breakdown draws 1 step or more, got 0; pass {'name': plan.step}")
+    totals = [step.total for step in steps.values()]
+    if shares is None:
+        shares = max(totals) > _SPREAD * min(totals)
+    names = [fill(name, 100) for name in steps]
+    above = _LINE * (1 + max(name.count("\n") for name in names))
+    pitch = above + _BAR + 0.1
+    handles, columns = _legend(list(steps.values())), 3 if len(steps) > 1 else 2
+    height = 1.0 + 0.2 * -(-len(handles) // columns) + pitch * len(steps)
+    figure = style.canvas(height, fill(title, 84))
+    axes = figure.subplots()
+    axes.set_yticks([])
+    axes.set_ylim(pitch * len(steps), 0)
+    axes.set_xlim(0, 1.16 * (1.0 if shares else max(totals)))
+    axes.spines[["left"]].set_visible(False)
+    if shares:
+        axes.set_xlabel("share of the step's time")
+        axes.set_xticks([n / 5 for n in range(6)], [f"{20 * n}%" for n in range(6)])
+    else:
+        axes.set_xlabel("time of a step")
+        axes.xaxis.set_major_formatter(lambda s, _: format_seconds(s) if s else "0")
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+    figure.lay_out()
+    for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
+        top = pitch * n + above
+        axes.annotate(name, (0, top), (0, 2), textcoords="offset points", va="bottom", fontsize=8.5)
+        _bar(axes, top, step, step.total if shares else 1.0)
+    return figure
+
+
+def _parts(step: StepEstimate) -> Iterator[tuple[str, float]]:
+    """The parts that are there, and their seconds."""
+    return ((part, getattr(step, part)) for part in PARTS if getattr(step, part))
+
+
+def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
+    left = 0.0
+    for part, seconds in _parts(step):
+        width = seconds / unit
+        axes.barh(
+            top,
+            width,
+            _BAR,
+            left,
+            align="edge",
+            color=PARTS[part][0],
+            edgecolor="white",
+            linewidth=0.6,
+            hatch=_hatch(part),
+            gid=part,
+        )
+        # as much as fits
+        box = (left, top, width, _BAR)
+        share = seconds / step.total
+        time, percent = format_seconds(seconds), f"{share:.0%}"
+        before = len(axes.texts)
+        lines = f"{time}, {percent}", f"{time}\n{percent}", percent
+        for words in (*(f"{part}\n{line}" for line in lines), percent):
+            if len(axes.texts) == before:
+                fitting_text(axes, box, words, PARTS[part][0])
+        left += width
+    axes.annotate(
+        f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}",
+        (left, top + _BAR / 2),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8.5,
+    )
+
+
+def _hatch(part: str) -> str | None:
+    return "...." if part == "bubble" else None
+
+
+def _legend(steps: list[StepEstimate]) -> list[Any]:
+    """What the parts are; of a single step also what they take."""
+    from matplotlib.patches import Patch
+
+    handles = []
+    for part, (colour, label) in PARTS.items():
+        taken = [getattr(step, part) for step in steps]
+        if len(steps) == 1 and taken[0]:
+            label += f": {format_seconds(taken[0])}, {taken[0] / steps[0].total:.1%}"
+        if any(taken):
+            handles.append(
+                Patch(facecolor=colour, edgecolor="white", hatch=_hatch(part), label=label)
+            )
+    return handles

@@ -1,0 +1,10 @@
+"""Figures of one product: blocks and their owners, bytes from rank to rank, tiles on a device.
+
+owners          who owns which block of a matrix, to scale
+panels          who reads from whom, panel by panel; what memory buys
+traffic_matrix  bytes from rank to rank, predicted beside measured
+intensity       FLOP per byte follow the tile, bytes between workers the blocking
+tile_levels     which tile shares what it loads, level by level
+roofline        the roofline of every level, with the ladder of kernels that climbs it
+wave_tails      how much of a device the last wave of tiles leaves idle
+"""

@@ -1,0 +1,109 @@
+"""Who owns which block of a matrix, drawn to scale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import PALETTE, WIDTH, canvas, fitting_text, lighter, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Blocks", "owners"]
+
+_TICK_GAP = 0.25
+"""Inches between ticks, at least: the height of a label and a little."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one matrix.
+
+    >>> halves = Blocks(ranks=[[0], [1]], rows=[0, 512, 1024], columns=[0, 1024])
+    """
+
+    ranks: Sequence[Sequence[int | tuple[int, ...]]]
+    """[block row][block column]: the rank that owns the block, or those that hold copies of it."""
+    rows: Sequence[int]
+    """Edges between block rows, from 0 to the number of rows."""
+    columns: Sequence[int]
+    """Edges between block columns, from 0 to the number of columns."""
+
+    def __post_init__(self) -> None:
+        have = (len(self.ranks), len(self.ranks[0]) if len(self.ranks) else 0)
+        want = (len(self.rows) - 1, len(self.columns) - 1)
+        if have != want or any(len(row) != have[1] for row in self.ranks):
+            raise ConfigError(
+                f"{have[0]} x {have[1]} owners need one edge more each way, for {want[0]} x "
+                f"{want[1]} blocks got {len(self.rows)} and {len(self.columns)} edges; give every "
+                f"block one owner and list the edges from 0 to the extent"
+            )
+        for edges in (self.rows, self.columns):
+            if edges[0] != 0 or any(a > b for a, b in pairwise(edges)):
+                raise ConfigError(f"edges start at 0 and ascend, got {list(edges)}; sort them")
+
+
+@styled
+def owners(matrices: Mapping[str, Blocks], *, title: str = "Who owns which block") -> "Figure":
+    """A figure with one panel per matrix, all to the same scale, a colour and number per rank."""
+    if not matrices:
+        raise ConfigError("owners draws 1 matrix or more, got 0; pass {'A': Blocks(...)}")
+    widths = [max(1, blocks.columns[-1]) for blocks in matrices.values()]
+    tallest = max(max(1, blocks.rows[-1]) for blocks in matrices.values())
+    room = WIDTH - 0.75 * len(widths)  # inches, without tick labels
+    height = min(6.0, max(2.4, room * tallest / sum(widths) + 1.15))
+    scale = min(room / sum(widths), (height - 1.15) / tallest)  # inches per row or column
+    figure = canvas(height, title)
+    panels = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
+    for axes, (name, blocks) in zip(panels, matrices.items(), strict=True):
+        gap = _TICK_GAP / scale
+        rows, columns = blocks.rows[-1], blocks.columns[-1]
+        axes.set_title(f"{name}, {rows} x {columns}")
+        axes.set_xlim(0, max(1, columns))
+        axes.set_ylim(max(1, rows), 0)
+        axes.set_aspect("equal")
+        axes.set_anchor("N")
+        axes.set_xticks(_apart(blocks.columns, gap))
+        axes.tick_params(axis="x", rotation=0 if len(blocks.columns) <= 4 else 90)
+        axes.set_yticks(_apart(blocks.rows, gap))
+        axes.set_xlabel("column")
+        axes.set_ylabel("row")
+    figure.lay_out()
+    for axes, blocks in zip(panels, matrices.values(), strict=True):
+        _fill(axes, blocks)
+    return figure
+
+
+def _apart(edges: Sequence[int], gap: float) -> list[int]:
+    """Those of ``edges`` that are ``gap`` apart, the last one among them."""
+    kept = [edges[-1]]
+    for edge in reversed(edges[:-1]):
+        if kept[-1] - edge >= gap:
+            kept.append(edge)
+    return kept[::-1]
+
+
+def _fill(axes: "Axes", blocks: Blocks) -> None:
+    from matplotlib.patches import Rectangle
+
+    for i, row in enumerate(blocks.ranks):
+        for j, ranks in enumerate(row):
+            x, y = blocks.columns[j], blocks.rows[i]
+            width, height = blocks.columns[j + 1] - x, blocks.rows[i + 1] - y
+            colour, words = _look(ranks)
+            axes.add_patch(
+                Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1.2)
+            )
+            fitting_text(axes, (x, y, width, height), words, colour, size=8.5)
+
+
+def _look(ranks: int | tuple[int, ...]) -> tuple:
+    """The colour and words of a block: a copy on several ranks is grey."""
+    if isinstance(ranks, tuple) and len(ranks) != 1:
+        return "#D9D9D9", "ranks\n" + ", ".join(map(str, ranks))
+    rank = ranks[0] if isinstance(ranks, tuple) else ranks
+    shade = (rank // len(PALETTE)) % 3
+    return lighter(PALETTE[rank % len(PALETTE)], 0.15 + 0.25 * shade), f"rank {rank}"

@@ -1,0 +1,316 @@
+"""Figures of one product, panel by panel: who reads from whom, when, and what memory buys.
+
+reads(plans)         planned    step by step, an arrow from a block's owner to its reader
+tradeoff(series)     planned    bytes that a rank receives against the memory that it has
+panels(products)     measured   a lane for each rank: multiplying, waiting, summing, reading
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PALETTE,
+    RED,
+    WIDTH,
+    YELLOW,
+    canvas,
+    fitting_text,
+    lighter,
+    styled,
+)
+from tiledask.plan.products.comms import Piece
+from tiledask.plan.products.product import ProductPlan
+from tiledask.plan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tiledask.distributed.arrays.array import ShardedArray
+    from tiledask.distributed.products.matmul import Spent
+
+__all__ = ["panels", "reads", "tradeoff"]
+
+Point = tuple[str, float, float]
+"""A name, the bytes of memory on a rank, the bytes that it receives."""
+
+
+# -- measured ------------------------------------------------------------------------------------
+
+_LANE = {"multiply": BLUE, "wait": YELLOW, "sum": GREEN}
+_READ = RED  # as Dask draws transfers over a task
+_TALL, _THIN = 0.5, 0.2
+"""Of a lane and of the reads below it, in rows."""
+
+
+@styled
+def panels(
+    products: "Mapping[str, ShardedArray]", *, title: str = "Where each rank's time went"
+) -> "Figure":
+    """A figure with one panel per product, a lane per rank, and all on one time axis.
+
+    ``products``: name -> what td.matmul returned. Time 0 is when the first rank of a product
+    begins; what Dask takes before that and after is not drawn.
+    """
+    _check_products(products)
+    rows = [len(product.spent) for product in products.values()]
+    figure = canvas(1.3 + sum(0.45 + 0.36 * n for n in rows), title)
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
+    for panel, (name, product) in zip(axes, products.items(), strict=True):
+        _lanes(panel, name, product.spent)
+    axes[-1].set_xlim(0, max(_ends(product.spent)[1] for product in products.values()))
+    axes[-1].xaxis.set_major_formatter(lambda seconds, _: f"{1000 * seconds:.6g}")
+    axes[-1].set_xlabel("time (ms)")
+    numbers = _legend_of_lanes(figure, products)
+    figure.lay_out()
+    for panel, product in zip(axes, products.values(), strict=True):
+        for rank in range(len(product.spent)):
+            mine = [box for box in _boxes(product.spent, "multiply") if box[1] == rank - 0.36]
+            for step, box in enumerate(mine):
+                fitting_text(panel, box, str(step), BLUE, size=7.5)
+    if not any(panel.texts for panel in axes):
+        for part in numbers:
+            part.set_visible(False)
+    return figure
+
+
+def _check_products(products: "Mapping[str, ShardedArray]") -> None:
+    if not products:
+        raise ConfigError("panels draws 1 product or more, got 0; pass {'SUMMA': td.matmul(...)}")
+    for name, product in products.items():
+        if not any(spent.spans for spent in product.spent):
+            raise ConfigError(
+                f"{name!r} was made by {product.made_by or 'nothing'} and has 0 spans of time; "
+                f"panels draws what td.matmul returns"
+            )
+
+
+def _ends(spent: "Sequence[Spent]") -> tuple[float, float]:
+    """(when the first rank begins, seconds from there until the last one is done)."""
+    spans = [span for rank in spent for span in rank.spans]
+    first = min(span.start for span in spans)
+    return first, max(span.stop for span in spans) - first
+
+
+def _boxes(spent: "Sequence[Spent]", kind: str) -> list[tuple[float, float, float, float]]:
+    """(x, y, width, height) of every span of ``kind``."""
+    first, _ = _ends(spent)
+    top, height = (0.22, _THIN) if kind == "read" else (-0.36, _TALL)
+    return [
+        (span.start - first, rank + top, span.stop - span.start, height)
+        for rank, mine in enumerate(spent)
+        for span in mine.spans
+        if span.kind == kind
+    ]
+
+
+def _lanes(axes: "Axes", name: str, spent: "Sequence[Spent]") -> None:
+    from matplotlib.collections import PolyCollection
+
+    _, seconds = _ends(spent)
+    share = sum(rank.multiply for rank in spent) / (len(spent) * seconds) if seconds else 0.0
+    axes.set_title(
+        f"{name}: {share:.0%} of the ranks' time is multiplying, done after "
+        f"{format_seconds(seconds)}"
+    )
+    ranks = range(len(spent))
+    axes.barh(ranks, seconds, 0.78, color=PALE, align="center", gid="rest", zorder=1)
+    for kind, colour in (*_LANE.items(), ("read", _READ)):
+        corners = [
+            [(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in _boxes(spent, kind)
+        ]
+        edge = "white" if kind == "multiply" else colour  # a short wait would be all white edge
+        axes.add_collection(
+            PolyCollection(
+                corners, facecolor=colour, edgecolor=edge, linewidth=0.5, gid=kind, zorder=2
+            ),
+            autolim=False,
+        )
+    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+    axes.set_ylim(len(spent) - 0.42, -0.55)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["left"]].set_visible(False)
+
+
+def _legend_of_lanes(figure: "Figure", products: "Mapping[str, ShardedArray]") -> tuple:
+    """The legend; returns the parts of it that explain the numbers."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    words = {
+        "multiply": "multiplying a panel",
+        "wait": "waiting for a panel",
+        "sum": "adding partial sums",
+    }
+    kinds = {s.kind for product in products.values() for rank in product.spent for s in rank.spans}
+    handles = [Patch(color=_LANE[kind], label=words[kind]) for kind in _LANE if kind in kinds]
+    if "read" in kinds:
+        handles.append(Patch(color=_READ, label="below: reading from another rank"))
+    handles.append(Patch(color=PALE, label="none of these"))
+    number = {"marker": "$3$", "markersize": 6, "linestyle": "none", "color": INK}
+    handles.append(Line2D([], [], **number, label="number in a box: the step"))
+    legend = figure.legend(handles=handles, loc="outside lower left", ncols=3)
+    return legend.legend_handles[-1], legend.get_texts()[-1]
+
+
+# -- planned -------------------------------------------------------------------------------------
+
+_OPERANDS = {"A": BLUE, "B": ORANGE}
+_STEPS = 4
+"""Steps of a plan that are drawn."""
+
+
+@styled
+def reads(plans: Mapping[str, ProductPlan], *, title: str = "Who reads what from whom") -> "Figure":
+    """A figure with a row per plan and a column per step: the ranks of its grid, and arrows.
+
+    An arrow goes from the rank that owns a part of A or of B to the one that reads it. A rank's
+    shade is the part of k that it multiplies in that step. Of plans with many steps the first
+    4 are drawn.
+    """
+    if not plans:
+        raise ConfigError("reads draws 1 plan or more, got 0; pass {'SUMMA': ProductPlan(...)}")
+    for name, plan in plans.items():
+        if len(plan.work.mesh) != 2:
+            raise ConfigError(
+                f"{name!r} is on a grid of {len(plan.work.mesh)} axes {plan.work.mesh}, reads "
+                f"draws 2; plan it with summa or cannon"
+            )
+    steps = min(_STEPS, max(max(map(len, plan.panels)) for plan in plans.values()))
+    drawn = [panel for plan in plans.values() for mine in plan.panels for panel in mine[:steps]]
+    depths = sorted({panel.depth for panel in drawn})
+    shades = {depth: lighter(_SHADES[i % len(_SHADES)], 0.72) for i, depth in enumerate(depths)}
+    height = sum(plan.work.mesh[0] / plan.work.mesh[1] for plan in plans.values())
+    columns = max(steps, 3)
+    figure = canvas(0.9 + 0.3 * len(plans) + (WIDTH - 0.4) / columns * height, title)
+    grid = figure.subplots(len(plans), columns, squeeze=False)
+    for row, (name, plan) in zip(grid, plans.items(), strict=True):
+        count = max(map(len, plan.panels))
+        for step, axes in enumerate(row):
+            if step >= min(count, steps):
+                axes.set_axis_off()
+                continue
+            _step(axes, plan, step, shades)
+            last = step == steps - 1 < count - 1
+            axes.set_title(f"{name}, step {step}" + (f", {count - steps} more" if last else ""))
+    _legend_of_reads(figure, shades)
+    return figure
+
+
+_SHADES = PALETTE[2:] + PALETTE[:2]  # not the colours of the arrows, as long as there are others
+
+
+def _step(axes: "Axes", plan: ProductPlan, step: int, shades: Mapping) -> None:
+    from matplotlib.patches import Rectangle
+
+    p, q = plan.work.mesh
+    for rank, mine in enumerate(plan.panels):
+        i, j = divmod(rank, q)
+        colour = shades[mine[step].depth] if step < len(mine) else "white"
+        axes.add_patch(
+            Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="white", linewidth=2, gid="rank")
+        )
+        axes.text(j + 0.08, i + 0.1, str(rank), ha="left", va="top", fontsize=8)
+        if step < len(mine):
+            for operand, pieces in (("A", mine[step].a), ("B", mine[step].b)):
+                for piece in pieces:
+                    if piece.source != rank:
+                        _arrow(axes, piece, q, operand)
+    axes.set_xlim(0, q)
+    axes.set_ylim(p, 0)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def _arrow(axes: "Axes", piece: Piece, columns: int, operand: str) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    (i, j), (to_i, to_j) = divmod(piece.source, columns), divmod(piece.destination, columns)
+    axes.add_patch(
+        FancyArrowPatch(
+            (j + 0.5, i + 0.55),
+            (to_j + 0.5, to_i + 0.55),
+            connectionstyle="arc3,rad=0.25",
+            arrowstyle="-|>",
+            mutation_scale=10,
+            shrinkA=3,
+            shrinkB=3,
+            linewidth=1.6,
+            color=_OPERANDS[operand],
+            gid=f"{operand} read",
+            zorder=3,
+        )
+    )
+
+
+def _legend_of_reads(figure: "Figure", shades: Mapping) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [
+        Line2D([], [], color=colour, linewidth=1.6, label=f"a part of {operand}, to its reader")
+        for operand, colour in _OPERANDS.items()
+    ]
+    handles += [Patch(color=shade, label=f"k {a} to {b}") for (a, b), shade in shades.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=5)
+
+
+@styled
+def tradeoff(
+    series: Mapping[str, Sequence[Point]],
+    bound: Callable[[float], float],
+    *,
+    title: str = "What memory buys",
+) -> "Figure":
+    """A figure of the bytes that a rank receives against its memory, above what no algorithm beats.
+
+    ``series``: name -> points, each (label, bytes of memory, bytes received). ``bound``: the least
+    that must be received with so many bytes of memory.
+    """
+    if not any(series.values()):
+        raise ConfigError("tradeoff draws 1 point or more, got 0; pass {'2.5d': [(label, m, b)]}")
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure = canvas(4.4, title)
+    axes = figure.subplots()
+    every = [point for points in series.values() for point in points]
+    low, high = 0.7 * min(m for _, m, _ in every), 1.6 * max(m for _, m, _ in every)
+    memory = [low * (high / low) ** (i / 200) for i in range(201)]
+    least = [bound(m) for m in memory]
+    for (name, points), colour in zip(series.items(), cycle((BLUE, RED, GREEN))):
+        _, xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, "o-", color=colour, label=name, linewidth=1.2, zorder=3, gid=name)
+        for label, x, y in points:
+            axes.annotate(
+                label,
+                (x, y),
+                (0, 7),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=colour,
+            )
+    axes.plot(memory, least, color=GREY, linewidth=1.2, gid="least")
+    floor = 0.5 * min(*least, *(b for _, _, b in every))
+    axes.fill_between(memory, floor, least, color=PALE, label="no algorithm gets here")
+    axes.set_xlim(low, high)
+    axes.set_ylim(floor, 2 * max(*least, *(b for _, _, b in every)))
+    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.set_major_formatter(lambda size, _: format_bytes(size))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("memory of a rank (bytes)")
+    axes.set_ylabel("received by a rank (bytes)")
+    axes.legend(loc="upper right")
+    return figure

@@ -1,0 +1,147 @@
+"""The roofline at every level of the memory, with the ladder of kernels that climbs it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, canvas, styled
+from tiledask.plan.units import format_bytes
+from tiledask.tile.choice import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["roofline"]
+
+_LEVELS = {  # name -> colour, marker
+    "DRAM -> L2": (BLUE, "o"),
+    "L2 -> shared memory": (GREEN, "s"),
+    "shared memory -> registers": (PINK, "^"),
+}
+_COLOURS = (ORANGE, RED, INK, "#8C6D31", "#5254A3", GREY)
+
+
+@styled
+def roofline(
+    predictions: Sequence[Prediction],
+    *,
+    measured: Mapping[str, float] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """A figure of `td.tile.predict`'s bounds of one device: slanted roofs are bandwidths, flat
+    ones are peaks, and each kernel is a line at its bound, with a mark under each level's roof at
+    the intensity it has there. The mark that is filled is on its roof: that level binds.
+
+    ``measured``: FLOP/s by kernel name, drawn as crosses.
+    """
+    if not predictions:
+        raise ConfigError("roofline draws 1 prediction or more, got 0")
+    devices = {prediction.levels.device.name for prediction in predictions}
+    if len(devices) > 1:
+        raise ConfigError(f"a roofline is of 1 device, got {', '.join(sorted(devices))}")
+    figure = canvas(5.2, title or f"What bounds each kernel on {devices.pop()}")
+    axes = figure.subplots()
+    spots = [level.intensity for p in predictions for level in p.levels.levels]
+    left, right = min(spots) / 2, max(*spots, 1000) * 2
+    axes.set(xscale="log", yscale="log", xlim=(left, right))
+    _roofs(axes, predictions, left, right)
+    for number, prediction in enumerate(predictions):
+        _kernel(axes, prediction, _COLOURS[number % len(_COLOURS)], measured or {})
+    axes.set_xlabel("arithmetic intensity: FLOP per byte of A and B that crosses the level")
+    axes.set_ylabel("TFLOP/s")
+    axes.yaxis.set_major_formatter(lambda speed, _: f"{speed / 1e12:g}")
+    axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
+    axes.grid(color=PALE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=8)
+    return figure
+
+
+def _roofs(axes: "Axes", predictions: Sequence[Prediction], left: float, right: float) -> None:
+    device = predictions[0].levels.device
+    peaks = {p.config.peak: device.peak(p.config.peak) for p in predictions}
+    top = max(peaks.values())
+    for level in predictions[0].levels.levels:
+        if level.name not in _LEVELS:
+            continue
+        colour, marker = _LEVELS[level.name]
+        if not level.bandwidth:
+            axes.plot(
+                [],
+                [],
+                color="none",
+                marker=marker,
+                markeredgecolor=colour,
+                label=f"{level.name}: bandwidth unknown, no roof",
+            )
+            continue
+        end = top / level.bandwidth
+        axes.plot(
+            [left, end],
+            [left * level.bandwidth, top],
+            color=colour,
+            linewidth=1.4,
+            gid=f"roof {level.name}",
+            label=f"{level.name}: {format_bytes(level.bandwidth)}/s",
+            marker=marker,
+            markerfacecolor="white",
+            markevery=[],  # for the legend
+        )
+    slowest = min(p.flops_per_second for p in predictions)
+    axes.set_ylim(slowest / 3, top * 1.8)
+    for name, peak in peaks.items():
+        axes.plot([left, right], [peak, peak], color=GREY, linewidth=1.2, gid=f"peak {name}")
+        axes.annotate(
+            f"peak {name}: {peak / 1e12:g} TFLOP/s",
+            (right, peak),
+            (-4, 3),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8.5,
+        )
+
+
+def _kernel(
+    axes: "Axes", prediction: Prediction, colour: str, measured: Mapping[str, float]
+) -> None:
+    speed, kernel = prediction.flops_per_second, prediction.config.kernel
+    levels = [level for level in prediction.levels.levels if level.name in _LEVELS]
+    xs = [level.intensity for level in levels]
+    block = "x".join(map(str, prediction.config.block))
+    axes.plot(
+        [min(xs), max(xs)],
+        [speed, speed],
+        color=colour,
+        linewidth=1.6,
+        zorder=3,
+        gid=kernel,
+        label=f"{kernel} {block}: at most\n{speed / 1e12:.4g} TFLOP/s, by {prediction.binding}",
+    )
+    for level in levels:
+        binds = level.name == prediction.binding
+        axes.plot(
+            level.intensity,
+            speed,
+            _LEVELS[level.name][1],
+            color=colour,
+            markersize=7,
+            zorder=4,
+            fillstyle="full" if binds else "none",
+            gid=f"{kernel} {level.name}",
+            markerfacecolor=colour if binds else "white",
+        )
+    if kernel in measured:
+        axes.plot(
+            xs[0],
+            measured[kernel],
+            "x",
+            color=colour,
+            markersize=8,
+            markeredgewidth=1.8,
+            zorder=5,
+            gid=f"{kernel} measured",
+            label=f"{kernel}, measured",
+        )

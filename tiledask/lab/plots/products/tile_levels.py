@@ -1,0 +1,90 @@
+"""The levels of a tiled product: which tile shares what it loads, and how long its bytes take."""
+
+from typing import TYPE_CHECKING
+
+from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, RED, SKY, canvas, styled
+from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.tile.choice import Level, Levels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["tile_levels"]
+
+
+@styled
+def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
+    """A figure of `td.tile.levels_of`: above, each level's tile within the one above it; below,
+    the time that its bytes take at full bandwidth, beside that of the arithmetic."""
+    count = len(levels.levels)
+    figure = canvas(4.0 + 0.3 * count, title or _title(levels))
+    above, below = figure.subfigures(2, 1, height_ratios=[2.2, 0.3 * (count + 3)])
+    # c, of which the first worker's part is what the table is about
+    rows, columns = levels.workers or (1, 1)
+    outer = levels.m * rows, levels.n * columns
+    for axes, level in zip(above.subplots(1, count), levels.levels, strict=True):
+        _nested(axes, outer, level)
+        outer = level.tile
+    _times(below.subplots(), levels)
+    return figure
+
+
+def _title(levels: Levels) -> str:
+    at = f", one of {levels.workers[0]} x {levels.workers[1]} workers" if levels.workers else ""
+    return f"{levels.m} x {levels.n} x {levels.k} on {levels.device.name}{at}\nby {levels.config}"
+
+
+def _nested(axes: "Axes", outer: tuple[int, int], level: Level) -> None:
+    """The tile as the upper left corner of the one that holds it, both to scale."""
+    from matplotlib.patches import Rectangle
+
+    (rows, columns), (m, n) = (
+        level.tile,
+        (max(o, t) for o, t in zip(outer, level.tile, strict=True)),
+    )
+    axes.add_patch(Rectangle((0, 0), n, m, facecolor=PALE, edgecolor=GREY, linewidth=0.8))
+    axes.add_patch(
+        Rectangle((0, 0), columns, rows, facecolor=SKY, edgecolor=BLUE, linewidth=0.8, gid="tile")
+    )
+    side = max(m, n)
+    middle, reach = n / 2, 0.53 * side
+    axes.set(
+        xlim=(middle - reach, middle + reach), ylim=(1.03 * side, -0.03 * side), aspect="equal"
+    )
+    axes.axis("off")
+    axes.set_title(f"{level.name}\n{rows} x {columns} of {m} x {n}", loc="center", fontsize=8.5)
+    axes.text(
+        0.5,
+        -0.02,
+        f"{format_bytes(level.loaded)} of A and B\n{level.intensity:.4g} FLOP/byte",
+        transform=axes.transAxes,
+        ha="center",
+        va="top",
+        fontsize=8,
+    )
+
+
+def _times(axes: "Axes", levels: Levels) -> None:
+    names = ["arithmetic", *(level.name for level in levels.levels)]
+    for y, name in enumerate(names):
+        seconds, binding = levels.times[name], name == levels.binding
+        axes.barh(y, seconds, 0.66, color=RED if binding else ORANGE if not y else BLUE, gid=name)
+        words = format_seconds(seconds) if seconds else "not known: no bandwidth"
+        axes.annotate(
+            f"{words}{', the longest' if binding else ''}",
+            (seconds, y),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )
+    axes.axvline(levels.compute, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.25 * levels.seconds)
+    axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds else "0")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("time at full bandwidth, and of the arithmetic at peak; all overlap")

@@ -1,0 +1,8 @@
+"""Figures of training: losses, what moves for each layer, and where layers and rows are.
+
+losses, live       losses over one another and how far apart; a loss drawn while it falls
+trainings          one training under several splits
+layers_traffic     barriers and bytes of a step by layer, counted beside predicted
+layers_on_devices  the path of one input through the layers, from device to device
+rows_on_ranks      rows of an image: whose they are, and which are borrowed
+"""

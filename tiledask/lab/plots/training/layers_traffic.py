@@ -1,0 +1,140 @@
+"""Barriers and bytes of a training's step by layer, counted beside predicted."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW, canvas, styled
+from tiledask.plan.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["PARTS", "LayerBars", "layer_bars", "layers_traffic", "part_of"]
+
+PARTS = {
+    "tensor, forward": (BLUE, "tensor parallel, forward"),
+    "tensor, backward": (ORANGE, "tensor parallel, backward"),
+    "data, gradients": (GREEN, "data parallel, gradients"),
+    "data, weights": (PINK, "data parallel, weights"),
+    "pipeline": (GREY, "between stages"),
+    "all ranks": (YELLOW, "all ranks, norm of the gradients"),
+}
+"""Part of a step -> (colour, what it is)."""
+
+
+class LayerBars(NamedTuple):
+    """What is drawn of one quantity."""
+
+    rows: tuple[str, ...]
+    """Units of the model, and what lies between them."""
+    parts: dict[str, list[float]]
+    """Part -> its length in each row."""
+    predicted: list[float]
+    """All parts together, in each row."""
+
+
+def part_of(parallel: str, when: str) -> str:
+    """The name in `PARTS`."""
+    found = f"{parallel}, {when}"
+    return found if found in PARTS else parallel if parallel in PARTS else "all ranks"
+
+
+def layer_bars(rows: Iterable[tuple[str, str, str, float, float]]) -> LayerBars:
+    """The LayerBars of (layer, when, parallel, counted, predicted).
+
+    >>> layer_bars([("layer 0/mlp", "forward", "tensor", 2, 2), ("layer 0", "weights", "data", 1, 1)])
+    LayerBars(rows=('layer 0',), parts={'tensor, forward': [2], 'data, weights': [1]}, predicted=[3])
+    """  # noqa: E501
+    rows = [(layer.partition("/")[0], part_of(p, when), *n) for layer, when, p, *n in rows]
+    units = tuple(dict.fromkeys(unit for unit, *_ in rows))
+    at = {unit: i for i, unit in enumerate(units)}
+    parts: dict[str, list] = {part: [0] * len(units) for part in PARTS}
+    predicted = [0] * len(units)
+    for unit, part, counted, said in rows:
+        parts[part][at[unit]] += counted
+        predicted[at[unit]] += said
+    return LayerBars(units, {part: n for part, n in parts.items() if any(n)}, predicted)
+
+
+@styled
+def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
+    """A figure with a bar per layer: barriers of a step, and bytes that all ranks send in it.
+
+    ``trained``: what `tiledask.train` returns. Bars are counted, black ticks predicted.
+    """
+    frame = trained.layers().reset_index()
+    if frame.empty:
+        raise ConfigError(
+            "layers_traffic draws what 2 ranks or more tell each other, and these records have 0 "
+            "collectives of a step; train over more ranks, for example (1, 2, 1)"
+        )
+    names = ["layer", "when", "parallel"]
+    bars = {
+        what: layer_bars(frame[[*names, what, f"predicted_{what}"]].itertuples(index=False))
+        for what in ("barriers", "bytes")
+    }
+    count = len(bars["bytes"].rows)
+    pitch = min(0.3, max(0.13, 9 / count))
+    figure = canvas(1.5 + pitch * count, title or _headline(bars))
+    left, right = figure.subplots(1, 2, sharey=True)
+    _panel(left, bars["barriers"], "barriers of a step, of the rank that has most")
+    _panel(right, bars["bytes"], "bytes of a step, sent by all ranks")
+    right.xaxis.set_major_formatter(lambda n, _: format_bytes(n) if n else "0")
+    right.xaxis.get_major_locator().set_params(nbins=5)
+    left.xaxis.get_major_locator().set_params(integer=True)
+    step = 1 + count // 60
+    left.set_yticks(range(0, count, step), bars["bytes"].rows[::step])
+    left.set_ylim(count - 0.4, -0.6)
+    used = [part for part in PARTS if any(part in each.parts for each in bars.values())]
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    patches = [Patch(facecolor=PARTS[part][0], label=PARTS[part][1]) for part in used]
+    figure.legend(
+        handles=[*patches, Line2D([], [], color=INK, linewidth=2, label="predicted")],
+        loc="outside lower left",
+        ncols=3,
+    )
+    return figure
+
+
+def _headline(bars: Mapping[str, LayerBars]) -> str:
+    wrong = sum(
+        sum(part[i] for part in each.parts.values()) != each.predicted[i]
+        for each in bars.values()
+        for i in range(len(each.rows))
+    )
+    if not wrong:
+        return "Barriers and bytes by layer: counted equals predicted"
+    return f"Barriers and bytes by layer: {wrong} bar{'s' * (wrong > 1)} not as predicted"
+
+
+def _panel(axes: "Axes", bars: LayerBars, title: str) -> None:
+    axes.set_title(title)
+    left = [0.0] * len(bars.rows)
+    for part, lengths in bars.parts.items():
+        axes.barh(
+            range(len(lengths)),
+            lengths,
+            0.72,
+            left,
+            color=PARTS[part][0],
+            edgecolor="white",
+            linewidth=0.5,
+            gid=part,
+        )
+        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    rows = range(len(bars.rows))
+    axes.vlines(
+        bars.predicted,
+        [r - 0.42 for r in rows],
+        [r + 0.42 for r in rows],
+        color=INK,
+        linewidth=2,
+        gid="predicted",
+    )
+    axes.set_xlim(0, 1.05 * max([1.0, *left, *bars.predicted]))
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)

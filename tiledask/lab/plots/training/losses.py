@@ -1,0 +1,212 @@
+"""Losses of trainings over one another, and how far apart they are: on a log axis, below."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiledask.errors import ConfigError
+from tiledask.lab.plots.style import GREY, INK, PALE, PALETTE, YELLOW, canvas, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["loss_curve", "losses"]
+
+_LINE = 0.19
+"""Inches of a line of a legend."""
+_DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
+
+
+@styled
+def losses(
+    runs: Mapping[str, Any],
+    *,
+    controls: Sequence[Any] = (),
+    floor: float | None = None,
+    dtype: str | None = None,
+    ranks: int | None = None,
+    layers: int | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """A figure of the losses of ``runs``: name -> a `Trained`, or losses from step 0 on.
+
+    Below are the differences of all others from the first, relative to the larger loss, in the
+    steps that both have; where two are equal to the bit there is nothing to draw.
+
+    controls
+        The first run in other roundings (tiledask.lab.precision.controls), drawn as one band of all
+        of them: from the lowest loss to the highest, and below up to the one that is farthest away,
+        in the steps that all have. A run in the band did no more than round-off does.
+    floor
+        The best loss there is, such as ``text.floor``.
+    dtype
+        In which activations were added up over the ranks: then the difference that round-off
+        makes (tiledask.lab.precision.drift) is shown too, for ``ranks`` that share each of
+        ``layers`` layers; default: as many as the runs say.
+    """
+    curves = {name: _curve(run) for name, run in runs.items()}
+    if not curves or not any(len(y) for _, y in curves.values()):
+        raise ConfigError(
+            f"losses draws 1 run or more with 1 step or more, got {len(curves)} runs with "
+            f"{sum(len(y) for _, y in curves.values())} steps; pass {{'one rank': trained}}"
+        )
+    several = len(curves) > 1
+    # beside each panel as many lines of its legend as there are
+    panel = max(2.4, 0.6 + _LINE * (2 * (len(curves) - 1) + 3 * (dtype is not None)))
+    figure = canvas(0.8 + 2 * panel if several else 3.4, title or "Loss")
+    axes = figure.subplots(1 + several, 1, sharex=True, squeeze=False)[:, 0]
+    last = max(int(x[-1]) for x, _ in curves.values() if len(x))
+    for n, (name, (x, y)) in enumerate(curves.items()):
+        loss_curve(
+            axes[0],
+            x,
+            y,
+            name,
+            PALETTE[n % len(PALETTE)],
+            _DASHES[n % len(_DASHES)],
+            wide=several and n == 0,
+        )
+    if len(controls):
+        _band(axes, curves, [_curve(run)[1] for run in controls])
+    _floor(axes[0], floor)
+    axes[0].set_ylabel("loss (nats)")
+    _legend(axes[0])
+    axes[-1].set_xlabel("step")
+    axes[-1].set_xlim(-0.02 * max(1, last), 1.02 * max(1, last))
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    if several:
+        drawn = _differences(axes[1], curves)
+        if dtype is not None:
+            _envelope(axes[1], last, dtype, ranks or _ranks(runs), layers or _layers(runs))
+        elif not drawn:
+            axes[1].set_yticks([])
+            words = "no difference to be drawn"
+            axes[1].text(0.5, 0.5, words, transform=axes[1].transAxes, ha="center", va="center")
+        axes[1].set_title(f"difference from {next(iter(curves))}, relative; none: equal to the bit")
+        _legend(axes[1])
+    return figure
+
+
+def _legend(axes: "Axes") -> None:
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside: lines may be anywhere
+
+
+def loss_curve(
+    axes: "Axes",
+    x: Sequence[int],
+    y: Sequence[float],
+    name: str,
+    colour: str,
+    dashes: Any = "-",
+    wide: bool = False,
+) -> None:
+    """One line; a single step is a dot."""
+    # the first is wide and pale, so that those that lie on it can be seen
+    look = {"linewidth": 5.0, "alpha": 0.35} if wide else {"linewidth": 1.6}
+    marker = "o" if len(x) == 1 else None
+    axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, label=name, **look)
+
+
+def _floor(axes: "Axes", floor: float | None) -> None:
+    if floor is not None:
+        axes.axhline(floor, color=INK, linewidth=1.0, linestyle=":", label=f"best: {floor:.4g}")
+        axes.set_ylim(bottom=0)
+
+
+def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(numbers of the steps, losses)."""
+    y = np.asarray(getattr(run, "losses", run), float)
+    return np.arange(len(y)) + getattr(run, "first", 0), y
+
+
+def _band(
+    axes: Sequence["Axes"], curves: dict[str, tuple[np.ndarray, np.ndarray]], controls: list
+) -> None:
+    """What the controls do: their losses, and how far they are from the first run."""
+    (x, y), *_ = curves.values()
+    steps = min(len(y), *map(len, controls))
+    losses = np.array([losses[:steps] for losses in controls])
+    look = {"color": YELLOW, "alpha": 0.45, "linewidth": 0.8, "zorder": 1, "gid": "controls"}
+    label = f"{len(controls)} controls"
+    axes[0].fill_between(x[:steps], losses.min(0), losses.max(0), label=label, **look)
+    if len(axes) > 1:
+        larger = np.maximum(np.abs(losses), np.abs(y[:steps]))
+        off = np.abs(losses - y[:steps]) / np.where(larger == 0, 1.0, larger)
+        words = f"{label}, at most\n{off.max():.1e}"
+        # from 0, which a logarithmic axis puts at its lower end: a control may be equal to the bit
+        axes[1].fill_between(x[:steps], 0, off.max(0), label=words, **look)
+
+
+def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
+    """Whether there are any."""
+    (x, y), *_ = curves.values()
+    drawn = False
+    for n, (name, (other_x, other_y)) in list(enumerate(curves.items()))[1:]:
+        both, here, there = np.intersect1d(x, other_x, return_indices=True)
+        a, b = y[here], other_y[there]
+        larger = np.maximum(np.abs(a), np.abs(b))
+        with np.errstate(invalid="ignore"):  # of losses that are not finite
+            off = np.abs(a - b) / np.where(larger == 0, 1.0, larger)
+        some = np.isfinite(off) & (off > 0)
+        # no lines: between two points there may be steps with no difference
+        axes.plot(
+            both[some],
+            off[some],
+            color=PALETTE[n % len(PALETTE)],
+            marker="o",
+            markersize=3.5,
+            linestyle="none",
+            label=f"{name}:\n{_words(off, len(both))}",
+        )
+        drawn = drawn or bool(some.any())
+    if drawn:
+        axes.set_yscale("log")
+    return drawn
+
+
+def _words(off: np.ndarray, steps: int) -> str:
+    if not steps:
+        return "no step in common"
+    wrong = int((~np.isfinite(off)).sum())
+    if wrong:
+        return f"not finite in {wrong} of {steps}"
+    if not off.any():
+        return "equal to the bit"
+    return f"at most {off.max():.1e}"
+
+
+def _envelope(axes: "Axes", last: int, dtype: str, ranks: int, layers: int) -> None:
+    from tiledask.lab.precision.drift import SAFETY, likely, worst
+
+    steps = np.arange(last + 1)
+    chance, at_most = (
+        [f(int(n) + 1, dtype, ranks, layers) for n in steps] for f in (likely, worst)
+    )
+    axes.fill_between(
+        steps,
+        SAFETY * np.array(chance),
+        at_most,
+        color=PALE,
+        linewidth=0,
+        zorder=0,
+        label=f"doubtful in {dtype}",
+    )
+    axes.plot(
+        steps,
+        SAFETY * np.array(chance),
+        color=GREY,
+        linewidth=1.2,
+        label=f"{SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)",
+    )
+    axes.set_yscale("log")
+
+
+def _ranks(runs: Mapping[str, Any]) -> int:
+    return max([prod(getattr(run, "shape", (1,))) for run in runs.values()], default=1)
+
+
+def _layers(runs: Mapping[str, Any]) -> int:
+    return max([run.model.layers for run in runs.values() if hasattr(run, "model")], default=1)

@@ -1,0 +1,142 @@
+"""Rows of an image on ranks: whose they are, which windows each makes, which rows it borrows."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from tiledask.lab.plots.style import GREY, INK, PALETTE, canvas, ink_on, lighter, styled
+from tiledask.plan.collectives.rows import split_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["rows_on_ranks"]
+
+_LANE = 0.34
+"""Inches of a rank's rows."""
+_WINDOW = 0.14
+"""Inches of a window below them."""
+
+
+@styled
+def rows_on_ranks(
+    rows: Sequence[int],
+    size: int,
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
+    *,
+    borrowed: Mapping[int, Sequence[int]] | None = None,
+    title: str = "Who makes what of which rows",
+) -> "Figure":
+    """A lane for each rank: its rows, those that it borrows, and its windows below them.
+
+    ``rows``: of the image, by rank. ``size``, ``stride`` and ``padding``: of the windows, in rows.
+    ``borrowed``: rank -> rows of others, default those that its windows read. A window belongs to
+    the rank that has its middle row.
+
+    >>> len(rows_on_ranks((3, 3, 2), 3, padding=(1, 1)).axes)
+    1
+    """
+    split, ends = split_rows(rows, size, stride, padding), (0, *accumulate(rows))
+    if borrowed is None:
+        borrowed = {
+            rank: [i for i in range(slab.start, slab.stop) if not ends[rank] <= i < ends[rank + 1]]
+            for rank, slab in enumerate(split.slabs)
+        }
+    depths = [_WINDOW * max(1, made) + 0.16 for made in split.out]
+    height = sum(depths) + _LANE * len(rows)
+    figure = canvas(height + 1.5, title)
+    axes = figure.subplots()
+    top, first = 0.0, -padding[0]
+    for rank, depth in enumerate(depths):
+        _lane(axes, rank, ends, borrowed.get(rank, ()), top)
+        _zeros(axes, split.slabs[rank], ends[-1], top)
+        for i in range(split.out[rank]):
+            _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6))
+            first += stride
+        top += _LANE + depth
+    middles = [sum(depths[:r]) + _LANE * (r + 0.5) for r in range(len(rows))]
+    axes.set_yticks(middles, [f"rank {r}: {n} out" for r, n in enumerate(split.out)])
+    axes.set_ylim(top, -0.08)
+    axes.set_xlim(-padding[0] - 0.2, ends[-1] + padding[1] + 0.2)
+    axes.set_xticks([])
+    axes.tick_params(left=False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(f"row of the image, {ends[-1]} rows on {len(rows)} ranks")
+    _legend(figure, size, stride)
+    return figure
+
+
+def _lane(
+    axes: "Axes", rank: int, ends: Sequence[int], borrowed: Sequence[int], top: float
+) -> None:
+    for row in (*range(ends[rank], ends[rank + 1]), *borrowed):
+        owner = next(r for r in range(len(ends) - 1) if ends[r] <= row < ends[r + 1])
+        colour = lighter(PALETTE[owner % len(PALETTE)], 0.1 if owner == rank else 0.7)
+        _cell(axes, row, top, colour, str(row), hatch=None if owner == rank else "///")
+
+
+def _zeros(axes: "Axes", slab: tuple, h: int, top: float) -> None:
+    """The padding that this rank's windows read."""
+    start, stop, above, below = slab
+    for row in (*range(start - above, start), *range(stop, stop + below)):
+        if not 0 <= row < h:
+            _cell(axes, row, top, "white", "zero", edge=GREY)
+
+
+def _cell(axes: "Axes", row: int, top: float, colour, words: str, edge="white", hatch=None) -> None:
+    from matplotlib.patches import Rectangle
+
+    box = Rectangle((row + 0.02, top), 0.96, _LANE, linewidth=0.8)
+    box.set(facecolor=colour, edgecolor=edge, hatch=hatch)
+    axes.add_patch(box)
+    axes.text(
+        row + 0.5,
+        top + _LANE / 2,
+        words,
+        ha="center",
+        va="center",
+        color=ink_on(colour),
+        fontsize=8.5,
+    )
+
+
+def _window(axes: "Axes", first: int, reach: int, y: float) -> None:
+    axes.plot(
+        [first + 0.1, first + reach - 0.1],
+        [y, y],
+        color=INK,
+        linewidth=1.2,
+        marker="|",
+        markersize=5,
+        clip_on=False,
+    )
+    axes.plot(first + (reach - 1) // 2 + 0.5, y, "o", color=INK, markersize=3.5, clip_on=False)
+
+
+def _legend(figure: "Figure", size: int, stride: int) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    grey = lighter(GREY, 0.1)
+    marks = [
+        Patch(facecolor=grey, label="its own row"),
+        Patch(
+            facecolor=lighter(GREY, 0.7),
+            edgecolor="white",
+            hatch="///",
+            label="borrowed, in its owner's colour",
+        ),
+        Patch(facecolor="white", edgecolor=GREY, label="padding"),
+        Line2D(
+            [],
+            [],
+            color=INK,
+            linewidth=1.2,
+            marker="o",
+            markersize=3.5,
+            label=f"a window of {size} rows, stride {stride}, and its middle",
+        ),
+    ]
+    figure.legend(handles=marks, loc="outside lower left", ncols=4, fontsize=8)

@@ -1,0 +1,264 @@
+"""Figures of layers on devices: a row per device (or stage), as wide as its time, and its memory.
+
+device 0   [1][2][3][4][5][6]|send      :  <- target        red: what is wrong
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import PartitionError
+from tiledask.lab.plots.style import (
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PALETTE,
+    RED,
+    canvas,
+    lighter,
+    styled,
+)
+from tiledask.lab.puzzles.figures.frame import (
+    HEIGHT,
+    Box,
+    device_rows,
+    limit_line,
+    mark_box,
+    titled,
+    write,
+)
+from tiledask.plan.splitting.assignment import read_assignment, stages_of
+from tiledask.plan.splitting.exact import capacities
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tiledask.lab.puzzles.kind import PuzzleSpec
+    from tiledask.lab.puzzles.result import Result
+
+__all__ = ["draw_cut", "draw_partition"]
+
+_GB = 1e9
+
+
+@styled
+def draw_partition(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+    """Rows of layers, as wide as their time; limits as lines; what breaks a rule in red."""
+    shown = puzzle.inputs.get("shown")
+    if answer is None and shown is not None:
+        note = f"as proposed: {shown}"
+        return draw_cut(titled(puzzle, result, note), puzzle.inputs, puzzle.targets, shown)
+    return draw_cut(titled(puzzle, result), puzzle.inputs, puzzle.targets, answer)
+
+
+def draw_cut(
+    title: str, inputs: Mapping[str, Any], targets: Mapping[str, float], answer: Any
+) -> "Figure":
+    """The layers of ``answer``, or all of them in one row if it is none."""
+    view = _View.of(inputs, answer)
+    heights = [0.8 + 0.3 * len(view.labels)]
+    if "memory" in inputs:
+        heights.append(0.8 + 0.3 * (inputs["devices"] + (not view.stages)))
+    if hasattr(inputs.get("communication"), "__len__"):
+        heights.append(1.1)
+    figure = canvas(0.5 + 0.18 * title.count("\n") + sum(heights), title)
+    panels = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    axes = next(panels)
+    words = {axes: _time_panel(axes, view, targets.get("bottleneck"))}
+    if "memory" in inputs:
+        axes = next(panels)
+        words[axes] = _memory_panel(axes, view)
+    if hasattr(inputs.get("communication"), "__len__"):
+        _send_panel(next(panels), view)
+    write(figure, words)
+    return figure
+
+
+@dataclass(frozen=True)
+class _View:
+    """An answer as rows to draw."""
+
+    inputs: Mapping[str, Any]
+    stages: tuple[tuple[int, ...], ...]
+    """The layers of each row, from 1; none if there is no answer that can be read."""
+    missing: tuple[int, ...]
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any], answer: Any) -> "_View":
+        devices, chunks, layers = inputs["devices"], inputs.get("chunks", 1), len(inputs["costs"])
+        try:
+            groups = [] if answer is None else read_assignment(answer)
+        except PartitionError:
+            groups = []
+        if sum(map(len, groups)) > 20 * layers:  # nothing to look at
+            groups = []
+        if not groups:
+            empty = [_label(inputs, s) for s in range(devices * chunks)]
+            return cls(inputs, (), (), ("layers", *empty))
+        stages = tuple(map(tuple, stages_of(groups, devices, chunks)))
+        there = {n for group in stages for n in group}
+        missing = tuple(n for n in range(1, layers + 1) if n not in there)
+        labels = [_label(inputs, s) for s in range(len(stages))]
+        return cls(inputs, stages, missing, (*labels, "missing") if missing else tuple(labels))
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """The layers of every row that has any, the missing ones last."""
+        everything = tuple(range(1, len(self.inputs["costs"]) + 1))
+        return [*self.stages, self.missing] if self.stages else [everything]
+
+    def device(self, row: int) -> int | None:
+        """The device of a row of layers; None for layers that have none."""
+        return row % self.inputs["devices"] if row < len(self.stages) else None
+
+    def time(self, n: int, row: int) -> float:
+        """Seconds of layer ``n`` in this row; 1 for a layer that there is not."""
+        cost = self.inputs["costs"][n - 1] if self.known(n) else 1.0
+        device, speeds = self.device(row), self.inputs.get("speeds")
+        return cost / speeds[device] if speeds and device is not None else cost
+
+    def known(self, n: int) -> bool:
+        return 1 <= n <= len(self.inputs["costs"])
+
+    def send(self, row: int) -> float:
+        """Seconds to send after the row's last layer."""
+        sends, layers = self.inputs.get("communication", 0.0), self.rows[row]
+        if not layers or not self.stages or not self.known(layers[-1]):
+            return 0.0
+        if layers[-1] == len(self.inputs["costs"]) or self.inputs["devices"] == 1:
+            return 0.0
+        return sends[layers[-1] - 1] if hasattr(sends, "__len__") else sends
+
+    def wrong(self, row: int) -> list[int]:
+        """Positions in the row of layers that break a rule."""
+        times = Counter(n for group in self.stages for n in group)
+        layers = self.rows[row]
+        if self.stages and row == len(self.stages):
+            return list(range(len(layers)))
+        before = self.rows[row - 1] if row else ()
+        late = bool(row and layers and before and layers[0] < before[0])
+        return [
+            i
+            for i, n in enumerate(layers)
+            if not self.known(n)
+            or times[n] > 1
+            or (i and n != layers[i - 1] + 1)
+            or (late and not i)
+        ]
+
+    def colour(self, row: int):
+        device = self.device(row)
+        return PALE if device is None else lighter(PALETTE[device % len(PALETTE)], 0.1)
+
+
+def _label(inputs: Mapping[str, Any], stage: int) -> str:
+    devices, speeds = inputs["devices"], inputs.get("speeds")
+    if stage >= devices * inputs.get("chunks", 1):
+        return f"no device {stage}"
+    if inputs.get("chunks", 1) > 1:
+        return f"stage {stage}, device {stage % devices}"
+    speed = f", speed {speeds[stage]:g}" if speeds else ""
+    return f"device {stage}{speed}"
+
+
+def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[Box, tuple]:
+    """The layers of each row, as wide as their time; the words to write into their boxes."""
+    device_rows(axes, list(view.labels))
+    words: dict = {}
+    for row, layers in enumerate(view.rows):
+        x, wrong = 0.0, set(view.wrong(row))
+        for i, n in enumerate(layers):
+            width, tone = view.time(n, row), view.colour(row)
+            box = (x, row - HEIGHT / 2, width, HEIGHT)
+            axes.barh(row, width, HEIGHT, left=x, color=tone, edgecolor="white", gid=f"layer {n}")
+            words[box] = (f"{n}", tone)
+            if i in wrong:
+                mark_box(axes, box, f"layer {n}")
+            x += width
+        sent = view.send(row)
+        if sent:
+            axes.barh(
+                row, sent, HEIGHT, left=x, color=PALE, hatch="////", edgecolor=GREY, gid="send"
+            )
+            words[(x, row - HEIGHT / 2, sent, HEIGHT)] = ("send", PALE)
+        if not layers and row < len(view.stages):
+            axes.text(0, row, " no layer", color=RED, va="center", fontweight="bold", gid="wrong")
+        if limit is not None and view.device(row) is not None:
+            _excess(axes, row, limit, x + sent)
+    axes.set_xlim(left=0)
+    if limit is not None:
+        # between which rows the devices stand: not that of layers that no device holds
+        first = 0 if view.stages else 1
+        limit_line(
+            axes,
+            limit,
+            f"target: at most {limit:g}",
+            rows=(first - 0.5, len(view.labels) - bool(view.missing) - 0.5),
+        )
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
+    axes.set_xlabel("time of the layers")
+    return words
+
+
+def _excess(axes: "Axes", row: int, limit: float, reached: float) -> None:
+    if reached > limit * (1 + 1e-9):
+        axes.barh(
+            row,
+            reached - limit,
+            HEIGHT,
+            left=limit,
+            color="none",
+            hatch="xxxx",
+            edgecolor=RED,
+            gid="wrong excess",
+            zorder=4,
+        )
+
+
+def _memory_panel(axes: "Axes", view: _View) -> dict[Box, tuple]:
+    """The bytes of the layers of each device, and what it has room for; the words as well."""
+    inputs, words = view.inputs, {}
+    devices = inputs["devices"]
+    caps = [c / _GB for c in capacities(inputs["capacity"], devices)]
+    first = 0 if view.stages else 1  # the row of layers that have no device yet
+    device_rows(axes, [*(["layers"] if first else []), *(f"device {d}" for d in range(devices))])
+    ends = [0.0] * (devices + first)
+    for row, layers in enumerate(view.rows):
+        device = view.device(row)
+        if view.stages and (device is None or row >= devices * inputs.get("chunks", 1)):
+            continue
+        at = 0 if device is None else device
+        for n in filter(view.known, layers):
+            width, tone = inputs["memory"][n - 1] / _GB, view.colour(row)
+            axes.barh(at, width, HEIGHT, left=ends[at], color=tone, edgecolor="white")
+            words[(ends[at], at - HEIGHT / 2, width, HEIGHT)] = (f"{n}", tone)
+            ends[at] += width
+    for d, cap in enumerate(caps):
+        axes.plot(
+            [cap, cap],
+            [d + first - 0.45, d + first + 0.45],
+            color=INK,
+            linewidth=2,
+            label="" if d else "room on the device",
+            gid="capacity",
+        )
+        _excess(axes, d + first, cap, ends[d + first])
+    axes.set_xlim(0, 1.03 * max(*caps, *ends))
+    axes.set_xlabel("memory of the layers (GB)")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
+    return words
+
+
+def _send_panel(axes: "Axes", view: _View) -> None:
+    """What it takes to send across each cut; the cuts of the answer in another colour."""
+    sends: Sequence[float] = view.inputs["communication"]
+    cuts = {layers[-1] for layers in view.stages if layers} - {len(sends) + 1}
+    after = range(1, len(sends) + 1)
+    axes.bar(after, sends, 0.6, color=[ORANGE if n in cuts else GREY for n in after])
+    axes.set_xticks(after)
+    axes.set_xlabel("layer")
+    axes.set_title("time to send if cut after this layer (orange: cut here)")

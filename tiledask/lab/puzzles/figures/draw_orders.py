@@ -1,0 +1,192 @@
+"""Figures of orders: a Gantt chart of what can run, and the turns as written of what cannot."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ScheduleError
+from tiledask.lab.plots.pipelines.gantt import gantt
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALE,
+    RED,
+    YELLOW,
+    canvas,
+    lighter,
+    styled,
+)
+from tiledask.lab.puzzles.faults import Fault, faults
+from tiledask.lab.puzzles.figures.frame import (
+    HEIGHT,
+    Box,
+    device_rows,
+    limit_line,
+    mark_box,
+    titled,
+    write,
+)
+from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
+from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.units import format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tiledask.lab.puzzles.kind import PuzzleSpec
+    from tiledask.lab.puzzles.result import Result
+
+__all__ = ["draw_fault", "draw_order", "label_devices", "mark_end"]
+
+_COLOURS = {"F": BLUE, "B": ORANGE, "I": YELLOW, "W": GREEN}
+_MOST = 400
+"""Actions of a drawing as written; more than anyone reads."""
+
+
+@styled
+def draw_order(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+    """The run as a Gantt chart if the order can run; else the order as written, faults in red."""
+    inputs, shown = puzzle.inputs, puzzle.inputs.get("shown")
+    # how long each action takes, for the drawing of the task
+    names = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
+    parts = []
+    for name, kind in names.items():
+        if name in inputs:
+            value = inputs[name]
+            many = hasattr(value, "__len__")
+            parts.append(f"{kind} {', '.join(f'{v:g}' for v in (value if many else [value]))} s")
+    latency = inputs.get("latency")
+    if latency:
+        parts.append(f"{latency:g} s from device to device")
+    title = titled(puzzle, result, "; ".join(parts))
+    order = _readable(shown if answer is None else answer)
+    if order is None:
+        return _sketch(puzzle, title)
+    limits = limits_of(inputs) or [puzzle.targets.get("kept")] * devices_of(inputs)
+    try:
+        run = run_order(inputs, order)
+    except ScheduleError:
+        wrong = _faults_of(order, inputs)
+        return _as_written(title, order, wrong, _rooms(limits, order.devices))
+    figure = gantt(run, titles=["the order"], title=title)
+    peaks, rooms = peak_in_flight(order), _padded(limits, order.devices)
+    label_devices(
+        figure.axes[0],
+        [
+            (
+                f"device {d}, keeps {peak}" + (f" of {room:g}" if room else ""),
+                bool(room) and peak > room,
+            )
+            for d, (peak, room) in enumerate(zip(peaks, rooms, strict=True))
+        ],
+    )
+    mark_end(figure.axes[0], run, puzzle.targets.get("makespan"))
+    return figure
+
+
+@styled
+def draw_fault(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+    """The order as shown; once the fault is named it is framed."""
+    inputs = puzzle.inputs
+    order = order_of(inputs["shown"])
+    limits = limits_of(inputs)
+    found = _faults_of(order, inputs) if result else []
+    title = titled(puzzle, result, "" if limits is None else "how many activations fit: see left")
+    return _as_written(title, order, found, _rooms(limits, order.devices))
+
+
+def label_devices(axes: "Axes", labels: Iterable[tuple[str, bool]]) -> None:
+    """Name the rows, in red where something is wrong with the device."""
+    labels = list(labels)
+    axes.set_yticks(range(len(labels)), [text for text, _ in labels])
+    for tick, (_, wrong) in zip(axes.get_yticklabels(), labels, strict=True):
+        if wrong:
+            tick.set_color(RED)
+            tick.set_fontweight("bold")
+
+
+def mark_end(axes: "Axes", run: Timeline, wanted: float | None) -> None:
+    """The target of the makespan as a line, where there is one."""
+    if wanted is None:
+        return
+    limit_line(axes, wanted, f"target: end by {format_seconds(wanted)}")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
+
+
+def _readable(answer: Any) -> Schedule | None:
+    try:
+        order = None if answer is None else order_of(answer)
+    except ScheduleError:
+        return None
+    return order if order is not None and len(order) <= _MOST else None
+
+
+def _faults_of(order: Schedule, inputs: Mapping[str, Any]) -> list[Fault]:
+    limits = limits_of(inputs)
+    return list(
+        faults(
+            order,
+            inputs["stages"],
+            inputs["microbatches"],
+            limits if limits and len(limits) == order.devices else None,
+        )
+    )
+
+
+def _padded(values: list, count: int) -> list:
+    return [*values, *[None] * count][:count]
+
+
+def _rooms(limits: list | None, devices: int) -> list[str]:
+    rooms = _padded(limits or [], devices)
+    return [f"device {d}" + (f", room for {n:g}" if n else "") for d, n in enumerate(rooms)]
+
+
+def _sketch(puzzle: "PuzzleSpec", title: str) -> "Figure":
+    """The empty devices up to the target, and how long the actions of a micro-batch take."""
+    inputs = puzzle.inputs
+    rows = devices_of(inputs)
+    limits = limits_of(inputs) or [puzzle.targets.get("kept")] * rows
+    figure = canvas(1.3 + 0.34 * rows + 0.18 * title.count("\n"), title)
+    axes = figure.subplots()
+    device_rows(axes, _rooms(limits, rows))
+    end = puzzle.targets.get("makespan", 1.0)
+    axes.barh(range(rows), end, HEIGHT, color=PALE, zorder=0)
+    axes.set_xlim(0, end)
+    limit_line(axes, end, f"target: end by {format_seconds(end)}")
+    axes.set_xlabel("time (s)")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _as_written(title: str, order: Schedule, wrong: list[Fault], labels: list[str]) -> "Figure":
+    """A box per turn; the actions of ``wrong`` in a red frame, missing ones named below."""
+    longest = max((len(row) for row in order.orders), default=1)
+    figure = canvas(1.2 + 0.34 * order.devices + 0.18 * title.count("\n"), title)
+    axes = figure.subplots()
+    device_rows(axes, labels)
+    words: dict[Box, tuple] = {}
+    framed = {(f.device, f.action): f.rule for f in wrong}
+    for row, actions in enumerate(order.orders):
+        seen: set[Action] = set()
+        for x, action in enumerate(actions):
+            tone = lighter(_COLOURS.get(action.kind, GREY), 0.1)
+            box = (x, row - HEIGHT / 2, 1, HEIGHT)
+            axes.barh(row, 1, HEIGHT, left=x, color=tone, edgecolor="white", gid=str(action))
+            words[box] = (str(action), tone)
+            rule = framed.get((row, action))
+            if rule and (rule != "repeated" or action in seen):
+                mark_box(axes, box, f"{action}")
+            seen.add(action)
+    missing = [str(f.action) for f in wrong if f.rule == "missing"]
+    note = f"; missing: {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"
+    axes.set_xlabel("turn, as written" + (note if missing else ""))
+    if missing:
+        axes.xaxis.label.set_color(RED)
+    axes.set_xlim(0, longest)
+    write(figure, {axes: words})
+    return figure

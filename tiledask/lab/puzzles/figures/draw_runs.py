@@ -1,0 +1,114 @@
+"""Figures of schedules that were chosen or asked about: Gantt charts of their simulated runs."""
+
+from typing import TYPE_CHECKING, Any
+
+from tiledask.errors import ScheduleError
+from tiledask.lab.plots.pipelines.gantt import gantt
+from tiledask.lab.plots.style import INK, PALE, canvas, styled
+from tiledask.lab.puzzles.choices import CHOICE, Choice, chunks_of, run_choice, run_setting
+from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
+from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled
+from tiledask.lab.puzzles.questions import setting_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tiledask.lab.puzzles.kind import PuzzleSpec
+    from tiledask.lab.puzzles.result import Result
+
+__all__ = ["draw_choice", "draw_question"]
+
+
+@styled
+def draw_choice(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+    """The run of what was chosen, its rival's below it; of the first choice for no answer."""
+    value, note = _choice(puzzle, answer)
+    runs = {_name({**puzzle.inputs, **value}): run_choice(puzzle.inputs, value)}
+    if "rival" in puzzle.inputs:
+        rival = {**puzzle.inputs, **value, "schedule": puzzle.inputs["rival"]}
+        runs[_name(rival)] = run_setting(rival)
+    figure = gantt(*runs.values(), titles=list(runs), title=titled(puzzle, result, note))
+    _label(figure, puzzle, value)
+    mark_end(figure.axes[0], next(iter(runs.values())), puzzle.targets.get("makespan"))
+    return figure
+
+
+def _choice(puzzle: "PuzzleSpec", answer: Any) -> tuple[Choice, str]:
+    """What is drawn, and a word on it if nobody chose it."""
+    try:
+        if answer is not None:
+            return CHOICE.read(puzzle.inputs, answer), ""
+    except ScheduleError:
+        pass
+    first = next(guess for guess in CHOICE.guesses(puzzle.inputs))
+    return CHOICE.read(puzzle.inputs, first), f"for example: {first}"
+
+
+def _label(figure: "Figure", puzzle: "PuzzleSpec", value: Choice) -> None:
+    """How many activations each device keeps, where that is a target."""
+    room = puzzle.targets.get("kept")
+    if room is None:
+        return
+    chunks = chunks_of({**puzzle.inputs, **value})
+    peaks = run_choice(puzzle.inputs, value).peak_in_flight
+    label_devices(
+        figure.axes[0],
+        [
+            (f"device {d}, keeps {n / chunks:g} of {room:g}", n / chunks > room)
+            for d, n in enumerate(peaks)
+        ],
+    )
+
+
+def _name(setting: dict) -> str:
+    chunks = chunks_of(setting)
+    count = setting["microbatches"]
+    words = f"{setting['schedule']}, {count} micro-batch{'es' * (count != 1)}"
+    return words if chunks == 1 else f"{words}, {chunks} chunks"
+
+
+@styled
+def draw_question(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure":
+    """What the simulator says, once there is an answer; until then devices that hide it."""
+    asks = puzzle.inputs["asks"]
+    settings: dict[str, dict] = {}
+    for ask in asks:
+        setting = setting_of(ask)
+        settings.setdefault(f"{setting['devices']} devices, {_name(setting)}", setting)
+    if not result.targets:
+        return _hidden(titled(puzzle, result), settings)
+    runs = {name: run_setting(setting) for name, setting in settings.items()}
+    figure = gantt(*runs.values(), titles=list(runs), title=titled(puzzle, result))
+    for ask in asks:
+        if "time" in ask:
+            row = list(settings.values()).index(setting_of(ask))
+            axes, device = figure.axes[row], ask["device"]
+            axes.plot(
+                [ask["time"]] * 2,
+                [device - 0.45, device + 0.45],
+                color=INK,
+                linewidth=2,
+                zorder=6,
+                gid="asked",
+            )
+    return figure
+
+
+def _hidden(title: str, settings: dict[str, dict]) -> "Figure":
+    """Rows of devices, with a question mark where the run would be."""
+    rows = [setting["devices"] for setting in settings.values()]
+    figure = canvas(0.6 + sum(0.5 + 0.3 * n for n in rows) + 0.18 * title.count("\n"), title)
+    panels = figure.subplots(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    for axes, (name, setting), n in zip(panels, settings.items(), rows, strict=True):
+        device_rows(axes, [f"device {d}" for d in range(n)])
+        axes.barh(range(n), 1.0, HEIGHT, color=PALE)
+        for d in range(n):
+            axes.text(0.5, d, "?", ha="center", va="center", fontsize=12, color=INK)
+        times = {"forward": "F", "backward": "B"}
+        seconds = ", ".join(
+            f"{k} {setting[name]:g} s" for name, k in times.items() if name in setting
+        )
+        axes.set_title(f"{name}: a stage takes {seconds}")
+        axes.set_xlim(0, 1)
+        axes.set_xticks([])
+    return figure

@@ -1,0 +1,33 @@
+"""Comparisons that are worked out or run at one call, and then looked at.
+
+memory      replay: allocations one after the other under a cap
+            run_cases, compare_claims: four questions, planned and run under a cap
+schedules   misses: how often usual heuristics miss the best cut, and by how much
+            same_work: a schedule's Timeline, with the same work for every device
+            timeline_of, zero_bubble_table: Table 5 of the Zero Bubble paper, row by row
+kernels     ladders, recorded: rungs that others published, and runs of ours
+LeNet       lenet_claims, lenet_trainings, lenet_training_claims: what a textbook says of splits
+"""
+
+from tiledask.lab.claims import compare_claims, run_cases
+from tiledask.lab.ladders import ladders, recorded
+from tiledask.lab.lenet import lenet_claims, lenet_training_claims, lenet_trainings
+from tiledask.lab.published import timeline_of, zero_bubble_table
+from tiledask.lab.sweep import same_work
+from tiledask.plan.fitting.replay import replay
+from tiledask.plan.splitting.heuristics import misses
+
+__all__ = [
+    "compare_claims",
+    "ladders",
+    "lenet_claims",
+    "lenet_training_claims",
+    "lenet_trainings",
+    "misses",
+    "recorded",
+    "replay",
+    "run_cases",
+    "same_work",
+    "timeline_of",
+    "zero_bubble_table",
+]

@@ -1,0 +1,246 @@
+"""Who sends which chunks to whom, round by round: every algorithm of every collective.
+
+all_gather of 4 ranks; rank r starts with chunk r, and in round
+
+         0          1          2
+ring     r -> r+1   r -> r+1   r -> r+1    one chunk each, the one that came last
+tree     r -> r-1   r -> r-2               1, then 2 chunks: as many as were gathered
+direct   r -> all                          the own chunk to everybody
+
+The tree doubles the distance each time and stops where all is gathered, so it needs no power of
+two (Bruck et al. 1997, IEEE TPDS 8(11)). A reduction is a gathering backwards: reduce_scatter
+runs the rounds of all_gather from the last to the first with every arrow turned round, and adds
+where the other one copied. Hence one is the other's adjoint, and both carry the same chunks.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from typing import NamedTuple
+
+from tiledask.errors import ConfigError
+
+__all__ = ["KINDS", "Move", "Rounds", "adding_rounds", "algorithms", "default", "rounds"]
+
+
+class Move(NamedTuple):
+    """One message of one round."""
+
+    source: int
+    """Member of the group that sends it."""
+    destination: int
+    chunks: tuple[int, ...]
+    """Numbers of the chunks in it."""
+    adds: bool
+    """Whether the destination adds the chunks to what it has; otherwise it keeps them."""
+
+
+Rounds = tuple[tuple[Move, ...], ...]
+"""By round, its moves. A rank begins a round when all it receives in the one before is there."""
+
+
+def rounds(kind: str, algorithm: str, n: int, root: int = 0) -> Rounds:
+    """The rounds of a collective among ``n`` ranks; none for a single rank.
+
+    Chunks are numbered by the rank that owns them: what rank r brings to an all_gather and keeps
+    of a reduce_scatter is chunk r. ``root`` matters to broadcast and reduce. Of an all_to_all,
+    chunk n*s + d goes from rank s to rank d.
+
+    Raises ConfigError for names that do not exist.
+
+    >>> rounds("all_gather", "tree", 3)[1]  # two of three are there: only one is missing
+    (Move(source=0, destination=1, chunks=(0,), adds=False), \
+Move(source=1, destination=2, chunks=(1,), adds=False), \
+Move(source=2, destination=0, chunks=(2,), adds=False))
+    >>> [len(rounds("all_reduce", name, 8)) for name in ("ring", "tree", "direct")]
+    [14, 6, 2]
+    """
+    if kind not in _TABLE:
+        raise ConfigError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
+    if algorithm not in _TABLE[kind]:
+        raise ConfigError(
+            f"no algorithm {algorithm!r} for {kind}; there are {', '.join(_TABLE[kind])}"
+        )
+    if not 0 <= root < n:
+        raise ConfigError(f"root {root} is none of the group's ranks 0..{n - 1}; choose one")
+    return _rounds(kind, algorithm, n, root if kind in ("broadcast", "reduce") else 0)
+
+
+def algorithms(kind: str) -> tuple[str, ...]:
+    """The names of the algorithms of ``kind``."""
+    return tuple(_TABLE[kind])
+
+
+def default(kind: str, n: int) -> str:
+    """The algorithm that is taken if none is named: "direct" up to 8 ranks, else "tree".
+
+    Where chunks are gathered or summed all three carry the same bytes to every rank; direct needs
+    the fewest rounds, but n-1 messages of every rank. A broadcast goes down the tree: directly,
+    one rank would have to send everything. An all_to_all is always direct: on any other way
+    chunks are sent more than once.
+
+    >>> default("all_reduce", 4), default("all_reduce", 64), default("broadcast", 4)
+    ('direct', 'tree', 'tree')
+    """
+    if kind == "all_to_all":
+        return "direct"
+    return "direct" if n <= (2 if kind in ("broadcast", "reduce") else 8) else "tree"
+
+
+def adding_rounds(kind: str, algorithm: str, n: int) -> int:
+    """How many of the first rounds add: all of a reduction, the first half of an all_reduce.
+
+    >>> [adding_rounds(kind, "ring", 4) for kind in ("reduce_scatter", "all_reduce", "all_gather")]
+    [3, 3, 0]
+    """
+    return sum(any(m.adds for m in moves) for moves in rounds(kind, algorithm, n))
+
+
+@cache
+def _rounds(kind: str, algorithm: str, n: int, root: int) -> Rounds:
+    made = _TABLE[kind][algorithm](n)
+    return tuple(
+        tuple(
+            m._replace(source=(m.source + root) % n, destination=(m.destination + root) % n)
+            for m in moves
+        )
+        for moves in made
+    )
+
+
+def _transposed(gathering: Rounds) -> Rounds:
+    """Backwards, arrows turned round, adding instead of keeping."""
+    return tuple(
+        tuple(Move(m.destination, m.source, m.chunks, True) for m in moves)
+        for moves in reversed(gathering)
+    )
+
+
+_Maker = Callable[[int], Rounds]
+"""From a number of ranks to the rounds among them, with root 0."""
+
+
+def _each(change: Callable[[Rounds], Rounds], makers: dict[str, _Maker]) -> dict[str, _Maker]:
+    """The ``makers`` of a collective with ``change`` made to their rounds."""
+
+    def changed(maker: _Maker) -> _Maker:
+        return lambda n: change(maker(n))
+
+    return {name: changed(maker) for name, maker in makers.items()}
+
+
+# -- all_gather, and what is made of it ----------------------------------------------------------
+
+
+def _ring(n: int) -> Rounds:
+    return tuple(
+        tuple(Move(r, (r + 1) % n, ((r - k) % n,), False) for r in range(n)) for k in range(n - 1)
+    )
+
+
+def _tree(n: int) -> Rounds:
+    made: list[tuple[Move, ...]] = []
+    have = 1  # rank r has chunks r, r+1, ... r+have-1
+    while have < n:
+        more = min(have, n - have)
+        made.append(
+            tuple(
+                Move(r, (r - have) % n, tuple((r + j) % n for j in range(more)), False)
+                for r in range(n)
+            )
+        )
+        have += more
+    return tuple(made)
+
+
+def _direct(n: int) -> Rounds:
+    # everybody begins with another neighbour, so that nobody is sent all messages at once
+    everyone = (Move(r, (r + k) % n, (r,), False) for k in range(1, n) for r in range(n))
+    return (tuple(everyone),) if n > 1 else ()
+
+
+_GATHER: dict[str, _Maker] = {"ring": _ring, "tree": _tree, "direct": _direct}
+
+
+def _barrier(gathering: Rounds) -> Rounds:
+    return tuple(tuple(m._replace(chunks=()) for m in moves) for moves in gathering)
+
+
+# -- broadcast from rank 0 -----------------------------------------------------------------------
+
+
+def _chain(n: int) -> Rounds:
+    """From rank to rank, chunk after chunk: rank v passes chunk c on in round v + c."""
+    last = 2 * n - 3
+    return tuple(
+        tuple(Move(v, v + 1, (t - v,), False) for v in range(n - 1) if 0 <= t - v < n)
+        for t in range(last + 1)
+    )
+
+
+def _binomial(n: int) -> Rounds:
+    made, have = [], 1  # ranks 0..have-1 have everything
+    whole = tuple(range(n))
+    while have < n:
+        made.append(tuple(Move(v, v + have, whole, False) for v in range(min(have, n - have))))
+        have *= 2
+    return tuple(made)
+
+
+def _star(n: int) -> Rounds:
+    whole = tuple(range(n))
+    return (tuple(Move(0, v, whole, False) for v in range(1, n)),) if n > 1 else ()
+
+
+_SPREAD: dict[str, _Maker] = {"ring": _chain, "tree": _binomial, "direct": _star}
+
+
+# -- all_to_all ----------------------------------------------------------------------------------
+
+
+def _hops(n: int, steps: list[int], goes: Callable[[int, int], bool]) -> Rounds:
+    """Rounds in which chunks move ``steps[k]`` ranks on, if ``goes(distance, k)`` says so."""
+    made = []
+    for k, step in enumerate(steps):
+        parcels: dict[int, list[int]] = {}
+        for s, distance in product(range(n), range(1, n)):
+            if goes(distance, k):
+                passed = sum(steps[j] for j in range(k) if goes(distance, j))
+                parcels.setdefault((s + passed) % n, []).append(n * s + (s + distance) % n)
+        made.append(
+            tuple(Move(r, (r + step) % n, tuple(c), False) for r, c in sorted(parcels.items()))
+        )
+    return tuple(made)
+
+
+def _ring_exchange(n: int) -> Rounds:
+    """Round the ring, neighbour to neighbour: what goes d ranks far is sent d times."""
+    return _hops(n, [1] * (n - 1), lambda distance, k: distance > k)
+
+
+def _tree_exchange(n: int) -> Rounds:
+    """1, 2, 4, ... ranks on, as the binary digits of the distance say (Bruck et al. 1997)."""
+    steps = [1 << k for k in range((n - 1).bit_length())]
+    return _hops(n, steps, lambda distance, k: bool(distance >> k & 1))
+
+
+def _direct_exchange(n: int) -> Rounds:
+    moves = (
+        Move(r, (r + k) % n, (n * r + (r + k) % n,), False) for k in range(1, n) for r in range(n)
+    )
+    return (tuple(moves),) if n > 1 else ()
+
+
+_TABLE: dict[str, dict[str, _Maker]] = {
+    "all_gather": _GATHER,
+    "reduce_scatter": _each(_transposed, _GATHER),
+    "all_reduce": _each(lambda gathering: (*_transposed(gathering), *gathering), _GATHER),
+    "broadcast": _SPREAD,
+    "reduce": _each(_transposed, _SPREAD),
+    "all_to_all": {"ring": _ring_exchange, "tree": _tree_exchange, "direct": _direct_exchange},
+    "barrier": _each(_barrier, _GATHER),
+}
+"""kind -> algorithm -> its rounds among n ranks, with root 0."""
+
+KINDS = tuple(_TABLE)
+"""Collectives that are made of moves of chunks; a halo exchange is in halo.py."""

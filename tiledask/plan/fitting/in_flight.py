@@ -1,0 +1,117 @@
+"""Micro-batches in flight: whose activations a stage holds at its fullest moments.
+
+1F1B on 3 stages, 4 micro-batches; below each action what the stage holds after it:
+
+    stage 0   F0 F1 F2 B0 F3 B1 B2 B3       stage 0 holds at most 3 of them,
+              1  2  3  2  3  2  1  0        stage s at most min(p - s, m)
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
+from tiledask.plan.pipelines.schedules import schedule
+
+__all__ = ["alive", "in_flight"]
+
+
+def in_flight(layout: Layout, stage: int) -> int:
+    """Chunks of a micro-batch whose activations ``stage`` holds at its fullest.
+
+    naive 1; gpipe m; 1f1b min(p - stage, m). Interleaved over v chunks, stage s runs
+    2(p-s-1) + (v-1)p forward chunks before its first backward (Megatron-LM's schedule) and
+    the first stage holds p*v + p - 1 chunks: L(1 + (p-1)/(pv)) layers (Korthikanti et al.
+    2022, section 4.2.3). Other schedules are counted action by action.
+
+    >>> [in_flight(Layout(pp=4, microbatches=8), stage) for stage in range(4)]
+    [4, 3, 2, 1]
+    >>> in_flight(Layout(pp=4, microbatches=8, interleave=2), 0)
+    11
+    >>> [in_flight(Layout(pp=4, microbatches=8, schedule="dualpipe"), stage) for stage in range(4)]
+    [5, 5, 5, 5]
+    """
+    return max(map(sum, alive(layout, stage)))
+
+
+def alive(layout: Layout, stage: int) -> tuple[tuple[int, ...], ...]:
+    """The fullest states of ``stage``: micro-batches alive in each of its chunks.
+
+    Where chunks hold unequal numbers of layers, which state is the fullest depends on them.
+    An activation is held from its forward to the end of its backward; where that is split,
+    to the end of the part for the weights.
+    """
+    p, m = layout.pp, layout.microbatches
+    return _alive(layout.schedule, p, m, layout.interleave, stage)
+
+
+@lru_cache(maxsize=16384)
+def _alive(name: str, p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
+    if v == 1:
+        closed = {
+            "naive": 1,
+            "gpipe": m,
+            "looped-bfs": m,
+            "1f1b": min(p - stage, m),
+            "interleaved": min(p - stage, m),
+            "eager-1f1b": min(2 * (p - stage) - 1, m),
+        }
+        if name in closed:
+            return ((closed[name],),)
+    if name == "looped-bfs":
+        return ((m,) * v,)
+    if name == "1f1b":
+        return _interleaved(p, m, v, stage)
+    # all others repeat themselves: more micro-batches only make the middle longer
+    m = min(m, 4 * p * v + m % 2)
+    return _counted(name, p, m, v)[stage]
+
+
+def _interleaved(p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], ...]:
+    m = min(m, 4 * p)  # the middle of the schedule repeats every p micro-batches
+    warmup = min(2 * (p - stage - 1) + (v - 1) * p, m * v)
+    now, states = [0] * v, set()
+    for forward in range(m * v):
+        now[forward % (p * v) // p] += 1
+        states.add(tuple(now))
+        if forward >= warmup:
+            now[v - 1 - (forward - warmup) % (p * v) // p] -= 1
+    return _fullest(np.array(list(states)))
+
+
+@lru_cache(maxsize=256)
+def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], ...]]:
+    """For each stage the states that its actions lead through."""
+    chunks = 1 if name in BOTH_WAYS else v
+    if name in (*LOOPED[1:], "wave"):
+        built = schedule(name, p * chunks, m, devices=p)
+    else:
+        built = schedule(name, p * chunks, m)
+    layout = Layout(pp=p, microbatches=m, schedule=name, interleave=v)
+    found = []
+    for device in range(p):
+        rows = slice(*built.turns[device : device + 2])
+        kind, number = built.kind[rows], built.microbatch[rows]
+        place = number % 2 if name in BOTH_WAYS else _index(built.stage[rows], layout, device)
+        change = np.array([1, -1, 0, -1])[kind]  # F, B, I, W
+        steps = np.zeros((len(kind), 2 if name in BOTH_WAYS else v), np.int64)
+        steps[np.arange(len(kind)), place] = change
+        found.append(_fullest(np.cumsum(steps, axis=0)))
+    return found
+
+
+def _index(stages: np.ndarray, layout: Layout, device: int) -> np.ndarray:
+    """Which of the device's chunks each of ``stages`` is."""
+    held = np.array(layout.stage_chunks(device))
+    return np.searchsorted(held, stages)
+
+
+def _fullest(states: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """The rows that no other row reaches in every column."""
+    states = np.unique(states, axis=0)
+    best = [
+        row
+        for row in states
+        if not ((states >= row).all(axis=1) & (states > row).any(axis=1)).any()
+    ]
+    return tuple(sorted(tuple(map(int, row)) for row in best))

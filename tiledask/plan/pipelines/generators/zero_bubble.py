@@ -1,0 +1,314 @@
+"""Schedules that split the backward in I and W, and put W where a device would wait.
+
+I, the gradient of the input, is what the stage before waits for; W, the gradient of the
+weights, nobody waits for, so it can go anywhere after its I (Zero Bubble, arXiv 2401.10241).
+
+ZB-H1, 3 stages, 4 micro-batches (row = device):
+
+    device 0   F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+    device 1   F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3      W comes as many turns late
+    device 2   F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3      as there are stages before
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from tiledask.errors import ScheduleError
+from tiledask.plan.pipelines.generators.classic import chunks_each, even_groups
+from tiledask.plan.pipelines.schedule import Action, Schedule
+
+__all__ = ["interleaved_zero_bubble", "zb_auto", "zb_h1", "zb_h2"]
+
+
+def zb_h1(stages: int, microbatches: int) -> Schedule:
+    """Zero bubble in the memory of 1F1B (arXiv 2401.10241, figure 2).
+
+    If W <= F and m >= p, the longest span of a device is (p-1)(F+I-W) more than its work.
+    Device d keeps at most p-d activations before their I, and d between I and W.
+    """
+    return _handcrafted(stages, microbatches, 1, "zb-h1")
+
+
+def zb_h2(stages: int, microbatches: int) -> Schedule:
+    """Zero bubble in about twice the memory of 1F1B (arXiv 2401.10241, figure 3).
+
+    If W <= F, W <= I and m >= 2p-1, the longest span of a device is (p-1)(F+I-2W) more than its
+    work: nothing when F = I = W. Device d keeps at most 2(p-d)-1 activations before their I, and
+    2d between I and W.
+    """
+    return _handcrafted(stages, microbatches, 2, "zb-h2")
+
+
+def _handcrafted(stages: int, microbatches: int, depth: int, name: str) -> Schedule:
+    orders = (
+        _delay_weights(
+            [Action("F", s, i) for i in range(microbatches)],
+            [Action("I", s, i) for i in range(microbatches)],
+            warmup=depth * (stages - 1 - s),
+            delay=depth * s,
+        )
+        for s in range(stages)
+    )
+    return Schedule.of(orders, range(stages), name)
+
+
+def interleaved_zero_bubble(stages: int, microbatches: int, devices: int) -> Schedule:
+    """ZB-H1 with several chunks of layers per device, as PyTorch's InterleavedZeroBubble.
+
+    Stages, devices and groups of micro-batches are those of "interleaved"; the warm-up is one
+    forward per device behind, not two. With one chunk per device it is ZB-H1.
+    """
+    chunks = chunks_each(stages, devices)
+    groups = even_groups(microbatches, max(1, microbatches // devices))
+
+    def walk(kind: str, device: int, order: range) -> list[Action]:
+        return [
+            Action(kind, c * devices + device, i) for group in groups for c in order for i in group
+        ]
+
+    orders = (
+        _delay_weights(
+            walk("F", d, range(chunks)),
+            walk("I", d, range(chunks)[::-1]),
+            warmup=devices - 1 - d + (chunks - 1) * len(groups[0]),
+            delay=d,
+        )
+        for d in range(devices)
+    )
+    return Schedule.of(orders, (s % devices for s in range(stages)), "interleaved-zb")
+
+
+def _delay_weights(
+    forwards: list[Action], inputs: list[Action], warmup: int, delay: int
+) -> list[Action]:
+    """``warmup`` forwards, then F, I and the W of ``delay`` turns before, then what is left."""
+    weights = [a._replace(kind="W") for a in inputs]
+    order = forwards[:warmup]
+    for turn, gradient in enumerate(inputs):
+        order += forwards[warmup + turn : warmup + turn + 1]
+        order.append(gradient)
+        order += weights[max(0, turn - delay) : max(0, turn - delay + 1)]
+    return order + weights[max(0, len(inputs) - delay) :]
+
+
+# --- the automatic scheduler -------------------------------------------------------------
+
+PerStage = float | Sequence[float]
+"""One number, or one per stage."""
+
+
+def zb_auto(
+    stages: int,
+    microbatches: int,
+    forward: PerStage = 1.0,
+    backward_input: PerStage = 1.0,
+    backward_weight: PerStage = 1.0,
+    latency: float = 0.0,
+    memory_limit: float | None = None,
+    activation: float = 1.0,
+    weight_part: float = 0.5,
+) -> Schedule:
+    """The best zero-bubble order that a greedy search finds for these times within a memory.
+
+    The heuristic of arXiv 2401.10241, section 3.1: warm up with as many forwards as memory
+    allows, then F and I in turns, with W in the gaps and where memory needs it. Three choices
+    it leaves open are tried in all combinations; the order whose slowest device has the
+    shortest span is returned.
+
+    forward, backward_input, backward_weight   seconds of F, I and W
+    latency        seconds from one stage to the next
+    activation     memory that F takes, in any unit (the paper's M_B)
+    weight_part    what of it is kept from I to W (the paper's M_W)
+    memory_limit   most memory of a device, same unit. Default: stages * activation, which is
+                   what 1F1B takes (ZB-1p); twice that gives ZB-2p.
+
+    Raises ScheduleError if not even one micro-batch fits, or for a wrong number of times.
+
+    >>> zb_auto(4, 8)
+    Schedule(zb-auto: 4 stages on 4 devices, 8 micro-batches, 96 actions)
+    >>> zb_auto(1, 2, memory_limit=1).to_text()
+    '0F0,0I0,0W0,0F1,0I1,0W1'
+    """
+    limit = stages * activation if memory_limit is None else memory_limit
+    least = max(activation, weight_part)
+    if limit < least:
+        raise ScheduleError(
+            f"one micro-batch on a stage takes {least:g} of memory and the limit is {limit:g}; "
+            f"allow {least:g} or more"
+        )
+    seconds = {
+        "F": _per_stage(forward, "forward", stages),
+        "I": _per_stage(backward_input, "backward_input", stages),
+        "W": _per_stage(backward_weight, "backward_weight", stages),
+    }
+    drafts = [
+        _Draft(stages, microbatches, seconds, latency, limit, activation, weight_part).fill(*choice)
+        for choice in product((True, False), repeat=3)
+    ]
+    best = min(drafts, key=_Draft.longest_span)
+    return Schedule.of(best.orders, range(stages), "zb-auto")
+
+
+def _per_stage(times: PerStage, name: str, stages: int) -> list[float]:
+    values = list(times) if isinstance(times, Iterable) else [times] * stages
+    if len(values) != stages:
+        raise ScheduleError(
+            f"{name} must be one number or one per stage: {stages} stages, got {len(values)}"
+        )
+    return values
+
+
+@dataclass
+class _Draft:
+    """Orders being written action by action, with the clock of each stage."""
+
+    stages: int
+    microbatches: int
+    seconds: dict[str, list[float]]
+    latency: float
+    limit: float
+    activation: float
+    weight_part: float
+    orders: list[list[Action]] = field(init=False)
+    clock: list[float] = field(init=False)
+    idle: list[float] = field(init=False)
+    """Seconds of waiting since the first forward of each stage."""
+    begun: list[float] = field(init=False)
+    ends: dict[str, list[list[float]]] = field(init=False)
+    """When each action written so far ends: [kind][stage][micro-batch]."""
+
+    def __post_init__(self) -> None:
+        self.orders = [[] for _ in range(self.stages)]
+        self.clock, self.idle, self.begun = ([0.0] * self.stages for _ in range(3))
+        self.ends = {kind: [[] for _ in range(self.stages)] for kind in "FIW"}
+
+    def longest_span(self) -> float:
+        return max(end - begin for end, begin in zip(self.clock, self.begun, strict=True))
+
+    def fill(self, punctual: bool, hold: bool, greedy: bool) -> "_Draft":
+        """Writes the whole order.
+
+        punctual   the warm-up never delays the first I; otherwise it leaves no gap before it
+        hold       a stage that is ahead of the next may leave out a forward
+        greedy     a W goes into a gap that is shorter, even on a stage with time to spare
+        """
+        stages = range(self.stages)
+        for s in stages:
+            self.put("F", s)
+        for s, more in enumerate(self.warmup(punctual)):
+            for _ in range(more):
+                self.put("F", s)
+        for s in reversed(stages):
+            self.put("I", s)
+        for _ in range(1, self.microbatches):
+            for s in self.forwarding(hold):
+                self.put_after_weights("F", s, greedy)
+            for s in reversed(stages):
+                self.put_after_weights("I", s, greedy)
+        for s in stages:
+            self.put_weights(s, self.pending(s))
+        return self
+
+    def done(self, kind: str, s: int) -> int:
+        return len(self.ends[kind][s])
+
+    def pending(self, s: int) -> int:
+        """How many W of stage ``s`` could be done."""
+        return self.done("I", s) - self.done("W", s)
+
+    def arrival(self, kind: str, s: int) -> float:
+        """When the block for the next F or I of stage ``s`` comes from its neighbour."""
+        neighbour = s + {"F": -1, "I": 1}[kind]
+        if not 0 <= neighbour < self.stages:
+            return 0.0
+        return self.ends[kind][neighbour][self.done(kind, s)] + self.latency
+
+    def put(self, kind: str, s: int) -> None:
+        """Writes the next action of ``kind`` on stage ``s``."""
+        start = self.clock[s] if kind == "W" else max(self.clock[s], self.arrival(kind, s))
+        if self.orders[s]:
+            self.idle[s] += start - self.clock[s]
+        else:
+            self.begun[s] = start
+        self.orders[s].append(Action(kind, s, self.done(kind, s)))
+        self.clock[s] = start + self.seconds[kind][s]
+        self.ends[kind][s].append(self.clock[s])
+
+    def put_weights(self, s: int, count: int) -> None:
+        for _ in range(count):
+            self.put("W", s)
+
+    def fits(self, s: int, forwards: int = 0, inputs: int = 0, weights: int = 0) -> bool:
+        """Whether memory holds what is kept after so many more actions."""
+        i = self.done("I", s) + inputs
+        before, after = self.done("F", s) + forwards - i, i - self.done("W", s) - weights
+        return before * self.activation + after * self.weight_part <= self.limit * (1 + 1e-9)
+
+    def weights_before(self, kind: str, s: int) -> int:
+        """How many W memory needs before the next ``kind`` on stage ``s``."""
+        f, i = {"F": (1, 0), "I": (0, 1)}[kind]
+        if self.fits(s, f, i):  # nearly always
+            return 0
+        pending = range(1, self.pending(s) + 1)
+        needed = next((n for n in pending if self.fits(s, f, i, n)), None)
+        if needed is None:
+            raise ScheduleError(
+                f"{kind}{self.done(kind, s)} of stage {s} does not fit in memory {self.limit:g}: "
+                f"an activation takes {self.activation:g} before I and {self.weight_part:g} after; "
+                f"raise memory_limit"
+            )
+        return needed
+
+    def warmup(self, punctual: bool) -> list[int]:
+        """Per stage, the forwards between F0 and I0: as many as fit in memory and time."""
+        extra = [0] * self.stages
+        ready = -float("inf")
+        for s in reversed(range(self.stages)):
+            clock, F = self.clock[s], self.seconds["F"][s]
+            while (
+                1 + extra[s] < self.microbatches
+                and self.fits(s, forwards=extra[s] + 1)
+                and (clock + F <= ready if punctual else clock < ready)
+            ):
+                extra[s] += 1
+                clock += F
+            ready = max(clock, ready) + self.seconds["I"][s] + self.latency
+        for s in range(1, self.stages):  # each stage fewer than the one before, or all there are
+            everything = 1 + extra[s - 1] == self.microbatches
+            extra[s] = min(extra[s], extra[s - 1] if everything else max(0, extra[s - 1] - 1))
+        return extra
+
+    def forwarding(self, hold: bool) -> list[int]:
+        """The stages that do a forward in this round: never one without the stage behind."""
+        left = [s for s in range(self.stages) if self.done("F", s) < self.microbatches]
+        held = [s for s in left if hold and self.holds(s)]
+        return [s for s in left if s > max(held, default=-1)]
+
+    def holds(self, s: int) -> bool:
+        """Whether the next stage has enough to do without another forward from ``s``."""
+        after = s + 1
+        if after == self.stages or self.done("F", s) < self.done("F", after) + 2:
+            return False
+        deadline = (
+            self.clock[after] + self.seconds["F"][after] + self.seconds["I"][after] + self.latency
+        )
+        if self.clock[s] >= deadline:
+            return True
+        busy = self.seconds["F"][s] + self.weights_before("F", s) * self.seconds["W"][s]
+        return self.clock[s] + busy > deadline and deadline - self.clock[s] <= self.spare(s)
+
+    def spare(self, s: int) -> float:
+        """Seconds that stage ``s`` can wait and still have waited no more than the worst."""
+        return max(self.idle) - self.idle[s]
+
+    def put_after_weights(self, kind: str, s: int, greedy: bool) -> None:
+        """Writes ``kind``, and before it the W that memory needs or that fit into the gap."""
+        self.put_weights(s, self.weights_before(kind, s))
+        ready, W = self.arrival(kind, s), self.seconds["W"][s]
+        while self.pending(s) and self.clock[s] + W <= ready:
+            self.put("W", s)
+        gap = ready - self.clock[s]
+        if self.pending(s) and gap > 0 and (greedy or gap > self.spare(s)):
+            self.put("W", s)
+        self.put(kind, s)

@@ -1,0 +1,240 @@
+"""How `wgmma_ws_persistent` goes over C: a tile and its ring, clusters, the raster; which of them.
+
+Blocks stay for good and take one tile after another, so that a product takes as long as the
+multiprocessor with the most tiles. How many those are is counted, not measured.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import product
+
+from tiledask.errors import KernelError
+from tiledask.tile import levels
+from tiledask.tile.levels import Tile
+
+__all__ = [
+    "WGMMA_TILES",
+    "AnyTile",
+    "HopperTile",
+    "as_tile",
+    "chosen",
+    "hopper_tiles",
+    "memory_of",
+    "named",
+    "waves",
+    "wgmma_memory",
+]
+
+WGMMA_TILES: tuple[Tile, ...] = ((128, 256, 64), (128, 128, 64))
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a block of compute capability 9.0 (CUDA C++ Programming Guide, its table)."""
+_NAME = re.compile(r"128x(\d+)x64-s(\d)-c([12])-r(\d+)(-direct)?(?:-p(\d))?(?:-b(\d+))?")
+
+
+@dataclass(frozen=True)
+class HopperTile:
+    """A tile of `wgmma_ws_persistent` and all that can be said of how it is made.
+
+    Goes where a tile goes: ``td.tile.matmul(a, b, "wgmma_ws_persistent", tile=HopperTile())``.
+
+    >>> HopperTile(), HopperTile((128, 128, 64), staged=False, blocks=128).name
+    (HopperTile('128x256x64-s3-c2-r8'), '128x128x64-s7-c2-r8-direct-b128')
+    """
+
+    tile: Tile = WGMMA_TILES[0]
+    stages: int = 0
+    """Places in the ring; 0 for as many as a block's shared memory holds."""
+    cluster: int = 2
+    """Blocks, 1 or 2, one above the other, that share what they load of B."""
+    raster: int = 8
+    """Rows of clusters that are walked column by column."""
+    staged: bool = True
+    """Whether C leaves through shared memory; where not all of its rows start on boundaries of 16
+    bytes it leaves directly all the same."""
+    blocks: int = 0
+    """Most blocks at a time; 0 for one per multiprocessor."""
+    panels: int = 0
+    """Rooms for 64 columns of halves, or 32 of float32, that C leaves through; 0 for a tile of
+    halves. With fewer it leaves in several passes, and there may be another stage."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile", tuple(self.tile))
+        if self.tile not in WGMMA_TILES:
+            built = " or ".join(map(str, WGMMA_TILES))
+            raise KernelError(f"wgmma_ws_persistent is built for tiles of {built}, got {self.tile}")
+        whole = self.tile[1] // 64
+        object.__setattr__(self, "panels", (self.panels or whole) if self.staged else 0)
+        if self.panels < 0 or (self.staged and whole % self.panels):
+            raise KernelError(
+                f"panels must divide the {whole} of a tile of {self.tile}, got {self.panels}; "
+                f"leave it out for all of them"
+            )
+        most = _stages(self.tile[1], self.panels)
+        object.__setattr__(self, "stages", self.stages or most)
+        if not 2 <= self.stages <= most:
+            raise KernelError(
+                f"a block's {SHARED_BYTES} bytes of shared memory hold 2 to {most} stages of "
+                f"{self.tile}{' and C' if self.staged else ''}, got {self.stages}; leave it out "
+                f"for the most"
+            )
+        if self.cluster not in (1, 2) or self.raster < 1 or self.blocks < 0:
+            raise KernelError(
+                f"cluster is 1 or 2, raster 1 or more, blocks 0 or more, got {self.cluster}, "
+                f"{self.raster}, {self.blocks}"
+            )
+
+    @property
+    def name(self) -> str:
+        """All of it in a word, from which `named` makes it again."""
+        tail = "" if self.staged else "-direct"
+        tail += f"-p{self.panels}" if self.staged and self.panels != self.tile[1] // 64 else ""
+        tail += f"-b{self.blocks}" if self.blocks else ""
+        by = "x".join(map(str, self.tile))
+        return f"{by}-s{self.stages}-c{self.cluster}-r{self.raster}{tail}"
+
+    def at_once(self, multiprocessors: int) -> int:
+        """Clusters that a device of so many computes at a time."""
+        blocks = min(multiprocessors, self.blocks or multiprocessors)
+        return max(1, blocks // self.cluster)
+
+    def __repr__(self) -> str:
+        return f"HopperTile({self.name!r})"
+
+
+AnyTile = Tile | HopperTile
+"""A tile as some kernel takes it."""
+
+
+def named(name: str) -> HopperTile:
+    """The one of that name.
+
+    >>> named("128x256x64-s4-c1-r16-direct").staged
+    False
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise KernelError(f"such a name is for example {HopperTile().name!r}, got {name!r}")
+    columns, stages, cluster, raster, direct, panels, blocks = found.groups()
+    return HopperTile(
+        (128, int(columns), 64),
+        int(stages),
+        int(cluster),
+        int(raster),
+        not direct,
+        int(blocks or 0),
+        int(panels or 0),
+    )
+
+
+def as_tile(tile: int | str | AnyTile) -> AnyTile:
+    """``tile`` as (tm, tn, tk), or as a HopperTile if it is one or the name of one."""
+    if isinstance(tile, str):
+        return named(tile)
+    return tile if isinstance(tile, HopperTile) else levels.as_tile(tile)
+
+
+def hopper_tiles() -> dict[str, HopperTile]:
+    """What is worth measuring, by name, what differs most from the usual one first.
+
+    Each tile directly or through shared memory, alone or in clusters, with its deepest ring; then
+    the usual one with other rasters, more and fewer stages, and 128 blocks.
+
+    >>> len(hopper_tiles()), next(iter(hopper_tiles()))
+    (16, '128x256x64-s3-c2-r8')
+    """
+    ways = [
+        HopperTile(tile, cluster=cluster, staged=staged)
+        for tile, staged, cluster in product(WGMMA_TILES, (True, False), (2, 1))
+    ]
+    ways += [HopperTile(raster=raster) for raster in (4, 16, 32)]
+    ways += [HopperTile(panels=2), HopperTile(panels=1)]  # with a fourth stage
+    ways += [HopperTile(blocks=128), HopperTile(stages=2), HopperTile(staged=False, raster=16)]
+    return {way.name: way for way in ways}
+
+
+def wgmma_memory(columns: int, staged: int) -> tuple[int, int]:
+    """(stages, bytes of shared memory) of `wgmma_ws_persistent`: as many stages as a block holds.
+
+    A stage is 128 rows of A and ``columns`` of B, 128 bytes each, and two barriers; C goes through
+    shared memory if ``staged``.
+
+    >>> wgmma_memory(256, staged=1), wgmma_memory(256, staged=0)
+    ((3, 213040), (4, 196672))
+    """
+    panels = staged * columns // 64
+    stages = _stages(columns, panels)
+    return stages, memory_of(columns, stages, panels)
+
+
+def memory_of(columns: int, stages: int, panels: int) -> int:
+    """Bytes of shared memory of so many stages, and panels of 128 rows of 128 bytes.
+
+    >>> memory_of(256, 4, 2), memory_of(256, 4, 2) <= SHARED_BYTES
+    (229440, True)
+    """
+    return stages * _stage(columns) + panels * 128 * 128
+
+
+def _stages(columns: int, panels: int) -> int:
+    return (SHARED_BYTES - panels * 128 * 128) // _stage(columns)
+
+
+def _stage(columns: int) -> int:
+    return (128 + columns) * 128 + 16
+
+
+# -- the choice ----------------------------------------------------------------------------------
+
+_CYCLES = {256: 1024, 128: 600}
+"""Cycles of a tensor core for 64 steps of k, by its columns: 1,024 and 512 by the instructions'
+rates, of which the narrow tile, that loads 4/3 as much per product, is supposed to lose some."""
+_END = {256: 2000, 128: 1000}
+"""Cycles from a tile's last product to the next tile's first; supposed."""
+_ALONE = 1.04
+"""How much longer a tile takes whose B is not shared in a cluster; supposed."""
+
+
+def waves(m: int, n: int, batches: int, way: HopperTile, multiprocessors: int) -> int:
+    """Tiles that the busiest multiprocessor computes, one after another.
+
+    >>> waves(1024, 1024, 1, HopperTile(), 132), waves(8192, 8192, 1, HopperTile(), 132)
+    (1, 16)
+    """
+    clusters = -(-m // (128 * way.cluster)) * -(-n // way.tile[1]) * batches
+    return -(-clusters // way.at_once(multiprocessors))
+
+
+def chosen(
+    m: int,
+    n: int,
+    k: int,
+    batches: int,
+    multiprocessors: int,
+    staged: bool = True,
+    tile: Tile | None = None,
+) -> HopperTile:
+    """The tile and cluster of the least predicted time; of tiles only ``tile`` where it is given.
+
+    ``staged`` says whether C can leave through shared memory.
+
+    The time is that of a multiprocessor with the most tiles, `waves` of them, each of ceil(k / 64)
+    steps and an end. What clusters cannot fill counts: with 3 rows of tiles a quarter of them is
+    empty. Where nothing is gained it is the usual one. A supposition in numbers, not a
+    measurement: `hopper_tiles` are what to measure.
+
+    >>> chosen(8192, 8192, 8192, 1, 132), chosen(384, 2**20, 4096, 1, 132)
+    (HopperTile('128x256x64-s3-c2-r8'), HopperTile('128x256x64-s3-c1-r8'))
+    >>> chosen(1024, 1024, 1024, 1, 132)  # 64 tiles for 132 multiprocessors, not 32
+    HopperTile('128x128x64-s6-c2-r8')
+    """
+
+    def cycles(way: HopperTile) -> float:
+        columns = way.tile[1]
+        steps = -(-k // 64) * _CYCLES[columns] * (_ALONE if way.cluster == 1 else 1)
+        return waves(m, n, batches, way, multiprocessors) * (steps + _END[columns])
+
+    tiles = WGMMA_TILES if tile is None else (tile,)
+    clusters = (2, 1) if m > 128 else (1,)
+    ways = [HopperTile(t, cluster=c, staged=staged) for t in tiles for c in clusters]
+    return min(ways, key=cycles)

@@ -1,0 +1,124 @@
+"""A device's memory as a pool: it counts every array that is made of it, and refuses the next.
+
+empty("gradients", ...)   held + asked <= capacity   an array, counted until its last view goes
+                          held + asked >  capacity   Refused, a MemoryError; nothing was made
+"""
+
+import weakref
+from collections import Counter
+from math import prod
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tiledask.errors import DoesNotFitError
+from tiledask.plan.ledger import ALWAYS, Row
+from tiledask.plan.units import format_bytes
+from tiledask.tile.backend import Array, namespace
+
+__all__ = ["Pool", "Refused"]
+
+
+class Refused(DoesNotFitError):
+    """An allocation that a pool did not make: its bytes, and what was there at that moment."""
+
+    tensor: str = ""
+    moment: str = ""
+    asked: int = 0
+    held: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Bytes that would have been held, had it been made."""
+        return self.held + self.asked
+
+
+class Pool:
+    """The memory of one device, for one thread.
+
+    What a kernel keeps in registers is not in it: only what is asked for here counts.
+
+    >>> pool = Pool(capacity=100)
+    >>> weights = pool.empty("weights", (20,), np.float32)
+    >>> pool.held, pool.empty("weights", (20,), np.float32)
+    Traceback (most recent call last):
+    tiledask.tile.memory.pool.Refused: 80 B of weights at the start with 80 B of 100 B held make 160 B, 60 B too many
+    >>> del weights
+    >>> pool.held, pool.peak
+    (0, 80)
+    """  # noqa: E501
+
+    def __init__(self, capacity: float = float("inf"), backend: str = "numpy") -> None:
+        self.capacity = capacity
+        """Bytes; no limit if infinite."""
+        self.xp = namespace(backend)
+        self.held = 0
+        """Bytes now."""
+        self.moment = ALWAYS
+        self._by_tensor: Counter[str] = Counter()
+        self._fullest: dict[str, tuple[int, dict[str, int]]] = {}
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were held at once."""
+        return max((held for held, _ in self._fullest.values()), default=0)
+
+    def enter(self, moment: str) -> None:
+        """None; from now on peaks are those of ``moment``."""
+        self.moment = moment
+        self._look()
+
+    def empty(self, tensor: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """A new counted array, its contents arbitrary; raises Refused if it does not fit."""
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        if self.held + nbytes > self.capacity:
+            over = self.held + nbytes - int(self.capacity)
+            raise self._refused(tensor, nbytes, f"{format_bytes(over)} too many")
+        try:
+            array = self.xp.empty(shape, dtype)
+        except MemoryError as error:  # this machine, or its cap on the process, came first
+            raise self._refused(tensor, nbytes, f"which the system refused ({error})") from None
+        self._count(tensor, nbytes)
+        self._look()
+        # views of it keep it alive, so that it goes with the last of them
+        weakref.finalize(array, self._count, tensor, -nbytes).atexit = False
+        return array
+
+    def put(self, tensor: str, value: Array, dtype: DTypeLike | None = None) -> Array:
+        """A counted copy of ``value``, as ``dtype`` if that is given."""
+        array = self.empty(tensor, value.shape, value.dtype if dtype is None else dtype)
+        array[...] = value
+        return array
+
+    def rows(self, place: int) -> list[Row]:
+        """Ledger rows: what was there before the first moment, and what each moment added to it
+        when it was at its fullest."""
+        source = "bytes of the arrays held"
+        _, always = self._fullest.get(ALWAYS, (0, {}))
+        rows = [Row(place, tensor, ALWAYS, n, source=source) for tensor, n in always.items()]
+        for moment, (_, held) in self._fullest.items():
+            if moment != ALWAYS:
+                more = {tensor: n - always.get(tensor, 0) for tensor, n in held.items()}
+                more = {tensor: n for tensor, n in more.items() if n} or {"activations": 0}
+                rows += [Row(place, tensor, moment, n, source=source) for tensor, n in more.items()]
+        return rows
+
+    def _count(self, tensor: str, nbytes: int) -> None:
+        self.held += nbytes
+        self._by_tensor[tensor] += nbytes
+
+    def _look(self) -> None:
+        most, _ = self._fullest.get(self.moment, (-1, {}))
+        if self.held > most:
+            self._fullest[self.moment] = self.held, +self._by_tensor
+
+    def _refused(self, tensor: str, nbytes: int, why: str) -> Refused:
+        of = f" of {format_bytes(self.capacity)}" if self.capacity < float("inf") else ""
+        when = "at the start" if self.moment == ALWAYS else f"({self.moment})"
+        error = Refused(
+            f"{format_bytes(nbytes)} of {tensor} {when} with {format_bytes(self.held)}"
+            f"{of} held make {format_bytes(self.held + nbytes)}, {why}"
+        )
+        error.tensor, error.moment = tensor, self.moment
+        error.asked, error.held = nbytes, self.held
+        return error
