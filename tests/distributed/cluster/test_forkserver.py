@@ -1,0 +1,201 @@
+"""Forked workers are what spawned ones would be, sooner, and none outlives its client."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import dask
+import numpy as np
+import psutil
+import pytest
+from threadpoolctl import threadpool_info
+
+import tiledask as td
+from tiledask.distributed.cluster import forkserver
+from tiledask.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone"),
+]
+
+QUIET = {"device": "cpu", "quiet": True}
+
+
+def until(holds, seconds=60):
+    """Return when ``holds()``; an error if it does not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def has_ended(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def parents(cluster):
+    return set(cluster.run(os.getppid))
+
+
+def variables(*names):
+    return [os.environ.get(name) for name in names]
+
+
+def blas_threads():
+    np.ones((2, 2)) @ np.ones((2, 2))
+    return {library["num_threads"] for library in threadpool_info()}
+
+
+def drawn():
+    return np.random.random()  # the state that NumPy makes when it is imported
+
+
+def test_the_next_cluster_comes_from_the_same_server_and_one_beside_it_too():
+    found = []
+    for _ in range(2):
+        with td.start_cluster(2, **QUIET) as cluster:
+            found.append(parents(cluster))
+            with td.start_cluster(1, **QUIET) as beside:
+                found.append(parents(beside))
+    assert found == [{forkserver._newest.pid}] * 4
+
+
+def test_a_worker_that_replaces_another_is_forked_too(cluster):
+    server, (pid, *others) = parents(cluster), cluster.run(os.getpid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: cluster.run(os.getpid)[0] != pid)
+    assert cluster.run(os.getpid)[1:] == others
+    assert parents(cluster) == server
+
+
+def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monkeypatch):
+    with td.start_cluster(1, **QUIET) as one:
+        monkeypatch.setenv("TILEDASK_OF_THIS_TEST", "new")
+        with td.start_cluster(1, **QUIET, threads=2) as two:
+            assert (one.run(blas_threads), two.run(blas_threads)) == ([{1}], [{2}])
+            names = "TILEDASK_OF_THIS_TEST", "PYTHONHASHSEED", "MALLOC_TRIM_THRESHOLD_"
+            (before,), (after,) = one.run(variables, *names), two.run(variables, *names)
+            assert (before[0], after[0]) == (None, "new")
+            assert before[1:] == after[1:]
+            assert None not in after
+            assert len(parents(one) | parents(two)) == 2
+            for cluster in (one, two):  # in the process itself, from its beginning
+                (server,) = parents(cluster)
+                begun_with = psutil.Process(server).environ()
+                assert begun_with["OPENBLAS_NUM_THREADS"] == str(1 + (cluster is two))
+                assert begun_with["PYTHONHASHSEED"] == after[1]
+
+
+def test_the_import_path_is_the_clients(tmp_path, monkeypatch):
+    (tmp_path / "of_this_test.py").write_text("number = 7\n")
+    with td.start_cluster(1, **QUIET):
+        monkeypatch.syspath_prepend(tmp_path)
+        with td.start_cluster(1, **QUIET) as second:
+            path = second.run(lambda: __import__("sys").path)[0]
+            assert str(tmp_path) in path
+            assert second.run(lambda: __import__("of_this_test").number) == [7]
+
+
+def test_workers_draw_different_random_numbers(cluster):
+    assert len(set(cluster.run(drawn))) == cluster.slots
+
+
+def test_a_server_that_dies_takes_its_workers_and_the_slots_are_refilled():
+    with td.start_cluster(2, **QUIET) as cluster:
+        before = cluster.run(os.getpid)
+        os.kill(forkserver._newest.pid, signal.SIGKILL)
+        until(lambda: not set(cluster.run(os.getpid)) & set(before), 200)
+        assert parents(cluster) == {os.getpid()}  # spawned, as ever
+    with td.start_cluster(1, **QUIET) as cluster:
+        assert parents(cluster) == {forkserver._newest.pid}
+
+
+def test_dasks_own_setting_is_kept():
+    with dask.config.set({"distributed.worker.multiprocessing-method": "fork"}):
+        assert forkserver.server_of_now() is None
+
+
+def test_what_is_not_used_any_more_ends(monkeypatch):
+    first = forkserver.server_of_now()
+    process = psutil.Process(first.pid)
+    assert forkserver.server_of_now() is first
+    monkeypatch.setenv("TILEDASK_OF_THIS_TEST", "new")
+    second = forkserver.server_of_now()
+    assert second is not first
+    if sys.getrefcount(first) == 2:  # no cluster of another test has it
+        del first
+        until(lambda: has_ended(process))
+
+
+STARTS = """
+import os, time
+import tiledask as td
+cluster = td.start_cluster(2, device="cpu", quiet=True)
+"""
+SAYS = "print(*cluster.run(os.getpid), *set(cluster.run(os.getppid)), flush=True)"
+KILLED = f"{STARTS}{SAYS}\ntime.sleep(600)"
+# who is started in the background of a shell ignores Ctrl-C
+INTERRUPTED = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{STARTS}
+try:
+    {SAYS}
+    time.sleep(600)
+except KeyboardInterrupt:
+    {SAYS}
+    cluster.close()
+"""
+
+
+def test_nothing_outlives_a_client_that_is_killed():
+    """Nor need it have a file, or a main guard."""
+    asked = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as client:
+        pids = [int(pid) for pid in client.stdout.readline().split()]
+        processes = [psutil.Process(pid) for pid in pids]
+        processes[0].suspend()  # nor one that cannot see its client go
+        client.kill()
+    assert len(pids) == 3
+    until(lambda: all(map(has_ended, processes)))
+
+
+def test_ctrl_c_reaches_the_whole_group_and_ends_the_client_alone():
+    asked = [sys.executable, "-c", INTERRUPTED]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(asked, stdout=pipe, text=True, start_new_session=True) as client:
+        try:
+            *workers, server = map(int, client.stdout.readline().split())
+            os.killpg(client.pid, signal.SIGINT)
+            said, _ = client.communicate(timeout=120)
+        finally:
+            client.kill()
+    assert [*map(int, said.split())] == [*workers, server]
+    assert client.returncode == 0
+    until(lambda: not psutil.pid_exists(server) or has_ended(psutil.Process(server)))
+
+
+def test_workers_print_where_the_client_prints_when_they_start(capfd):
+    with td.start_cluster(1, **QUIET) as cluster:
+        cluster.run(os.system, "echo of a worker")
+    assert "of a worker" in capfd.readouterr().out
+
+
+def test_a_working_directory_that_was_removed_is_said(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match=r"working directory, which was removed: .*os\.chdir"):
+        td.start_cluster(1, **QUIET)
+
+
+def test_a_worker_starts_processes_as_it_would_without_a_server(cluster):
+    assert set(cluster.run(lambda: multiprocessing.get_start_method())) == {"spawn"}
