@@ -213,9 +213,11 @@ def passes(
         ceil_div(w.inputs, tp) * w.active for w in weights if w.row and "mlp" in w.name
     )
     gated = model.mlp == "swiglu"
-    there = there + ((3 if gated else 2) * inner + 2 * context) * tokens
-    back = back + ((5 if gated else 3) * inner + 2 * context + 2 * qkv) * tokens
-    back = back + (model.mlp_bias * inner + model.qkv_bias * qkv) * tokens
+    turned: Values = 2 * context * tokens
+    joined: Values = (2 + model.qkv_bias) * qkv * tokens
+    inner = inner * tokens
+    there = there + (3 if gated else 2) * inner + turned
+    back = back + ((5 if gated else 3) + model.mlp_bias) * inner + turned + joined
     if any(w.copies > 1 for w in weights):
         sorted_ = 4 * model.top_k * h * whole
         there, back = there + sorted_, back + sorted_
