@@ -97,13 +97,15 @@ class PlanCritique:
             fix = self.fit.smallest_fix
             fixed = [fix.layout] if fix is not None and not fix.missing else []
             layouts = dict.fromkeys([*fixed, *_neighbours(self.fit)])
-            fitting = [layout for layout in layouts if _verdict(self.fit, layout) == "fits"]
+            memory = self.fit.memory
+            run = self.fit.cluster, memory.recipe, memory.sequence
+            fitting = [each for each in layouts if fits(memory.model, each, *run).verdict == "fits"]
             chosen = _fastest(self.fit, fitting)
             before = None
         else:
             before = self.step.total
             chosen = _fastest(self.fit, _neighbours(self.fit), 1.02 * _quick(self.fit, start))
-        found = (_costed(self.fit, each, ", ".join(_changes(start, each))) for each in chosen)
+        found = (_costed(self.fit, each) for each in chosen)
         better = [
             each if before is None else replace(each, speedup=before / each.seconds)
             for each in found
@@ -299,19 +301,6 @@ def _other_shapes(layout: Layout, devices: int) -> Iterator[_Change]:
             yield shape if pp > 1 else {**shape, "interleave": 1}
 
 
-def _changes(before: Layout, after: Layout) -> list[str]:
-    return [
-        f"{name} {old} -> {getattr(after, name)}"
-        for name, old in vars(before).items()
-        if getattr(after, name) != old
-    ]
-
-
-def _verdict(fit: Fit, layout: Layout) -> str:
-    memory = fit.memory
-    return fits(memory.model, layout, fit.cluster, memory.recipe, memory.sequence).verdict
-
-
 def _quick(fit: Fit, layout: Layout) -> float:
     """Seconds of a step by formula."""
     memory = fit.memory
@@ -330,8 +319,13 @@ def _fastest(fit: Fit, layouts: Iterable[Layout], limit: float = float("inf")) -
     return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]
 
 
-def _costed(fit: Fit, layout: Layout, change: str) -> Advice | None:
+def _costed(fit: Fit, layout: Layout) -> Advice | None:
     """None if it does not fit."""
+    change = ", ".join(
+        f"{name} {old} -> {getattr(layout, name)}"
+        for name, old in vars(fit.layout).items()
+        if getattr(layout, name) != old
+    )
     memory = fit.memory
     again = fits(memory.model, layout, fit.cluster, memory.recipe, memory.sequence)
     if again.verdict != "fits":

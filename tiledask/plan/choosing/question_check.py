@@ -265,10 +265,15 @@ class _Premise:
         size = f"{self._size:,} parameters, " if self._size else ""
         if self.model is not None:
             size = f"{self.model.name}, {size}sequences of {self.sequence:,} tokens, "
+        kept = _states(self.recipe)
+        states = ", ".join(f"{s.tensor} {s.bytes}" for s in kept)
+        is_whole = _of_all(self.recipe) or not load_recipe(self.recipe).trains
+        apart = "" if is_whole else "; adapters left out"
+        each = sum(s.bytes for s in kept)
         return Critique(
             self.question,
-            f"{size}{_convention(self.recipe)}; {self.devices} devices of "
-            f"{format_bytes(self.memory)}, GB = 1e9 bytes",
+            f"{size}{self.recipe}: {each} B a parameter ({states}{apart}); {self.devices} devices "
+            f"of {format_bytes(self.memory)}, GB = 1e9 bytes",
             tuple(self._finding(claim) for claim in self.claims),
         )
 
@@ -336,7 +341,16 @@ class _Premise:
         if self.model is not None:
             return f"{_capital(self._fit(self.model, plan).reason)}."
         held, overhead = self._held(plan), overhead_of(plan.layout)
-        why = f"{_sum(plan, self.size)} = {format_bytes(held)} a device by the states alone"
+        states, zero = _states(plan.recipe), plan.layout.zero
+        whole = sum(s.bytes for s in states if not s.sharded(zero))
+        sharded = sum(s.bytes for s in states if s.sharded(zero))
+        parts = [f"{whole} B"] * bool(whole) + [f"{sharded} B / {plan.layout.dp}"] * bool(sharded)
+        each = f"({' + '.join(parts)})" if sharded else parts[0]
+        slices = f" / {plan.slices}" if plan.slices > 1 else ""
+        why = (
+            f"{each} x {_billions(self.size)}{slices} = {format_bytes(held)} a device by the "
+            f"states alone"
+        )
         if verdict == "no":
             context = format_bytes(overhead.certain)
             short = format_bytes(held + overhead.certain - self.memory)
@@ -518,26 +532,9 @@ def _of_all(recipe: str) -> bool:
     return found.trains and all(state.of == "parameters" for state in found.states)
 
 
-def _convention(recipe: str) -> str:
-    states = ", ".join(f"{s.tensor} {s.bytes}" for s in _states(recipe))
-    apart = "" if _of_all(recipe) or not load_recipe(recipe).trains else "; adapters left out"
-    each = sum(s.bytes for s in _states(recipe))
-    return f"{recipe}: {each} B a parameter ({states}{apart})"
-
-
 def _states(recipe: str) -> list[State]:
     """What is kept for every parameter of the model."""
     return [state for state in load_recipe(recipe).states if state.of == "parameters"]
-
-
-def _sum(plan: _Plan, parameters: int) -> str:
-    """How the bytes of a device come about."""
-    states = _states(plan.recipe)
-    whole = sum(s.bytes for s in states if not s.sharded(plan.layout.zero))
-    sharded = sum(s.bytes for s in states if s.sharded(plan.layout.zero))
-    parts = [f"{whole} B"] * bool(whole) + [f"{sharded} B / {plan.layout.dp}"] * bool(sharded)
-    each = f"({' + '.join(parts)})" if sharded else parts[0]
-    return f"{each} x {_billions(parameters)}" + (f" / {plan.slices}" if plan.slices > 1 else "")
 
 
 def _billions(parameters: float) -> str:

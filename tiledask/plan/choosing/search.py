@@ -82,14 +82,11 @@ class Space:
                     f"Space {field.name} is a sequence of one value or more, such as "
                     f"{field.name}=({short(values or 1)},); got {short(values)}"
                 )
-            for value in values:  # a layout with each, which says what is wrong with it
-                Layout(**{"dp": value} if field.name == "ep" else {}, **_alone(field.name, value))
-
-
-def _alone(field: str, value: Any) -> dict[str, Any]:
-    """The smallest layout that may hold ``value`` in ``field``."""
-    several = field == "interleave" and value not in (0, 1)
-    return {field: value} | ({"pp": 2, "microbatches": 2} if several else {})
+            for value in values:  # the smallest layout with each says what is wrong with it
+                others = {"dp": value} if field.name == "ep" else {}
+                if field.name == "interleave" and value not in (0, 1):
+                    others = {"pp": 2, "microbatches": 2}
+                Layout(**others, **{field.name: value})
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,23 +163,16 @@ class Plans(Sequence[Plan]):
         self.model, self.cluster, self.global_batch = model, cluster, global_batch
         self.recipe, self.sequence = recipe, sequence
         self._plans: dict[int, Plan] = {}
-        self._rows: dict[str, np.ndarray] = {}
         self._settled = 0
-        self._rank(columns)
-
-    def _rank(self, columns: dict[str, np.ndarray]) -> None:
         devices = columns["dp"] * columns["tp"] * columns["pp"] * columns["cp"]
-        peak = peaks(self.model, self.recipe, self.sequence, **columns)
-        capacity = self.cluster.device.memory_bytes
+        peak = peaks(model, recipe, sequence, **columns)
         overhead = overheads(devices, columns["dp"] * columns["cp"], columns["zero"])
-        verdict = judge(peak, *overhead, capacity)
+        verdict = judge(peak, *overhead, cluster.device.memory_bytes)
         seconds = np.full(len(peak), np.inf)
         inside = np.flatnonzero(verdict < 2)
         if len(inside):
             chosen = {name: column[inside] for name, column in columns.items()}
-            parts = step_parts(
-                self.model, self.cluster, Numbers(**chosen), self.recipe, self.sequence
-            )
+            parts = step_parts(model, cluster, Numbers(**chosen), recipe, sequence)
             seconds[inside] = parts.total
         order = np.lexsort((peak, seconds, verdict))
         rows = columns | {
@@ -191,7 +181,7 @@ class Plans(Sequence[Plan]):
             "by_formula": seconds,
             "verdict": verdict,
         }
-        self._rows = {name: column[order] for name, column in rows.items()}
+        self._rows: dict[str, np.ndarray] = {name: each[order] for name, each in rows.items()}
 
     def settle(self, first: int = FIRST) -> "Plans":
         """These plans, with the ``first`` in the order of their simulated seconds, some
@@ -288,12 +278,9 @@ class Plans(Sequence[Plan]):
         for plan in self[:first]:
             for layout in _alike(plan.layout, names, self.model.layers):
                 if layout not in found:
-                    found[layout] = self._refined(layout)
+                    fit = fits(self.model, layout, self.cluster, self.recipe, self.sequence)
+                    found[layout] = Plan(self, layout, fit.verdict, fit.memory.peak)
         return sorted(found.values(), key=lambda p: (VERDICTS.index(p.verdict), p.seconds))
-
-    def _refined(self, layout: Layout) -> Plan:
-        fit = fits(self.model, layout, self.cluster, self.recipe, self.sequence)
-        return Plan(self, layout, fit.verdict, fit.memory.peak)
 
     def to_frame(self, first: int | None = 1000) -> Any:
         """A pandas DataFrame: a row per plan, the fields of its layout, its devices, peak bytes,

@@ -52,7 +52,13 @@ def fit_blocks(trace: Trace, near: Form | None = None) -> TraceFit | None:
     for _, group in groupby(_candidates(trace), key=lambda c: c[0]):
         guesses: list[tuple[float, int, _Search, np.ndarray]] = []
         for _, form in group:
-            if near is not None and not _is_near(form, near):
+            # nearly as many micro-batches, or the same made of one in two chunks
+            if (
+                near is not None
+                and abs(form.microbatches * form.chunks - near.microbatches * near.chunks)
+                > form.chunks
+                and abs(form.microbatches - near.microbatches) > 1
+            ):
                 continue
             search = _search(form, trace, limit)
             if search is not None:
@@ -64,13 +70,6 @@ def fit_blocks(trace: Trace, near: Form | None = None) -> TraceFit | None:
             if found is not None:
                 return found
     return None
-
-
-def _is_near(form: Form, near: Form) -> bool:
-    """Whether it has nearly as many micro-batches, or makes the same of one in two chunks."""
-    return abs(
-        form.microbatches * form.chunks - near.microbatches * near.chunks
-    ) <= form.chunks or (abs(form.microbatches - near.microbatches) <= 1)
 
 
 def _search(form: Form, trace: Trace, limit: float) -> "_Search | None":
@@ -97,7 +96,12 @@ def _candidates(trace: Trace) -> Iterator[tuple[int, Form]]:
     for size, named in sorted(table.items()):
         least, most = _microbatches(trace, named[0][1], WAYS[0], WAYS[-1])
         if size == 2:
-            least = max(least, _fewest(trace))
+            # a device starts at least F + hop before the next and ends at least B + hop after it
+            start, end = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
+            room = np.diff(start) - np.diff(end)
+            sure = room > 0
+            needed = trace.busy_per_device[:-1][sure] / (room[sure] + 2 * trace.grain)
+            least = max(least, int(np.ceil(needed.max(initial=1) - 1e-9)))
         for m in range(least, most + 1):
             for name, chunks in named:
                 yield size, Form(name, trace.devices, chunks, m)
@@ -110,19 +114,6 @@ def _microbatches(trace: Trace, chunks: int, low: float, high: float) -> tuple[i
     least = work / (1 - low) / (1 + BACKWARD[1])
     most = work / (1 - high) / (1 + BACKWARD[0])
     return max(1, int(least)), min(MOST_MICROBATCHES, int(most) + 1)
-
-
-def _fewest(trace: Trace) -> int:
-    """Micro-batches without which no schedule of one full backward has these edges.
-
-    A device starts at least F + hop before the next and ends at least B + hop after it.
-    """
-    start = trace.start[trace.turns[:-1]]
-    end = trace.end[trace.turns[1:] - 1]
-    room = np.diff(start) - np.diff(end)
-    work = trace.busy_per_device[:-1]
-    sure = room > 0
-    return max(1, int(np.ceil((work[sure] / (room[sure] + 2 * trace.grain)).max(initial=1) - 1e-9)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +147,17 @@ class _Chains:
         before[order.turns[:-1]] = -1
         names = [f"{KINDS[k]} of stage {s}" for k, s in words] + ["latency"]
         topological = np.argsort(ends, kind="stable").tolist()
-        return cls(order, topological, before.tolist(), _needed(order), columns, names)
+        # the result that an action takes from another device
+        device = order.device.tolist()
+        actions = list(
+            zip(kinds.tolist(), order.stage.tolist(), order.microbatch.tolist(), strict=True)
+        )
+        made = {(k > 0, s, i): a for a, (k, s, i) in enumerate(actions) if k < 3}
+        needed = []
+        for a, (k, s, i) in enumerate(actions):
+            other = made.get((k > 0, s + (1 if k else -1), i), -1) if k < 3 else -1
+            needed.append(other if other >= 0 and device[other] != device[a] else -1)
+        return cls(order, topological, before.tolist(), needed, columns, names)
 
     def run(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(starts, ends, chains): ends = chains @ times."""
@@ -178,20 +179,6 @@ class _Chains:
             start[a] = free
             end[a] = free + length
         return np.array(start), np.array(end), chains
-
-
-def _needed(order: Schedule) -> list[int]:
-    made = {}
-    columns = (order.kind.tolist(), order.stage.tolist(), order.microbatch.tolist())
-    for a, (k, s, i) in enumerate(zip(*columns, strict=True)):
-        if k < 3:
-            made[k > 0, s, i] = a
-    device = order.device.tolist()
-    needed = []
-    for a, (k, s, i) in enumerate(zip(*columns, strict=True)):
-        other = made.get((k > 0, s + (1 if k else -1), i), -1) if k < 3 else -1
-        needed.append(other if other >= 0 and device[other] != device[a] else -1)
-    return needed
 
 
 @dataclass(frozen=True)
@@ -273,41 +260,35 @@ class _Search:
         )
 
     def look(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """(sums, seconds off, how many of them are a device's whole work)."""
-        chains, trace = self.chains, self.trace
-        rows, off = _misses(chains, *chains.run(times), trace)
+        """(sums, seconds off, how many of them are a device's whole work): the trace's edges, and
+        pauses that it does not have."""
+        trace, order = self.trace, self.chains.order
+        start, end, sums = self.chains.run(times)
+        begins = sums - self.chains.columns
+        first, close = order.turns[:-1], order.turns[1:] - 1
+        rows = [begins[first], sums[close]]
+        started, ended = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
+        off = [started - start[first], ended - end[close]]
+        for d in range(trace.devices):
+            mine = np.arange(*order.turns[d : d + 2])
+            seen = slice(*trace.turns[d : d + 2])
+            left, entered = trace.end[seen][:-1], trace.start[seen][1:]
+            length = end[mine] - start[mine]
+            done, pause = np.cumsum(length)[:-1], start[mine][1:] - end[mine][:-1]
+            worked = np.cumsum(trace.end[seen] - trace.start[seen])[:-1]
+            at = _match(worked, entered - left, done, pause)
+            rows += [sums[mine[at]], begins[mine[at + 1]]]
+            off += [left - end[mine[at]], entered - start[mine[at + 1]]]
+            is_extra = pause > 1e-12 * trace.makespan
+            is_extra[at] = False
+            extra = np.flatnonzero(is_extra)
+            rows.append(begins[mine[extra + 1]] - sums[mine[extra]])
+            off.append(-pause[extra])
         work = np.zeros((trace.devices, len(times)))
-        np.add.at(work, chains.order.device, chains.columns)
-        rows = np.concatenate([rows, work])
-        return rows, np.concatenate([off, trace.busy_per_device - work @ times]), trace.devices
-
-
-def _misses(
-    chains: _Chains, start: np.ndarray, end: np.ndarray, sums: np.ndarray, trace: Trace
-) -> tuple[np.ndarray, np.ndarray]:
-    """(sums, seconds off): the trace's edges, and pauses that it does not have."""
-    order = chains.order
-    first, close = order.turns[:-1], order.turns[1:] - 1
-    begins = sums - chains.columns
-    rows = [begins[first], sums[close]]
-    started, ended = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
-    off = [started - start[first], ended - end[close]]
-    for d in range(trace.devices):
-        mine = np.arange(*order.turns[d : d + 2])
-        seen = slice(*trace.turns[d : d + 2])
-        left, entered = trace.end[seen][:-1], trace.start[seen][1:]
-        length = end[mine] - start[mine]
-        done, pause = np.cumsum(length)[:-1], start[mine][1:] - end[mine][:-1]
-        worked = np.cumsum(trace.end[seen] - trace.start[seen])[:-1]
-        at = _match(worked, entered - left, done, pause)
-        rows += [sums[mine[at]], begins[mine[at + 1]]]
-        off += [left - end[mine[at]], entered - start[mine[at + 1]]]
-        extra = pause > 1e-12 * trace.makespan
-        extra[at] = False
-        extra = np.flatnonzero(extra)
-        rows.append(begins[mine[extra + 1]] - sums[mine[extra]])
-        off.append(-pause[extra])
-    return np.concatenate(rows), np.concatenate(off)
+        np.add.at(work, order.device, self.chains.columns)
+        rows.append(work)
+        off.append(trace.busy_per_device - work @ times)
+        return np.concatenate(rows), np.concatenate(off), trace.devices
 
 
 def _match(

@@ -28,6 +28,8 @@ STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 TRAVELS = re.compile(r"nccl|gloo:|c10d", re.IGNORECASE)
 TUNES = re.compile(r"^optimizer\.|multi_tensor_apply|adam", re.IGNORECASE)
 """The optimizer's annotations, and kernels of its step."""
+FRAMES = ("python_function", "overhead", "cuda_runtime", "cuda_driver")
+"""Categories that are no work, where neither kernels nor operators are told."""
 LAUNCH_GAP = 1e-3
 """Share of the makespan below which a pause between two kernels is no idle time."""
 SLIVER = 0.05
@@ -96,7 +98,7 @@ def of_chrome(texts: Sequence[tuple[str, str]], source: str, scale: float) -> Tr
     for f, names in zip(files, _device_names(files, worker, bool(labels), on_gpu), strict=True):
         work, tuned, sent = _work(f, worker)
         aside, travel = aside + tuned, travel + sent
-        found = _labelled(f, work, worker, on_gpu) if labels else _plain(work, worker)
+        found = _labelled(f, work, worker, on_gpu) if labels else ((e, BARE) for e in work)
         rows += [_Timed(names[_key(e)], _step_of(e, f), e, label) for e, label in found]
     if not rows:
         raise ConfigError(f"{source} has transfers only, and no work of a stage")
@@ -157,7 +159,15 @@ def _parsed(name: str, text: str) -> _Read:
 
 def _on_one_clock(read: list[_Read], scale: float) -> list[_File]:
     """Their events, in seconds from the first."""
-    spans = [[e for e in r.events if _is_span(e)] for r in read]
+    spans = [  # the complete events of a program, and none of the profiler's own
+        [
+            e
+            for e in r.events
+            if e.get("ph") == "X" and "ts" in e
+            if str(e.get("cat")) != "Trace" and str(e.get("pid")) not in ("Spans", "Traces")
+        ]
+        for r in read
+    ]
     first = min((r.base for r in read), default=0.0)
     later = [r.base - first for r in read]
     starts = [
@@ -179,12 +189,6 @@ def _on_one_clock(read: list[_Read], scale: float) -> list[_File]:
         made = [_event(e, r.name, start, shift, scale, launches) for e in mine]
         files.append(_File(r.name, r.rank, made))
     return files
-
-
-def _is_span(event: _Json) -> bool:
-    """Whether it is a complete event of a program, and none of the profiler's own."""
-    own = str(event.get("cat")) == "Trace" or str(event.get("pid")) in ("Spans", "Traces")
-    return event.get("ph") == "X" and "ts" in event and not own
 
 
 def _is_id(event: _Json) -> bool:
@@ -232,14 +236,11 @@ def _number(event: _Json, name: str, source: str) -> float:
             return float(value)
     except OverflowError:
         pass
+    shown = repr(_short(value)) if isinstance(value, str) else _short(value)
     raise ConfigError(
-        f"event {_short(event.get('name'))} of {source} has {name} {_quoted(value)}; it is a "
+        f"event {_short(event.get('name'))} of {source} has {name} {shown}; it is a "
         f"finite number: drop the event"
     )
-
-
-def _quoted(value: Any) -> str:
-    return repr(_short(value)) if isinstance(value, str) else _short(value)
 
 
 def _short(value: Any) -> str:
@@ -313,7 +314,7 @@ def _work(f: _File, worker: str) -> tuple[list[_Event], float, float]:
     tuning.sort(key=lambda e: e.start)
     work, aside, travel = [], 0.0, 0.0
     for e in f.events:
-        if STEP.match(e.name) or (e.cat != worker if worker else _is_frame(e)):
+        if STEP.match(e.name) or (e.cat != worker if worker else e.cat in FRAMES):
             continue
         if TRAVELS.search(e.name):
             travel += e.end - e.start
@@ -322,10 +323,6 @@ def _work(f: _File, worker: str) -> tuple[list[_Event], float, float]:
         else:
             work.append(e)
     return sorted(work, key=lambda e: e.start), aside, travel
-
-
-def _is_frame(e: _Event) -> bool:
-    return e.cat in ("python_function", "overhead", "cuda_runtime", "cuda_driver")
 
 
 def _is_inside(e: _Event, spans: list[_Event]) -> bool:
@@ -353,10 +350,6 @@ def _label(e: _Event) -> _Label | None:
         return found[2], int(found[1]), int(found[3])
     found = PHASE.match(e.name)
     return (found[1][0], -1, int(found[2])) if found else None
-
-
-def _plain(work: list[_Event], worker: str) -> Iterator[tuple[_Event, _Label]]:
-    return ((e, BARE) for e in work)
 
 
 def _labelled(

@@ -372,6 +372,10 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
         why = "samples hide how many steps there are, and how long an action takes"
         findings[3:] = [Finding(f.name, None, "cannot be told", why) for f in findings[3:]]
         fit = replace(fit, has_hops=False, has_turns=False)
+    overhead = Finding("overhead", plan.overhead, *timed)
+    if not fit.has_turns:
+        why = "every action waited for a result: overhead and latency look the same"
+        overhead = Finding("overhead", None, "cannot be told", "" if fit.guess else why)
     findings += [
         Finding(
             "imbalance",
@@ -380,7 +384,7 @@ def _findings(trace: Trace, fit: TraceFit) -> tuple[Finding, ...]:
             f"device {per_device.index(max(per_device))} has the most work, over the mean",
         ),
         _latency(plan, fit, timed, trace.devices),
-        _overhead(plan, fit, timed),
+        overhead,
     ]
     return tuple(findings)
 
@@ -449,17 +453,6 @@ def _latency(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str], devices
     return Finding("latency", value, *timed)
 
 
-def _overhead(plan: TimedSchedule, fit: TraceFit, timed: tuple[str, str]) -> Finding:
-    if not fit.has_turns:
-        why = (
-            ""
-            if fit.guess
-            else ("every action waited for a result: overhead and latency look the same")
-        )
-        return Finding("overhead", None, "cannot be told", why)
-    return Finding("overhead", plan.overhead, *timed)
-
-
 def _few_findings(trace: Trace) -> tuple[Finding, ...]:
     """What can be said of a trace that no schedule explains."""
     why = "no schedule of the table has these edges; is this one step, and all of it?"
@@ -501,21 +494,16 @@ def _causes(trace: Trace, plan: TimedSchedule) -> tuple[Cause, ...]:
     no_latency = replace(no_overhead, latency=())
     even = equal_stages(no_latency)
     ramp = min(no_latency.idle, even.idle)  # uneven stages can also help: that is no cause
+    first = ("ramp", "filling, draining and waiting that equal stages and free links have")
+    if trace.is_one_at_a_time:
+        first = ("one at a time", "waiting for the turn of others: no two work at once")
     known = {
-        **_ramp(trace, ramp),
+        first[0]: (ramp, first[1]),
         "imbalance": (no_latency.idle - ramp, "waiting for slower stages"),
         "communication": (no_overhead.idle - no_latency.idle, "waiting for results on their way"),
         "overhead": (plan.idle - no_overhead.idle, "ready, but not started"),
     }
     return _summing(trace, known, "what the inferred plan, simulated, does not have")
-
-
-def _ramp(trace: Trace, seconds: float) -> dict[str, tuple[float, str]]:
-    if trace.is_one_at_a_time:
-        return {"one at a time": (seconds, "waiting for the turn of others: no two work at once")}
-    return {
-        "ramp": (seconds, "filling, draining and waiting that equal stages and free links have")
-    }
 
 
 def _few_causes(trace: Trace) -> tuple[Cause, ...]:

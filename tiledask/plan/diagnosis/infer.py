@@ -8,7 +8,6 @@ and the guess is right if the simulator, told these times, puts every row where 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -71,34 +70,35 @@ def fit(order: Schedule, trace: Trace, form: Form | None = None) -> TraceFit | N
     if not np.array_equal(order.turns, trace.turns) or order.paired.any():
         return None
     told = (order.kind, order.stage, order.microbatch)
-    if any(map(_contradicts, told, (trace.code, trace.stage, trace.microbatch))):
+    read = (trace.code, trace.stage, trace.microbatch)
+    if any(((r >= 0) & (t != r)).any() for t, r in zip(told, read, strict=True)):
         return None
     length = trace.end - trace.start
     key = order.kind.astype(np.int64) * order.stages + order.stage
     count = np.bincount(key, minlength=4 * order.stages)
-    typical = _medians(key, length, count)
+    # the median length of each kind on each stage; 0 where there is none
+    rising = np.lexsort((length, key))
+    first = np.cumsum(count) - count
+    low, high = first + (count - 1) // 2, first + count // 2
+    inside = np.minimum(np.stack([low, high]), len(length) - 1)
+    typical = np.where(count > 0, length[rising][inside].mean(axis=0), 0.0)
     waits = _waits(order, trace)
     if waits is None:
         return None
-    plan = _plan(order, typical, count, waits, form)
+    # a kind that a stage never does follows from the others
+    F, B, I, W = typical.reshape(4, -1)
+    _, whole, split, _ = count.reshape(4, -1) > 0
+    B = np.where(whole, B, I + W)
+    I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
+    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
+    plan = TimedSchedule(
+        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
+    )
     error = float(np.abs(plan.timeline.end - waits.overhead - trace.end).max())
     spread = float(np.abs(np.concatenate([length - typical[key], waits.late])).mean())
     hops = len(set(waits.latency)) if waits.has_hops else 0
     parameters = int((count > 0).sum()) + hops + (waits.overhead > 0)
     return TraceFit(plan, error, spread, parameters, waits.has_hops, waits.has_turns)
-
-
-def _medians(key: np.ndarray, values: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The median of the values of each key; 0 where there are none."""
-    order = np.lexsort((values, key))
-    first = np.cumsum(count) - count
-    low, high = first + (count - 1) // 2, first + count // 2
-    inside = np.minimum(np.stack([low, high]), len(values) - 1)
-    return np.where(count > 0, values[order][inside].mean(axis=0), 0.0)
-
-
-def _contradicts(told: np.ndarray, read: np.ndarray) -> bool:
-    return bool(((read >= 0) & (told != read)).any())
 
 
 class _Waits(NamedTuple):
@@ -156,21 +156,6 @@ def _waits(order: Schedule, trace: Trace) -> _Waits | None:
     return _Waits(tuple(latency.tolist()), overhead, bool(hop.any()), bool(turn.any()), late)
 
 
-def _plan(
-    order: Schedule, typical: np.ndarray, count: np.ndarray, waits: _Waits, form: Form | None
-) -> TimedSchedule:
-    """The schedule with these lengths; a kind that a stage never does follows from the others."""
-    F, B, I, W = typical.reshape(4, -1)
-    there = count.reshape(4, -1) > 0
-    split, whole = there[2], there[1]
-    B = np.where(whole, B, I + W)
-    I, W = np.where(split, I, B / 2), np.where(split, W, B / 2)
-    forward, backward, inputs, weights = (tuple(t.tolist()) for t in (F, B, I, W))
-    return TimedSchedule(
-        order, forward, backward, inputs, weights, waits.latency, waits.overhead, form
-    )
-
-
 # --- which schedule -------------------------------------------------------------------------
 
 
@@ -183,11 +168,26 @@ def fit_labelled(trace: Trace) -> TraceFit:
     stages = 1 + int(trace.stage.max())
     trains = bool(trace.code.any())
     v = stages // trace.devices
-    for form in _named(trace.devices, v if v * trace.devices == stages else 0, m, trains):
-        found = _fit_form(form, trace)
-        if found is not None:
-            return found
-    own = _own_order(trace)
+    chunks = v if v * trace.devices == stages else 0
+    for name in schedules if trains else FORWARD_ONLY:
+        if chunks == 2 or (name not in TWO_CHUNKS and (chunks > 1) == is_looped(name)):
+            found = _fit_form(Form(name, trace.devices, chunks, m, trains), trace)
+            if found is not None:
+                return found
+    # none of the table: an order of its own
+    place: dict[int, int] = {}
+    for d, s in zip(trace.device.tolist(), trace.stage.tolist(), strict=True):
+        place.setdefault(s, d)
+    missing = set(range(stages)) - place.keys()
+    if missing:
+        raise ConfigError(
+            f"{trace.source} has stage {stages - 1} but no row of stage {min(missing)}; a trace "
+            f"holds every stage of one training step"
+        )
+    kinds = [KINDS[k] for k in trace.code.tolist()]
+    actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
+    orders = [actions[a:b] for a, b in zip(trace.turns, trace.turns[1:], strict=False)]
+    own = validate(Schedule.of(orders, [place[s] for s in range(stages)], "own order"))
     times = fit(own, trace)
     if times is None:
         validate(own)
@@ -197,28 +197,6 @@ def fit_labelled(trace: Trace) -> TraceFit:
         )
     again = _tuned(times.plan, trace) if v == 1 and trains else None
     return again or times
-
-
-def _named(devices: int, chunks: int, microbatches: int, trains: bool) -> Iterator[Form]:
-    for name in schedules if trains else FORWARD_ONLY:
-        if chunks == 2 or (name not in TWO_CHUNKS and (chunks > 1) == is_looped(name)):
-            yield Form(name, devices, chunks, microbatches, trains)
-
-
-def _own_order(trace: Trace) -> Schedule:
-    place: dict[int, int] = {}
-    for d, s in zip(trace.device.tolist(), trace.stage.tolist(), strict=True):
-        place.setdefault(s, d)
-    missing = set(range(1 + max(place))) - place.keys()
-    if missing:
-        raise ConfigError(
-            f"{trace.source} has stage {max(place)} but no row of stage {min(missing)}; a trace "
-            f"holds every stage of one training step"
-        )
-    kinds = [KINDS[k] for k in trace.code.tolist()]
-    actions = list(map(Action, kinds, trace.stage.tolist(), trace.microbatch.tolist()))
-    orders = [actions[a:b] for a, b in zip(trace.turns, trace.turns[1:], strict=False)]
-    return validate(Schedule.of(orders, [place[s] for s in range(len(place))], "own order"))
 
 
 def _tuned(plan: TimedSchedule, trace: Trace) -> TraceFit | None:

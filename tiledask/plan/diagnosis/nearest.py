@@ -85,7 +85,7 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
         return None
     least = min(miss for miss, *_ in found)
     plain = [f for f in found if f[0] <= 1.1 * least + 0.005]
-    miss, form, times = min(plain, key=lambda f: (_complexity(f[1]), f[0]))
+    miss, form, times = min(plain, key=lambda f: (f[1].chunks, TRIED.index(f[1].name), f[0]))
     idle = trace.idle / (trace.devices * trace.makespan)
     plan = look.plan(form, times)
     if plan is None or miss > MOST_MISSED * 2 * idle * (1 - idle):
@@ -95,17 +95,18 @@ def fit_nearest(trace: Trace) -> TraceFit | None:
     return _guessed(plan, guess)
 
 
-def _complexity(form: Form) -> tuple[int, int]:
-    return form.chunks, TRIED.index(form.name)
-
-
 def _guesses(trace: Trace) -> Iterator[tuple[Form, _Times]]:
     """Forms with times to begin with: from device to device it takes down + up = F + B + 2 hops."""
     first, last = trace.start[trace.turns[:-1]], trace.end[trace.turns[1:] - 1]
     down, up = float(first.max()), trace.makespan - float(last.min())
     way = (down + up) / (trace.devices - 1)
     shares = {1 / 3, float(np.clip(down / (down + up or 1), 0.1, 0.7))}
-    gap, work = _first_gap(trace), float(trace.busy_per_device.mean())
+    # the first device's pauses before the last one starts: it waits for nothing
+    mine = slice(*trace.turns[:2])
+    start, end = trace.start[mine], trace.end[mine]
+    gaps = (start[1:] - end[:-1])[end[:-1] < down]
+    gap = float(np.median(gaps)) if len(gaps) else 0.0
+    work = float(trace.busy_per_device.mean())
     blocks = int(np.diff(trace.turns).max())
     for form in forms_of(trace.devices):
         length = work / form.microbatches / form.chunks
@@ -126,15 +127,6 @@ def forms_of(devices: int) -> Iterator[Form]:
             small = 2 * devices * form.chunks * m <= MOST_ACTIONS
             if form.name in TRIED and small and (m > 1 or form.name == "naive" or form.chunks > 1):
                 yield form
-
-
-def _first_gap(trace: Trace) -> float:
-    """The median pause of the first device before the last one starts: it waits for nothing."""
-    begun = float(trace.start[trace.turns[:-1]].max())
-    mine = slice(*trace.turns[:2])
-    start, end = trace.start[mine], trace.end[mine]
-    gaps = (start[1:] - end[:-1])[end[:-1] < begun]
-    return float(np.median(gaps)) if len(gaps) else 0.0
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _changes(
             other = rescheduled(plan, form)
             if other is not None and other.schedule != plan.schedule:
                 yield "schedule", _named(form, other), other
-            if _is_plans(form, plan):
+            if plan.form is not None and form[:3] == plan.form[:3]:
                 continue
             for times, words in finer.items():
                 both = rescheduled(_scaled(plan, 1 / times), form._replace(microbatches=times * m))
@@ -174,10 +174,6 @@ def _finer(microbatches: int, devices: int) -> list[int]:
     return [
         2**k for k in range(1, 31) if 2 ** (k - 1) < most and (2**k <= FINER or 2**k < 2 * most)
     ]
-
-
-def _is_plans(form: Form, plan: TimedSchedule) -> bool:
-    return plan.form is not None and form[:3] == plan.form[:3]
 
 
 def _named(form: Form, plan: TimedSchedule) -> str:
@@ -259,25 +255,20 @@ def rescheduled(plan: TimedSchedule, form: Form) -> TimedSchedule | None:
     after = replace(after, form=form, latency=latency)
     order = built(form)
     if order is not None and form.name == "zb-auto":
-        order = _automatic(after, form)
+        times, latency = after.times, after.latency
+        try:
+            order = schedule(
+                form.name,
+                form.devices,
+                form.microbatches,
+                latency=sum(latency) / len(latency) if latency else 0.0,
+                forward=times["forward"],
+                backward_input=times["backward_input"],
+                backward_weight=times["backward_weight"],
+            )
+        except ScheduleError:
+            return None
     return None if order is None else replace(after, schedule=order)
-
-
-def _automatic(plan: TimedSchedule, form: Form) -> Schedule | None:
-    times = plan.times
-    latency = sum(plan.latency) / len(plan.latency) if plan.latency else 0.0
-    try:
-        return schedule(
-            form.name,
-            form.devices,
-            form.microbatches,
-            latency=latency,
-            forward=times["forward"],
-            backward_input=times["backward_input"],
-            backward_weight=times["backward_weight"],
-        )
-    except ScheduleError:
-        return None
 
 
 def faster_links(plan: TimedSchedule, times: float) -> TimedSchedule:

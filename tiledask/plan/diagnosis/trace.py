@@ -107,7 +107,8 @@ class Trace:
         worst = int(np.argmax(over)) if len(over) else 0
         if len(over) and over[worst] > 1e-9 * self.makespan:
             a, b = worst, worst + 1
-            if {self.code[a] == 0, self.code[b] == 0} == {True, False} and self._alike(a, b):
+            together = self.start[a] == self.start[b] and self.end[a] == self.end[b]
+            if together and {self.code[a] == 0, self.code[b] == 0} == {True, False}:
                 raise ConfigError(
                     f"device {self.names[self.device[a]]} does a forward and a backward at once, "
                     f"as DualPipe's pairs; which part of their time is whose cannot be told: give "
@@ -119,9 +120,6 @@ class Trace:
                 f"{self.end[b]:g} s (from the trace's first start); give one row per action, and "
                 f"leave out transfers or mark them with kind {TRANSFER}"
             )
-
-    def _alike(self, a: int, b: int) -> bool:
-        return bool(self.start[a] == self.start[b] and self.end[a] == self.end[b])
 
     @property
     def devices(self) -> int:
@@ -301,20 +299,16 @@ def of_samples(samples: dict[str, tuple[np.ndarray, np.ndarray]], source: str) -
         rows += [(name, a, b, "", -1, -1) for a, b in _blocks(time - time[0], widths, share)]
     grain = max(float(widths[-1]) for _, widths, _ in polls.values())
     trace = Trace.of(rows, list(samples), grain=grain, blocks=True, source=source)
-    levels = _levels(polls)
-    trace = replace(trace.merged(1e-6 * grain), grain=grain, levels=levels)
-    return replace(trace, window=float(levels[:, 0].sum())) if trace.is_coarse else trace
-
-
-def _levels(polls: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> np.ndarray:
-    """[samples, 2]: seconds, devices busy; from the first sample with work to the last."""
+    # how many devices were busy, from the first sample with work to the last
     time, widths, _ = max(polls.values(), key=lambda poll: len(poll[0]))
     total = np.zeros(len(time))
     for mine, _, share in polls.values():
         total += share[np.clip(np.searchsorted(mine, time, "right") - 1, 0, len(mine) - 1)]
     works = np.flatnonzero(total > IDLE_BELOW)
     inside = slice(works[0], works[-1] + 1)
-    return np.stack([widths[inside], total[inside]], axis=1)
+    levels = np.stack([widths[inside], total[inside]], axis=1)
+    trace = replace(trace.merged(1e-6 * grain), grain=grain, levels=levels)
+    return replace(trace, window=float(levels[:, 0].sum())) if trace.is_coarse else trace
 
 
 def _step(name: str, time: np.ndarray, source: str) -> float:

@@ -8,7 +8,7 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -139,7 +139,8 @@ def _read_file(path: Path, unit: str | None) -> Trace:
 
 
 def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str | None) -> Trace:
-    names = [_column(name) for name in header]
+    # without units: "utilization.gpu [%]" is utilization.gpu
+    names = [re.sub(r"\s*[\[(][^\])]*[\])]\s*$", "", name.strip()).lower() for name in header]
     for number, row in enumerate(rows):
         if len(row) != len(header):
             raise ConfigError(
@@ -161,7 +162,11 @@ def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str |
     device = next((name for name in DEVICE if name in columns), None)
     share = next((name for name in SHARE if name in columns), None)
     if share is not None and device is not None:
-        return _of_long(columns, device, share, seconds, source + said)
+        values = _numbers(columns[share], share, source + said)
+        of = np.array(columns[device])
+        by_name = {str(n): values[of == n] for n in dict.fromkeys(columns[device])}
+        read = _shares(by_name, {share: columns[share]}, source + said)
+        return of_samples({n: (seconds[of == n], v) for n, v in read.items()}, source + said)
     shares = {n: c for n, c in zip(names, zip(*rows, strict=True), strict=False) if n in columns}
     shares.pop("", None)
     read = _shares({n: _numbers(c, n, source) for n, c in shares.items()}, shares, source)
@@ -171,11 +176,6 @@ def _of_table(header: list[str], rows: list[list[str]], source: str, unit: str |
 _DATE = r"\d{4}[-/]"
 
 
-def _column(name: str) -> str:
-    """A column's name without its unit: "utilization.gpu [%]" is utilization.gpu."""
-    return re.sub(r"\s*[\[(][^\])]*[\])]\s*$", "", name.strip()).lower()
-
-
 def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> Trace:
     if "device" not in columns:
         raise ConfigError(f"{source} has start and end but no column device: whose work is it?")
@@ -183,28 +183,23 @@ def _of_intervals(columns: dict[str, list[str]], source: str, scale: float) -> T
     start, end = (_numbers(columns[name], name, source) * scale for name in ("start", "end"))
     kinds = columns.get("kind", [""] * count)
     stages, numbers = (_labels(columns.get(name), name, count, source) for name in LABELS)
-    transfer, rows, names = 0.0, [], []
+    transfer, rows = 0.0, []
     for i, (name, a, b) in enumerate(zip(columns["device"], start, end, strict=True)):
-        names.append(name)
         kind = "" if kinds[i].lower() in UNKNOWN else kinds[i]
         if kind == TRANSFER:
             transfer += float(b - a)
         else:
             rows.append((name, float(a), float(b), kind, stages[i], numbers[i]))
-    return Trace.of(rows, _all_devices(names), transfer=transfer, source=source)
+    # the devices named; if they are numbers, those that are left out between 0 and the last
+    names = list(dict.fromkeys(columns["device"]))
+    if all(name.isdecimal() and len(name) < 10 for name in names):
+        last = max(map(int, names), default=-1)
+        names = [str(d) for d in range(last + 1)] if last < 2 * len(names) else names
+    return Trace.of(rows, names, transfer=transfer, source=source)
 
 
 LABELS = ("stage", "microbatch")
 UNKNOWN = ("", "nan", "none", "?", "-", "busy")
-
-
-def _all_devices(names: Iterable[str]) -> list[str]:
-    """The devices named; if they are numbers, those that are left out between 0 and the last."""
-    there = list(dict.fromkeys(names))
-    if not all(name.isdecimal() and len(name) < 10 for name in there):
-        return there
-    last = max(map(int, there), default=-1)
-    return [str(d) for d in range(last + 1)] if last < 2 * len(there) else there
 
 
 def _labels(column: list[str] | None, name: str, count: int, source: str) -> list[int]:
@@ -258,16 +253,6 @@ def _times(column: list[str], source: str, scale: float) -> np.ndarray:
             f"line {line + 2} of {source}: a time is finite and 0 or more, got {column[line]}"
         )
     return seconds
-
-
-def _of_long(
-    columns: Mapping[str, Any], device: str, share: str, seconds: np.ndarray, source: str
-) -> Trace:
-    values = _numbers(columns[share], share, source)
-    names = np.array(columns[device])
-    by_name = {str(n): values[names == n] for n in dict.fromkeys(columns[device])}
-    read = _shares(by_name, {share: columns[share]}, source)
-    return of_samples({n: (seconds[names == n], v) for n, v in read.items()}, source)
 
 
 def _shares(

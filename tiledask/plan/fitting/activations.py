@@ -52,11 +52,19 @@ def saved_tensors(
 def _saved(
     model: Model, sequence: int, tp: int, width: int, flash: bool, mixture: bool
 ) -> tuple[Saved, ...]:
-    return (
-        *_attention(model, sequence, -(-model.heads // tp), tp, width, flash),
-        *(_mixture(model, tp, width) if mixture else _dense(model, tp, width)),
-        *_around(model, width),
-    )
+    h, ends = model.hidden, ("attention", "mlp")
+    tensors = _attention(model, sequence, -(-model.heads // tp), tp, width, flash)
+    if mixture:
+        tensors += _mixture(model, tp, width)
+    else:
+        inside = _inside(model, "mlp", -(-model.ffn // tp), width)
+        tensors += [Saved("mlp input", h, width, False), *inside]
+    # inputs of the two norms, masks of the two dropouts on the residual stream
+    if model.norm != "none":
+        tensors += [Saved(f"{at} norm input", h, width, False) for at in ends]
+    if model.dropout:
+        tensors += [Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ends]
+    return tuple(tensors)
 
 
 def _attention(
@@ -65,9 +73,15 @@ def _attention(
     """Inputs of the matrix products and of softmax(q k) v."""
     groups = heads if model.latent else -(-model.kv_heads // tp)
     query, key, value = heads * model.qk_dim, groups * model.qk_dim, groups * model.v_dim
-    tensors = [
-        Saved("attention input", model.hidden, width, False),
-        *_latents(model, width),
+    tensors = [Saved("attention input", model.hidden, width, False)]
+    if model.latent:  # each latent before and after its norm, whole on every device
+        latents = [("kv", model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank)]
+        if model.q_lora_rank:
+            latents += [("query", model.q_lora_rank, model.q_lora_rank)]
+        for name, down, normed in latents:
+            tensors += [Saved(f"{name} latent norm input", down, width, False)]
+            tensors += [Saved(f"{name} latent", normed, width, False)]
+    tensors += [
         Saved("query", query, width, True),
         Saved("key", key, width, True),
         Saved("value", value, width, True),
@@ -87,25 +101,6 @@ def _attention(
             Saved("softmax dropout output", scores, width, True, core=True),
         ]
     return tensors
-
-
-def _latents(model: Model, width: int) -> list[Saved]:
-    """Latent attention: each latent before and after its norm, whole on every device."""
-    if not model.latent:
-        return []
-    latents = [("kv", model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank)]
-    if model.q_lora_rank:
-        latents += [("query", model.q_lora_rank, model.q_lora_rank)]
-    return [
-        Saved(f"{name} latent{what}", elements, width, False)
-        for name, down, normed in latents
-        for what, elements in ((" norm input", down), ("", normed))
-    ]
-
-
-def _dense(model: Model, tp: int, width: int) -> list[Saved]:
-    inside = _inside(model, "mlp", -(-model.ffn // tp), width)
-    return [Saved("mlp input", model.hidden, width, False), *inside]
 
 
 def _mixture(model: Model, tp: int, width: int) -> list[Saved]:
@@ -130,18 +125,6 @@ def _inside(model: Model, name: str, width_inside: int, width: int) -> list[Save
         else ("activation input", "activation output")
     )
     return [Saved(f"{name} {part}", width_inside, width, True) for part in parts]
-
-
-def _around(model: Model, width: int) -> list[Saved]:
-    """Inputs of the two norms, masks of the two dropouts on the residual stream."""
-    h, tensors = model.hidden, []
-    if model.norm != "none":
-        tensors += [Saved(f"{at} norm input", h, width, False) for at in ("attention", "mlp")]
-    if model.dropout:
-        tensors += [
-            Saved(f"{at} dropout mask", h, 1, False, flows=False) for at in ("attention", "mlp")
-        ]
-    return tensors
 
 
 def _outputs(

@@ -95,9 +95,11 @@ class Fit:
                 f"({self.overhead}), between which lie the {room} of {device}; {why}"
             )
         if not self.shortfall:
+            names = ("dp", "tp", "pp") + (("cp",) if self.layout.cp > 1 else ())
+            degrees = " x ".join(f"{name} {getattr(self.layout, name)}" for name in names)
             return (
-                f"the layout needs {self.layout.devices} devices ({_degrees(self.layout)}), the "
-                f"cluster has {self.cluster.devices}"
+                f"the layout needs {self.layout.devices} devices ({degrees}), the cluster has "
+                f"{self.cluster.devices}"
             )
         certain = self.overhead.certain
         context = f" and a CUDA context of {format_bytes(certain)}" if certain else ""
@@ -171,13 +173,14 @@ class Fit:
         """The Fix that ``layout`` is; None for None, or if ``recipe`` does not make it fit."""
         if layout is None:
             return None
+        is_given = self.overhead != overhead_of(self.layout)
         again = fits(
             self.memory.model,
             layout,
             replace(self.cluster, devices=layout.devices),
             recipe or self.memory.recipe,
             self.memory.sequence,
-            self._overhead(layout),
+            self.overhead if is_given else overhead_of(layout),
         )
         if again.verdict != "fits":
             if recipe is not None:
@@ -214,10 +217,6 @@ class Fit:
         cluster = replace(self.cluster, devices=most)
         estimate = step(memory.model, memory.layout, cluster, memory.recipe, memory.sequence)
         return float(estimate.total)
-
-    def _overhead(self, layout: Layout) -> Overhead:
-        given = self.overhead != overhead_of(self.layout)
-        return self.overhead if given else overhead_of(layout)
 
     def __repr__(self) -> str:
         return f"Fit({self.verdict}: {self.reason})"
@@ -273,11 +272,6 @@ def fits(
             )
         overhead = Overhead(0, 0, 0, overhead)
     return Fit(estimate_memory(model, layout, recipe, sequence), cluster, overhead, step)
-
-
-def _degrees(layout: Layout) -> str:
-    names = ("dp", "tp", "pp") + (("cp",) if layout.cp > 1 else ())
-    return " x ".join(f"{name} {getattr(layout, name)}" for name in names)
 
 
 _OPTIMIZER = "optimizer states"

@@ -92,18 +92,13 @@ def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], .
     for device in range(p):
         rows = slice(*built.turns[device : device + 2])
         kind, number = built.kind[rows], built.microbatch[rows]
-        place = number % 2 if name in BOTH_WAYS else _index(built.stage[rows], layout, device)
+        held = np.array(layout.stage_chunks(device))
+        place = number % 2 if name in BOTH_WAYS else np.searchsorted(held, built.stage[rows])
         change = np.array([1, -1, 0, -1])[kind]  # F, B, I, W
         steps = np.zeros((len(kind), 2 if name in BOTH_WAYS else v), np.int64)
         steps[np.arange(len(kind)), place] = change
         found.append(_fullest(np.cumsum(steps, axis=0)))
     return found
-
-
-def _index(stages: np.ndarray, layout: Layout, device: int) -> np.ndarray:
-    """Which of the device's chunks each of ``stages`` is."""
-    held = np.array(layout.stage_chunks(device))
-    return np.searchsorted(held, stages)
 
 
 def _fullest(states: np.ndarray) -> tuple[tuple[int, ...], ...]:

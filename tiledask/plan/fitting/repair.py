@@ -123,9 +123,10 @@ class Search:
         share, copies = self.model.parameters // self._slices(layout), layout.dp * layout.cp
         if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
             return False  # not even the average device holds its states
-        stages = [0, layout.pp - 1, *range(1, layout.pp - 1)]
+        stages = dict.fromkeys([0, layout.pp - 1, *range(1, layout.pp - 1)])
+        run = self.model, layout, self.recipe, self.sequence
         try:
-            return all(self._peak(layout, stage) <= room for stage in dict.fromkeys(stages))
+            return all(Ledger.of(stage_rows(*run, stage)).peak <= room for stage in stages)
         except (PartitionError, ScheduleError):  # a schedule that this pp does not allow
             return False
 
@@ -147,7 +148,3 @@ class Search:
             if more and self._ok(row):
                 return row
         return None
-
-    def _peak(self, layout: Layout, stage: int) -> int:
-        rows = stage_rows(self.model, layout, self.recipe, self.sequence, stage)
-        return Ledger.of(rows).peak

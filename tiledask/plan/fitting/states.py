@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model, Weight
-from tiledask.plan.inputs.recipes import Recipe, State
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.ledger import Row
 
 __all__ = ["Item", "Share", "stage_items", "stage_parameters", "state_rows"]
@@ -147,24 +147,16 @@ def state_rows(
         sharded = state.sharded(layout.zero) and copies > 1
         size = state.on_device(held.dense, layout.zero, copies)
         size += state.on_device(held.expert, layout.zero, copies // layout.ep)
-        yield Row(
-            stage,
-            state.tensor,
-            state.moment,
-            size,
-            _formula(state, held, layout if sharded else None),
-            ZERO if sharded else recipe.source,
-        )
-
-
-def _formula(state: State, held: Share, sharded: Layout | None) -> str:
-    what = "parameters" if state.of == "parameters" else "parameters of adapters"
-    over = "" if sharded is None else " / " + _over(sharded)
-    text = f"{state.bytes} B x {held.dense:,} {what}{over}"
-    if held.expert:
-        experts = "" if sharded is None else f" / ({_over(sharded)} / ep {sharded.ep})"
-        text += f" + {state.bytes} B x {held.expert:,} of experts{experts}"
-    return text if sharded is None else f"{text} (ZeRO-{sharded.zero})"
+        what = "parameters" if state.of == "parameters" else "parameters of adapters"
+        over = f" / {_over(layout)}" if sharded else ""
+        formula = f"{state.bytes} B x {held.dense:,} {what}{over}"
+        if held.expert:
+            over = f" / ({_over(layout)} / ep {layout.ep})" if sharded else ""
+            formula += f" + {state.bytes} B x {held.expert:,} of experts{over}"
+        if sharded:
+            formula += f" (ZeRO-{layout.zero})"
+        source = ZERO if sharded else recipe.source
+        yield Row(stage, state.tensor, state.moment, size, formula, source)
 
 
 def _over(layout: Layout) -> str:

@@ -22,7 +22,12 @@ def gathered_rows(
 ) -> Iterator[Row]:
     """What ZeRO holds whole for a while: the weights of one item, its gradients before
     they are reduced."""
-    sizes = {item.name: _whole(item, layout) for item in items}
+    copies = layout.dp * layout.cp
+    sizes = {  # parameters that others hold copies of, so that ZeRO shards them
+        item.name: (item.each.dense if copies > 1 else 0)
+        + (item.each.expert if copies > layout.ep else 0)
+        for item in items
+    }
     name = max(sizes, key=sizes.__getitem__, default=None)
     if layout.zero < 2 or name is None or not sizes[name]:
         return
@@ -37,13 +42,6 @@ def gathered_rows(
         formula = f"{recipe.gradient_bytes} B x {size:,} parameters of the largest item, {name}"
         waiting = recipe.gradient_bytes * size
         yield Row(stage, "unreduced gradients", BACKWARD, waiting, formula, ZERO)
-
-
-def _whole(item: Item, layout: Layout) -> int:
-    """Parameters of ``item`` that others hold copies of, so that ZeRO shards them."""
-    copies = layout.dp * layout.cp
-    dense = item.each.dense if copies > 1 else 0
-    return dense + (item.each.expert if copies > layout.ep else 0)
 
 
 def training_rows(

@@ -9,7 +9,7 @@ Where one stage does B and the next I, each needs the one that is there.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,16 +111,16 @@ def validate(
     Schedule(1f1b: 4 stages on 4 devices, 8 micro-batches, 64 actions)
     """
     as_asked = stages in (None, schedule.stages) and microbatches in (None, schedule.microbatches)
-    if not (as_asked and schedule.is_complete and _can_run(schedule)):
+    no_time = np.zeros((len(KINDS), schedule.stages, 1))
+    if not (
+        as_asked
+        and schedule.is_complete
+        and longest_path(schedule, no_time, no_time[0], Links.of(schedule)) is not None
+    ):
         checked(schedule, stages, microbatches)  # says what is wrong
     if memory_limit is not None:
         _check_memory(schedule, memory_limit, activation, weight_part)
     return schedule
-
-
-def _can_run(schedule: Schedule) -> bool:
-    no_time = np.zeros((len(KINDS), schedule.stages, 1))
-    return longest_path(schedule, no_time, no_time[0], Links.of(schedule)) is not None
 
 
 def checked(
@@ -221,7 +221,11 @@ def _check_complete(schedule: Schedule, microbatches: int) -> None:
             kinds = "".join(kind for kind in KINDS if Action(kind, s, i) in done)
             if kinds in (("FB", "FIW") if schedule.trains else ("F",)):
                 continue
-            lacking = _lacking(kinds, schedule.trains)
+            lacking = {"F": "B", "FI": "W", "FW": "I"}.get(kinds, "")
+            if "F" not in kinds:
+                lacking = "F"
+            elif not schedule.trains or "B" in kinds:
+                lacking = ""
             if not lacking:
                 raise ScheduleError(
                     f"stage {s} does the backward of micro-batch {i} twice: "
@@ -232,15 +236,6 @@ def _check_complete(schedule: Schedule, microbatches: int) -> None:
                 f"missing {Action(lacking, s, i)} on device {schedule.holder(s, i)}: all of "
                 f"{microbatches} micro-batches pass through all of {schedule.stages} stages"
             )
-
-
-def _lacking(kinds: str, trains: bool) -> str:
-    """The first kind that is missing beside ``kinds``; empty if none is."""
-    if "F" not in kinds:
-        return "F"
-    if not trains or "B" in kinds:
-        return ""
-    return {"F": "B", "FI": "W", "FW": "I"}.get(kinds, "")
 
 
 def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
@@ -260,20 +255,9 @@ def _feasible_order(schedule: Schedule, waits: Needs) -> list[Action]:
             turn[device] += len(block)
             for action in block:
                 ready += blocked.pop(action, ())
-    if blocked:
-        raise ScheduleError(f"deadlock: {_cycle(schedule, waits, done, turn)}")
-    return list(done)
-
-
-def _next(schedule: Schedule, device: int, turn: int) -> tuple[Action, ...]:
-    """The action at this turn, or both of a pair; () after the last."""
-    order = schedule.orders[device]
-    pair = turn < len(order) and schedule.paired[schedule.turns[device] + turn]
-    return order[turn : turn + (2 if pair else 1)]
-
-
-def _cycle(schedule: Schedule, waits: Needs, done: Container[Action], turn: list[int]) -> str:
-    """Who waits for whom: each device's next action, the result it lacks, and its holder."""
+    if not blocked:
+        return list(done)
+    # who waits for whom: each device's next action, the result it lacks, and its holder
     device = next(d for d, order in enumerate(schedule.orders) if turn[d] < len(order))
     steps: dict[int, str] = {}
     while device not in steps:
@@ -282,7 +266,15 @@ def _cycle(schedule: Schedule, waits: Needs, done: Container[Action], turn: list
         stuck = " and ".join(map(str, block))
         steps[device] = f"device {device} is at {stuck} and waits for {lacks}"
         device = schedule.holder(lacks.stage, lacks.microbatch)
-    return "; ".join(list(steps.values())[list(steps).index(device) :])
+    circle = list(steps.values())[list(steps).index(device) :]
+    raise ScheduleError(f"deadlock: {'; '.join(circle)}")
+
+
+def _next(schedule: Schedule, device: int, turn: int) -> tuple[Action, ...]:
+    """The action at this turn, or both of a pair; () after the last."""
+    order = schedule.orders[device]
+    pair = turn < len(order) and schedule.paired[schedule.turns[device] + turn]
+    return order[turn : turn + (2 if pair else 1)]
 
 
 def _check_memory(

@@ -324,18 +324,13 @@ class Schedule:
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>device {d}</th>{''.join(map(_cell, order))}</tr>"
-            for d, order in enumerate(self.orders)
-        )
+        cell = "<td style='background:{};color:#000'>{}</td>"
+        cells = [[cell.format(_COLOURS.get(a.kind, "#fff"), a) for a in o] for o in self.orders]
+        rows = "".join(f"<tr><th>device {d}</th>{''.join(c)}</tr>" for d, c in enumerate(cells))
         return f"<table><caption>{html.words(repr(self))}</caption>{rows}</table>"
 
 
 _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
-
-
-def _cell(action: Action) -> str:
-    return f"<td style='background:{_COLOURS.get(action.kind, '#fff')};color:#000'>{action}</td>"
 
 
 _COMMUNICATES = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")

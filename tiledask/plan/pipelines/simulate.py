@@ -188,11 +188,7 @@ def _table(times: Times, name: str, stages: int, microbatches: int) -> np.ndarra
             f"{name} must be one number, {stages} numbers (one per stage) or a table of "
             f"{stages} x {microbatches} (stage x micro-batch); got shape {values.shape}"
         )
-    _refuse_impossible(values, name)
-    return values if values.ndim == 2 else np.broadcast_to(values, stages)[:, None]
-
-
-def _refuse_impossible(values: np.ndarray, name: str) -> None:
     if not (np.isfinite(values) & (values >= 0)).all():
         wrong = values[~(np.isfinite(values) & (values >= 0))].flat[0]
         raise ScheduleError(f"{name} must be finite and 0 or more seconds, got {wrong:g}")
+    return values if values.ndim == 2 else np.broadcast_to(values, stages)[:, None]
