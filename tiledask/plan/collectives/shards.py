@@ -6,7 +6,7 @@ side by side        gate 0 1 2 | up 0 1 2, ...            each rank has its part
 10 heads over 5     kv 0 1   1 2      3        4          kv head 1 is on ranks 0 and 1
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -86,7 +86,9 @@ class Shards:
         ends = sorted({end for part in self.parts for at in part for end in at})
         runs: list[tuple[tuple[int, ...], Interval]] = []
         for start, stop in pairwise(ends):
-            holders = tuple(r for r, part in enumerate(self.parts) if _within(start, part))
+            holders = tuple(
+                r for r, part in enumerate(self.parts) if any(a <= start < b for a, b in part)
+            )
             if runs and runs[-1][0] == holders:
                 start = runs.pop()[1][0]
             runs.append((holders, (start, stop)))
@@ -135,9 +137,12 @@ def side_by_side(*shards: Shards) -> Shards:
     offset = 0
     for each in shards:
         for mine, part in zip(parts, each.parts, strict=True):
-            mine += [(offset + start, offset + stop) for start, stop in part]
+            for start, stop in part:
+                touches = mine and mine[-1][1] == offset + start
+                first = mine.pop()[0] if touches else offset + start
+                mine.append((first, offset + stop))
         offset += each.extent
-    return Shards(offset, tuple(map(_joined, parts)))
+    return Shards(offset, tuple(map(tuple, parts)))
 
 
 def deal_heads(query: int, kv: int, ranks: int) -> tuple[Shards, Shards]:
@@ -160,17 +165,3 @@ def deal_heads(query: int, kv: int, ranks: int) -> tuple[Shards, Shards]:
         for part in heads.parts
     )
     return heads, Shards(kv, tuple(looks))
-
-
-def _within(index: int, part: Sequence[Interval]) -> bool:
-    return any(start <= index < stop for start, stop in part)
-
-
-def _joined(part: Sequence[Interval]) -> tuple[Interval, ...]:
-    """The same intervals, those that touch as one."""
-    made: list[Interval] = []
-    for start, stop in part:
-        if made and made[-1][1] == start:
-            start = made.pop()[0]
-        made.append((start, stop))
-    return tuple(made)

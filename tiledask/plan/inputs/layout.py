@@ -280,7 +280,16 @@ def _read_partition(text: str) -> list[int]:
 def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
     bounds = layout.partition
     if isinstance(bounds, str):  # ITEMS
-        return _even_items(layout.chunks, layers)
+        if layout.chunks > layers + 2:
+            raise PartitionError(
+                f"{layout.chunks} chunks need as many items, the model has {layers + 2}: {layers} "
+                f"layers, embedding and head; use pp x interleave of {layers + 2} or less"
+            )
+        each, more = divmod(layers + 2, layout.chunks)
+        sizes = [each + (chunk < more) for chunk in range(layout.chunks)]
+        sizes[0] -= 1
+        sizes[-1] -= 1
+        return tuple(sizes)
     if bounds is not None:
         if bounds[-1] != layers:
             raise PartitionError(
@@ -295,16 +304,3 @@ def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
         )
     each, more = divmod(layers, layout.chunks)
     return tuple(each + (chunk < more) for chunk in range(layout.chunks))
-
-
-def _even_items(chunks: int, layers: int) -> tuple[int, ...]:
-    if chunks > layers + 2:
-        raise PartitionError(
-            f"{chunks} chunks need as many items, the model has {layers + 2}: {layers} layers, "
-            f"embedding and head; use pp x interleave of {layers + 2} or less"
-        )
-    each, more = divmod(layers + 2, chunks)
-    sizes = [each + (chunk < more) for chunk in range(chunks)]
-    sizes[0] -= 1
-    sizes[-1] -= 1
-    return tuple(sizes)

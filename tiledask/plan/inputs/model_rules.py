@@ -61,7 +61,19 @@ def completed(model: ModelSizes) -> dict[str, object]:
             raise _error(model, f"{field} must be one of {allowed}, got {_of(model, field)}")
     kv_heads = model.kv_heads or model.heads
     _divides(model, "heads", model.heads, "kv_heads", kv_heads)
-    _check_mixture(model)
+    if not (model.experts == model.top_k == 0 or 1 <= model.top_k <= model.experts):
+        raise _error(
+            model,
+            f"top_k must lie between 1 and experts, got top_k={model.top_k}, "
+            f"experts={model.experts}",
+        )
+    given = [field for field in _MIXTURE if getattr(model, field)]
+    if given and not model.experts:
+        raise _error(model, f"{given[0]} belongs to a mixture, which needs experts of 1 or more")
+    if model.shared_gate and not model.shared_ffn:
+        raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
+    if model.with_mtp and not model.mtp_layers:
+        raise _error(model, "with_mtp counts modules that mtp_layers=0 says do not exist")
     return {
         "kv_heads": kv_heads,
         "head_dim": _head_dim(model, kv_heads),
@@ -96,22 +108,6 @@ def _head_dim(model: ModelSizes, kv_heads: int) -> int:
             f"({model.qk_dim}) in latent attention; leave it out",
         )
     return model.qk_dim
-
-
-def _check_mixture(model: ModelSizes) -> None:
-    if not (model.experts == model.top_k == 0 or 1 <= model.top_k <= model.experts):
-        raise _error(
-            model,
-            f"top_k must lie between 1 and experts, got top_k={model.top_k}, "
-            f"experts={model.experts}",
-        )
-    given = [field for field in _MIXTURE if getattr(model, field)]
-    if given and not model.experts:
-        raise _error(model, f"{given[0]} belongs to a mixture, which needs experts of 1 or more")
-    if model.shared_gate and not model.shared_ffn:
-        raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
-    if model.with_mtp and not model.mtp_layers:
-        raise _error(model, "with_mtp counts modules that mtp_layers=0 says do not exist")
 
 
 def _layer_numbers(model: ModelSizes) -> tuple[int, ...]:

@@ -29,7 +29,14 @@ def check_run(model: Model, layout: Layout, sequence: int) -> None:
             f"less"
         )
     model.check_tp(layout.tp)
-    _check_experts(model, layout)
+    if layout.ep > 1 and not model.experts:
+        raise ConfigError(f"ep={layout.ep} shards experts and {model.name} has none; use ep=1")
+    if layout.ep > 1 and model.experts % layout.ep:
+        near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
+        raise ConfigError(
+            f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
+            f"be one of {near}"
+        )
     layout.chunk_layers(model.layers)
 
 
@@ -39,16 +46,4 @@ def check_trains(recipe: Recipe) -> None:
         raise ConfigError(
             f"recipe {recipe.name} keeps no gradients: it serves, and this is for training; use a "
             f"recipe such as 'mixed-adam-16'"
-        )
-
-
-def _check_experts(model: Model, layout: Layout) -> None:
-    """Refuse an expert parallelism that the experts cannot be divided over."""
-    if layout.ep > 1 and not model.experts:
-        raise ConfigError(f"ep={layout.ep} shards experts and {model.name} has none; use ep=1")
-    if layout.ep > 1 and model.experts % layout.ep:
-        near = [e for e in range(1, model.experts + 1) if model.experts % e == 0]
-        raise ConfigError(
-            f"ep={layout.ep} does not divide the {model.experts} experts of {model.name}; ep may "
-            f"be one of {near}"
         )

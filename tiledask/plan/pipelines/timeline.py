@@ -249,16 +249,17 @@ class Timeline:
         backward, or the weight gradient where the backward is split. Without a backward
         (inference) it is alive until its forward ends.
         """
-        return tuple(self._in_flight(d) for d in range(self.devices))
-
-    def _in_flight(self, device: int) -> int:
-        rows = np.arange(*self._first[device : device + 2])
-        rows = rows[self._computes[rows]]
-        code, start, end = self.code[rows], self.start[rows], self.end[rows]
-        opens, closes = code == 0, (code == 1) | (code == 3)
-        if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
-            return self._in_flight_by_time(rows)
-        return int(np.cumsum(opens.astype(np.int64) - closes).max(initial=0))
+        peaks = []
+        for d in range(self.devices):
+            rows = np.arange(*self._first[d : d + 2])
+            rows = rows[self._computes[rows]]
+            code, start, end = self.code[rows], self.start[rows], self.end[rows]
+            opens, closes = code == 0, (code == 1) | (code == 3)
+            if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
+                peaks.append(self._in_flight_by_time(rows))
+            else:
+                peaks.append(int(np.cumsum(opens.astype(np.int64) - closes).max(initial=0)))
+        return tuple(peaks)
 
     def _in_flight_by_time(self, rows: np.ndarray) -> int:
         """The same where actions overlap, or where some activations have no backward."""
@@ -308,13 +309,9 @@ class Timeline:
             self.overhead_per_device,
             self.true_idle_per_device,
         )
+        of = self.makespan
         rows = [
-            (d, *map(_seconds_and_share, each, [self.makespan] * 4))
+            (d, *(f"{format_seconds(s)} ({s / of:.1%})" if of else format_seconds(s) for s in each))
             for d, each in enumerate(zip(*parts, strict=True))
         ]
         return html.table(("device", *names), rows, repr(self))
-
-
-def _seconds_and_share(seconds: float, of: float) -> str:
-    share = f" ({seconds / of:.1%})" if of else ""
-    return f"{format_seconds(seconds)}{share}"

@@ -33,15 +33,6 @@ class Piece:
         return prod(stop - start for start, stop in self.region)
 
 
-def _common(a: Region, b: Region) -> Region:
-    return tuple(
-        [
-            (a0 if a0 > b0 else b0, a1 if a1 < b1 else b1)
-            for (a0, a1), (b0, b1) in zip(a, b, strict=True)
-        ]
-    )
-
-
 def fetch(
     tiling: Tiling, at: tuple[int, ...], wanted: Region, keep: tuple[int, ...] = ()
 ) -> list[Piece]:
@@ -58,7 +49,12 @@ def fetch(
     here, regions = tiling.rank(at), tiling.regions
     found = []
     for source in map(tiling.rank, product(*choices)):
-        region = _common(regions[source], wanted)
+        region = tuple(
+            [
+                (a0 if a0 > b0 else b0, a1 if a1 < b1 else b1)
+                for (a0, a1), (b0, b1) in zip(regions[source], wanted, strict=True)
+            ]
+        )
         if all(stop > start for start, stop in region):
             found.append(Piece(source, here, region))
     return found

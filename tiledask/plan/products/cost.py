@@ -105,21 +105,17 @@ def _reading(pieces: Iterable[Piece], owned: Shapes, itemsize: int, rates: Machi
     seconds = 0.0
     for p in pieces:
         shape = _extents(p.region)
-        runs = _runs(shape, owned[p.source])
+        block = owned[p.source]
+        d = len(shape) - 1
+        while d > 0 and shape[d] == block[d]:
+            d -= 1
+        runs = prod(shape[:d]) if d > 0 else 1  # stretches of memory in the row-major block
         seconds += rates.message + runs * rates.run + prod(shape) * itemsize / rates.read
     return seconds
 
 
 def _extents(region: Region) -> tuple[int, ...]:
     return tuple([stop - start for start, stop in region])
-
-
-def _runs(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
-    """Stretches of memory that a region of ``shape`` is made of in its owner's row-major block."""
-    d = len(shape) - 1
-    while d > 0 and shape[d] == block[d]:
-        d -= 1
-    return prod(shape[:d]) if d > 0 else 1
 
 
 def least_moved(

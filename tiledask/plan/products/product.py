@@ -181,7 +181,11 @@ def column_parallel(a: Tiling, b: Tiling, *, panel: int = PANEL) -> ProductPlan:
 
     A[I, K] @ B[K, J_XY] -> C[I, J_XY]. Costs nothing if A is replicated and B cut by columns.
     """
-    _has_columns("column_parallel", b)
+    if len(b.shape) < 2:
+        raise PlacementError(
+            f"column_parallel cuts the columns of B, and B {b.shape} is a vector; use "
+            f"row_parallel or gather"
+        )
     work = [Shard(len(a.shape) - 1)] * len(a.mesh)
     return _plan("column_parallel", _width(panel), a, b, a.mesh, work, panel=panel)
 
@@ -450,13 +454,6 @@ def _check_shapes(a: Tiling, b: Tiling) -> None:
     if a.ranks != b.ranks:
         raise PlacementError(
             f"A lies on {a.ranks} ranks and B on {b.ranks}; distribute both on one mesh"
-        )
-
-
-def _has_columns(name: str, b: Tiling) -> None:
-    if len(b.shape) < 2:
-        raise PlacementError(
-            f"{name} cuts the columns of B, and B {b.shape} is a vector; use row_parallel or gather"
         )
 
 

@@ -98,7 +98,12 @@ def _best(
                 return problem.memory(tm, _largest(n, along_n, q), w) <= limit
 
             fewest = _fewest(most_q, fits)
-            for q in _balanced(p, fewest, most_q, slots) if fewest else ():
+            if not fewest:
+                continue
+            # those, a few more, and the number that gives every slot equally many tiles
+            step = slots // gcd(p, slots)
+            even = min(most_q, -(-fewest // step) * step)
+            for q in (*range(fewest, min(even, fewest + _MORE)), max(fewest, even)):
                 seconds = _seconds(problem, units, p, q, w, slots)
                 if best is None or seconds < best[0]:
                     best = seconds, p, q, w
@@ -155,14 +160,6 @@ def _fewest(most: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)
     return low
-
-
-def _balanced(p: int, q: int, most: int, slots: int) -> Iterator[int]:
-    """``q``, a few more, and the number of columns that gives every slot equally many tiles."""
-    step = slots // gcd(p, slots)
-    even = min(most, -(-q // step) * step)
-    yield from range(q, min(even, q + _MORE))
-    yield max(q, even)
 
 
 def _edges(extent: int, unit: int, parts: int) -> tuple[int, ...]:

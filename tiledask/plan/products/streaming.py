@@ -172,7 +172,14 @@ class StreamPlan:
 
         Of chunked files whole chunks are counted, as they are before compression.
         """
-        return sum(self._tile_bytes(tile) for tile in self.tiles)
+        total = 0
+        for tile in self.tiles:
+            rows, columns = tile.region
+            for depth in self.cuts.panels(self.extents[2], tile.begin):
+                total += self.a.read_bytes((rows, depth)) + self.b.read_bytes((depth, columns))
+            if tile.begin:
+                total += self.c.read_bytes(tile.region)
+        return total
 
     @property
     def bytes_written(self) -> int:
@@ -204,14 +211,6 @@ class StreamPlan:
     def of(self, slot: int) -> "StreamPlan":
         """The part of the plan that ``slot`` does."""
         return replace(self, tiles=tuple(tile for tile in self.tiles if tile.slot == slot))
-
-    def _tile_bytes(self, tile: Tile) -> int:
-        rows, columns = tile.region
-        panels = sum(
-            self.a.read_bytes((rows, depth)) + self.b.read_bytes((depth, columns))
-            for depth in self.cuts.panels(self.extents[2], tile.begin)
-        )
-        return panels + (self.c.read_bytes(tile.region) if tile.begin else 0)
 
     def __repr__(self) -> str:
         (m, n, k), (tm, tn), (p, q) = self.extents, self.cuts.tile, self.cuts.grid

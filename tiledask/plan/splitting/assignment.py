@@ -28,12 +28,21 @@ def read_assignment(assignment: Assignment) -> list[list[int]]:
     if isinstance(assignment, Partition):
         return [[n + 1 for n in layers] for layers in assignment.layers]
     if isinstance(assignment, str):
-        return [_read_group(part) for part in _split_text(assignment)]
+        text = assignment.strip()
+        bracketed = text.startswith("[")
+        parts = re.split(r"\]\s*,?\s*\[", text.strip("[]")) if bracketed else text.split("|")
+        return [_read_group(part) for part in parts]
     try:
         entries = list[SupportsIndex | Iterable[SupportsIndex]](assignment)
         places = [entry for entry in entries if isinstance(entry, SupportsIndex)]
         if entries and len(places) == len(entries):
-            return _from_places([int(place) for place in places])
+            devices = [int(place) for place in places]
+            if min(devices) < 0:
+                raise PartitionError(f"devices are counted from 0, got device {min(devices)}")
+            layers: list[list[int]] = [[] for _ in range(max(devices) + 1)]
+            for layer, device in enumerate(devices, start=1):
+                layers[device].append(layer)
+            return layers
         groups = [entry for entry in entries if isinstance(entry, Iterable)]
         if groups and len(groups) == len(entries) and str not in map(type, groups):
             return [[_layer_number(n) for n in group] for group in groups]
@@ -70,23 +79,6 @@ def _layer_number(value: SupportsIndex) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise PartitionError(f"a layer is a whole number counted from 1, got {short(value)}")
     return int(value)
-
-
-def _from_places(places: list[int]) -> list[list[int]]:
-    if min(places) < 0:
-        raise PartitionError(f"devices are counted from 0, got device {min(places)}")
-    groups: list[list[int]] = [[] for _ in range(max(places) + 1)]
-    for layer, device in enumerate(places, start=1):
-        groups[device].append(layer)
-    return groups
-
-
-def _split_text(text: str) -> list[str]:
-    text = text.strip()
-    if text.startswith("["):
-        text = text.strip("[]")
-        return re.split(r"\]\s*,?\s*\[", text)
-    return text.split("|")
 
 
 def _read_group(text: str) -> list[int]:

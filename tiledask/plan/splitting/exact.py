@@ -44,20 +44,21 @@ def exact(
         raise PartitionError(
             f"got {len(values)} {name} values where {length} are needed: one for each"
         )
-    return [_fraction(v, f"{name} number {i}", positive) for i, v in enumerate(values, start=1)]
-
-
-def _fraction(value: Real, name: str, positive: bool) -> Fraction:
-    fraction: Fraction | None = None
-    try:
-        number = value if isinstance(value, int | Fraction) else float(value)
-        fraction = Fraction(number)
-    except (TypeError, ValueError, OverflowError):  # not a number, NaN, infinite
-        pass
-    if fraction is None or fraction < 0 or (positive and fraction == 0):
-        rule = "more than 0" if positive else "0 or more"
-        raise PartitionError(f"{name} must be a finite number, {rule}; got {short(value)}")
-    return fraction
+    fractions = []
+    for i, value in enumerate(values, start=1):
+        fraction: Fraction | None = None
+        try:
+            number = value if isinstance(value, int | Fraction) else float(value)
+            fraction = Fraction(number)
+        except (TypeError, ValueError, OverflowError):  # not a number, NaN, infinite
+            pass
+        if fraction is None or fraction < 0 or (positive and fraction == 0):
+            rule = "more than 0" if positive else "0 or more"
+            raise PartitionError(
+                f"{name} number {i} must be a finite number, {rule}; got {short(value)}"
+            )
+        fractions.append(fraction)
+    return fractions
 
 
 def whole(values: list[Fraction]) -> list[int]:

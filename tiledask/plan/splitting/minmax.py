@@ -162,7 +162,12 @@ def min_max_bounds(
         return None
     slowest = time.slowest(best)
     even = _most_even(limits(time.rooms(slowest)))
-    if not memory or _fits_together(even, memory, capacity):
+    if not memory:
+        return even
+    held = [0] * len(capacity)  # by the stages of each device together
+    for s, (a, b) in enumerate(pairwise(even)):
+        held[s % len(held)] += memory.used(s, a, b)
+    if all(used <= room for used, room in zip(held, capacity, strict=True)):
         return even
     best = _fastest(time, lambda allowed: _shared(limits(allowed), capacity), slowest)
     return best and _shared(limits(time.rooms(time.slowest(best))), capacity)
@@ -338,14 +343,6 @@ def _best_ends(
     column = np.argmin(value, axis=1)  # the longest of equal ones
     rows = np.arange(len(starts))
     return ends[rows, column], value[rows, column]
-
-
-def _fits_together(bounds: Sequence[int], memory: LayerSums, capacity: Sequence[int]) -> bool:
-    """Whether the stages of each device fit its capacity together."""
-    held = [0] * len(capacity)
-    for s, (a, b) in enumerate(pairwise(bounds)):
-        held[s % len(held)] += memory.used(s, a, b)
-    return all(used <= room for used, room in zip(held, capacity, strict=True))
 
 
 _Grown = dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]
