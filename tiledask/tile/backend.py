@@ -113,7 +113,11 @@ def probe() -> Backend:
     known = {"cupy": cp.__version__, "driver": driver.version, "cuda": cuda}
     try:
         devices = _cupy_devices(cp)
-        _round_trip(cp)
+        # four numbers to the device and back: an allocation and two copies, no kernel
+        sent = np.array([2, 3, 5, 7], np.int64)
+        received = cp.asarray(sent).get()
+        if not np.array_equal(sent, received):
+            raise RuntimeError(f"sent {sent.tolist()} to the device, {received.tolist()} came back")
     except Exception as error:  # CUDARuntimeError, or a library that cannot be loaded
         return Backend(False, _without_device(error, driver), devices=driver.devices, **known)
     return Backend(True, "", devices=devices, nvrtc_reason=nvrtc_reason(), **known)
@@ -307,14 +311,6 @@ def _cupy_devices(cp: ModuleType) -> tuple[GpuInfo, ...]:
             )
         )
     return tuple(devices)
-
-
-def _round_trip(cp: ModuleType) -> None:
-    """Sends four numbers to the device and back: an allocation and two copies, no kernel."""
-    sent = np.array([2, 3, 5, 7], np.int64)
-    received = cp.asarray(sent).get()
-    if not np.array_equal(sent, received):
-        raise RuntimeError(f"sent {sent.tolist()} to the device, {received.tolist()} came back")
 
 
 @cache

@@ -125,7 +125,14 @@ def _leading(x: Array) -> int | None:
 def _by_columns(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None:
     """The product into a c whose columns are contiguous."""
     a, b = _unit_stride(a, xp), _unit_stride(b, xp)
-    (_cpu if xp is np else _gpu)(a, b, c, how)
+    if xp is not np:
+        _gpu(a, b, c, how)
+    elif c.shape[1] == 1:
+        _gemv(a, b, c, how)
+    elif c.shape[0] == 1:
+        _gemv(b.T, a.T, c.T, how)
+    else:
+        _gemm(a, b, c, how)
 
 
 def _through_scratch(a: Array, b: Array, c: Array, how: _How, xp: ModuleType) -> None:
@@ -171,15 +178,6 @@ _INTEGERS = {"int *": ctypes.c_int, "int64_t *": ctypes.c_int64}
 
 _PARAMETERS = {"gemm": "cciiirririrri", "gemv": "ciirririrri"}
 """The pointers that a function takes: to a character, an integer, or real numbers."""
-
-
-def _cpu(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
-    if c.shape[1] == 1:
-        _gemv(a, b, c, how)
-    elif c.shape[0] == 1:
-        _gemv(b.T, a.T, c.T, how)
-    else:
-        _gemm(a, b, c, how)
 
 
 def _gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray, how: _How) -> None:
@@ -375,12 +373,6 @@ def _check(a: Array, b: Array, c: Array, xp: ModuleType) -> None:
             f"BLAS counts in 32 bits, extents up to {_LARGEST}, got {a.shape} @ {b.shape}; "
             f"multiply slices of it"
         )
-    _check_types(a, b, c, xp)
-    if xp is np and not c.flags.writeable:
-        raise KernelError("c must be writable, got a read-only array; pass c.copy()")
-
-
-def _check_types(a: Array, b: Array, c: Array, xp: ModuleType) -> None:
     names = ("float32", "float64") if xp is np else tuple(_CUDA_TYPES)
     one_type = a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
     if not one_type or a.dtype.name not in names:
@@ -394,3 +386,5 @@ def _check_types(a: Array, b: Array, c: Array, xp: ModuleType) -> None:
             f"c must be {' or '.join(sorted(results))} for {a.dtype} operands, got {c.dtype}; "
             f"allocate it so"
         )
+    if xp is np and not c.flags.writeable:
+        raise KernelError("c must be writable, got a read-only array; pass c.copy()")

@@ -233,7 +233,16 @@ class KernelTable(Mapping[str, KernelInfo]):
 
     def _repr_html_(self) -> str:
         head = ("kernel", "arrays", "types", "tiles", "needs", "here", "what it is")
-        return html.table(head, map(_cells, self.values()))
+        rows = []
+        for info in self.values():
+            tiles = [info.tile, *(t for t in info.tiles if t != info.tile)] if info.tile else []
+            shown = ", ".join("x".join(map(str, tile)) for tile in tiles)
+            if info.tile and not info.tiles:
+                shown += ", or any"
+            shown, needs = shown or "none to choose", info.needs or _ANY[info.arrays]
+            here = "yes" if info.available else f"no: {info.why_not}"
+            rows.append((info.name, info.arrays, _types(info), shown, needs, here, info.summary))
+        return html.table(head, rows)
 
 
 kernels = KernelTable()
@@ -284,20 +293,3 @@ def _why_not(kernel: Kernel) -> str:
 def _types(info: KernelInfo) -> str:
     as_tf32 = ("float32 as tf32",) if info.tf32 else ()
     return ", ".join(info.dtypes + as_tf32)
-
-
-def _cells(info: KernelInfo) -> tuple[str, ...]:
-    tiles = [info.tile, *(t for t in info.tiles if t != info.tile)] if info.tile else []
-    shown = ", ".join("x".join(map(str, tile)) for tile in tiles)
-    if info.tile and not info.tiles:
-        shown += ", or any"
-    here = "yes" if info.available else f"no: {info.why_not}"
-    return (
-        info.name,
-        info.arrays,
-        _types(info),
-        shown or "none to choose",
-        info.needs or _ANY[info.arrays],
-        here,
-        info.summary,
-    )

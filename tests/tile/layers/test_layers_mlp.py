@@ -1,7 +1,6 @@
 """Linear and feed-forward layers, and norms: loops, and splits over devices by inner columns.
 
-Holds `tiledask.tile.layers.fused`, `tiledask.tile.layers.linear`, `tiledask.tile.layers.mlp` and
-`tiledask.tile.layers.norms`.
+Holds `tiledask.tile.layers.linear`, `tiledask.tile.layers.mlp` and `tiledask.tile.layers.norms`.
 """
 
 import itertools
@@ -14,7 +13,7 @@ from oracles.gradients import assert_transpose, draw
 from tiledask.errors import KernelError
 from tiledask.tile import functions
 from tiledask.tile import layers as L
-from tiledask.tile.layers import fused
+from tiledask.tile.layers.mlp import activated_linear
 
 CUTS = [(0, 4, 8), (0, 1, 2, 8), (0, 3, 5, 7, 8)]
 
@@ -221,7 +220,7 @@ def test_bending_in_the_product_is_bending_after_it(shape, bias):
     x, w = rng.standard_normal(shape), rng.standard_normal((7, 11))
     b = rng.standard_normal(11) if bias else None
     for activation in ("gelu", "relu", "silu"):
-        g, kept = fused.activated_linear(x, w, b, activation)
+        g, kept = activated_linear(x, w, b, activation)
         z = L.linear(x, w, b)[0]
         plain, plain_kept = L.ACTIVATIONS[activation].forward(z)
         np.testing.assert_allclose(g, plain, rtol=1e-13)
@@ -232,7 +231,7 @@ def test_halves_are_bent_before_they_are_rounded():
     """GELU of the rounded sum differs from the rounded GELU; only the latter is the nearest."""
     rng = np.random.default_rng(1)
     x, w = (rng.standard_normal(s).astype(np.float16) for s in ((64, 32), (32, 48)))
-    g, z = fused.activated_linear(x, w, None, "gelu")
+    g, z = activated_linear(x, w, None, "gelu")
     exact = functions.gelu(x.astype("f8") @ w.astype("f8"))
     twice = L.gelu(z)[0].astype("f8")
     step = np.spacing(abs(exact).astype(np.float16)).astype("f8")  # half of it is the nearest
@@ -243,6 +242,6 @@ def test_halves_are_bent_before_they_are_rounded():
 
 def test_shapes_that_do_not_go_together_are_refused_there_too():
     with pytest.raises(KernelError, match="as many rows as x has columns"):
-        fused.activated_linear(np.ones((2, 3)), np.ones((4, 5)), None, "gelu")
+        activated_linear(np.ones((2, 3)), np.ones((4, 5)), None, "gelu")
     with pytest.raises(KernelError, match="one for each column of w"):
-        fused.activated_linear(np.ones((2, 3)), np.ones((3, 5)), np.ones(4), "gelu")
+        activated_linear(np.ones((2, 3)), np.ones((3, 5)), np.ones(4), "gelu")

@@ -92,25 +92,32 @@ class PlanCritique:
     def advice(self) -> tuple[Advice, ...]:
         """Changes that fit and make a step shorter by 1 % or more, the best first: single ones, and
         flash attention with another. For a layout that does not fit: those that do."""
-        start = self.fit.layout
+        start, memory = self.fit.layout, self.fit.memory
+        run = self.fit.cluster, memory.recipe, memory.sequence
         if self.step is None:
             fix = self.fit.smallest_fix
             fixed = [fix.layout] if fix is not None and not fix.missing else []
             layouts = dict.fromkeys([*fixed, *_neighbours(self.fit)])
-            memory = self.fit.memory
-            run = self.fit.cluster, memory.recipe, memory.sequence
             fitting = [each for each in layouts if fits(memory.model, each, *run).verdict == "fits"]
             chosen = _fastest(self.fit, fitting)
             before = None
         else:
             before = self.step.total
             chosen = _fastest(self.fit, _neighbours(self.fit), 1.02 * _quick(self.fit, start))
-        found = (_costed(self.fit, each) for each in chosen)
-        better = [
-            each if before is None else replace(each, speedup=before / each.seconds)
-            for each in found
-            if each is not None and (before is None or each.seconds <= (1 - WORTH_IT) * before)
-        ]
+        better = []
+        for layout in chosen:
+            change = ", ".join(
+                f"{name} {old} -> {getattr(layout, name)}"
+                for name, old in vars(start).items()
+                if getattr(layout, name) != old
+            )
+            again = fits(memory.model, layout, *run)
+            if again.verdict != "fits":
+                continue
+            seconds = estimate_step(memory.model, layout, *run).total
+            if before is None or seconds <= (1 - WORTH_IT) * before:
+                speedup = float("inf") if before is None else before / seconds
+                better.append(Advice(change, layout, again.memory.peak, seconds, speedup))
         return tuple(sorted(better, key=lambda each: each.seconds))
 
     def __bool__(self) -> bool:
@@ -317,18 +324,3 @@ def _fastest(fit: Fit, layouts: Iterable[Layout], limit: float = float("inf")) -
     chosen = sorted(each for each in priced if each[0] <= limit)[:ADVISED]
     special = [each for each in priced if each[2].schedule not in CLOSED_FORMS]
     return [layout for _, _, layout in dict.fromkeys([*chosen, *special])]
-
-
-def _costed(fit: Fit, layout: Layout) -> Advice | None:
-    """None if it does not fit."""
-    change = ", ".join(
-        f"{name} {old} -> {getattr(layout, name)}"
-        for name, old in vars(fit.layout).items()
-        if getattr(layout, name) != old
-    )
-    memory = fit.memory
-    again = fits(memory.model, layout, fit.cluster, memory.recipe, memory.sequence)
-    if again.verdict != "fits":
-        return None
-    step = estimate_step(memory.model, layout, fit.cluster, memory.recipe, memory.sequence)
-    return Advice(change, layout, again.memory.peak, step.total, float("inf"))

@@ -124,12 +124,8 @@ def check_premise(premise: str | os.PathLike[str] | Mapping[str, Any]) -> Critiq
     if isinstance(premise, Mapping) and isinstance(premise.get("model"), Model):
         rest = {key: value for key, value in premise.items() if key != "model"}
         return _Premise(Fields(rest, "premise"), premise["model"]).critique
-    return _Premise(_read(premise)).critique
-
-
-def _read(premise: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
     if isinstance(premise, Mapping):
-        return Fields(dict(premise), "premise")
+        return _Premise(Fields(dict(premise), "premise")).critique
     if not isinstance(premise, str | os.PathLike):
         raise ConfigError(
             f"a premise is a name, a path or a mapping, got {short(premise)}; there are "
@@ -137,7 +133,7 @@ def _read(premise: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
         )
     text = os.fspath(premise)
     is_file = text.endswith(".json") or os.sep in text or (len(text) < 256 and Path(text).is_file())
-    return read(text) if is_file else read_named("premises", text)
+    return _Premise(read(text) if is_file else read_named("premises", text)).critique
 
 
 @dataclass(frozen=True)
@@ -270,20 +266,20 @@ class _Premise:
         is_whole = _of_all(self.recipe) or not load_recipe(self.recipe).trains
         apart = "" if is_whole else "; adapters left out"
         each = sum(s.bytes for s in kept)
+        findings = []
+        for claim in self.claims:
+            words, kind = claim.text("claim"), claim.text("kind")
+            if kind not in _KINDS:
+                raise claim.fail("kind", f"is {kind!r}; there are {', '.join(_KINDS)}")
+            verdict, why, way_out = _KINDS[kind](self, claim)
+            claim.done()
+            findings.append(CheckedClaim(words, verdict, why, way_out))
         return Critique(
             self.question,
             f"{size}{self.recipe}: {each} B a parameter ({states}{apart}); {self.devices} devices "
             f"of {format_bytes(self.memory)}, GB = 1e9 bytes",
-            tuple(self._finding(claim) for claim in self.claims),
+            tuple(findings),
         )
-
-    def _finding(self, claim: Fields) -> CheckedClaim:
-        words, kind = claim.text("claim"), claim.text("kind")
-        if kind not in _KINDS:
-            raise claim.fail("kind", f"is {kind!r}; there are {', '.join(_KINDS)}")
-        verdict, why, way_out = _KINDS[kind](self, claim)
-        claim.done()
-        return CheckedClaim(words, verdict, why, way_out)
 
     def _planned(self, claim: Fields, key: str = "plan") -> _Plan:
         name = claim.text(key)

@@ -60,9 +60,16 @@ def fit_blocks(trace: Trace, near: Form | None = None) -> TraceFit | None:
                 and abs(form.microbatches - near.microbatches) > 1
             ):
                 continue
-            search = _search(form, trace, limit)
-            if search is not None:
-                guesses += ((search.miss(g), len(guesses), search, g) for g in search.guesses())
+            order = built(form)
+            if order is None or order.paired.any() or len(order) > MOST_ACTIONS:
+                continue
+            if (np.diff(order.turns) < np.diff(trace.turns)).any():
+                continue  # more blocks than it has actions
+            chains = _Chains.of(order)
+            if len(chains.names) > 2 * len(trace.start):
+                continue  # fewer edges than it has times
+            search = _Search(chains, form, trace, limit)
+            guesses += ((search.miss(g), len(guesses), search, g) for g in search.guesses())
         for *_, search, guess in sorted(guesses, key=lambda g: g[:2])[
             : TRIES if near is None else FEW
         ]:
@@ -70,20 +77,6 @@ def fit_blocks(trace: Trace, near: Form | None = None) -> TraceFit | None:
             if found is not None:
                 return found
     return None
-
-
-def _search(form: Form, trace: Trace, limit: float) -> "_Search | None":
-    """The search for ``form``'s times; None if the trace has more blocks than it has actions, or
-    fewer edges than it has times."""
-    order = built(form)
-    if order is None or order.paired.any() or len(order) > MOST_ACTIONS:
-        return None
-    if (np.diff(order.turns) < np.diff(trace.turns)).any():
-        return None
-    chains = _Chains.of(order)
-    if len(chains.names) > 2 * len(trace.start):
-        return None
-    return _Search(chains, form, trace, limit)
 
 
 def _candidates(trace: Trace) -> Iterator[tuple[int, Form]]:

@@ -390,7 +390,18 @@ def _step_of(e: _Event, f: _File) -> int:
 def _one_step(rows: list[_Timed], labelled: bool) -> tuple[list[Row], list[str]]:
     """(rows of the step that takes the median time, what to say of it)."""
     if labelled and len({r.step for r in rows}) == 1:
-        rows = _counted(rows)
+        # steps are counted by how often an action has been before
+        seen: Counter[tuple[str, _Label]] = Counter()
+        reach: dict[tuple[str, _Label], float] = {}
+        counted: list[_Timed] = []
+        for r in sorted(rows, key=lambda r: (r.event.start, -r.event.end)):
+            key = r.device, r.label
+            if r.event.start < reach.get(key, -math.inf):
+                continue  # the same once more, inside
+            reach[key] = r.event.end
+            counted.append(r._replace(step=seen[key]))
+            seen[key] += 1
+        rows = counted
     steps: dict[int, list[_Timed]] = defaultdict(list)
     for r in rows:
         steps[r.step].append(r)
@@ -413,21 +424,6 @@ def _one_step(rows: list[_Timed], labelled: bool) -> tuple[list[Row], list[str]]
     out = [(r.device, r.event.start - zero, r.event.end - zero, *r.label) for r in chosen]
     said = [f"of {len(whole)} steps the one of median length"] if len(whole) > 1 else []
     return out, said
-
-
-def _counted(rows: list[_Timed]) -> list[_Timed]:
-    """With steps counted by how often an action has been before."""
-    seen: Counter[tuple[str, _Label]] = Counter()
-    reach: dict[tuple[str, _Label], float] = {}
-    counted: list[_Timed] = []
-    for r in sorted(rows, key=lambda r: (r.event.start, -r.event.end)):
-        key = r.device, r.label
-        if r.event.start < reach.get(key, -math.inf):
-            continue  # the same once more, inside
-        reach[key] = r.event.end
-        counted.append(r._replace(step=seen[key]))
-        seen[key] += 1
-    return counted
 
 
 def _outermost(rows: Iterable[Row]) -> Iterator[Row]:

@@ -96,7 +96,20 @@ class Diagnosis:
     @cached_property
     def summary(self) -> tuple[str, ...]:
         """Sentences: the main cause, the best remedy with its predicted gain, what to measure."""
-        said = [_HEADLINES[self.cause].format(**self._words)]
+        share = self.causes[0].seconds / self.idle if self.idle else 0.0
+        worst, m = self["imbalance"], self["microbatches"].value
+        headline = _HEADLINES[self.cause].format(
+            devices=self.devices,
+            share=f"{share:.0%}",
+            idle=f"{self.idle_share:.0%}",
+            rest=f"{self.devices - 1}/{self.devices}",
+            average=" on average" if self["forward"].value is None else "",
+            one="one micro-batch after the other, " if (m or 1) > 1 else "no micro-batches, ",
+            worst=worst.why.split(" has ")[0],
+            more=f"{worst.value:.0%}",
+            of=f"{m} micro-batches on {self.devices} devices: " if m else "",
+        )
+        said = [headline]
         if self.idle_share < LITTLE:
             said = [f"Devices work {1 - self.idle_share:.1%} of the time: there is little to gain."]
         if self.remedies and self.plan:
@@ -106,27 +119,6 @@ class Diagnosis:
                 f"becomes {format_seconds(best.makespan)} ({best.gain:.0%} saved)."
             )
         return (*said, f"To tell more: {self.measure}.") if self.measure else tuple(said)
-
-    @property
-    def _average(self) -> str:
-        return " on average" if self["forward"].value is None else ""
-
-    @property
-    def _words(self) -> dict[str, Any]:
-        share = self.causes[0].seconds / self.idle if self.idle else 0.0
-        worst = self["imbalance"]
-        m = self["microbatches"].value
-        return {
-            "devices": self.devices,
-            "share": f"{share:.0%}",
-            "idle": f"{self.idle_share:.0%}",
-            "rest": f"{self.devices - 1}/{self.devices}",
-            "average": self._average,
-            "one": "one micro-batch after the other, " if (m or 1) > 1 else "no micro-batches, ",
-            "worst": worst.why.split(" has ")[0],
-            "more": f"{worst.value:.0%}",
-            "of": f"{m} micro-batches on {self.devices} devices: " if m else "",
-        }
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -192,7 +184,8 @@ class Diagnosis:
             lines += [
                 "  memory: activations that the fullest device keeps, in today's micro-batches"
             ]
-            lines += ["  ! is over the limit"] * self._is_limited
+            if not all(r.fits for r in self.remedies):
+                lines.append("  ! is over the limit")
         return "\n".join(lines)
 
     def _finding_rows(self) -> list[tuple[str, str, str]]:
@@ -207,10 +200,6 @@ class Diagnosis:
             for c in self.causes
             if c.seconds
         ]
-
-    @property
-    def _is_limited(self) -> bool:
-        return not all(r.fits for r in self.remedies)
 
     def _remedy_rows(self) -> list[tuple[str, str, str, str, str]]:
         plan = self.plan

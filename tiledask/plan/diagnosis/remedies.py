@@ -94,24 +94,22 @@ def remedies(
     for lever, remedy in every_remedy(plan, layers, memory_limit):
         if remedy.gain > LEAST:
             of_lever.setdefault(lever, []).append(remedy)
-    best = sorted(map(_plainest, of_lever.values()), key=_merit)
-    return tuple(best[:MOST])
+    chosen = []
+    for found in of_lever.values():
+        best = min(found, key=_merit)
+        near = [r for r in found if r.fits == best.fits and r.gain >= NEARLY**2 * best.gain]
+        once = [r for r in near if r.plan.schedule.replicas == 1] or near
+        enough = [r for r in once if r.gain >= NEARLY * max(o.gain for o in once)]
+        least = min(_effort(r.plan.schedule) for r in enough)
+        plain = [r for r in enough if _effort(r.plan.schedule) == least]
+        most = max(r.gain for r in plain)
+        alike = (r for r in plain if r.gain >= 0.9 * most)  # of these, the one that keeps least
+        chosen.append(min(alike, key=lambda r: (r.memory, *_merit(r))))
+    return tuple(sorted(chosen, key=_merit)[:MOST])
 
 
 def _merit(r: Remedy) -> tuple[bool, float, float]:
     return not r.fits, -round(r.gain, 9), r.memory
-
-
-def _plainest(of_one_lever: list[Remedy]) -> Remedy:
-    """The plainest of those with nearly the best gain; of equally plain ones, which keeps least."""
-    best = min(of_one_lever, key=_merit)
-    near = [r for r in of_one_lever if r.fits == best.fits and r.gain >= NEARLY**2 * best.gain]
-    once = [r for r in near if r.plan.schedule.replicas == 1] or near
-    enough = [r for r in once if r.gain >= NEARLY * max(o.gain for o in once)]
-    least = min(_effort(r.plan.schedule) for r in enough)
-    plain = [r for r in enough if _effort(r.plan.schedule) == least]
-    most = max(r.gain for r in plain)
-    return min((r for r in plain if r.gain >= 0.9 * most), key=lambda r: (r.memory, *_merit(r)))
 
 
 def _effort(order: Schedule) -> tuple[bool, int]:

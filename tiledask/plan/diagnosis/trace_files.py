@@ -49,11 +49,15 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
         return of_timeline(trace)
     if isinstance(trace, str | PathLike):
         path = Path(trace)
-        return (
-            _read_ranks(_in_folder(path), path.name, unit)
-            if path.is_dir()
-            else _read_file(path, unit)
-        )
+        if not path.is_dir():
+            return _read_file(path, unit)
+        files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+        if not files:
+            raise ConfigError(
+                f"folder {path.name!r} has no .json or .json.gz; give a folder with a trace of "
+                f"each rank, as torch.profiler writes them, or a file"
+            )
+        return _read_ranks(files, path.name, unit)
     if (
         isinstance(trace, list | tuple)
         and trace
@@ -68,16 +72,6 @@ def read_trace(trace: Any, unit: str | None = None) -> Trace:
         f"a trace is a Timeline, a table with the columns device, start, end, the path of a file, "
         f"or those of all ranks; got {type(trace).__name__}"
     )
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
-    if not files:
-        raise ConfigError(
-            f"folder {folder.name!r} has no .json or .json.gz; give a folder with a trace of each "
-            f"rank, as torch.profiler writes them, or a file"
-        )
-    return files
 
 
 def _read_ranks(paths: list[Path], source: str, unit: str | None) -> Trace:

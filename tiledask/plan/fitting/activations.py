@@ -54,8 +54,17 @@ def _saved(
 ) -> tuple[Saved, ...]:
     h, ends = model.hidden, ("attention", "mlp")
     tensors = _attention(model, sequence, -(-model.heads // tp), tp, width, flash)
-    if mixture:
-        tensors += _mixture(model, tp, width)
+    if mixture:  # each token, its copies for top_k experts, their answers before they are summed
+        k = model.top_k
+        tensors += [
+            Saved("mlp input", h * k, width, False),
+            *_inside(model, "mlp", k * -(-(model.expert_ffn or model.ffn) // tp), width),
+            Saved("router input", h, width, False),
+            Saved("expert outputs", h * k, width, False),
+            Saved("router probabilities", model.experts, 4, False),
+        ]
+        if model.shared_ffn:
+            tensors += _inside(model, "shared mlp", -(-model.shared_ffn // tp), width)
     else:
         inside = _inside(model, "mlp", -(-model.ffn // tp), width)
         tensors += [Saved("mlp input", h, width, False), *inside]
@@ -100,21 +109,6 @@ def _attention(
             Saved("softmax dropout mask", scores, 1, True, core=True, flows=False),
             Saved("softmax dropout output", scores, width, True, core=True),
         ]
-    return tensors
-
-
-def _mixture(model: Model, tp: int, width: int) -> list[Saved]:
-    """Each token, its copies for top_k experts, and their answers before they are summed."""
-    h, k = model.hidden, model.top_k
-    tensors = [
-        Saved("mlp input", h * k, width, False),
-        *_inside(model, "mlp", k * -(-(model.expert_ffn or model.ffn) // tp), width),
-        Saved("router input", h, width, False),
-        Saved("expert outputs", h * k, width, False),
-        Saved("router probabilities", model.experts, 4, False),
-    ]
-    if model.shared_ffn:
-        tensors += _inside(model, "shared mlp", -(-model.shared_ffn // tp), width)
     return tensors
 
 

@@ -148,24 +148,17 @@ class Fit:
             return {}
         search = Search(self.memory, self.cluster, self.overhead)
         single = {name: self._fix(search.single(name)) for name in SINGLE}
+        now, other = self.memory.recipe, None
+        if now.trains and self.layout.devices <= self.cluster.devices:
+            # the next smaller recipe that fits in the same layout
+            recipes, most = map(load_recipe, SMALLER), now.bytes_per_parameter
+            tried = (self._fix(self.layout, r) for r in recipes if r.bytes_per_parameter < most)
+            other = next((fix for fix in tried if fix is not None), None)
         return {
             **single,
-            "recipe": self._other_recipe(),
+            "recipe": other,
             "devices": self._fix(search.fewest_devices(("dp", "tp", "pp"))),
         }
-
-    def _other_recipe(self) -> Fix | None:
-        """The same layout with the next smaller recipe that fits."""
-        now = self.memory.recipe
-        if not now.trains or self.layout.devices > self.cluster.devices:
-            return None
-        for name in SMALLER:
-            recipe = load_recipe(name)
-            if recipe.bytes_per_parameter < now.bytes_per_parameter:
-                fix = self._fix(self.layout, recipe)
-                if fix is not None:
-                    return fix
-        return None
 
     def _fix(
         self, layout: Layout | None, recipe: Recipe | None = None, fewest: bool = False
@@ -186,7 +179,14 @@ class Fit:
             if recipe is not None:
                 return None
             raise AssertionError(f"the search returned {layout}, which does not fit")
-        seconds, slower = self._price(again)
+        # of a sequence; none for a recipe that does not train, or that the time model refuses
+        seconds = slower = None
+        try:
+            after, before = self._seconds(again), self._seconds(self)
+            slower = after / again.layout.sequences / (before / self.layout.sequences)
+            seconds = after
+        except ValueError:
+            pass
         changed = changes(self.layout, layout) + (() if recipe is None else ("recipe",))
         return Fix(
             layout,
@@ -198,16 +198,6 @@ class Fit:
             seconds,
             slower,
         )
-
-    def _price(self, again: "Fit") -> tuple[float | None, float | None]:
-        """(seconds of a step after the fix, their ratio to those before); Nones where there
-        is no time: a recipe that does not train, a layout that the time model refuses."""
-        try:
-            after = self._seconds(again)
-            each, before = after / again.layout.sequences, self._seconds(self)
-            return after, each / (before / self.layout.sequences)
-        except ValueError:
-            return None, None
 
     def _seconds(self, fit: "Fit") -> float:
         from tiledask.plan.timing.step import estimate_step

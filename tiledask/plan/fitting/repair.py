@@ -120,7 +120,8 @@ class Search:
         """Whether every stage fits with overhead; the likeliest to fail are looked at first."""
         overhead = self.overhead if self.own else overhead_of(layout)
         room = self.cluster.device.memory_bytes - overhead.total
-        share, copies = self.model.parameters // self._slices(layout), layout.dp * layout.cp
+        slices = layout.tp * layout.pp * layout.ep  # the most that a weight can be in
+        share, copies = self.model.parameters // slices, layout.dp * layout.cp
         if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
             return False  # not even the average device holds its states
         stages = dict.fromkeys([0, layout.pp - 1, *range(1, layout.pp - 1)])
@@ -129,10 +130,6 @@ class Search:
             return all(Ledger.of(stage_rows(*run, stage)).peak <= room for stage in stages)
         except (PartitionError, ScheduleError):  # a schedule that this pp does not allow
             return False
-
-    def _slices(self, layout: Layout) -> int:
-        """The most pieces that a weight can be in."""
-        return layout.tp * layout.pp * layout.ep
 
     def single(self, name: str) -> Layout | None:
         """The nearest other value of the field ``name`` alone that fits; more of tp, pp or dp,

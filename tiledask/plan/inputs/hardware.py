@@ -168,7 +168,18 @@ def load_cluster(spec: str | os.PathLike[str]) -> ClusterSpec:
             )
         return _whole(count, _find(match[2]))
     if text.lower().endswith(".json") or (len(text) < 4096 and Path(text).is_file()):
-        return _cluster(read(text))
+        fields = read(text)
+        devices = fields.integer("devices")
+        named = isinstance(fields.values.get("device"), str)
+        base = _find(fields.text("device")) if named else fields.object("device")
+        over = ("devices_per_node", "within_node", "between_nodes")
+        given = {key: fields.values[key] for key in over if key in fields}
+        unknown = [key for key in fields.left() if key not in (*over, "source")]
+        if unknown:
+            raise fields.fail(
+                unknown[0], "is not known here; known: devices, device, " + ", ".join(over)
+            )
+        return _whole(devices, Fields({**base.values, **given}, fields.where))
     raise ConfigError(
         f"cannot read {short(text)} as a cluster; write COUNTxNAME such as '80xA100-40GB', or the "
         f"path of a JSON file"
@@ -257,17 +268,3 @@ def _whole(devices: int, fields: Fields) -> ClusterSpec:
     fields.integer("memory_mib", 1)
     fields.done()
     return spec
-
-
-def _cluster(fields: Fields) -> ClusterSpec:
-    devices = fields.integer("devices")
-    named = isinstance(fields.values.get("device"), str)
-    base = _find(fields.text("device")) if named else fields.object("device")
-    over = ("devices_per_node", "within_node", "between_nodes")
-    given = {key: fields.values[key] for key in over if key in fields}
-    unknown = [key for key in fields.left() if key not in (*over, "source")]
-    if unknown:
-        raise fields.fail(
-            unknown[0], "is not known here; known: devices, device, " + ", ".join(over)
-        )
-    return _whole(devices, Fields({**base.values, **given}, fields.where))

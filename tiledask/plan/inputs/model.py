@@ -191,17 +191,14 @@ class Model(ModelSizes):
 
     def __repr__(self) -> str:
         active = f", {self.active_parameters:,} active" if self.experts else ""
+        mtp = ""
+        if self.mtp_layers:
+            said = "with" if self.with_mtp else "without"
+            mtp = f", {said} {self.mtp_parameters:,} for multi-token prediction"
         return (
             f"Model({self.name}: {self.layers} layers of width {self.hidden:,}, "
-            f"{self.parameters:,} parameters{active}{self._mtp_note})"
+            f"{self.parameters:,} parameters{active}{mtp})"
         )
-
-    @property
-    def _mtp_note(self) -> str:
-        if not self.mtp_layers:
-            return ""
-        said = "with" if self.with_mtp else "without"
-        return f", {said} {self.mtp_parameters:,} for multi-token prediction"
 
     def _repr_html_(self) -> str:
         """A table with a row per item; a mixture also shows what one token uses."""

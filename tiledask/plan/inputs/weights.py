@@ -68,26 +68,23 @@ def norm(model: ModelSizes, name: str, width: int, split: bool = False) -> tuple
 
 def attention(model: ModelSizes) -> tuple[Weight, ...]:
     """Weights of one attention block, its own norms included."""
-    into = _latent(model) if model.latent else _heads(model)
     h, a, v = model.hidden, model.heads, model.v_dim
-    weights = (*into, Weight("attention output", a, v * h, inputs=a * v, row=True))
+    if model.latent:
+        weights = _latent(model)
+    else:  # query, key and value; keys and values in groups if there are fewer of them
+        g, e = model.kv_heads, model.head_dim
+        heads = (("query", a), ("key", g), ("value", g))
+        weights = tuple(Weight(name, n, e * h, inputs=h) for name, n in heads)
+        if model.qkv_bias:
+            weights += tuple(Weight(f"{name} bias", n, e, kind="bias") for name, n in heads)
+        if model.qk_norm == "per_head":
+            weights += norm(model, "query norm", e) + norm(model, "key norm", e)
+        if model.qk_norm == "full":
+            weights += norm(model, "query norm", a * e, True) + norm(model, "key norm", g * e, True)
+    weights += (Weight("attention output", a, v * h, inputs=a * v, row=True),)
     if model.out_bias:
         # added once, after the sum over devices: held whole by each
         weights += (Weight("attention output bias", h, 1, False, "bias"),)
-    return weights
-
-
-def _heads(model: ModelSizes) -> tuple[Weight, ...]:
-    """Query, key and value; keys and values in groups if there are fewer of them."""
-    h, a, g, e = model.hidden, model.heads, model.kv_heads, model.head_dim
-    heads = (("query", a), ("key", g), ("value", g))
-    weights = tuple(Weight(name, n, e * h, inputs=h) for name, n in heads)
-    if model.qkv_bias:
-        weights += tuple(Weight(f"{name} bias", n, e, kind="bias") for name, n in heads)
-    if model.qk_norm == "per_head":
-        weights += norm(model, "query norm", e) + norm(model, "key norm", e)
-    if model.qk_norm == "full":
-        weights += norm(model, "query norm", a * e, True) + norm(model, "key norm", g * e, True)
     return weights
 
 

@@ -187,8 +187,15 @@ class Schedule:
         stages, microbatches, stage = self.stages, self.microbatches, self.stage
         if stage.min(initial=0) < 0 or stage.max(initial=-1) >= stages:
             return False
-        if self.microbatch.min(initial=0) < 0 or not self._pairs_fit:
+        if self.microbatch.min(initial=0) < 0:
             return False
+        if self.paired.any():  # a pair is a forward and a backward of one device
+            first = np.flatnonzero(self.paired)
+            second = np.minimum(first + 1, len(self) - 1)
+            gradient = np.isin(self.kind[second], [KINDS.index("B"), KINDS.index("I")])
+            alike = self.device[first] == self.device[second]
+            if not (~self.kind[first].astype(bool) & gradient & alike).all():
+                return False
         size, places = stages * microbatches, np.array(self.places)
         made = {kind: np.zeros(size, np.bool_) for kind in ("F", "BI", "I", "W")}
         counts = dict.fromkeys(made, 0)
@@ -213,17 +220,6 @@ class Schedule:
             and counts["I"] == counts["W"]
             and np.array_equal(made["I"], made["W"])
         )
-
-    @property
-    def _pairs_fit(self) -> bool:
-        """Whether each pair is a forward and a backward of one device."""
-        if not self.paired.any():
-            return True
-        first = np.flatnonzero(self.paired)
-        second = np.minimum(first + 1, len(self) - 1)
-        gradient = np.isin(self.kind[second], [KINDS.index("B"), KINDS.index("I")])
-        alike = self.device[first] == self.device[second]
-        return bool((~self.kind[first].astype(bool) & gradient & alike).all())
 
     @cached_property
     def device(self) -> np.ndarray:
@@ -279,8 +275,15 @@ class Schedule:
         0F0,0F1,0B0,0B1
         1F0,1F1,1B0,1B1
         """
+        lines = []
         pairs = np.split(self.paired, self.turns[1:-1])
-        lines = [",".join(_words(*both)) for both in zip(self.orders, pairs, strict=True)]
+        for order, paired in zip(self.orders, pairs, strict=True):
+            words = []
+            rest = iter(zip(order, paired, strict=True))
+            for action, pair in rest:  # each pair as one word
+                second = next(rest, None) if pair else None
+                words.append(f"({action};{second[0]})OVERLAP_F_B" if second else str(action))
+            lines.append(",".join(words))
         heads = ["@" + ",".join(map(str, row)) for row in self.places] if self.replicas > 1 else []
         return "\n".join(heads + lines)
 
@@ -308,7 +311,20 @@ class Schedule:
         paired = [
             [n == 0 < w.count("+") for w in row for n in range(1 + w.count("+"))] for row in rows
         ]
-        places = [_read_devices(head) for head in heads] or [_first_places(orders)]
+        places = [_read_devices(head) for head in heads]
+        if not places:  # each stage on the first device that names it
+            place: dict[int, int] = {}
+            for device, order in enumerate(orders):
+                for action in order:
+                    place.setdefault(action.stage, device)
+            # of n different stages, one of 0 .. n is missing, or all of 0 .. n-1 are there
+            missing = next((s for s in range(len(place) + 1) if s not in place), 0)
+            if missing < len(place) or not place:
+                raise ScheduleError(
+                    f"every stage from 0 to the last must be on some device; stage {missing} has "
+                    f"no action at all"
+                )
+            places = [[place[s] for s in range(len(place))]]
         if len({len(place) for place in places}) > 1:
             raise ScheduleError(
                 f"the replicas have {' and '.join(str(len(place)) for place in places)} stages; "
@@ -335,30 +351,6 @@ _COLOURS = {"F": "#a6cee3", "B": "#b2df8a", "I": "#fdbf6f", "W": "#cab2d6"}
 
 _COMMUNICATES = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 """PyTorch's words for what is no compute."""
-
-
-def _words(order: Iterable[Action], paired: Iterable[bool]) -> Iterator[str]:
-    """The actions as they are written, each pair as one word."""
-    rest = iter(zip(order, paired, strict=True))
-    for action, pair in rest:
-        second = next(rest, None) if pair else None
-        yield f"({action};{second[0]})OVERLAP_F_B" if second else str(action)
-
-
-def _first_places(orders: list[list[Action]]) -> list[int]:
-    """Each stage on the first device that names it."""
-    place: dict[int, int] = {}
-    for device, order in enumerate(orders):
-        for action in order:
-            place.setdefault(action.stage, device)
-    # of n different stages, one of 0 .. n is missing, or all of 0 .. n-1 are there
-    missing = next((s for s in range(len(place) + 1) if s not in place), 0)
-    if missing < len(place) or not place:
-        raise ScheduleError(
-            f"every stage from 0 to the last must be on some device; stage {missing} has no "
-            f"action at all"
-        )
-    return [place[s] for s in range(len(place))]
 
 
 def _read_devices(text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """The table of schedules by name, and the one function that makes any of them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,14 +84,9 @@ def schedule(
             f"{short(microbatches)}; whatever repeats is seen with fewer micro-batches"
         )
     generator = schedules[name]
-    _check_options(name, inspect.signature(generator).parameters, set(options))
-    built = generator(stages, microbatches, **options)
-    return _forwards(built) if forward_only else built
-
-
-def _check_options(name: str, parameters: Mapping[str, Any], given: set[str]) -> None:
-    known = parameters.keys() - {"stages", "microbatches"}
-    needed = {option for option in known if parameters[option].default is inspect.Parameter.empty}
+    takes = inspect.signature(generator).parameters
+    known, given = takes.keys() - {"stages", "microbatches"}, set(options)
+    needed = {option for option in known if takes[option].default is inspect.Parameter.empty}
     if given - known:
         raise ScheduleError(
             f"{name!r} has no option {min(given - known)!r}; it takes "
@@ -99,6 +94,8 @@ def _check_options(name: str, parameters: Mapping[str, Any], given: set[str]) ->
         )
     if needed - given:
         raise ScheduleError(f"{name!r} needs {min(needed - given)}=, a number of at least 1")
+    built = generator(stages, microbatches, **options)
+    return _forwards(built) if forward_only else built
 
 
 def _forwards(full: Schedule) -> Schedule:

@@ -148,23 +148,18 @@ def least_moved(
     memory = max(memory, 3)  # one element of A, B and C: with fewer nothing is multiplied
     share = m * n * k / ranks
     most = share if work is None else max(work, share)
-    anyhow = share / most * _touched(m, n, k, most)
+    # so many multiplications touch fewest elements as a cube; if the smallest extent is too small
+    # for one, as a square of full depth; if the middle one is, too, as a slice
+    small, middle, _ = sorted((m, n, k))
+    if most <= small**3:
+        touched = float(3 * most ** (2 / 3))
+    elif most <= small * middle**2:
+        touched = 2 * sqrt(small * most) + most / small
+    else:
+        touched = most / small + most / middle + small * middle
+    anyhow = share / most * touched
     streamed = 2 * share / sqrt(memory) - 2 * memory / sqrt(27)
     return max(0.0, max(anyhow, streamed) - held)
-
-
-def _touched(m: int, n: int, k: int, work: float) -> float:
-    """Elements of A, B and C that any ``work`` multiplications of the m x n x k touch, at least.
-
-    A cube touches fewest; if the smallest extent is too small for one, a square of full depth;
-    if the middle one is, too, a slice.
-    """
-    small, middle, _ = sorted((m, n, k))
-    if work <= small**3:
-        return float(3 * work ** (2 / 3))
-    if work <= small * middle**2:
-        return 2 * sqrt(small * work) + work / small
-    return work / small + work / middle + small * middle
 
 
 def break_even(ranks: int, itemsize: int, rates: MachineRates) -> int:

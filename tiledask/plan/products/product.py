@@ -485,31 +485,25 @@ def _grid(
 
     usable = [g for g in grids(a.ranks, axes) if last in (None, g[-1])]
     if asked is not None:
-        return _asked(name, asked, a.ranks, axes, last, min(usable, key=moved))
+        best = min(usable, key=moved)
+        wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
+        if len(wanted) != axes or not all(map(_whole, wanted)) or prod(wanted) != a.ranks:
+            raise PlacementError(
+                f"{name} on {a.ranks} ranks needs a grid of {axes} extents whose product is "
+                f"{a.ranks}, got {asked!r}; for example {best}"
+            )
+        if last not in (None, wanted[-1]):
+            raise PlacementError(
+                f"grid {wanted} has {wanted[-1]} layers and replication={last} asks for {last}; "
+                f"leave one of them out"
+            )
+        return wanted
     if a.mesh == b.mesh and a.mesh in usable:
         return a.mesh
     if name == "2.5d" and last is None:
         # two layers where there can be: one is SUMMA, and every further one is another copy
         usable = [g for g in usable if g[2] == 2] or usable
     return min(usable, key=moved)
-
-
-def _asked(
-    name: str, asked: object, ranks: int, axes: int, last: int | None, best: tuple[int, ...]
-) -> tuple[int, ...]:
-    """``asked`` if it is a grid of ``axes`` whole extents for as many ranks as there are."""
-    grid = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-    if len(grid) != axes or not all(map(_whole, grid)) or prod(grid) != ranks:
-        raise PlacementError(
-            f"{name} on {ranks} ranks needs a grid of {axes} extents whose product is {ranks}, "
-            f"got {asked!r}; for example {best}"
-        )
-    if last not in (None, grid[-1]):
-        raise PlacementError(
-            f"grid {grid} has {grid[-1]} layers and replication={last} asks for {last}; leave one "
-            f"of them out"
-        )
-    return grid
 
 
 def _plan(

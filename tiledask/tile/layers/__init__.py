@@ -6,7 +6,6 @@ self_attention.py   projections, heads, rotary positions; and back
 mlp.py              up, activation, down: plain and SwiGLU
   activations.py      relu, gelu, silu, the gate
   linear.py           x w + b; the linear layers inside of a layer, by name
-  fused.py            the two in one product
 norms.py            LayerNorm, RMSNorm
 embedding.py        rows of a table, or of a part of it
 cross_entropy.py    the loss, in pieces that devices with some of the classes add up

@@ -8,22 +8,29 @@ Weights go by name. The gate and up matrices are apart, or side by side as w_gat
 [h, gate | up]; one device's columns of that are its columns of both halves. Biases are b_1, b_2,
 b_gate, b_up or b_gate_up, and b_down, where they are there. A device that holds some of the inner
 columns, and their rows of the last matrix, computes its term of the sum.
+
+w_1 and the activation are one product, finished in the kernel's accumulators: g = gelu(x w + b),
+and z = x w + b, which the backward needs, is written on the way.
 """
 
 from typing import NamedTuple
 
 from tiledask.errors import KernelError
-from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.backend import HALVES, Array, array_namespace
+from tiledask.tile.epilogue import ACTIVATIONS as ENDINGS
 from tiledask.tile.layers.activations import KeptGate, find_activation, swiglu, swiglu_grad
-from tiledask.tile.layers.fused import activated_linear
-from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse
-from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse, linear
+from tiledask.tile.layers.operands import by_token, check_floats, check_shape, rounded, wide
 from tiledask.tile.layers.parameters import Parameter, matrix
+from tiledask.tile.product import matmul
+from tiledask.tile.table import kernels
 
 __all__ = [
     "KeptMLP",
     "KeptSwiGLU",
+    "activated_linear",
     "fuse_gate_up",
+    "kernel_for",
     "mlp",
     "mlp_grad",
     "mlp_parameters",
@@ -31,6 +38,8 @@ __all__ = [
     "swiglu_mlp_grad",
     "swiglu_mlp_parameters",
 ]
+
+_HOPPER = "wgmma_ws_persistent"
 
 
 class KeptMLP(NamedTuple):
@@ -111,7 +120,14 @@ def swiglu_mlp(x: Array, weights: Arrays) -> tuple[Array, KeptSwiGLU]:
     fused = "w_gate_up" in weights
     check_weights(weights, ["_gate_up", "_down"] if fused else ["_gate", "_up", "_down"])
     if fused:
-        gate, up = _halves(apply(x, weights, "_gate_up"))
+        z = apply(x, weights, "_gate_up")
+        inner, odd = divmod(z.shape[-1], 2)
+        if odd:
+            raise KernelError(
+                f"w_gate_up holds as many columns of gate as of up, got {z.shape[-1]} together; "
+                f"pass one device's columns of both"
+            )
+        gate, up = z[..., :inner], z[..., inner:]
     else:
         gate, up = apply(x, weights, "_gate"), apply(x, weights, "_up")
     g, kept = swiglu(gate, up)
@@ -138,12 +154,41 @@ def fuse_gate_up(weights: Arrays) -> Arrays:
     return fuse(weights, ("_gate", "_up"), "_gate_up")
 
 
-def _halves(z: Array) -> tuple[Array, Array]:
-    """(gate, up), views of z [..., gate | up]."""
-    inner, odd = divmod(z.shape[-1], 2)
-    if odd:
-        raise KernelError(
-            f"w_gate_up holds as many columns of gate as of up, got {z.shape[-1]} together; pass "
-            f"one device's columns of both"
-        )
-    return z[..., :inner], z[..., inner:]
+# -- one product and its activation ---------------------------------------------------------------
+
+
+def activated_linear(x: Array, w: Array, b: Array, activation: str) -> tuple[Array, Array]:
+    """(g [..., out], what ``activation`` keeps) for x [..., in], w [in, out] and b [out] or None.
+
+    One product with an epilogue where the kernels have one for the activation (GELU), so that z is
+    written once and never read; of halves g comes from the float32 sums, not from z as rounded.
+    Otherwise a product, and then the activation.
+
+    >>> import numpy as np
+    >>> g, z = activated_linear(np.ones((2, 3)), np.ones((3, 1)), None, "gelu")
+    >>> g.round(4).tolist(), z.tolist()
+    ([[2.9964], [2.9964]], [[3.0], [3.0]])
+    """
+    found = find_activation(activation)
+    if activation not in ENDINGS or not (x.size and w.size):
+        return found.forward(linear(x, w, b)[0])
+    check_floats(x=x, w=w, b=b)
+    check_shape("w", w, (x.shape[-1], None), "as many rows as x has columns, by outputs")
+    if b is not None:
+        check_shape("b", b, (w.shape[1],), "one for each column of w")
+    flat = by_token(x)
+    g, z = (array_namespace(x).empty((flat.shape[0], w.shape[1]), x.dtype) for _ in range(2))
+    matmul(flat, w, kernel_for(x), out=g, bias=b, activation=activation, preactivation=z)
+    shape = (*x.shape[:-1], w.shape[1])
+    return g.reshape(shape), z.reshape(shape)
+
+
+def kernel_for(x: Array) -> str:
+    """The kernel for products of x with an ending: ours for halves on Hopper, else the library's.
+
+    >>> import numpy as np
+    >>> kernel_for(np.ones(2))
+    'blas'
+    """
+    on_gpu = array_namespace(x).__name__ == "cupy"
+    return _HOPPER if on_gpu and x.dtype.name in HALVES and kernels[_HOPPER].available else "blas"

@@ -49,7 +49,14 @@ def positions(shape: tuple[int, ...], part: Part = None, xp: ModuleType = np) ->
         )
     at = xp.zeros((), np.int64)
     for axis, (extent, held) in enumerate(zip(shape, part, strict=True)):
-        index = _indices(extent, held)
+        if isinstance(held, slice):
+            index = np.arange(extent, dtype=np.int64)[held]
+        else:
+            index = np.asarray(held, np.int64)
+            if index.ndim != 1 or (index.size and not 0 <= index.min() <= index.max() < extent):
+                raise KernelError(
+                    f"indices held are a row of numbers 0 .. {extent - 1}, got {held!r}"
+                )
         at = at[..., None] + xp.asarray(index * prod(shape[axis + 1 :]))
     return at
 
@@ -87,12 +94,3 @@ def splitmix64(start: int, at: Array) -> Array:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (z ^ (z >> np.uint64(31))).reshape(at.shape)
-
-
-def _indices(extent: int, held: Any) -> np.ndarray:
-    if isinstance(held, slice):
-        return np.arange(extent, dtype=np.int64)[held]
-    index = np.asarray(held, np.int64)
-    if index.ndim != 1 or (index.size and not 0 <= index.min() <= index.max() < extent):
-        raise KernelError(f"indices held are a row of numbers 0 .. {extent - 1}, got {held!r}")
-    return index

@@ -104,7 +104,18 @@ def self_attention(
     [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
     """
     check_shape("x", x, (None, None, None), "batch, tokens, width")
-    q, k, v = (_by_head(part, heads.width) for part in _project(x, weights, heads))
+    columns = heads.columns
+    names = {"qkv": sum(columns.values())} if "wqkv" in weights else columns
+    check_weights(weights, [*names, "o"])
+    for name, count in names.items():
+        why = f"columns of {heads.query} query and {heads.kv} kv heads of {heads.width}"
+        check_shape(f"w{name}", weights[f"w{name}"], (None, count), why)
+    parts = [apply(x, weights, name) for name in names]
+    if len(parts) == 1:  # fused
+        end, kv = columns["q"], columns["k"]
+        both = parts[0]
+        parts = [both[..., :end], both[..., end : end + kv], both[..., end + kv :]]
+    q, k, v = (_by_head(part, heads.width) for part in parts)
     if angles is not None:
         q, k = rotate(q, angles)[0], rotate(k, angles)[0]
     c, core = attention(q, k, v, heads.kv_of, causal, scale)
@@ -132,21 +143,6 @@ def self_attention_grad(
 def fuse_qkv(weights: Arrays) -> Arrays:
     """The same weights with wq, wk, wv (and bq, bk, bv) side by side, as wqkv (bqkv)."""
     return fuse(weights, ("q", "k", "v"), "qkv")
-
-
-def _project(x: Array, weights: Arrays, heads: Heads) -> list[Array]:
-    """q, k and v [b, s, columns]."""
-    columns = heads.columns
-    names = {"qkv": sum(columns.values())} if "wqkv" in weights else columns
-    check_weights(weights, [*names, "o"])
-    for name, count in names.items():
-        why = f"columns of {heads.query} query and {heads.kv} kv heads of {heads.width}"
-        check_shape(f"w{name}", weights[f"w{name}"], (None, count), why)
-    parts = [apply(x, weights, name) for name in names]
-    if len(parts) == 3:
-        return parts
-    q, kv = columns["q"], columns["k"]
-    return [parts[0][..., :q], parts[0][..., q : q + kv], parts[0][..., q + kv :]]
 
 
 def _by_head(x: Array, width: int) -> Array:

@@ -4,7 +4,6 @@ unfold   x [n, c, h, w] -> [n, c, kh, kw, oh, ow]      every window's elements
 fold     [n, c, kh, kw, oh, ow] -> [n, c, h, w]        each element, summed over its windows
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,13 @@ class Windows:
     def unfold(self, x: Array, fill: float = 0.0) -> Array:
         """A view [a, kh, kw, oh, ow, z] of x [a, h, w, z] padded with ``fill``; only read it."""
         oh, ow = self.out(x.shape[1:3])
-        padded = self._padded(x, fill)
+        (above, below), (left, right) = self.padding
+        padded = x
+        if above + below + left + right:
+            a, h, w, z = x.shape
+            shape = (a, h + above + below, w + left + right, z)
+            padded = array_namespace(x).full(shape, fill, x.dtype)
+            padded[:, above : above + h, left : left + w] = x
         first, down, across, last = padded.strides
         (dy, dx), (sy, sx) = self.dilation, self.stride
         return array_namespace(x).lib.stride_tricks.as_strided(
@@ -70,26 +75,13 @@ class Windows:
         h, w = image
         shape = (parts.shape[0], h + above + below, w + left + right, parts.shape[5])
         total = array_namespace(parts).zeros(shape, parts.dtype)
-        for i, j, rows, columns in self._places(parts.shape[3:5]):
+        oh, ow = parts.shape[3:5]
+        (dy, dx), (sy, sx) = self.dilation, self.stride
+        for i, j in np.ndindex(*self.size):  # of a window, and where windows have it
+            rows = slice(i * dy, i * dy + sy * (oh - 1) + 1, sy)
+            columns = slice(j * dx, j * dx + sx * (ow - 1) + 1, sx)
             total[:, rows, columns] += parts[:, i, j]
         return total[:, above : above + h, left : left + w]
-
-    def _places(self, out: tuple[int, int]) -> Iterator[tuple[int, int, slice, slice]]:
-        """For each element (i, j) of a window, the rows and columns where windows have it."""
-        (dy, dx), (sy, sx) = self.dilation, self.stride
-        for i in range(self.size[0]):
-            for j in range(self.size[1]):
-                rows = slice(i * dy, i * dy + sy * (out[0] - 1) + 1, sy)
-                yield i, j, rows, slice(j * dx, j * dx + sx * (out[1] - 1) + 1, sx)
-
-    def _padded(self, x: Array, fill: float) -> Array:
-        (above, below), (left, right) = self.padding
-        if not above + below + left + right:
-            return x
-        a, h, w, z = x.shape
-        padded = array_namespace(x).full((a, h + above + below, w + left + right, z), fill, x.dtype)
-        padded[:, above : above + h, left : left + w] = x
-        return padded
 
 
 def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1) -> Windows:
@@ -102,12 +94,15 @@ def windows(size: Pair, stride: Pair = 1, padding: Sides = 0, dilation: Pair = 1
     >>> windows(3, padding=((1, 0), (1, 1))).out((4, 4))
     (3, 4)
     """
-    return Windows(
-        _pair("size", size, 1),
-        _pair("stride", stride, 1),
-        _sides(padding),
-        _pair("dilation", dilation, 1),
-    )
+    size, stride = _pair("size", size, 1), _pair("stride", stride, 1)
+    axes = (padding, padding) if isinstance(padding, int | np.integer) else tuple(padding)
+    if len(axes) != 2:
+        raise KernelError(
+            f"padding is an integer, (rows, columns) or ((above, below), (left, right)), got "
+            f"{padding!r}"
+        )
+    sides = _pair("padding", axes[0], 0), _pair("padding", axes[1], 0)
+    return Windows(size, stride, sides, _pair("dilation", dilation, 1))
 
 
 def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
@@ -115,13 +110,3 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(v, int | np.integer) and v >= least for v in pair):
         raise KernelError(f"{name} is an integer or two, {least} or more, got {value!r}")
     return int(pair[0]), int(pair[1])
-
-
-def _sides(value: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    axes = (value, value) if isinstance(value, int | np.integer) else tuple(value)
-    if len(axes) != 2:
-        raise KernelError(
-            f"padding is an integer, (rows, columns) or ((above, below), (left, right)), got "
-            f"{value!r}"
-        )
-    return _pair("padding", axes[0], 0), _pair("padding", axes[1], 0)
