@@ -60,8 +60,12 @@ def deepspeed_estimate(
             "offload_optimizer=True"
         )
     gpus = gpus_per_node * nodes
+    if zero == 2 and offload_optimizer:
+        host = int(parameters * max(4 * gpus, 16) * BUFFERS)
+        return DeepSpeedEstimate(2 * parameters, host)
     if zero == 2:
-        return _zero2(parameters, gpus, gpus_per_node, offload_optimizer)
+        device = 4 * parameters + 16 * parameters // gpus
+        return DeepSpeedEstimate(device, int(parameters * 4 * gpus_per_node * BUFFERS))
     on_host = 18 if offload_weights else 16
     if not offload_optimizer:
         device = 4 * largest_layer + 18 * parameters // gpus
@@ -70,10 +74,3 @@ def deepspeed_estimate(
     device = 4 * largest_layer + (0 if offload_weights else 2 * parameters // gpus)
     each = on_host / nodes if zero_init else max(4 * gpus_per_node, on_host / nodes)
     return DeepSpeedEstimate(device, int(parameters * each * BUFFERS))
-
-
-def _zero2(parameters: int, gpus: int, gpus_per_node: int, offload: bool) -> DeepSpeedEstimate:
-    if offload:
-        return DeepSpeedEstimate(2 * parameters, int(parameters * max(4 * gpus, 16) * BUFFERS))
-    device = 4 * parameters + 16 * parameters // gpus
-    return DeepSpeedEstimate(device, int(parameters * 4 * gpus_per_node * BUFFERS))

@@ -88,8 +88,15 @@ def sentence(
         need = (
             f"{none if fewest else 'it takes'} {new.devices}, {missing} more than the cluster has"
         )
-    if missing and fewest:
-        need += f", of all with {_held(before, after)}"
+    if missing and fewest:  # what all have that the fewest devices were looked for among
+        even = new.partition is None
+        how = f"{new.schedule} over even stages" if even else "its own stages"
+        count = old.microbatch * old.microbatches
+        need += (
+            f", of all with recipe {after.recipe.name}, {count} sequence{'s' * (count > 1)} of "
+            f"{after.sequence} tokens a copy (cp {old.cp}, or pieces of 4096 or more), tp that "
+            f"divides a node, {how}"
+        )
     if old.sequences != new.sequences:
         need += f", the global batch goes from {old.sequences} to {new.sequences}"
     if slower is not None:
@@ -98,16 +105,4 @@ def sentence(
         f"{steps or 'no change but the number of devices'} ({need}): {format_bytes(band[0])}, "
         f"with overhead {format_bytes(band[1])}, of "
         f"{format_bytes(cluster.device.memory_bytes)} per device"
-    )
-
-
-def _held(before: MemoryEstimate, after: MemoryEstimate) -> str:
-    """What the layouts have in common that the fewest devices were looked for among."""
-    layout, own = after.layout, before.layout
-    how = f"{layout.schedule} over even stages" if layout.partition is None else "its own stages"
-    count = own.microbatch * own.microbatches
-    return (
-        f"recipe {after.recipe.name}, {count} sequence{'s' * (count > 1)} of "
-        f"{after.sequence} tokens a copy (cp {own.cp}, or pieces of 4096 or more), tp that divides "
-        f"a node, {how}"
     )

@@ -48,8 +48,17 @@ class Many:
 
     def __post_init__(self) -> None:
         n = self.n
-        self.each({name: n[name] for name in ("tp", "cp", "ep")}, self._check)
-        self.each({name: n[name] for name in ("pp", "interleave", "schedule")}, self._check_pipe)
+
+        def check(tp: int, cp: int, ep: int) -> tuple[int]:
+            check_run(self.model, Layout(tp=tp, cp=cp, ep=ep, dp=ep), self.sequence)
+            return (0,)
+
+        def check_pipe(pp: int, interleave: int, schedule: int) -> tuple[int]:
+            self._pipeline(pp, interleave, pp, schedule).chunk_layers(self.model.layers)
+            return (0,)
+
+        self.each({name: n[name] for name in ("tp", "cp", "ep")}, check)
+        self.each({name: n[name] for name in ("pp", "interleave", "schedule")}, check_pipe)
         uneven = (n["dp"] * n["cp"] % n["ep"] > 0) | (
             (n["interleave"] > 1) & (n["microbatches"] % n["pp"] > 0)
         )
@@ -57,15 +66,6 @@ class Many:
             row = {name: column[uneven][0].item() for name, column in n.items()}
             row |= {"schedule": ORDERS[row["schedule"]], "recompute": KINDS[row["recompute"]]}
             Layout(**{name: row[name] for name in row if not name.endswith(("parallel", "tion"))})
-
-    def _check(self, tp: int, cp: int, ep: int) -> tuple[int]:
-        layout = Layout(tp=tp, cp=cp, ep=ep, dp=ep)
-        check_run(self.model, layout, self.sequence)
-        return (0,)
-
-    def _check_pipe(self, pp: int, interleave: int, schedule: int) -> tuple[int]:
-        self._pipeline(pp, interleave, pp, schedule).chunk_layers(self.model.layers)
-        return (0,)
 
     def each(
         self, columns: dict[str, np.ndarray], function: Callable[..., tuple[int, ...]]
@@ -103,50 +103,6 @@ class Many:
 
     # --- what one combination costs; the plain functions of the ledger ---------------------
 
-    def _sizes(self, tp: int, ep: int) -> tuple[int, ...]:
-        """Of dense layer, mixture, embedding, head, tied copy: dense and expert parameters,
-        those of adapters, and the largest weight."""
-        kinds = {name: weights for name, _, weights in self.model.layer_kinds}
-        plain = kinds.get("layer") or kinds.get("dense layer", ())
-        parts = (
-            plain,
-            kinds.get("mixture layer", ()),
-            self.model.embedding,
-            self.model.head,
-            self.model.tied_copy,
-        )
-        numbers: list[int] = []
-        for weights in parts:
-            each, adapters, largest = item_numbers(weights, self.recipe, tp, ep)
-            numbers += [each.dense, each.expert, adapters.dense, adapters.expert, largest]
-        return tuple(numbers)
-
-    def _tokens(self, tp: int, cp: int, sequence_parallel: int) -> tuple[int, int]:
-        layout = Layout(tp=tp, cp=cp, sequence_parallel=bool(sequence_parallel))
-        return local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
-
-    def _layer(
-        self, tp: int, cp: int, sequence_parallel: int, recompute: int, flash_attention: int
-    ) -> tuple[int, ...]:
-        """Of a dense layer and of a mixture, for one sequence: bytes kept, all, gradients."""
-        layout = Layout(
-            tp=tp,
-            cp=cp,
-            sequence_parallel=bool(sequence_parallel),
-            recompute=KINDS[recompute],
-            flash_attention=bool(flash_attention),
-        )
-        numbers: list[int] = []
-        for mixture in (False, self.model.experts > 0):
-            common = self.model, layout, self.sequence, self.recipe.compute_bytes
-            numbers += [
-                layer_bytes(*common, mixture=mixture),
-                layer_bytes(*common, "none", mixture=mixture),
-                gradient_bytes(*common, mixture),
-                layer_bytes(*common, "none", masks=False, mixture=mixture),
-            ]
-        return tuple(numbers)
-
     def _flight(
         self, pp: int, interleave: int, microbatches: int, schedule: int, stage: int, cost: int
     ) -> tuple[int, ...]:
@@ -181,17 +137,64 @@ class Many:
 
     @cached_property
     def layer(self) -> list[np.ndarray]:
+        """Of a dense layer and of a mixture, for one sequence: bytes kept, all, gradients."""
+
+        def layer(
+            tp: int, cp: int, sequence_parallel: int, recompute: int, flash_attention: int
+        ) -> tuple[int, ...]:
+            layout = Layout(
+                tp=tp,
+                cp=cp,
+                sequence_parallel=bool(sequence_parallel),
+                recompute=KINDS[recompute],
+                flash_attention=bool(flash_attention),
+            )
+            numbers: list[int] = []
+            for mixture in (False, self.model.experts > 0):
+                common = self.model, layout, self.sequence, self.recipe.compute_bytes
+                numbers += [
+                    layer_bytes(*common, mixture=mixture),
+                    layer_bytes(*common, "none", mixture=mixture),
+                    gradient_bytes(*common, mixture),
+                    layer_bytes(*common, "none", masks=False, mixture=mixture),
+                ]
+            return tuple(numbers)
+
         names = ("tp", "cp", "sequence_parallel", "recompute", "flash_attention")
-        return self.each({name: self.n[name] for name in names}, self._layer)
+        return self.each({name: self.n[name] for name in names}, layer)
 
     @cached_property
     def sizes(self) -> list[np.ndarray]:
-        return self.each({name: self.n[name] for name in ("tp", "ep")}, self._sizes)
+        """Of dense layer, mixture, embedding, head, tied copy: dense and expert parameters,
+        those of adapters, and the largest weight."""
+        kinds = {name: weights for name, _, weights in self.model.layer_kinds}
+        parts = (
+            kinds.get("layer") or kinds.get("dense layer", ()),
+            kinds.get("mixture layer", ()),
+            self.model.embedding,
+            self.model.head,
+            self.model.tied_copy,
+        )
+
+        def sizes(tp: int, ep: int) -> tuple[int, ...]:
+            numbers: list[int] = []
+            for weights in parts:
+                each, adapters, largest = item_numbers(weights, self.recipe, tp, ep)
+                numbers += [each.dense, each.expert, adapters.dense, adapters.expert, largest]
+            return tuple(numbers)
+
+        return self.each({name: self.n[name] for name in ("tp", "ep")}, sizes)
 
     @cached_property
     def tokens(self) -> list[np.ndarray]:
+        """Of one sequence: those of a device, and those of a tensor that is cut."""
+
+        def tokens(tp: int, cp: int, sequence_parallel: int) -> tuple[int, int]:
+            layout = Layout(tp=tp, cp=cp, sequence_parallel=bool(sequence_parallel))
+            return local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
+
         names = ("tp", "cp", "sequence_parallel")
-        return self.each({name: self.n[name] for name in names}, self._tokens)
+        return self.each({name: self.n[name] for name in names}, tokens)
 
     def flight(self, stage: np.ndarray) -> list[np.ndarray]:
         """What ``_flight`` says of every layout. More micro-batches than fill the pipeline
@@ -343,15 +346,11 @@ def peaks(
     most: np.ndarray = np.maximum(many.peak(np.zeros_like(flat["pp"])), many.peak(flat["pp"] - 1))
     for stage in range(1, many.unequal):
         most = np.maximum(most, many.peak(np.minimum(stage, flat["pp"] - 1)))
-    if (most < 0).any() or _too_large(flat):
+    # 1e9 bytes of activations a sequence would leave 64 bits
+    sequences = flat["microbatch"].astype(float) * flat["microbatches"]
+    if (most < 0).any() or (sequences > 2**33).any():
         raise ConfigError("these sizes are too large to count in 64 bits; use Layout one by one")
     return most.reshape(shape)
-
-
-def _too_large(flat: dict[str, np.ndarray]) -> bool:
-    """Whether 1e9 bytes of activations a sequence would leave 64 bits."""
-    sequences = flat["microbatch"].astype(float) * flat["microbatches"]
-    return bool((sequences > 2**33).any())
 
 
 def _codes(name: str, words: Any, allowed: tuple[str, ...]) -> np.ndarray:

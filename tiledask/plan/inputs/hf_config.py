@@ -39,7 +39,13 @@ def model_from_config(config: Fields, name: str) -> Model:
             f"is {short(kind)}; the families understood are {', '.join(families)}. {_way(config)}",
         )
     family = FAMILIES[kind]
-    _check_class(config, kind, family)
+    for head in config.texts("architectures", ()):
+        if head not in family.classes:
+            raise config.fail(
+                "architectures",
+                f"names {short(head)}, whose head may hold other weights; for {kind!r} the count "
+                f"is known of {', '.join(family.classes)}. {_way(config)}",
+            )
     values: _Sizes = {key: _aliased(config, key) for key in family.required}
     values |= {key: _aliased(config, key, 0) for key in family.optional}
     if not values["ffn"]:
@@ -154,16 +160,6 @@ def _few_layers(config: Fields, values: _Sizes) -> int:
     if layers > MANY:
         raise ConfigError(f"{config.where}: layers must be at most {MANY:,}, got {short(layers)}")
     return layers
-
-
-def _check_class(config: Fields, kind: str, family: Family) -> None:
-    for name in config.texts("architectures", ()):
-        if name not in family.classes:
-            raise config.fail(
-                "architectures",
-                f"names {short(name)}, whose head may hold other weights; for {kind!r} the count "
-                f"is known of {', '.join(family.classes)}. {_way(config)}",
-            )
 
 
 def _check_quantization(config: Fields) -> None:

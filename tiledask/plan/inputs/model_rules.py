@@ -74,11 +74,20 @@ def completed(model: ModelSizes) -> dict[str, object]:
         raise _error(model, "shared_gate scales a shared expert, which needs shared_ffn")
     if model.with_mtp and not model.mtp_layers:
         raise _error(model, "with_mtp counts modules that mtp_layers=0 says do not exist")
+    head_dim, dense = _head_dim(model, kv_heads), model.dense_layers
+    if not isinstance(dense, list | tuple | range) or len(dense) > model.layers:
+        raise _error(
+            model,
+            f"dense_layers must be a tuple of at most {model.layers} layer numbers, got "
+            f"{_of(model, 'dense_layers')}",
+        )
+    for number in dense:
+        check_integer(model.name, "dense_layers", number, 0, model.layers - 1)
     return {
         "kv_heads": kv_heads,
-        "head_dim": _head_dim(model, kv_heads),
+        "head_dim": head_dim,
         "expert_ffn": model.expert_ffn or model.ffn,
-        "dense_layers": _layer_numbers(model),
+        "dense_layers": tuple(sorted(set(dense))),
     }
 
 
@@ -108,19 +117,6 @@ def _head_dim(model: ModelSizes, kv_heads: int) -> int:
             f"({model.qk_dim}) in latent attention; leave it out",
         )
     return model.qk_dim
-
-
-def _layer_numbers(model: ModelSizes) -> tuple[int, ...]:
-    given = model.dense_layers
-    if not isinstance(given, list | tuple | range) or len(given) > model.layers:
-        raise _error(
-            model,
-            f"dense_layers must be a tuple of at most {model.layers} layer numbers, got "
-            f"{_of(model, 'dense_layers')}",
-        )
-    for number in given:
-        check_integer(model.name, "dense_layers", number, 0, model.layers - 1)
-    return tuple(sorted(set(given)))
 
 
 def _divides(model: ModelSizes, what: str, value: int, by: str, divisor: int) -> None:

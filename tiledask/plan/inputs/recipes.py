@@ -148,19 +148,25 @@ def recipes() -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _load(name: str) -> Recipe:
     fields = read_named("recipes", name)
-    recipe = Recipe(
-        fields.text("name"),
-        fields.text("description"),
-        fields.integer("compute_bytes"),
-        tuple(_state(each) for each in fields.objects("states")),
-        fields.text("source"),
-        tuple(_working(each) for each in fields.objects("working")) if "working" in fields else (),
-        _adapters(fields.object("adapters")) if "adapters" in fields else None,
-    )
+    own, words = fields.text("name"), fields.text("description")
+    width = fields.integer("compute_bytes")
+    states = tuple(_state(each) for each in fields.objects("states"))
+    source = fields.text("source")
+    working = []
+    for each in fields.objects("working") if "working" in fields else ():
+        tensor, size = each.text("tensor"), each.integer("bytes")
+        of = _one_of(each, "of", OF_WORKING)
+        working.append(Working(tensor, size, of, each.text("moment")))
+        each.done()
+    adapters = None
+    if "adapters" in fields:
+        told = fields.object("adapters")
+        adapters = Adapters(told.integer("rank"), told.texts("matrices"))
+        told.done()
     fields.done()
-    if recipe.adapters is None and any(state.of == "adapters" for state in recipe.states):
+    if adapters is None and any(state.of == "adapters" for state in states):
         raise fields.fail("states", "keep something for adapters, and there are none; add them")
-    return recipe
+    return Recipe(own, words, width, states, source, tuple(working), adapters)
 
 
 def _state(each: Fields) -> State:
@@ -175,23 +181,6 @@ def _state(each: Fields) -> State:
         raise each.fail("zero", f"must be a ZeRO stage, 1, 2 or 3, or {NEVER} for none")
     each.done()
     return state
-
-
-def _working(each: Fields) -> Working:
-    working = Working(
-        each.text("tensor"),
-        each.integer("bytes"),
-        _one_of(each, "of", OF_WORKING),
-        each.text("moment"),
-    )
-    each.done()
-    return working
-
-
-def _adapters(each: Fields) -> Adapters:
-    adapters = Adapters(each.integer("rank"), each.texts("matrices"))
-    each.done()
-    return adapters
 
 
 def _one_of(each: Fields, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:

@@ -60,7 +60,10 @@ def lower_bound(
     keys = schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
     counts = np.bincount(keys, minlength=schedule.stages * len(KINDS))
     there = counts.reshape(schedule.stages, len(KINDS)) > 0
-    gradient = _gradient(seconds, there)
+    # until the gradient of a stage's input: by B or by I, the shorter if it has both
+    _, B, I, _ = seconds
+    split, whole_back = there[:, 2:3], there[:, 1:2]
+    gradient = np.where(split & whole_back, np.minimum(B, I), np.where(split, I, B))
     before, after, lone = np.full(devices, np.inf), np.full(devices, np.inf), Bound(0.0, "no work")
     for r, place in enumerate(schedule.places):
         mine = slice(r, None, schedule.replicas) if seconds.shape[2] > 1 else slice(None)
@@ -90,14 +93,6 @@ def lower_bound(
         float(whole[d]),
         "device {}: {} until work reaches it, {} of work, {} from it to the end".format(d, *parts),
     )
-
-
-def _gradient(seconds: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Seconds until the gradient of a stage's input: of B or of I, the shorter if it has both."""
-    _, B, I, _ = seconds
-    split, whole = there[:, 2:3], there[:, 1:2]
-    shorter: np.ndarray = np.where(split & whole, np.minimum(B, I), np.where(split, I, B))
-    return shorter
 
 
 def _work(schedule: Schedule, seconds: np.ndarray, together: np.ndarray) -> np.ndarray:

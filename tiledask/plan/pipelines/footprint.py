@@ -121,21 +121,7 @@ def memory_over_time(
     (3, (0, 1))
     """
     stages = 1 + int(timeline.stage.max(initial=0))
-    change = _changes(activation, weight_part, stages)
-    always = _numbers(static, timeline.devices, "static", "device")
-    trains = bool(((timeline.code > 0) & (timeline.code < len(COMPUTE))).any())
-    bounds = np.searchsorted(timeline.device, np.arange(timeline.devices + 1)).tolist()
-    steps = tuple(
-        _steps(timeline, slice(*bounds[d : d + 2]), change, always[d], trains)
-        for d in range(timeline.devices)
-    )
-    return Footprint(steps, timeline.makespan, timeline.origin)
-
-
-def _changes(activation: PerStage, weight_part: PerStage | None, stages: int) -> np.ndarray:
-    """[4, stages]: by what F, B, I and W change what is held."""
-    whole = _numbers(activation, stages, "activation", "stage")
-    part = whole
+    whole = part = _numbers(activation, stages, "activation", "stage")
     if weight_part is not None:
         part = _numbers(weight_part, stages, "weight_part", "stage")
     if (part > whole).any():
@@ -144,7 +130,15 @@ def _changes(activation: PerStage, weight_part: PerStage | None, stages: int) ->
             f"weight_part is a part of activation: stage {s} would keep {part[s]:g} of "
             f"{whole[s]:g}; give at most the activation"
         )
-    return np.stack([whole, -whole, part - whole, -part])
+    change = np.stack([whole, -whole, part - whole, -part])  # by F, B, I and W of each stage
+    always = _numbers(static, timeline.devices, "static", "device")
+    trains = bool(((timeline.code > 0) & (timeline.code < len(COMPUTE))).any())
+    bounds = np.searchsorted(timeline.device, np.arange(timeline.devices + 1)).tolist()
+    steps = tuple(
+        _steps(timeline, slice(*bounds[d : d + 2]), change, always[d], trains)
+        for d in range(timeline.devices)
+    )
+    return Footprint(steps, timeline.makespan, timeline.origin)
 
 
 def _numbers(values: PerStage, count: int, name: str, each: str) -> np.ndarray:

@@ -12,6 +12,7 @@ is the time of whoever starts actions: the scheduler's messages, a thread that w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +69,10 @@ def waits(spans: Spans) -> Waits:
     """
     rows = np.flatnonzero(spans.code < _T)
     device, start = spans.device[rows], spans.start[rows]
-    free = _free(spans, rows)
+    first = np.searchsorted(device, np.arange(spans.devices + 1)).tolist()
+    free = np.zeros(len(rows))  # since when the device has been; from 0 before its first action
+    for a, b in pairwise(first):
+        free[a + 1 : b] = np.maximum.accumulate(spans.end[rows[a:b]])[:-1]
     gap = np.maximum(start - free, 0.0)
     made = _made(spans, rows)
     pair = np.flatnonzero(  # a forward and a backward at once wait for what either uses
@@ -98,15 +102,6 @@ def waits(spans: Spans) -> Waits:
                 ways += arriving.get(key, []) if side else []
             transfer[k] = _covered(ways, float(until[k]), float(start[k]))
     return Waits(device, true_idle, transfer, held_up - transfer)
-
-
-def _free(spans: Spans, rows: np.ndarray) -> np.ndarray:
-    """Since when the device of each action has been free; from 0 before its first."""
-    first = np.searchsorted(spans.device[rows], np.arange(spans.devices + 1))
-    free = np.zeros(len(rows))
-    for a, b in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
-        free[a + 1 : b] = np.maximum.accumulate(spans.end[rows[a:b]])[:-1]
-    return free
 
 
 def _made(spans: Spans, rows: np.ndarray) -> np.ndarray:

@@ -85,14 +85,27 @@ def optimal_schedule(
     seconds = durations(all_of_it, forward, backward, backward_input, backward_weight)
     links = Links.of(all_of_it, latency)
     arriving = links.arriving[:, 0]
-    unit, is_exact = _unit(seconds, arriving)
+    # units per second, and whether that makes all times whole numbers
+    values = {x for table in (seconds, arriving) for x in table.ravel().tolist()}
+    exact = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
+    is_exact = exact <= _UNITS and max(values) * exact < 2**40
+    unit = exact if is_exact else _UNITS / max(values)
     error = 0 if is_exact else len(all_of_it)  # half a unit for an action, half for its way
     least = lower_bound(all_of_it, seconds, links, np.full((stages, 1), -1.0)).seconds
+    devices, limit = all_of_it.devices, memory_limit
+    limits: list[int] | None = None
+    if limit is not None:
+        limits = list(limit) if isinstance(limit, Iterable) else [limit] * devices
+        if len(limits) != devices or min(limits) < 1:
+            raise ScheduleError(
+                f"memory_limit is one number of at least 1, or one for each of {devices} devices; "
+                f"got {limit}: a device keeps at least the activation that it works on"
+            )
     found = _solve(
         all_of_it,
         np.rint(seconds * unit).astype(int),
         np.rint(arriving * unit).astype(int),
-        _limits(memory_limit, all_of_it.devices),
+        limits,
         int(least * unit - error),
         timeout,
     )
@@ -117,27 +130,6 @@ def _unordered(stages: int, microbatches: int, place: tuple[int, ...], split: bo
         for s, device in enumerate(place):
             orders[device] += [Action(kind, s, i) for i in range(microbatches)]
     return Schedule.of(orders, place, "optimum")
-
-
-def _limits(limit: int | Sequence[int] | None, devices: int) -> list[int] | None:
-    if limit is None:
-        return None
-    limits = list(limit) if isinstance(limit, Iterable) else [limit] * devices
-    if len(limits) != devices or min(limits) < 1:
-        raise ScheduleError(
-            f"memory_limit is one number of at least 1, or one for each of {devices} devices; got "
-            f"{limit}: a device keeps at least the activation that it works on"
-        )
-    return limits
-
-
-def _unit(*times: np.ndarray) -> tuple[float, bool]:
-    """(units per second, whether that makes all ``times`` whole numbers)."""
-    values = {x for table in times for x in table.ravel().tolist()}
-    exact = lcm(*(Fraction(x).limit_denominator(_UNITS).denominator for x in values))
-    if exact <= _UNITS and max(values) * exact < 2**40:
-        return exact, True
-    return _UNITS / max(values), False
 
 
 _Times = dict[Action, Any]

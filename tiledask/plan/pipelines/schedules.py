@@ -95,18 +95,16 @@ def schedule(
     if needed - given:
         raise ScheduleError(f"{name!r} needs {min(needed - given)}=, a number of at least 1")
     built = generator(stages, microbatches, **options)
-    return _forwards(built) if forward_only else built
-
-
-def _forwards(full: Schedule) -> Schedule:
-    if full.name == "naive" and full.microbatches > 1:
+    if not forward_only:
+        return built
+    if built.name == "naive" and built.microbatches > 1:
         raise ScheduleError(
-            f"without backwards nothing holds the next of {full.microbatches} micro-batches back, "
-            f"so they overlap: that is 'gpipe'; for layer-wise inference use microbatches=1"
+            f"without backwards nothing holds the next of {built.microbatches} micro-batches "
+            f"back, so they overlap: that is 'gpipe'; for layer-wise inference use microbatches=1"
         )
-    kept = full.kind == 0
-    turns = np.concatenate([[0], np.cumsum(kept)])[full.turns]
-    kind, stage, microbatch = (c[kept] for c in (full.kind, full.stage, full.microbatch))
+    kept = built.kind == 0
+    turns = np.concatenate([[0], np.cumsum(kept)])[built.turns]
+    kind, stage, microbatch = (c[kept] for c in (built.kind, built.stage, built.microbatch))
     alone = np.zeros(int(kept.sum()), np.bool_)
-    name = f"{full.name}, forward only"
-    return Schedule(kind, stage, microbatch, alone, turns, full.places, name)
+    title = f"{built.name}, forward only"
+    return Schedule(kind, stage, microbatch, alone, turns, built.places, title)

@@ -539,7 +539,10 @@ def _plan(
         depth = (0, a.shape[-1]) if sharded else inner.region(at)[0]
         of_a = fetch(a, at_a[rank], (*region[:columns], depth), keep)
         of_b = fetch(b, at_b[rank], (depth, *region[columns:]), keep)
-        blocks = _blocks(depth, of_a, of_b)
+        # cut where the owner of a piece changes
+        ends = {*depth, *(end for piece in of_a for end in piece.region[-1])}
+        ends |= {end for piece in of_b for end in piece.region[0]}
+        blocks = list(pairwise(sorted(ends)))
         if sharded:
             blocks = _shares(blocks, at[-1], mesh[-1])
         if skewed:
@@ -587,15 +590,6 @@ def _scattered(work: Tiling, cut: Sequence[int]) -> Tiling:
     dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
     placements = [Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements)]
     return work.replaced(*placements)
-
-
-def _blocks(depth: Interval, of_a: list[Piece], of_b: list[Piece]) -> list[Interval]:
-    """``depth`` cut where the owner of a piece changes."""
-    edges = {*depth}
-    for pieces, dim in ((of_a, -1), (of_b, 0)):
-        for piece in pieces:
-            edges.update(piece.region[dim])
-    return list(pairwise(sorted(edges)))
 
 
 def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:

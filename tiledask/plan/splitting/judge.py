@@ -120,7 +120,10 @@ def judge(
     if broken:
         return Verdict(False, *broken, None, None, best)
     stages = stages_of(groups, devices, chunks)
-    place = _place(stages, layers, devices)
+    place = [0] * layers
+    for s, group in enumerate(stages):
+        for n in group:
+            place[n - 1] = s % devices
     crossings = sum(a != b for a, b in pairwise(place))
     slowest = max(_stage_times(stages, place, costs, speeds, communication))
     caps = [] if memory is None or capacity is None else capacities(capacity, devices)
@@ -134,14 +137,6 @@ def judge(
     what = "device" if chunks == 1 else "stage"
     reason = f"The slowest {what} takes {slowest:g}; the best possible is {best:g}."
     return Verdict(True, "", reason, crossings, slowest, best)
-
-
-def _place(stages: list[list[int]], layers: int, devices: int) -> list[int]:
-    place = [0] * layers
-    for s, group in enumerate(stages):
-        for n in group:
-            place[n - 1] = s % devices
-    return place
 
 
 def _stage_times(

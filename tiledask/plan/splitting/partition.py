@@ -196,8 +196,17 @@ def partition(
     devices = stages // chunks
     speeds = [1.0] * devices if speeds is None else speeds
     exact_speeds = exact(speeds, "speed", devices, positive=True)
-    sends = _sends(communication, len(costs))
-    time = _time_row(exact_costs, exact_speeds * chunks, sends if devices > 1 else [])
+    sends: list[Fraction] = []
+    if communication is not None:
+        cuts = len(costs) - 1
+        given = communication if isinstance(communication, Sized) else [communication] * cuts
+        sends = exact(given, "communication", cuts)
+    # stage times in whole numbers: cost / speed + send, all in one unit of time
+    scale = math.lcm(*(v.denominator for v in exact_speeds))
+    whole_speeds = [int(v * scale) for v in exact_speeds] * chunks
+    values = whole([v * scale for v in exact_costs] + (sends if devices > 1 else []))
+    between = values[len(costs) :]
+    time = LayerSums(values[: len(costs)], whole_speeds, [0, *between, 0] if any(between) else None)
     bounds = min_max_bounds(time, *_memory_row(len(costs), stages, devices, memory, capacity))
     if bounds is None:
         if memory is None or capacity is None:
@@ -226,23 +235,6 @@ def count_contiguous_splits(layers: int, stages: int) -> int:
     1771
     """
     return math.comb(count(layers, "layers") - 1, count(stages, "stages") - 1)
-
-
-def _sends(communication: float | Sequence[float] | None, layers: int) -> list[Fraction]:
-    """The time to send across each cut between two layers; empty for none at all."""
-    if communication is None:
-        return []
-    values = communication if isinstance(communication, Sized) else [communication] * (layers - 1)
-    return exact(values, "communication", layers - 1)
-
-
-def _time_row(costs: list[Fraction], speeds: list[Fraction], sends: list[Fraction]) -> LayerSums:
-    """Stage times in whole numbers: cost / speed + send, all in one unit of time."""
-    scale = math.lcm(*(v.denominator for v in speeds))
-    whole_speeds = [int(v * scale) for v in speeds]
-    values = whole([v * scale for v in costs] + sends)
-    layers, sent = values[: len(costs)], values[len(costs) :]
-    return LayerSums(layers, whole_speeds, [0, *sent, 0] if any(sent) else None)
 
 
 def _memory_row(

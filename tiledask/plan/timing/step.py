@@ -58,7 +58,14 @@ def estimate_step(
     """
     model, cluster = as_model(model), as_cluster(cluster)
     recipe = load_recipe(recipe)
-    _check(model, layout, cluster, recipe, sequence)
+    check_run(model, layout, sequence)
+    if layout.devices > cluster.devices:
+        raise ConfigError(
+            f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
+            f"{cluster.devices}; use fewer copies or a cluster such as "
+            f"'{layout.devices}x{cluster.device.name}'"
+        )
+    check_trains(recipe)
     calibration = load_calibration(calibration or cluster.device.calibration)
     time = StepTime(model, cluster, Numbers.of(layout), recipe, sequence, calibration)
     short = 2 * layout.microbatches * layout.chunks <= MOST_ACTIONS
@@ -158,16 +165,3 @@ def _over_stages(time: StepTime, layout: Layout, simulated: bool) -> Parts[float
         "optimizer": time.optimizer(fullest),
     }
     return Parts[float](**{name: float(value) for name, value in seconds.items()})
-
-
-def _check(
-    model: Model, layout: Layout, cluster: ClusterSpec, recipe: Recipe, sequence: int
-) -> None:
-    check_run(model, layout, sequence)
-    if layout.devices > cluster.devices:
-        raise ConfigError(
-            f"the layout needs {layout.devices} devices (dp x cp x tp x pp), the cluster has "
-            f"{cluster.devices}; use fewer copies or a cluster such as "
-            f"'{layout.devices}x{cluster.device.name}'"
-        )
-    check_trains(recipe)

@@ -9,8 +9,8 @@ Weights go by name. The gate and up matrices are apart, or side by side as w_gat
 b_gate, b_up or b_gate_up, and b_down, where they are there. A device that holds some of the inner
 columns, and their rows of the last matrix, computes its term of the sum.
 
-w_1 and the activation are one product, finished in the kernel's accumulators: g = gelu(x w + b),
-and z = x w + b, which the backward needs, is written on the way.
+w_1 and an activation that kernels can end with are one product, finished in the accumulators:
+g = gelu(x w_1 + b_1), and z = x w_1 + b_1, which the backward needs, is written on the way.
 """
 
 from typing import NamedTuple
