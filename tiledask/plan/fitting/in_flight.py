@@ -92,8 +92,10 @@ def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], .
     for device in range(p):
         rows = slice(*built.turns[device : device + 2])
         kind, number = built.kind[rows], built.microbatch[rows]
-        held = np.array(layout.stage_chunks(device))
-        place = number % 2 if name in BOTH_WAYS else np.searchsorted(held, built.stage[rows])
+        if name in BOTH_WAYS:
+            place = number % 2
+        else:  # which of the device's chunks
+            place = np.searchsorted(np.array(layout.stage_chunks(device)), built.stage[rows])
         change = np.array([1, -1, 0, -1])[kind]  # F, B, I, W
         steps = np.zeros((len(kind), 2 if name in BOTH_WAYS else v), np.int64)
         steps[np.arange(len(kind)), place] = change
