@@ -69,7 +69,21 @@ def run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
             f"cast one with .astype"
         )
     if precision is not None:
-        return _rounding(a, kernel, precision)
+        if precision != "tf32":
+            raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
+        if a.dtype.name != "float32" or not a.dtype.isnative:
+            raise KernelError(
+                f"precision='tf32' rounds float32 operands, got {a.dtype}; leave it out, or cast "
+                f"with .astype"
+            )
+        if kernel.tf32 is None:
+            others = [each for each, info in kernels.items() if info.tf32]
+            raise KernelError(
+                f"precision='tf32' leaves 10 of the 23 bits of mantissa, and kernel "
+                f"{kernel.name!r} has no such product; leave it out, or use one of "
+                f"{', '.join(others)} (CuPy arrays)"
+            )
+        return kernel.tf32
     name = backend.name_of(a.dtype)
     if name == "float32" and "float32" not in kernel.dtypes and kernel.tf32:
         raise KernelError(
@@ -82,23 +96,6 @@ def run_of(a: Array, b: Array, kernel: Kernel, precision: str | None) -> Run:
             f".astype" + (" or use kernel='blas'" if name in backend.HALVES else "")
         )
     return kernel.run
-
-
-def _rounding(a: Array, kernel: Kernel, precision: str) -> Run:
-    if precision != "tf32":
-        raise KernelError(f"precision must be None or 'tf32', got {precision!r}")
-    if a.dtype.name != "float32" or not a.dtype.isnative:
-        raise KernelError(
-            f"precision='tf32' rounds float32 operands, got {a.dtype}; leave it out, or cast with "
-            f".astype"
-        )
-    if kernel.tf32 is None:
-        others = [name for name, info in kernels.items() if info.tf32]
-        raise KernelError(
-            f"precision='tf32' leaves 10 of the 23 bits of mantissa, and kernel {kernel.name!r} "
-            f"has no such product; leave it out, or use one of {', '.join(others)} (CuPy arrays)"
-        )
-    return kernel.tf32
 
 
 def check_device(a: Array, b: Array, kernel: Kernel) -> None:
