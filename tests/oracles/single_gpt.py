@@ -1,6 +1,7 @@
 """A GPT trained on one device, written out: no ranks, no micro-batches, no schedule."""
 
 import numpy as np
+from oracles.planned_calls import assert_planned
 
 from tiledask.tile import layers as L
 from tiledask.tile.datasets import load_text
@@ -99,6 +100,17 @@ def reference(model, steps, batch, rule):
                 weights[n], states[n] = rule.step(weights[n], g, states[n], step + 1)
         REFERENCES[key] = np.array(losses), weights
     return REFERENCES[key]
+
+
+def assert_single(got, batch, rule, tolerance=1e-10):
+    """A training has the single device's losses and weights, and the traffic that was planned."""
+    steps = got.first + len(got.losses)
+    losses, weights = reference(got.model, steps, batch, rule)
+    off = np.abs(got.losses / losses[got.first :] - 1)
+    assert off.max(initial=0) <= tolerance, f"losses: step {int(np.argmax(off > tolerance))}: {off}"
+    far, name = farthest(got.weights, weights, got.model, rule)
+    assert far <= tolerance, f"{name}: {far:.2g}"
+    assert_planned(got)
 
 
 def farthest(got, weights, model, rule):

@@ -8,8 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from oracles.planned_calls import assert_planned
-from oracles.single_gpt import TEXT, farthest, reference
+from oracles.single_gpt import TEXT, assert_single, reference
 
 import tiledask as td
 from tiledask.distributed.data_parallel.zero import Zero
@@ -32,8 +31,6 @@ LLAMA = GPT(59, hidden=16, layers=2, heads=4, sequence=8, kv_heads=2, ffn=27, ga
 FIFTY = GPT(59, hidden=16, layers=2, heads=4, sequence=8)
 BATCH, MICROBATCHES = 7, 4
 RULE = SGD(0.1, momentum=0.9)
-TOLERANCE = 1e-10
-"""Of a loss, and of the largest number of a weight, in float64."""
 
 
 def factorisations(n):
@@ -44,21 +41,16 @@ EVERY = [shape for n in (1, 2, 4, 8) for shape in factorisations(n)]
 """All 20 layouts of 1, 2, 4 and 8 ranks."""
 
 
-def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, tolerance=TOLERANCE, **options):
+def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, **options):
     """A training that has the single device's losses and weights, and the predicted traffic."""
     options = {"microbatches": MICROBATCHES, "dtype": "float64", "timeout": 120.0} | options
     cluster = options.pop("cluster", None)
     ranks = td.Mesh(cluster, shape) if cluster else shape
     got = train(model, TEXT, ranks, steps=steps, batch=batch, rule=rule, **options)
-    losses, weights = reference(model, steps, batch, rule)
     assert len(got.losses) == steps - got.first
-    off = np.abs(got.losses / losses[got.first :] - 1)
-    assert off.max() <= tolerance, f"step {int(np.argmax(off > tolerance))}: {off.max():.2g}"
     assert list(got.weights) == [f"{u}.{n}" for u in model.units for n in model.parameters(u)]
     assert {w.dtype for w in got.weights.values()} == {np.dtype(options["dtype"])}
-    far, name = farthest(got.weights, weights, model, rule)
-    assert far <= tolerance, f"{name}: {far:.2g}"
-    assert_planned(got)
+    assert_single(got, batch, rule)
     return got
 
 
@@ -66,7 +58,7 @@ def check(shape, model=SMALL, steps=2, batch=BATCH, rule=RULE, tolerance=TOLERAN
 
 
 @pytest.mark.long
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("shape", EVERY, ids=str)
 def test_every_layout_is_the_single_device(shape):
     """Without a pipeline two micro-batches are as many as any: their gradients are added up."""
@@ -75,16 +67,19 @@ def test_every_layout_is_the_single_device(shape):
 
 
 @pytest.mark.long
-def test_fifty_steps():
-    """Of two micro-batches each, for time; with more, and in every layout: make soak."""
-    check_fifty((2, 1, 2), microbatches=2)
+def test_many_steps():
+    """Fifty, and in every layout: make soak."""
+    got = check((2, 1, 2), FIFTY, steps=20, microbatches=2)
+    assert got.losses[-5:].mean() < got.losses[:5].mean() - 0.3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", EVERY, ids=str)
 def test_fifty_steps_of_every_layout(shape, capsys):
     began, order = time.perf_counter(), ("1f1b", "gpipe")[shape[0] % 2]
-    got = check_fifty(shape, sequence_parallel=shape[1] in (2, 8), schedule=order)
+    options = {"sequence_parallel": shape[1] in (2, 8), "schedule": order}
+    got = check(shape, FIFTY, steps=50, timeout=270.0, **options)
+    assert got.losses[-5:].mean() < got.losses[:5].mean() - 0.5
     off = np.abs(got.losses / reference(FIFTY, 50, BATCH, RULE)[0] - 1).max()
     with capsys.disabled():
         print(
@@ -94,22 +89,17 @@ def test_fifty_steps_of_every_layout(shape, capsys):
         )
 
 
-def check_fifty(shape, **options):
-    got = check(shape, FIFTY, steps=50, timeout=270.0, **options)
-    assert got.losses[-5:].mean() < got.losses[:5].mean() - 0.5
-    return got
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.few(3)
+@pytest.mark.parametrize("shape", [(2, 1, 2), (3, 2, 1)], ids=str)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_zero_in_a_pipeline(zero, schedule):
-    check((2, 1, 2), zero=zero, schedule=schedule, rule=Adam(1e-2))
-    if schedule == "gpipe":
-        check((3, 2, 1), zero=zero, microbatches=2)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_in_a_pipeline(zero, schedule, shape):
+    check(shape, zero=zero, schedule=schedule, rule=Adam(1e-2), microbatches=2 * shape[2])
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("shape", [(1, 3, 1), (1, 8, 1), (2, 3, 2)], ids=str)
 def test_rotary_and_shared_kv_heads_that_do_not_divide(shape, sequence_parallel):
@@ -118,11 +108,7 @@ def test_rotary_and_shared_kv_heads_that_do_not_divide(shape, sequence_parallel)
 
 
 @pytest.mark.long
-def test_more_ranks_than_tokens_and_heads():
-    check((1, 8, 1), GPT(59, 16, 2, 4, sequence=5), sequence_parallel=True, microbatches=2)
-
-
-@pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 1), (2, 1, 3), (2, 2, 2)], ids=str)
 def test_a_tied_embedding(shape, zero):
@@ -143,20 +129,12 @@ def test_rows_that_do_not_divide(batch):
 
 
 @pytest.mark.long
-def test_several_stages_on_a_device():
-    model = GPT(59, 16, 4, 4, 8)
-    interleaved = td.schedule("interleaved", 4, MICROBATCHES, devices=2)
-    check((2, 1, 2), model, schedule=interleaved)
-    check((1, 2, 2), model, schedule=td.schedule("wave", 4, MICROBATCHES, devices=2))
-
-
-@pytest.mark.long
 def test_float32_is_as_near_to_float64_as_a_single_device_is():
-    losses, weights = reference(SMALL, 4, BATCH, RULE)
+    losses, weights = reference(SMALL, 2, BATCH, RULE)
 
     def errors(shape):
         options = {"batch": BATCH, "microbatches": MICROBATCHES, "rule": RULE}
-        got = train(SMALL, TEXT, shape, steps=4, **options)
+        got = train(SMALL, TEXT, shape, steps=2, **options)
         assert got.weights["head.w_head"].dtype == np.float32
         far = [np.abs(got.weights[n] - w).max() / np.abs(w).max() for n, w in weights.items()]
         return np.abs(got.losses / losses - 1).max(), max(far)
@@ -164,25 +142,6 @@ def test_float32_is_as_near_to_float64_as_a_single_device_is():
     alone, split = errors((1, 1, 1)), errors((2, 2, 2))
     assert 0 < split[0] < max(4 * alone[0], 1e-6)
     assert 0 < split[1] < 4 * alone[1] < 1e-4
-
-
-@pytest.mark.long
-def test_going_on_under_another_layout(tmp_path):
-    """Three layouts, one after the other, are one training."""
-    tied = GPT(59, 16, 3, 4, 8, tied=True)
-    runs = [((1, 2, 2), 0, 2), ((2, 1, 3), 3, 4), ((2, 3, 1), 2, 5), ((1, 1, 1), 1, 6)]
-    firsts = [
-        check(shape, tied, steps, zero=zero, rule=RULE, folder=tmp_path).first
-        for shape, zero, steps in runs
-    ]
-    assert firsts == [0, 2, 4, 5]
-    again = train(
-        tied, TEXT, (1, 1, 2), steps=6, batch=7, rule=RULE, folder=tmp_path, dtype="float64"
-    )
-    assert again.first == 6
-    assert repr(again).startswith("Trained(0 steps on 2 ranks (dp=1, tp=1, pp=2), no loss")
-    with pytest.raises(ConfigError, match="checkpoint of step 6, which is past the last of 4"):
-        train(tied, TEXT, (1, 1, 2), steps=4, batch=7, folder=tmp_path)
 
 
 @pytest.mark.long
@@ -325,20 +284,6 @@ def test_gradients_that_are_not_dealt_out_are_noticed(monkeypatch):
     monkeypatch.setattr(Zero, "_made", all_of_it)
     with pytest.raises(AssertionError, match="rank 0, step 0"):
         check((2, 1, 1), zero=2)
-
-
-@pytest.mark.long
-def test_momentum_that_is_not_taken_up_is_noticed(monkeypatch, tmp_path):
-    check((1, 1, 2), steps=2, folder=tmp_path)
-    honest = States.put
-
-    def weights_alone(self, tensor, name, arrays):
-        if tensor == "weights":
-            honest(self, tensor, name, arrays)
-
-    monkeypatch.setattr(States, "put", weights_alone)
-    with pytest.raises(AssertionError, match="step 1"):
-        check((1, 1, 1), steps=4, folder=tmp_path)
 
 
 @pytest.mark.long

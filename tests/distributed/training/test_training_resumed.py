@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from functools import cache
 from random import Random
 from typing import NamedTuple
@@ -11,20 +9,18 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from oracles.drawn_layouts import SCHEDULES, Layout, dealt, drawn_layouts
-from oracles.single_gpt import TEXT, farthest, reference
+from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td
 from tiledask.distributed.checkpoints import open_checkpoint, save_checkpoint, steps_in
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training import GPT, saved, train
 from tiledask.distributed.training.states import States
-from tiledask.errors import CheckpointError
+from tiledask.errors import CheckpointError, ConfigError
 from tiledask.tile.optimizers import SGD, Adam, AdamW
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TOLERANCE = 1e-10
-"""Of a loss, and of the largest number of a weight, in float64."""
 STEPS, BATCH = 4, 5
 SMALL = GPT(59, hidden=8, layers=2, heads=2, sequence=4)
 MODELS = {
@@ -41,7 +37,7 @@ RULES = {
 """``tiny`` above the rounding of gradients that are all but zero: Adam would make steps of it."""
 
 
-# -- ten pairs of layouts, drawn -------------------------------------------------------------------
+# -- pairs of layouts, drawn -----------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -68,7 +64,9 @@ def drawn_pairs(count, seed):
     ]
 
 
-PAIRS = drawn_pairs(10, seed=139)
+PAIRS = drawn_pairs(4, seed=2515)
+"""The seed of few ranks whose pairs have everything."""
+MORE = [pytest.param(pair, marks=pytest.mark.slow) for pair in drawn_pairs(10, seed=139)]
 
 
 def run(model, layout, rule, steps=STEPS, **options):
@@ -84,14 +82,6 @@ def run(model, layout, rule, steps=STEPS, **options):
     )
 
 
-def assert_same(losses, weights, model, rule, expected):
-    """Losses and all weights are the expected ones, within `TOLERANCE`."""
-    off = np.abs(losses / expected[0][-len(losses) :] - 1)
-    assert off.max() <= TOLERANCE, f"losses, from the last: {off[::-1]}"
-    far, name = farthest(weights, expected[1], model, rule)
-    assert far <= TOLERANCE, f"{name}: {far:.2g}"
-
-
 def test_the_pairs_have_everything():
     sides = [side for pair in PAIRS for side in (pair.before, pair.after)]
     for which in ("before", "after"):
@@ -104,16 +94,18 @@ def test_the_pairs_have_everything():
     assert {pair.split for pair in PAIRS} == set(range(1, STEPS))
     assert {side.microbatches for side in sides} == {1, 2, 3, 4}
     assert any(0 in side.cut for side in sides)
+    assert {side.zero for side in sides if side.shape[0] > 1} == {0, 1, 2, 3}
+    assert any(side.sequence_parallel and side.shape[1] > 1 for side in sides)
+    assert any(side.shape[2] > 1 for side in sides)
     assert any(side.shape[axis] > 2 for axis in range(3) for side in sides)
     assert all(pair.before != pair.after for pair in PAIRS)
 
 
 @pytest.mark.long
-@pytest.mark.few(10)
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("pair", [*PAIRS, *MORE], ids=str)
 def test_the_layout_changes_and_the_losses_do_not(pair, tmp_path):
+    """Both are the single device's, so also those of a training that never changed."""
     model, rule = MODELS[pair.model], RULES[pair.rule]
-    unchanged = run(model, pair.before, rule)
     first = run(model, pair.before, rule, pair.split, folder=tmp_path)
     then = run(model, pair.after, rule, folder=tmp_path)
     assert (len(first.losses), then.first, len(then.losses)) == (
@@ -121,10 +113,8 @@ def test_the_layout_changes_and_the_losses_do_not(pair, tmp_path):
         pair.split,
         STEPS - pair.split,
     )
-    losses = np.concatenate([first.losses, then.losses])
-    alone = reference(model, STEPS, BATCH, rule)
-    assert_same(losses, then.weights, model, rule, alone)
-    assert_same(losses, then.weights, model, rule, (unchanged.losses, unchanged.weights))
+    for got in (first, then):
+        assert_single(got, BATCH, rule)
 
 
 @pytest.mark.long
@@ -132,9 +122,9 @@ def test_three_layouts_in_a_row(tmp_path):
     """Weights, and states of Adam, go through two checkpoints."""
     model, rule = MODELS["GPT-2 tied"], RULES["Adam"]
     layouts = [
-        Layout((2, 2, 2), "1f1b", (3, 1), 3, 2, True),
-        Layout((1, 3, 2), "interleaved", (1, 0, 2, 1), 0, 3, False),
-        Layout((5, 1, 1), "gpipe", (4,), 2, 1, False),
+        Layout((2, 2, 1), "1f1b", (4,), 3, 2, True),
+        Layout((1, 1, 2), "interleaved", (1, 0, 2, 1), 0, 3, False),
+        Layout((3, 1, 1), "gpipe", (4,), 2, 1, False),
     ]
     runs = [
         run(model, layout, rule, steps, folder=tmp_path)
@@ -142,8 +132,12 @@ def test_three_layouts_in_a_row(tmp_path):
     ]
     assert [(r.first, len(r.losses)) for r in runs] == [(0, 1), (1, 2), (3, 1)]
     assert steps_in(tmp_path) == (1, 3, STEPS)
-    losses = np.concatenate([r.losses for r in runs])
-    assert_same(losses, runs[-1].weights, model, rule, reference(model, STEPS, BATCH, rule))
+    for got in runs:
+        assert_single(got, BATCH, rule)
+    again = run(model, layouts[0], rule, folder=tmp_path)
+    assert repr(again).startswith("Trained(0 steps on 4 ranks (dp=2, tp=2, pp=1), no loss")
+    with pytest.raises(ConfigError, match="checkpoint of step 4, which is past the last of 3"):
+        run(model, layouts[0], rule, 3, folder=tmp_path)
 
 
 @pytest.mark.long
@@ -168,12 +162,6 @@ def two_steps(one_thread, tmp_path_factory):
     short(folder, 1)
     short(folder, 2)
     return folder
-
-
-@pytest.fixture(scope="module")
-def whole(one_thread, tmp_path_factory):
-    """Three steps that nothing has harmed."""
-    return short(tmp_path_factory.mktemp("whole"), 3)
 
 
 def refused(folder, words, **options):
@@ -269,55 +257,25 @@ def of_no_training(step):
     ],
     ids=["cut short", "a bit", "a file gone", "half an index", "no index", "no array", "no train"],
 )
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_good(
-    two_steps, whole, tmp_path, damage, words
-):
-    """The message says what to remove; with that done, the training goes on as if never harmed."""
+def test_a_damaged_checkpoint_is_refused(two_steps, tmp_path, damage, words):
+    """The message says what to remove."""
     shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
     newest = tmp_path / "step-00000002"
     damage(newest)
     message = refused(tmp_path, words)
     assert f"remove {newest} to go on from step 1" in message
-    shutil.rmtree(newest)
-    again = short(tmp_path, 3, shape=(1, 1, 2))
-    assert again.first == 1
-    assert_same(again.losses, again.weights, SMALL, RULES["Adam"], (whole.losses, whole.weights))
-
-
-KILLED = """
-import os, sys
-from itertools import count
-from tiledask.distributed.checkpoints import write
-from test_training_resumed import short
-
-honest, calls = write._write_box, count()
-
-def killed(path, box, view):
-    if next(calls) == 20:
-        os._exit(9)
-    return honest(path, box, view)
-
-write._write_box = killed
-short(sys.argv[1], 2)
-"""
 
 
 @pytest.mark.long
-def test_a_save_that_is_killed_between_pieces_leaves_the_older_checkpoint(whole, tmp_path):
-    short(tmp_path, 1)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)],
-        cwd=os.path.dirname(__file__),
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 9
-    torn = tmp_path / "step-00000002.unfinished"
-    assert len(list(torn.glob("*.npy"))) >= 15  # of the 100: it was under way
+def test_without_what_was_damaged_the_one_before_is_good(two_steps, tmp_path):
+    """As where a save was killed between its pieces, which leaves a folder without an index."""
+    shutil.copytree(two_steps, tmp_path, dirs_exist_ok=True)
+    torn = (tmp_path / "step-00000002").rename(tmp_path / "step-00000002.unfinished")
+    (torn / "index.json").unlink()
     assert steps_in(tmp_path) == (1,)
     again = short(tmp_path, 3, shape=(2, 1, 2), zero=2)
     assert again.first == 1
-    assert_same(again.losses, again.weights, SMALL, RULES["Adam"], (whole.losses, whole.weights))
+    assert_single(again, 2, RULES["Adam"])
     assert short(tmp_path, 3).first == 3
 
 
@@ -332,8 +290,8 @@ def test_workers_take_up_what_threads_have_written(cluster, tmp_path):
     after = Layout((2, 1, 2), "interleaved", (1, 1, 0, 1), 1, 3, False)
     first = run(model, before, rule, 2, folder=tmp_path)
     then = run(model, after, rule, folder=tmp_path, ranks=td.Mesh(cluster, after.shape))
-    losses = np.concatenate([first.losses, then.losses])
-    assert_same(losses, then.weights, model, rule, reference(model, STEPS, BATCH, rule))
+    for got in (first, then):
+        assert_single(got, BATCH, rule)
     with pytest.raises(CheckpointError, match="seed is 0 there and 7 here"):
         run(model, after, rule, 6, folder=tmp_path, ranks=td.Mesh(cluster, after.shape), seed=7)
 
@@ -342,7 +300,7 @@ def test_workers_take_up_what_threads_have_written(cluster, tmp_path):
 
 SHARDED = (
     Layout((1, 2, 2), "gpipe", (1, 2), 0, 2, False),
-    Layout((2, 3, 1), "1f1b", (3,), 2, 1, False),
+    Layout((1, 3, 1), "1f1b", (3,), 0, 1, False),
 )
 """59 rows of the table on 3 ranks are 20, 20 and 19."""
 
@@ -360,15 +318,14 @@ def begun(one_thread, tmp_path_factory):
 
 def go_on(begun, folder, rule="Adam", fault=None):
     """Two steps under one layout, then two under the other, with ``fault`` planted in these."""
-    first, left = begun(rule)
+    _, left = begun(rule)
     shutil.copytree(left, folder, dirs_exist_ok=True)
     model, rule = MODELS["GPT-2"], RULES[rule]
     with pytest.MonkeyPatch.context() as patch:
         if fault:
             fault(patch)
         then = run(model, SHARDED[1], rule, folder=folder)
-    losses = np.concatenate([first.losses, then.losses])
-    assert_same(losses, then.weights, model, rule, reference(model, STEPS, BATCH, rule))
+    assert_single(then, BATCH, rule)
 
 
 def dropped(tensor):
@@ -418,5 +375,5 @@ def test_without_a_fault(begun, tmp_path):
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_noticed(name, begun, tmp_path):
     rule, fault = FAULTS[name]
-    with pytest.raises(AssertionError, match="losses, from the last"):
+    with pytest.raises(AssertionError, match="losses: step"):
         go_on(begun, tmp_path, rule, fault)
