@@ -252,6 +252,7 @@ AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,)}
 
 
 @pytest.mark.long
+@pytest.mark.few(4)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(
     ("shape", "options"),
@@ -282,6 +283,7 @@ def test_layers_add_up(shape, options, schedule):
     assert 0 < frame["seconds"].sum() <= seconds
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("zero", range(4))
 def test_a_label_says_along_which_axis_it_is(zero):
     got = run((2, 2, 2), False, zero=zero, sequence_parallel=True, steps=1)
