@@ -14,6 +14,7 @@ import tempfile
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 from tiledask.tile.cuda import build
 from tiledask.tile.cuda.source import source
@@ -24,14 +25,22 @@ KEPT = Path(__file__).parents[2] / "build" / "cuda_compiled"
 """`make clean` removes it."""
 
 
-def compiled(name, macros, arch):
-    """(machine code, what the compiler said), as `build.compile_for` has it."""
+def compiled(name, macros, arch, faults=()):
+    """(machine code, what the compiler said), as `build.compile_for` has it.
+
+    ``faults`` are pairs (before, after) that are planted in the kernel's text.
+    """
+    text = source(name)
+    for before, after in faults:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
     version = import_module("cuda.bindings.nvrtc").nvrtcVersion()[1:]
     options = Path(build.__file__).read_text()
-    key = repr((source(name), sorted(macros.items()), arch, version, options))
+    key = repr((text, sorted(macros.items()), arch, version, options))
     path = KEPT / f"{name}-{arch}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.pickle"
     if not path.is_file():
-        made = build.compile_for(name, macros, arch)
+        with patch.object(build, "source", lambda name: text):
+            made = build.compile_for(name, macros, arch)
         KEPT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT) as folder:  # nobody sees half a file
             new = Path(folder) / path.name

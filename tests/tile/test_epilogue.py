@@ -169,7 +169,7 @@ def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
     tiles = EXTENTS if kernel == "tiled" else st.none()
 
     @given(ending=endings(), shape=EXTENTS, tile=tiles)
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=40)
     def run(ending, shape, tile):
         check(np, case_of(kernel, dtype, ending, shape=shape, tile=tile))
 
@@ -179,7 +179,7 @@ def test_every_ending_of_every_kernel_equals_float64(kernel, dtype):
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", HALVES)
 @given(ending=endings(), shape=st.tuples(*[st.integers(1, 20)] * 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 def test_halves_are_finished_piece_by_piece(dtype, ending, shape):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
@@ -187,7 +187,7 @@ def test_halves_are_finished_piece_by_piece(dtype, ending, shape):
 
 
 @given(ending=endings(), shape=st.tuples(*[st.integers(1, 20)] * 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30)
 def test_what_lies_in_memory_is_finished_piece_by_piece(ending, shape):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE_BYTES", {"numpy": 24})
@@ -245,7 +245,7 @@ def test_a_forward_pass_keeps_what_its_backward_pass_needs():
 
 @pytest.mark.parametrize("dtype", HALVES)
 @given(ending=endings(), shape=st.tuples(*[st.integers(1, 9)] * 3))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30)
 def test_cublas_finishes_halves_some_rows_at_a_time(dtype, ending, shape):
     """Which is all that is not cuBLAS's: so it can be tried without a GPU."""
 

@@ -84,7 +84,7 @@ def case(m, n, k, layouts, dtype, scalars, seed=0):
     dtype=st.sampled_from(["float32", "float64"]),
     scalars=st.sampled_from(SCALARS),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100)
 def test_any_layout_equals_float64(m, n, k, layouts, dtype, scalars):
     a, b, c, expected = case(m, n, k, layouts, dtype, scalars)
     around = c.base if isinstance(c.base, np.ndarray) and c.base.dtype == c.dtype else c
@@ -209,7 +209,7 @@ for place in range(3):
     for name in LAYOUTS:
         layouts = ["rows"] * 3
         layouts[place] = name
-        a, b, c, _ = case(600, 500, 400, layouts, "float64", (2.0, 1.0))
+        a, b, c, _ = case(600, 90, 70, layouts, "float64", (2.0, 1.0))
         gemm(a, b, c, 2.0, 1.0)  # what is imported on the way is not the product's
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
@@ -231,7 +231,7 @@ def test_nothing_is_copied_where_there_is_a_unit_stride(request):
         check=True,
         cwd=request.path.parent,
     )
-    copies = (600 * 400 * 8, 400 * 500 * 8, PANEL_ROWS * 500 * 8)
+    copies = (600 * 70 * 8, 70 * 90 * 8, PANEL_ROWS * 90 * 8)
     for name, measured in json.loads(done.stdout).items():
         place, layout = name.split(" ", 1)
         predicted = 0 if layout in UNIT_STRIDE else copies[int(place)]

@@ -372,7 +372,7 @@ def test_numbers_that_are_counted_twice_are_noticed(monkeypatch):
         ("GPT-2 tied", (1, 1, 2), (1, 1)),
         ("Llama", (1, 4, 1), (2,)),
     ):
-        with pytest.raises(AssertionError, match="losses|norms"):
+        with pytest.raises(AssertionError, match=r"losses|norms"):
             check_norm(Case(model, "SGD", Layout(shape, "gpipe", cut, 0, 1, False)))
 
 
@@ -381,7 +381,7 @@ def test_a_scale_that_is_not_divided_out_is_noticed(monkeypatch):
     honest = stages.head_grad
     monkeypatch.setattr(stages, "head_grad", lambda flow, kept, w, scale: honest(flow, kept, w))
     got = SPLIT.run(SPLIT.alone, dtype="float64", clip=0.5, scale=SCALE)
-    with pytest.raises(AssertionError, match="losses|norms"):
+    with pytest.raises(AssertionError, match=r"losses|norms"):
         assert_single(got, SPLIT, single(SPLIT.model, SPLIT.rule, 0.5, SCALE))
 
 

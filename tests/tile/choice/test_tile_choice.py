@@ -167,7 +167,7 @@ def resident(config: Config, device: Device) -> int:
     registers=st.integers(1, 255),
     kept=st.integers(0, 64_000),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_occupancy_is_how_many_blocks_fit(name, threads, registers, kept):
     device = load_device(name)
     config = replace(plain(1, 1, kept=kept), threads=threads, registers=registers)
@@ -274,6 +274,7 @@ def macros(config: Config) -> dict:
     return {**found, "TILE_M": tm, "TILE_K": tk, "A_BYTES": 16, "B_BYTES": 16}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("config", [c for k in ON_GPUS for c in td.tile.configs[k]], ids=str)
 def test_registers_are_those_that_the_compiler_reports(config):
     """On the least GPU that runs it; others may take fewer."""
@@ -414,7 +415,7 @@ PRODUCTS = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
     slots=st.integers(1, 20),
     l2=st.integers(0, 2000),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
     config = plain(*tile, group=group)
     found = dram_traffic(*mnk, config, one_by_one(slots, l2))
@@ -434,7 +435,7 @@ def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
     slots=st.integers(1, 20),
     l2=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 def test_dram_traffic_is_never_below_compulsory_nor_above_what_blocks_load(
     mnk, tile, group, slots, l2
 ):

@@ -40,7 +40,7 @@ HALVES = [
 
 
 @pytest.mark.long
-@pytest.mark.few(18)
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("dtype", "layouts", "boundary", "out"), HALVES)
 @pytest.mark.parametrize("shape", shapes(k=32), ids=str)
 def test_halves_agree_with_float64_and_touch_nothing_outside(
@@ -52,6 +52,7 @@ def test_halves_agree_with_float64_and_touch_nothing_outside(
 
 
 @pytest.mark.long
+@pytest.mark.few(9)
 @pytest.mark.parametrize(("layouts", "boundary"), [("CC", 16), ("FF", 4)])
 @pytest.mark.parametrize("shape", shapes(k=32), ids=str)
 def test_tf32_agrees_with_the_product_of_rounded_operands(small_tf32, shape, layouts, boundary):
@@ -68,12 +69,14 @@ RUNS = runs("bfloat16", k=32)
 
 
 @pytest.mark.long
+@pytest.mark.few(10)
 @pytest.mark.parametrize("run", RUNS)
 def test_endings_batches_bands_and_orders(small, run):
     assert small.is_right(*RUNS[run])
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_large_tile_in_which_no_two_words_of_one_bank_are_wanted_at_a_time(
@@ -147,7 +150,7 @@ def tries(seeds=range(1, 5)):
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(tmp_path, fault):
     faulty = TileKernels(tmp_path, "mma_multistage", [FAULTS[fault]], **SMALL)

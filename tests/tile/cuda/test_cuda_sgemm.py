@@ -35,6 +35,7 @@ lies = partial(lies_for, dtype="float32")
 
 
 @pytest.mark.long
+@pytest.mark.few(18)
 @pytest.mark.parametrize(("layouts", "boundary"), VARIANTS)
 @pytest.mark.parametrize("shape", shapes(k=16), ids=str)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(small, shape, layouts, boundary):
@@ -45,17 +46,20 @@ def test_agrees_with_float64_inside_and_touches_nothing_outside(small, shape, la
 RUNS = runs("float32", k=16)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("run", RUNS)
 def test_endings_batches_bands_and_orders(small, run):
     assert small.is_right(*RUNS[run])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 @pytest.mark.parametrize("shape", [(129, 127, 40), (1, 128, 16), (128, 130, 33)], ids=str)
 def test_the_large_tile(large, shape, layouts):
     assert large.is_right(GemmCase(*shape, **lies(layouts, 16)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tile", ["small", "large"])
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 def test_no_two_words_of_one_bank_at_a_time(request, tile, layouts):
@@ -118,7 +122,7 @@ def tries(seeds=range(1, 5)):
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(tmp_path, fault):
     faulty = TileKernels(tmp_path, "sgemm_warptiled", [FAULTS[fault]], **SMALL)

@@ -135,18 +135,20 @@ def is_caught(folder, faults):
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fault", MUTATIONS)
 def test_planted_fault_is_caught(tmp_path, fault):
     assert is_caught(tmp_path, [MUTATIONS[fault]])
 
 
 @pytest.mark.long
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fault", EPILOGUE_MUTATIONS)
 def test_fault_planted_in_the_epilogue_is_caught(tmp_path, fault):
     assert is_caught(tmp_path, [EPILOGUE_MUTATIONS[fault]])
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_an_untouched_kernel_is_not_caught(tmp_path):
     assert not is_caught(tmp_path, [])

@@ -86,30 +86,40 @@ CASES = {
 
 
 @pytest.mark.long
-@pytest.mark.few(11)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, case):
     assert right(CASES[case], built=gpu)
 
 
 @pytest.mark.long
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_whoever_is_slow_and_whenever_things_land(gpu, seed):
     odd = replace(BASE, m=300, n=290, k=420)  # a cluster has no rows for its second block
     assert right(odd, HopperTile(NARROW), built=gpu, seeds=[seed])
 
 
+ODD = replace(BASE, m=200, n=151, out_dtype="float32")
+STAGED = {
+    "wide": ODD,
+    "read": replace(ODD, beta=1.0),
+    "everything, halves": replace(ODD, out_dtype="", beta=1.0, bias=True, gelu=True, before=True),
+    "everything": replace(ODD, beta=1.0, bias=True, gelu=True, before=True),
+}
+
+
 @pytest.mark.long
-def test_c_goes_through_shared_memory_where_a_tile_says_so(gpu):
+@pytest.mark.few(3)
+@pytest.mark.parametrize("panels", [1, 2])
+@pytest.mark.parametrize("case", STAGED)
+def test_c_goes_through_shared_memory_where_a_tile_says_so(gpu, case, panels):
     """Wide, read, and with an odd number of columns; by the launch itself."""
-    odd = replace(BASE, m=200, n=151, out_dtype="float32", beta=1.0)
-    everything = replace(odd, bias=True, gelu=True, before=True)
-    for case in (replace(odd, beta=0.0), odd, everything, replace(everything, out_dtype="")):
-        for panels in (1, 2):
-            assert right(case, HopperTile(NARROW, panels=panels))
+    assert right(STAGED[case], HopperTile(NARROW, panels=panels))
 
 
 @pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layouts", ["CCC", "FFC"])
 def test_the_wide_tile(gpu, layouts):
     assert right(replace(BASE, m=140, n=270, layouts=layouts), tile=WIDE)
@@ -231,7 +241,7 @@ def tuned_is_right(folder, macros, faults=(), **ending):
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ending", [{}, ENDING], ids=["plain", "everything"])
 @pytest.mark.parametrize("tuned", TUNED)
 def test_what_a_sweep_may_vary(tmp_path, tuned, ending):
@@ -252,6 +262,7 @@ PASSES = {
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", PASSES)
 def test_fault_planted_in_passes_is_caught(tmp_path, fault):
     macros = TUNED["float32 C, panel by panel"]
@@ -471,7 +482,7 @@ def is_caught(folder, faults, case):
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("fault", MUTATIONS)
 def test_planted_fault_is_caught(tmp_path, fault):
     before, after, case = MUTATIONS[fault]
@@ -479,6 +490,7 @@ def test_planted_fault_is_caught(tmp_path, fault):
 
 
 @pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", [MANY, TURNED, DIRECT], ids=["many", "turned", "direct"])
 def test_an_untouched_kernel_is_not_caught(tmp_path, case):
     assert not is_caught(tmp_path, [], case)
