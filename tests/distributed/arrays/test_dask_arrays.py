@@ -121,6 +121,7 @@ def random_plan(rng, left, right):
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_plan_gives_the_product(seed, thin, monkeypatch):
     rng = random.Random(seed)

@@ -136,7 +136,7 @@ sizes = st.sampled_from(
 
 
 @pytest.mark.long
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(sizes, st.booleans(), sizes, st.booleans(), st.integers(0, 99))
 def test_any_layout_is_read_under_any_other(tmp_path_factory, a, flat_a, b, flat_b, seed):
     folder, arrays = tmp_path_factory.mktemp("c"), drawn(seed)
@@ -157,7 +157,7 @@ def test_any_layout_is_read_under_any_other(tmp_path_factory, a, flat_a, b, flat
             assert array.tobytes() == expected.tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
 def test_the_boxes_of_a_flat_piece_are_its_numbers_in_order(shape, data):
     total = prod(shape)

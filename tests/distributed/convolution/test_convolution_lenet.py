@@ -117,6 +117,7 @@ def test_a_table_notices_a_wrong_prediction(monkeypatch):
     assert "data parallel: bytes, all devices" in failed
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_d2l_claims_at_batch_256():
     """Bytes and barriers as published/tensor_parallel.json has them, in float32 as d2l's."""

@@ -125,6 +125,7 @@ def assert_planned(got):
 
 
 @pytest.mark.long
+@pytest.mark.few(9)
 @pytest.mark.parametrize("ways", [w for n in (1, 2, 4) for w in splits(n)], ids=label)
 def test_every_split_is_the_single_device(ways):
     rule = Adam(1e-3) if len(ways) == 2 else RULE
@@ -134,6 +135,7 @@ def test_every_split_is_the_single_device(ways):
 
 
 @pytest.mark.long
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "ways",
     [
@@ -157,29 +159,26 @@ def test_images_that_do_not_divide(ways, batch):
 
 
 @pytest.mark.long
-def test_fifty_steps():
-    check_fifty({"data parallel": 2, "space": 2}, RULE)
+def test_many_steps():
+    """Fifty, and of every split: make soak."""
+    check({"data parallel": 2, "space": 2}, steps=12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [SGD(0.1), RULE, Adam(3e-3)], ids=["SGD", "momentum", "Adam"])
 @pytest.mark.parametrize("ways", [w for n in (2, 4, 8) for w in splits(n)], ids=label)
 def test_fifty_steps_of_every_split(ways, rule):
-    check_fifty(ways, rule)
-
-
-def check_fifty(ways, rule):
     got = check(ways, steps=50, rule=rule)
     assert got.losses[-10:].mean() < 0.75 * got.losses[:10].mean()
 
 
 @pytest.mark.long
 def test_it_learns():
-    """Digits that it has not seen: 9 of 10 are named after 50 steps on 32 of 1,600."""
+    """Digits that it has not seen: 8 of 10 are named after 30 steps on 32 of 1,600."""
     ways = {"network": 2, "layerwise": 2}
-    got = train_lenet(DIGITS, ways, steps=50, batch=32, rule=Adam(3e-3))
-    assert got.losses[-10:].mean() < 0.4 < 2.2 < got.losses[0]
-    assert got.accuracy(HELD_OUT) > 0.9
+    got = train_lenet(DIGITS, ways, steps=30, batch=32, rule=Adam(3e-3))
+    assert got.losses[-5:].mean() < 0.7 < 2.2 < got.losses[0]
+    assert got.accuracy(HELD_OUT) > 0.8
     assert got.classify(HELD_OUT.inputs()[:0]).shape == (0,)
 
 
@@ -193,6 +192,7 @@ def alone(one_thread):
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "ways", [{"layerwise": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
 )

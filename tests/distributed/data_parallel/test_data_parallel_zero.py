@@ -110,6 +110,7 @@ plain_replicas = cache(partial(run_zero, stage=0))
 
 
 @pytest.mark.long
+@pytest.mark.few(7)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_weights_are_the_plain_replicas_to_the_bit(recipe, stage):
@@ -121,6 +122,7 @@ def test_weights_are_the_plain_replicas_to_the_bit(recipe, stage):
 
 
 @pytest.mark.long
+@pytest.mark.few(6)
 @pytest.mark.parametrize("samples", [(3, 3, 2), (1, 0, 4), (1, 1, 1, 0, 0, 0, 0), (6,)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_training_is_that_of_a_single_device(stage, samples):
@@ -145,6 +147,7 @@ def test_a_loss_scale_is_taken_out_again(stage):
     assert_same(scaled.results[0][1], plain.results[0][1])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_other_orders_of_summation(stage, algorithm):
@@ -156,6 +159,7 @@ def test_other_orders_of_summation(stage, algorithm):
 
 
 @pytest.mark.long
+@pytest.mark.few(16)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("recipe", ["fp32-adam", "mixed-adam-16", "fp16-sgd"])
@@ -195,6 +199,7 @@ def step_calls(recipe, stage, ranks, algorithm=None):
     return D.zero_step(SIZES, ranks, stage, b["weights"], b["gradients"], algorithm=algorithm)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("recipe", "algorithm"), [("fp64-adam", "ring"), ("mixed-adam-18", None)])
 def test_traffic_is_the_predicted(recipe, algorithm, stage):

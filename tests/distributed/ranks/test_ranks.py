@@ -51,6 +51,7 @@ def run(program, shape, *args, **options):
 
 
 @pytest.mark.long
+@pytest.mark.few(10)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("n", NS)
 def test_reductions(n, algorithm):
@@ -75,6 +76,7 @@ def test_reductions(n, algorithm):
                 assert at_root is None
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("n", NS)
 def test_ragged_shards(n, algorithm):
@@ -95,6 +97,7 @@ def test_ragged_shards(n, algorithm):
         assert results == [[r for r in range(n) for _ in range(r % 3)]] * n
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("n", NS)
 def test_all_to_all_and_broadcast(n, algorithm):
@@ -215,6 +218,7 @@ def inner(xs, ys):
     return sum(float(np.vdot(x, y)) for x, y in zip(xs, ys, strict=True))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("n", NS)
 def test_adjoints(n, algorithm):
@@ -555,11 +559,11 @@ def test_a_rank_that_never_calls():
 
     def program(rank):
         if rank.index == 0:
-            stop.wait(10.0)
+            stop.wait(5.0)
         with rank.label("loss"):
             rank.group().all_reduce(1.0, algorithm="ring")
 
-    raised, error = errors_of(program, 3, timeout=1.5)
+    raised, error = errors_of(program, 3, timeout=0.5)
     stop.set()
     assert isinstance(error, DeadlineError)
     # however far it is from who waits to whom all wait for
@@ -574,8 +578,9 @@ def test_all_ranks_busy():
     stop.set()
 
 
-def test_a_circle_is_found_before_the_deadline():
+def test_a_circle_is_found_before_the_deadline(monkeypatch):
     """Rows before columns on one rank, columns before rows on the others."""
+    monkeypatch.setattr(transport, "LOOK", 0.1)
 
     def program(rank):
         axes = (0, 1) if rank.index in (0, 3) else (1, 0)

@@ -33,6 +33,7 @@ import tiledask as td
 from tiledask.distributed.ranks import nccl as ranks_nccl
 from tiledask.distributed.ranks import run
 from tiledask.distributed.ranks.threads import Threads, run_threads
+from tiledask.distributed.transport import transport
 from tiledask.distributed.transport.meeting import Meeting
 from tiledask.errors import CollectiveError, ConfigError, DeadlineError, KernelError
 from tiledask.plan.collectives.formulas import factor
@@ -45,6 +46,7 @@ from tiledask.tile.nccl import Place, why_not
 
 
 @pytest.mark.long
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("n", "dtype"),
     [(2, "float64"), (3, "float32"), (3, "float16"), (3, "bfloat16"), (2, "int32"), (5, "float64")],
@@ -243,7 +245,8 @@ def test_ranks_that_disagree(gpus):
         assert time.monotonic() - begun < 18.0
 
 
-def test_a_circle_is_found(gpus):
+def test_a_circle_is_found(gpus, monkeypatch):
+    monkeypatch.setattr(transport, "LOOK", 0.1)
     with pytest.raises(CollectiveError, match="they wait for each other, for ever"):
         gpus.run(another_order, (2, 2))
 
@@ -252,11 +255,11 @@ def test_a_rank_that_never_calls(gpus):
     def program(rank):
         with rank.label("loss"):
             if rank.index == 1:
-                time.sleep(1.5)
+                time.sleep(0.8)
             rank.group().all_reduce(rank.on_device(np.ones(3)))
 
     with pytest.raises(DeadlineError, match=r"for rank 1 .*'loss'; rank 1 has been in no"):
-        gpus.run(program, 2, timeout=0.7)
+        gpus.run(program, 2, timeout=0.4)
 
 
 def test_a_gpu_that_never_gets_done(gpus):

@@ -11,6 +11,7 @@ from oracles.device_programs import another_order, host, own
 from twins.nccl_twin import TwinFault
 
 from tiledask.distributed.ranks import nccl as ranks_nccl
+from tiledask.distributed.transport import transport
 from tiledask.errors import DeadlineError
 from tiledask.tile import nccl as tile_nccl
 
@@ -145,14 +146,15 @@ def test_a_planted_fault_is_found(gpus, fault):
         gpus.run(ragged_ring, 3)
 
 
-def test_unless_all_meet_a_circle_is_not_found(gpus):
+def test_unless_all_meet_a_circle_is_not_found(gpus, monkeypatch):
     """NCCL would wait for a program: only the deadline ends it."""
+    monkeypatch.setattr(transport, "LOOK", 0.1)
     gone = (
         "unique = self.meet(exchange, make)",
         "unique = None if known else self.meet(exchange, make)",
     )
     with planted(ranks_nccl, "Devices", gone), pytest.raises(DeadlineError):
-        gpus.run(another_order, (2, 2), timeout=3.0)
+        gpus.run(another_order, (2, 2), timeout=1.0)
 
 
 def test_communicators_take_turns(gpus):

@@ -93,6 +93,7 @@ def check_block(t, gated=True, fused=True, sequence=False, regather=False, heads
     return check(t, program, expected, planned)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("t", RANKS)
@@ -100,6 +101,7 @@ def test_block(t, fused, gated):
     check_block(t, gated, fused)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("regather", [False, True])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
@@ -120,6 +122,7 @@ def elements(done, t):
     return received / 8 / (B * S * H), (t - 1) / t * t
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("t", range(2, 9))
 def test_four_barriers_if_fused_and_seven_if_not(t):
     fused, apart = (check_block(t, fused=f, heads=NO_SHARING) for f in (True, False))
@@ -133,6 +136,7 @@ def test_four_barriers_if_fused_and_seven_if_not(t):
     assert elements(apart, t)[0] == pytest.approx(14 * unit, rel=1e-15)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("t", range(2, 9))
 def test_sharded_tokens_move_8_or_10(t):
     """b s h (t-1)/t elements a rank: as many as without, if the gathered input is kept."""

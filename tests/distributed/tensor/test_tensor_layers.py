@@ -70,6 +70,7 @@ def check_feed_forward(t, kind, inner, sequence, regather):
     check(t, program, expected, planned)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", ["gelu", "relu", "fused", "apart"])
 @pytest.mark.parametrize("t", RANKS)
 def test_feed_forward(t, kind):
@@ -78,6 +79,7 @@ def test_feed_forward(t, kind):
         check_feed_forward(t, kind, width, False, False)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("regather", [False, True])
 @pytest.mark.parametrize("kind", ["gelu", "fused", "apart"])
 @pytest.mark.parametrize("t", [2, 3, 4, 8])
@@ -119,6 +121,7 @@ def check_attention(t, heads, fused, sequence=False, regather=False, causal=True
     return check(t, program, {"y": y, "dx": dx, **grads}, planned)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("t", RANKS)
@@ -131,6 +134,7 @@ def test_attention_without_a_mask_or_positions(causal, rotary):
     check_attention(4, HEADS["10 over 5"], True, causal=causal, rotary=rotary)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("regather", [False, True])
 @pytest.mark.parametrize("kind", ["10 over 5", "multi-query", "3 heads"])
 @pytest.mark.parametrize("t", [2, 4, 5])
@@ -151,6 +155,7 @@ def test_kv_heads_are_summed_only_where_they_are_shared():
 # -- norms -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("t", RANKS)
 def test_norms(t, sequence):
@@ -180,6 +185,7 @@ def test_norms(t, sequence):
 # -- embedding and loss ----------------------------------------------------------------------------
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("t", RANKS)
 def test_embedding(t, sequence):
@@ -229,6 +235,7 @@ def check_loss(t, vocabulary, smoothing=0.0, ignored=0, count=None, scale=1.0):
     return check(t, program, expected, plan.cross_entropy(Stream(B, S, H, t), smoothing))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("t", RANKS)
 def test_loss(t, smoothing):

@@ -53,6 +53,7 @@ def by_rows(group, operands, sequence=False):
     return {"y": y, "dx": dx, "dw": dw, "db": db}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("sequence", "regather"), LIES)
 @pytest.mark.parametrize("t", RANKS)
 def test_by_columns(t, sequence, regather):
@@ -67,6 +68,7 @@ def test_by_columns(t, sequence, regather):
         )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("t", RANKS)
 def test_by_rows(t, sequence):

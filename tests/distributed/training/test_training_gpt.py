@@ -14,6 +14,7 @@ import tiledask as td
 from tiledask.distributed.data_parallel.zero import Zero
 from tiledask.distributed.training import GPT, stages, train, validate
 from tiledask.distributed.training.states import States
+from tiledask.distributed.transport import transport
 from tiledask.errors import (
     CollectiveError,
     ConfigError,
@@ -308,5 +309,6 @@ def test_an_order_that_waits_for_itself_is_refused(monkeypatch):
     with pytest.raises(ScheduleError, match="deadlock"):
         train(SMALL, TEXT, (1, 1, 2), steps=1, batch=2, schedule=stuck)
     monkeypatch.setattr(validate, "validate", lambda schedule: schedule)
+    monkeypatch.setattr(transport, "LOOK", 0.1)
     with pytest.raises(CollectiveError, match="they wait for each other"):
         train(SMALL, TEXT, (1, 1, 2), steps=1, batch=2, schedule=stuck, timeout=30.0)
