@@ -20,7 +20,6 @@ import pytest
 from cupy.cuda import function, runtime
 from cupy.cuda.stream import _Null as Null
 
-from tiledask.distributed.products.multiply import SUM_BYTES
 from tiledask.distributed.transport import remote_read
 from tiledask.distributed.transport.remote_read import LoanLostError, Loans
 from tiledask.errors import KernelError
@@ -96,7 +95,8 @@ def live(pipe, gpu):
 class Remote:
     def __init__(self, gpu):
         self.pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", remote_read.__name__])  # read once for all
         self.process = context.Process(target=live, args=(theirs, gpu), daemon=True)
         self.process.start()
 
@@ -523,6 +523,8 @@ def _watch_order():
             if getattr(stream, "ptr", stream) and low < into + nbytes and into < high:
                 with open(os.path.join(FOLDER, "faults"), "a") as faults:
                     faults.write("copied into memory that kernels may still use\n")
+
+    from tiledask.distributed.products.multiply import SUM_BYTES
 
     SUM_BYTES.update(dict.fromkeys(SUM_BYTES, 400))  # many rounds of a sum
     before(cupy.ndarray, "_host", kernel)

@@ -27,6 +27,7 @@ _modules = {}
 @pytest.fixture
 def cupy(monkeypatch, tmp_path_factory):
     """The stand-in's CuPy, on a GPU of 100 MB, as a worker process has it."""
+    gc.freeze()  # what others made is not looked through
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "twins" / "standin"))
     for name in ("CUDA_VISIBLE_DEVICES", "STANDIN_GPUS", "STANDIN_GPU_INTEGRATED"):
         monkeypatch.delenv(name, raising=False)
