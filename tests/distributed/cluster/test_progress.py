@@ -97,7 +97,7 @@ def test_a_notebook_shows_a_bar_and_keeps_none(executed):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("printed", "same"), [("18000000\n", True), ("18000001\n", False)])
-def test_nbval_compares_no_bar(request, executed, printed, same):
+def test_nbval_compares_no_bar(request, monkeypatch, executed, printed, same):
     """A bar that appears, on a slow machine, is no fact of a cell: given the kernel's messages."""
     _, messages = executed
     cell = new_code_cell(CELL, execution_count=1)
@@ -109,10 +109,11 @@ def test_nbval_compares_no_bar(request, executed, printed, same):
         await_reply=lambda *_, **__: None,
     )
     nbval = plugin.IPyNbCell.__new__(plugin.IPyNbCell)
-    nbval.session, nbval.path = request.session, request.path  # for the words of a difference
+    nbval.session, nbval.path = request.session, request.path
+    nbval.config = request.config
     nbval.cell, nbval.cell_num, nbval.colors, nbval.output_timeout = cell, 0, plugin.nocolors, 5
     nbval.options = {"skip": False, "check": True, "check_exception": False}
-    nbval.config = SimpleNamespace(option=SimpleNamespace(nbval_cell_timeout=60))
+    monkeypatch.setattr(nbval.config.option, "nbval_cell_timeout", 60, raising=False)
     nbval.parent = SimpleNamespace(
         kernel=kernel,
         get_kernel_message=lambda **_: next(told),

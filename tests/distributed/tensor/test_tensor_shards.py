@@ -46,6 +46,17 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     assert kvs.covers
 
 
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
+def test_every_number_is_owned_by_one_rank(kv, share, ranks):
+    """Of matrices that are cut, kv heads that ranks share, and biases that all ranks hold."""
+    heads = tile.Heads(query=kv * share, kv=kv, width=2)
+    out, width = 2 * heads.query, 2 * (heads.query + 2 * kv)
+    layout = T.attention_layout(heads, ranks)
+    for name, shape in {"wqkv": (3, width), "bqkv": (width,), "wo": (out, 3), "bo": (3,)}.items():
+        owned = [layout[name].owned(shape, rank) for rank in range(ranks)]
+        assert sum(each.sum() for each in owned) == np.prod(shape), name
+
+
 def test_side_by_side_by_hand():
     fused = side_by_side(even_shards(3, 2), even_shards(2, 2))
     assert [indices(fused, r).tolist() for r in (0, 1)] == [[0, 1, 3], [2, 4]]

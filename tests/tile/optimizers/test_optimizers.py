@@ -165,7 +165,8 @@ def test_the_norm_is_of_all_gradients_together():
 
 def test_below_the_limit_nothing_changes():
     grads = {"w": np.array([0.3, 0.4])}
-    np.testing.assert_array_equal(clip(grads, 0.5)[0]["w"], grads["w"])
+    for limit in (0.5, 0.6, 1e9):
+        np.testing.assert_array_equal(clip(grads, limit)[0]["w"], grads["w"])
 
 
 def test_shards_clip_as_the_whole_if_their_squares_are_summed():
