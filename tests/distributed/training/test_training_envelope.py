@@ -385,13 +385,16 @@ def test_a_scale_that_is_not_divided_out_is_noticed(monkeypatch):
         assert_single(got, SPLIT, single(SPLIT.model, SPLIT.rule, 0.5, SCALE))
 
 
+FORGETFUL = Case("GPT-2", "Adam", Layout((2, 1, 1), "1f1b", (3,), 0, 2, False))
+
+
 @pytest.fixture(scope="module")
 def after_an_overflow(one_thread, tmp_path_factory):
     """A folder with the checkpoint of three steps by Adam, the second of them left out."""
     folder = tmp_path_factory.mktemp("overflow")
     with pytest.MonkeyPatch.context() as patch:
         overflowing(patch, (0, 0, 0), "embedding", step=1)
-        SPLIT._replace(rule="Adam").run(steps=3, dtype="float64", scale=SCALE, folder=folder)
+        FORGETFUL.run(steps=3, dtype="float64", scale=SCALE, folder=folder)
     return folder
 
 
@@ -400,7 +403,7 @@ def after_an_overflow(one_thread, tmp_path_factory):
 def test_what_is_not_taken_up_again_is_noticed(monkeypatch, after_an_overflow, tmp_path, forgotten):
     """Planted: a scale that grows a step late, that begins anew; an Adam that counts a step that
     was left out."""
-    case = SPLIT._replace(rule="Adam")
+    case = FORGETFUL
     options = {"dtype": "float64", "scale": SCALE, "folder": tmp_path}
     shutil.copytree(after_an_overflow, tmp_path, dirs_exist_ok=True)
     honest = saved.load

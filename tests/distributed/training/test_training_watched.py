@@ -252,7 +252,7 @@ AXES = {"tensor": (1,), "data": (0,), "pipeline": (2,)}
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(
     ("shape", "options"),

@@ -174,3 +174,5 @@ def test_a_gradient_for_each_weight():
     state = begin({"w": np.ones(1), "b": np.ones(1)}, rule)
     with pytest.raises(ConfigError, match="each of 2 weights and no other, got 1; 'b' is on one"):
         advance(state, rule, {"w": np.ones(1)})
+    with pytest.raises(ConfigError, match="each of 2 weights and no other, got 3; 'c' is on one"):
+        advance(state, rule, dict.fromkeys("wbc", np.ones(1)))
