@@ -80,6 +80,7 @@ def assert_in_order(run, schedule):
             assert (then, until) == (start, end) if at_once else then >= end
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("p", "m", "engine"),
@@ -100,8 +101,12 @@ def small(name, m):
     return next(c.schedule for c in cases([name], [3, 4], [m]) if c.schedule is not None)
 
 
-@pytest.mark.parametrize("name", sorted(set(td.schedules) - {"naive", "gpipe", "1f1b"}))
-@pytest.mark.parametrize(("m", "engine"), [(1, "tasks"), (5, "tasks"), (6, "loop")])
+OTHERS = sorted(set(td.schedules) - {"naive", "gpipe", "1f1b"})
+
+
+@pytest.mark.few(len(OTHERS))
+@pytest.mark.parametrize(("m", "engine"), [(6, "loop"), (5, "tasks"), (1, "tasks")])
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_other_schedule_does_too(cluster, name, m, engine):
     schedule = small(name, m)
     stages = stack(range(schedule.stages + 1), **SHAPE)
@@ -459,9 +464,9 @@ def kill_soon(cluster, slot, after):
 def test_tasks_do_again_what_a_dead_worker_had_done(cluster):
     stages = stack((0, 1, 2), **SHAPE)
     schedule = td.schedule("gpipe", 2, 4)
-    killing = kill_soon(cluster, 1, 1.0)
+    killing = kill_soon(cluster, 1, 0.4)  # of a second that it takes at least
     run = td.run_schedule(
-        schedule, stages, BATCH, cluster, target=TARGET, forward=0.3, backward=0.3, timeout=120
+        schedule, stages, BATCH, cluster, target=TARGET, forward=0.1, backward=0.1, timeout=120
     )
     killing.join()
     outputs, loss, _ = one_device(stages)
@@ -470,13 +475,13 @@ def test_tasks_do_again_what_a_dead_worker_had_done(cluster):
 
 
 def test_a_loop_says_that_a_worker_died(cluster):
-    killing = kill_soon(cluster, 1, 1.0)
+    killing = kill_soon(cluster, 1, 0.4)
     with pytest.raises(ClusterLostError, match=r"device 1 died|to device 1, whose worker"):
         td.run_schedule(
             td.schedule("1f1b", 3, 8),
             cluster=cluster,
-            forward=0.2,
-            backward=0.2,
+            forward=0.1,
+            backward=0.1,
             engine="loop",
             timeout=120,
         )
