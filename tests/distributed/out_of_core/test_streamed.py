@@ -88,7 +88,7 @@ def check(c, a, b, *, all_read=True):
     assert not os.path.exists(records_of(c))
 
 
-def slow(tile=6):
+def slow(tile=10):
     """Options under which a small product takes a while."""
     return {"kernel": "tiled", "tile": tile, "checkpoint": 0.0}
 
@@ -105,6 +105,7 @@ def records(c):
 # -- right, and as predicted ---------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (130, 1, 70), (257, 129, 300)])
 @pytest.mark.parametrize("lies", [("C", "C", "C"), ("F", "C", "F"), ("C", "F", "C"), (40, 33, 50)])
 def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):
@@ -115,6 +116,7 @@ def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):
     check(multiply_stored(a, b, out, cluster, memory_limit=least), a, b)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["f2", "f8"])
 @pytest.mark.parametrize("name", ["c.npy", "c.zarr"])
 def test_a_result_is_created(cluster, tmp_path, dtype, name):
@@ -144,7 +146,7 @@ def test_every_kernel(cluster, tmp_path, kernel):
     check(multiply_stored(a, b, tmp_path / "c.npy", cluster, kernel=kernel), a, b)
 
 
-@pytest.mark.parametrize(("n", "lies"), [(3600, ("C", "C", "C")), (2048, (400, 400, 400))])
+@pytest.mark.parametrize(("n", "lies"), [(2500, ("C", "C", "C")), (2048, (400, 400, 400))])
 def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
     limit = min(40_000_000, n * n * 8)
     a, b = operands(tmp_path, n, n, n, "f8", lies[:2])
@@ -196,9 +198,9 @@ def test_progress_is_told(cluster, tmp_path):
 
 def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
     a, b = operands(tmp_path, 600, 600, 600, "f8")
-    options = {"memory_limit": "9MB", **slow()}
+    options = {"memory_limit": "9MB", **slow(12)}
     plan = plan_stored(
-        a, b, tmp_path / "c.npy", cluster, kernel="tiled", tile=6, memory_limit="9MB"
+        a, b, tmp_path / "c.npy", cluster, kernel="tiled", tile=12, memory_limit="9MB"
     )
     assert len(plan.tiles) >= 2 * cluster.slots
     target, seen, killed, recomputed = tmp_path / "c.npy", {}, [], []
@@ -241,7 +243,7 @@ if __name__ == "__main__":
     with td.start_cluster(workers=2, device="cpu", quiet=True) as cluster:
         a, b, c = sys.argv[1:4]
         multiply_stored(open_array(a), open_array(b), c, cluster, memory_limit="9MB",
-                        kernel="tiled", tile=6, checkpoint=0.0)
+                        kernel="tiled", tile=12, checkpoint=0.0)
 """
 
 
@@ -264,7 +266,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
         recomputed.extend(name for name in finished if name in now and now[name] != finished[name])
 
     d = multiply_stored(
-        a, b, target, cluster, memory_limit="9MB", timeout=200, **slow(), progress=progress
+        a, b, target, cluster, memory_limit="9MB", timeout=200, **slow(12), progress=progress
     )
     assert d.resumed_tiles >= 2
     assert not recomputed
@@ -273,7 +275,7 @@ def test_a_client_that_dies_is_taken_up_by_another(cluster, tmp_path, monkeypatc
     assert d.bytes_read.predicted == d.bytes_read.measured
     same_cuts = lambda problem, slots, limit: plan_cuts(problem, d.plan.cuts, slots, limit)  # noqa: E731
     monkeypatch.setattr(streamed, "plan_stream", same_cuts)
-    whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **slow())
+    whole = multiply_stored(a, b, tmp_path / "whole.npy", cluster, **slow(12))
     assert whole[:, :].tobytes() == d[:, :].tobytes()
     assert not os.path.exists(records_of(d))
 
@@ -355,7 +357,7 @@ def test_a_partial_sum_is_gone_on_with(cluster, tmp_path):
 
 def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     a, b, c, options = begun
-    cuts = plan_stored(a, b, c, cluster, kernel="tiled", tile=6, memory_limit="9MB").cuts
+    cuts = plan_stored(a, b, c, cluster, kernel="tiled", tile=10, memory_limit="9MB").cuts
     with pytest.raises(DoesNotFitError, match="was begun with more memory"):
         multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "8.5MB"})
     d = multiply_stored(a, b, c, cluster, **{**options, "memory_limit": "1GB"})
@@ -363,25 +365,30 @@ def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     check(d, a, b)
 
 
-def test_changed_input_is_refused_and_starting_over_is_possible(cluster, begun):
+def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
+    cluster, begun, tmp_path
+):
     a, b, c, options = begun
+    with pytest.raises(ConfigError, match=r"B, .*c\.npy, is the result of a product that"):
+        multiply_stored(a, c, tmp_path / "d.npy", cluster)
+    plan = Path(records_of(c), "plan.json")
+    tile = next(iter(Path(records_of(c)).glob("tile-*.json")))
+    other_cuts = json.dumps({**json.loads(plan.read_text()), "cuts": {"rows": [0, 700]}})
+    for file, text in ((tile, "{"), (plan, "[1]"), (plan, other_cuts)):
+        right = file.read_text()
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"is damaged.*resume=False starts over"):
+            multiply_stored(a, b, c, cluster, **options)
+        file.write_text(right)
     a.write(((0, 1), (0, 1)), np.array([[7.0]]))
     with pytest.raises(ConfigError, match=r"other input: A mtime_ns was .* resume=False"):
         multiply_stored(a, b, c, cluster, **options)
     other = {**options, "tile": 32}
-    with pytest.raises(ConfigError, match=r"kernel tile was \[6, 6, 6\] and is \[32"):
+    with pytest.raises(ConfigError, match=r"kernel tile was \[10, 10, 10\] and is \[32"):
         multiply_stored(a, b, c, cluster, **other)
     d = multiply_stored(a, b, c, cluster, resume=False, **other)
     assert d.resumed_tiles == 0
     check(d, a, b)
-
-
-def test_an_unfinished_result_is_no_operand(cluster, begun, tmp_path):
-    a, _, c, _ = begun
-    with pytest.raises(
-        ConfigError, match=r"B, .*c\.npy, is the result of a product that is not fin"
-    ):
-        multiply_stored(a, c, tmp_path / "d.npy", cluster)
 
 
 def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
@@ -416,24 +423,6 @@ def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch
         assert (checksum(array, region, lambda *at: z[at]) != of_file) == inside  # noqa: B023
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("tile-0-0.json", "{"),
-        ("plan.json", "[1]"),
-        ("plan.json", None),
-    ],
-)
-def test_damaged_records_are_refused(cluster, begun, name, text):
-    a, b, c, options = begun
-    file = Path(records_of(c), name)
-    if text is None:  # the rest of it is as it was
-        text = json.dumps({**json.loads(file.read_text()), "cuts": {"rows": [0, 700]}})
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"is damaged.*resume=False starts over"):
-        multiply_stored(a, b, c, cluster, **options)
-
-
 def test_a_missing_result_is_begun_anew(cluster, begun):
     a, b, c, options = begun
     os.remove(c.path)
@@ -445,8 +434,8 @@ def test_a_missing_result_is_begun_anew(cluster, begun):
 def test_a_late_product_stops_and_goes_on(cluster, tmp_path):
     a, b = operands(tmp_path, 500, 500, 500)
     options = {"memory_limit": "9MB", **slow()}
-    with pytest.raises(DeadlineError, match=r"not done after 0\.5 s"):
-        multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.5, **options)
+    with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
+        multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **options)
     check(multiply_stored(a, b, tmp_path / "c.npy", cluster, **options), a, b)
 
 
