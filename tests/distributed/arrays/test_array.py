@@ -18,6 +18,7 @@ from tiledask.errors import DoesNotFitError, PlacementError
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Replicate())])
 def test_round_trip(cluster, dtype, placements):
@@ -170,6 +171,7 @@ def partial_array(cluster, ranks, shape=(6, 5)):
     return product, x @ w
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     ("target", "name", "factor"),

@@ -108,7 +108,7 @@ def test_workers_draw_different_random_numbers(cluster):
 
 
 def test_a_server_that_dies_takes_its_workers_and_the_slots_are_refilled():
-    with td.start_cluster(2, **QUIET) as cluster:
+    with td.start_cluster(1, **QUIET) as cluster:
         before = cluster.run(os.getpid)
         os.kill(forkserver._newest.pid, signal.SIGKILL)
         until(lambda: not set(cluster.run(os.getpid)) & set(before), 200)

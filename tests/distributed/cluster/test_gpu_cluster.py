@@ -53,7 +53,7 @@ def refused(cluster, slot, function, *args):
 
 if __name__ == "__main__":
     with td.start_cluster(device="cuda", per_gpu=2, memory_cap="40MB", quiet=True) as cluster:
-        for round in range(2):
+        for anew in (False, True):
             assert cluster.run(facts) == [
                 (slot, ("0,1", "1,0")[slot // 2], 2, "1", "DeviceHostFile", True, 40 * MB,
                  ["CPUAffinity"]) for slot in range(4)], cluster.run(facts)
@@ -73,6 +73,8 @@ if __name__ == "__main__":
             while any(cluster.run(device_memory.held)):
                 assert time.monotonic() < deadline, "somebody still holds blocks"
                 time.sleep(0.05)
+            if anew:
+                break
             pid = cluster.run(os.getpid)[2]
             os.kill(pid, signal.SIGKILL)
             assert cluster.gather([cluster.submit(2, os.getpid)], "its successor", 60) != [pid]

@@ -313,15 +313,15 @@ SHAPES = [(1, 1, 1), (1, 9, 5), (6, 1, 7), (13, 30, 11), (64, 33, 1)]
 MESHES = [(4,), (1, 4), (2, 2), (3, 1), (2, 1, 2)]
 
 
-@pytest.mark.few(2 * len(MOVING))
-@pytest.mark.parametrize("shift", range(len(SHAPES)))
+@pytest.mark.few(4 * len(MOVING))
+@pytest.mark.parametrize("case", range(len(MESHES) * len(SHAPES)))
 @pytest.mark.parametrize("name", MOVING)
-def test_every_algorithm_on_every_mesh(cluster, transport, name, shift):
-    """On each mesh another shape, so that five shifts are all of both."""
-    for mesh, (m, k, n) in zip(MESHES, SHAPES[shift:] + SHAPES[:shift], strict=True):
-        placed = (Shard(0), Shard(1), Replicate())[: len(mesh)]
-        c = multiply(cluster, mesh, m, k, n, placed, placed, algorithm=name)
-        assert c.made_by == name
+def test_every_algorithm_on_every_mesh(cluster, transport, name, case):
+    """Cases that follow each other differ in both, and all of them are every pair."""
+    mesh, (m, k, n) = MESHES[case % 5], SHAPES[(case + case // 5) % 5]
+    placed = (Shard(0), Shard(1), Replicate())[: len(mesh)]
+    c = multiply(cluster, mesh, m, k, n, placed, placed, algorithm=name)
+    assert c.made_by == name
 
 
 @pytest.mark.few(4)
