@@ -41,11 +41,10 @@ quick: env lint ## lint, types, and every test that is fast and needs no workers
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
 # What needs no workers runs on all cores at once; two files of tests with workers, and two notebooks
-# at a time; what is timed has the machine alone.
+# at a time.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
-	$(ENDING) $(PYTEST) -m "cluster and not timed and not slow" $(WORKERS) 2 --dist loadfile $(call marked,cluster)
-	$(ENDING) $(PYTEST) -m "timed and not slow" $(call marked,timed)
+	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) 2 --dist loadfile $(call marked,cluster)
 	$(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 2 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 

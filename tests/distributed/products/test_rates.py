@@ -6,9 +6,10 @@ import pytest
 from tiledask.distributed.products.rates import rates_of
 from tiledask.plan.products.cost import break_even
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timed]
+pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_rates_are_possible(cluster, dtype):
     rates = rates_of(cluster, dtype)

@@ -56,7 +56,6 @@ def test_what_a_schedule_refuses_is_listed(monkeypatch):
 
 
 @pytest.mark.cluster
-@pytest.mark.timed
 @pytest.mark.parametrize("engine", ["tasks", "loop"])
 def test_the_parts_make_the_difference(cluster, engine):
     (case,) = idle.cases(["1f1b"], [3], [4])
@@ -72,7 +71,6 @@ def test_the_parts_make_the_difference(cluster, engine):
 
 
 @pytest.mark.cluster
-@pytest.mark.timed
 def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(idle, "LONG", 0.02)
     path = tmp_path / "idle.json"
@@ -88,7 +86,6 @@ def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.cluster
-@pytest.mark.timed
 def test_delays_of_nothing_explain_nothing_and_added_ones_are_found(cluster):
     """A run with 10 ms of latency on top: the second simulation says what it took."""
     (case,) = idle.cases(["1f1b"], [3], [4])

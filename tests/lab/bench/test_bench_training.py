@@ -94,7 +94,6 @@ def test_the_machine_s_counters_add_up_and_see_who_computes():
 
 
 @pytest.mark.cluster
-@pytest.mark.timed
 @pytest.mark.parametrize("layout", FOUR, ids=lambda layout: layout.name)
 def test_a_step_s_parts_make_its_core_seconds(cluster, layout):
     run = training_runs.ours(cluster, SMALL, layout, steps=4, warm=1)
@@ -162,7 +161,6 @@ def peer():
 
 
 @pytest.mark.cluster
-@pytest.mark.timed
 @pytest.mark.parametrize("dtype", training.CLOSE)
 @pytest.mark.parametrize("layout", FOUR, ids=lambda layout: layout.name)
 def test_torch_has_the_same_losses_and_bytes(cluster, peer, tmp_path, layout, dtype):

@@ -13,7 +13,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.tour import idle, tour
 from tiledask.lab.tour.idle import POINTS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timed]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")

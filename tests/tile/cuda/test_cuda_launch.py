@@ -11,8 +11,6 @@ import ctypes
 import os
 import sys
 import threading
-import time
-from statistics import median
 
 import numpy as np
 import pytest
@@ -301,28 +299,6 @@ def test_threads_on_two_devices_launch_what_is_theirs(machine):
     for thread in threads:
         thread.join(60)
     assert not wrong
-
-
-@pytest.mark.long
-@pytest.mark.timed
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_how_long_a_host_takes_for_a_launch(machine, kernel, capsys):
-    """The least of many, which a busy machine disturbs least; printed, for people."""
-    a, b, out = operands(machine, KERNELS[kernel][0])
-    bias = machine.empty((384,), np.float32)
-    found = {}
-    for name, options in {"plain": {}, "beta, bias, GELU": ENDING | {"bias": bias}}.items():
-        times = []
-        for _ in range(2000):
-            begun = time.perf_counter()
-            td.tile.matmul(a, b, kernel, out=out, **options)
-            times.append(time.perf_counter() - begun)
-        found[name] = f"{min(times) * 1e6:.0f} us ({name}; median {median(times) * 1e6:.0f})"
-    with capsys.disabled():
-        print(f"\n{kernel}, host time of a launch: {', '.join(found.values())}")
-
-
-ENDING = {"beta": 1.0, "activation": "gelu"}
 
 
 # -- machine code that is brought along -----------------------------------------------------------
