@@ -146,7 +146,7 @@ def test_every_kernel(cluster, tmp_path, kernel):
     check(multiply_stored(a, b, tmp_path / "c.npy", cluster, kernel=kernel), a, b)
 
 
-@pytest.mark.parametrize(("n", "lies"), [(2500, ("C", "C", "C")), (1600, (400, 400, 400))])
+@pytest.mark.parametrize(("n", "lies"), [(2500, ("C", "C", "C")), (2048, (400, 400, 400))])
 def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
     limit = min(40_000_000, n * n * 8)
     a, b = operands(tmp_path, n, n, n, "f8", lies[:2])
