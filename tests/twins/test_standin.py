@@ -25,7 +25,8 @@ def on_gpus(*args, tmp_path, gpus=2, **environ):
         **environ,
     }
     env.pop("CUDA_VISIBLE_DEVICES", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, args)]
+    plain = ["-p", "no:cacheprovider", "-p", "no:nbval"]
+    command = [sys.executable, "-m", "pytest", "-q", *plain, *map(str, args)]
     done = subprocess.run(
         command, env=env, cwd=HERE.parent, capture_output=True, text=True, timeout=280, check=False
     )

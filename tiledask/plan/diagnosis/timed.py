@@ -64,7 +64,7 @@ class Form(NamedTuple):
         return self.name + chunks + ("" if self.trains else ", forward only")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _build(form: Form) -> Schedule:
     options = {"devices": form.devices} if is_looped(form.name) else {}
     return schedule(
