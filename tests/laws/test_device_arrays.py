@@ -32,10 +32,10 @@ def twin(monkeypatch):
 
 
 LAYOUTS = [
-    (PLAIN, (1, 1, 1), {}),
+    pytest.param(PLAIN, (1, 1, 1), {}, marks=pytest.mark.slow),
     (PLAIN, (2, 2, 2), {"sequence_parallel": True, "clip": 0.5}),
     (PLAIN, (2, 1, 2), {"zero": 1, "dtype": "float16", "scale": LossScale(2.0**18)}),
-    (GATED, (1, 4, 1), {"sequence_parallel": True}),
+    pytest.param(GATED, (1, 4, 1), {"sequence_parallel": True}, marks=pytest.mark.slow),
     (GATED, (2, 2, 1), {"zero": 3, "clip": 0.5, "dtype": "float16"}),
 ]
 

@@ -115,7 +115,7 @@ def drawn(found, relaxed) -> Callable[[str], tuple]:
 
 
 @pytest.mark.long
-@pytest.mark.few(13)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_is_inside_the_picture_and_upon_no_other(name, drawn):
     figure, texts = drawn(name)
@@ -126,6 +126,7 @@ def test_every_word_is_inside_the_picture_and_upon_no_other(name, drawn):
 
 
 @pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["map tight", "front devices", "step llama", "limits llama"])
 def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name, found, relaxed, drawn):
     assert drawn(name)[0].to_png() == FIGURES[name](found, relaxed).to_png()

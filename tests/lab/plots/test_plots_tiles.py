@@ -73,7 +73,7 @@ def drawn(name: str) -> tuple:
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_is_inside_the_picture_and_upon_no_other(name):
     figure, texts = drawn(name)
@@ -83,6 +83,7 @@ def test_every_word_is_inside_the_picture_and_upon_no_other(name):
 
 
 @pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["levels", "roofline", "waves"])
 def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
     figure, _ = drawn(name)

@@ -102,7 +102,8 @@ def test_plans_without_labels(count):
         assert_found(d, before)
         assert_adds_up(d, before.timeline)
         sure += d["microbatches"].sure == "exact"
-    assert sure >= 0.95 * count  # gpipe of equal halves is also a loop of 2 chunks: likely, and said so
+    # gpipe of equal halves is also a loop of 2 chunks: likely, and said so
+    assert sure >= 0.95 * count
 
 
 SAMPLED = plans(14, ONE_CHUNK, seed=7, most_devices=4, most_microbatches=8)

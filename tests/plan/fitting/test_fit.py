@@ -219,7 +219,7 @@ def brute_force(model, start, fleet, sequence, overhead):
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "start",
     [
@@ -288,6 +288,7 @@ def every_layout(model, start, devices):
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "start", "devices"),
     [

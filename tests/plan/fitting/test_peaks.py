@@ -80,14 +80,16 @@ def layouts(draw):
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=150)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("part", range(5))
+@settings(deadline=None, max_examples=30)
 @given(
     many=st.lists(layouts(), min_size=1, max_size=6),
     name=st.sampled_from(sorted(MODELS)),
     recipe=st.sampled_from(recipes()),
     sequence=st.integers(3, 70),
 )
-def test_peaks_are_the_ledgers_to_the_byte(many, name, recipe, sequence):
+def test_peaks_are_the_ledgers_to_the_byte(part, many, name, recipe, sequence):
     model = MODELS[name]
     if not model.experts:
         many = [{**row, "ep": 1} for row in many]

@@ -99,7 +99,7 @@ def test_an_optimum_says_what_it_is():
     best = optimal_schedule(2, 2)
     assert repr(best).endswith("9 s: the optimum)")
     hurried = optimal_schedule(
-        6, 12, *np.random.default_rng(1).random((2, 6)), timeout=2.0, memory_limit=3, latency=0.1
+        6, 12, *np.random.default_rng(1).random((2, 6)), timeout=0.5, memory_limit=3, latency=0.1
     )
     assert hurried.least <= hurried.makespan
     if not hurried.proven:

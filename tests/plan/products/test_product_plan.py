@@ -302,10 +302,12 @@ def choices(draw, name, ranks):
 
 
 @pytest.mark.long
+@pytest.mark.few(8)
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", algorithms)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(operands(), st.data())
-def test_every_law_of_every_plan(name, tilings, data):
+def test_every_law_of_every_plan(name, part, tilings, data):
     a, b = tilings
     check(name, a, b, **data.draw(choices(name, a.ranks)))
 

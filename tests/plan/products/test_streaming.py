@@ -56,7 +56,9 @@ def test_calls_are_the_contiguous_runs():
 extent = st.integers(1, 40)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("part", range(3))
+@settings(max_examples=50, deadline=None)
 @given(
     sizes=st.tuples(extent, extent, extent),
     chunks=st.tuples(chunk, chunk, chunk),
@@ -64,7 +66,7 @@ extent = st.integers(1, 40)
     room=st.integers(0, 30_000),
     itemsize=st.sampled_from([2, 4, 8]),
 )
-def test_a_plan_covers_c_once_within_its_memory(sizes, chunks, slots, room, itemsize):
+def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room, itemsize):
     asked = problem(*sizes, itemsize, chunks, workspace=lambda m, n, k: 2 * m * k)
     limit = asked.memory(1, 1, 1) + room
     try:
@@ -97,6 +99,7 @@ def test_a_plan_covers_c_once_within_its_memory(sizes, chunks, slots, room, item
     assert plan.of(0).tiles == tuple(tile for tile in plan.tiles if tile.slot == 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("m", "n", "k", "slots", "limit"),
     [

@@ -72,6 +72,7 @@ def random_problem(draw, number, speed):
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_the_oracle_to_the_bound_or_both_find_nothing(seed):
     draw, found = random.Random(seed), 0
@@ -94,6 +95,7 @@ def test_equals_the_oracle_to_the_bound_or_both_find_nothing(seed):
 
 
 @pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_rounding_decides(seed):
     """With awkward fractions the optimum is that of exact arithmetic."""
@@ -213,7 +215,8 @@ def test_shared_capacities_that_decide_among_too_many_splits_are_refused():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("memory", [True, False])
 def test_ten_thousand_layers_on_a_thousand_devices_meet_a_bound_that_none_beats(memory):
     """Floats that no 64-bit sum holds: strictly below the limit, the last layer is out of reach."""
     draw = random.Random(6)
@@ -237,6 +240,7 @@ def test_ten_thousand_layers_on_a_thousand_devices_meet_a_bound_that_none_beats(
 
 
 @pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_large_layers_among_slow_devices_leave_gaps_and_a_plain_recurrence_agrees(seed):
     """Layers of a heavy tail, which some devices can never hold, sent across costly cuts."""
