@@ -431,18 +431,18 @@ def limited(seconds, program: str) -> subprocess.CompletedProcess:
 def test_what_hangs_where_no_test_runs_is_ended_and_says_where():
     """Here at the interpreter's exit, with a thread that is still waited for."""
     done = limited(
-        10,
+        3,
         """
 import threading, time
 def for_ever():
     time.sleep(900)
 threading.Thread(target=for_ever).start()
-print("the last test passed")
+print("the last test passed", flush=True)
 """,
     )
     assert done.returncode == 124
     assert done.stdout == "the last test passed\n"
-    assert "printed nothing for 10 s" in done.stderr
+    assert "printed nothing for 3 s" in done.stderr
     assert "in for_ever" in done.stderr
 
 

@@ -29,7 +29,8 @@ def shown_as_html() -> dict[str, type]:
     found = {}
     for path in sorted((ROOT / "tiledask").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "_repr_html_" in text else ():
             if isinstance(node, ast.ClassDef) and any(
                 isinstance(each, ast.FunctionDef) and each.name == "_repr_html_"
                 for each in node.body

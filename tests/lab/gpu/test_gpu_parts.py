@@ -20,7 +20,7 @@ from tile.cuda.test_cuda_gpu import TRIED, cases_of
 from tile.cuda.test_cuda_launch import lying
 
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
-from tiledask.lab.bench.tiles import ways
+from tiledask.lab.bench.tiles import clock, ways
 from tiledask.lab.gpu.part import Notes
 from tiledask.lab.gpu.parts import fit, kernels, product, speed, sweep, train
 from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing
@@ -129,6 +129,13 @@ def test_all_that_is_launched_can_be_brought_along(monkeypatch):
     assert not asked - set(prebuilt.variants())
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """Few and short bursts: what is noted is looked at, and not how long it took."""
+    monkeypatch.setattr(speed, "_ROUNDS", 3)
+    monkeypatch.setattr(clock, "_BURST", 0.001)
+
+
 # -- the parts on NumPy --------------------------------------------------------------------------
 
 
@@ -171,7 +178,7 @@ def test_what_was_measured_is_left_out_and_what_there_is_no_time_for_is_said(tmp
 
 
 @pytest.mark.long
-def test_contenders_in_turn(notes):
+def test_contenders_in_turn(notes, short):
     speed.run(notes, "numpy")
     found = {row["key"]: row for row in rows(notes)}
     mine = found["fp32 512 cubed: blas"]
@@ -186,7 +193,7 @@ def test_contenders_in_turn(notes):
 
 
 @pytest.mark.long
-def test_a_contender_that_was_refused_does_not_take_part_again(notes):
+def test_a_contender_that_was_refused_does_not_take_part_again(notes, short):
     late = replace(notes, before=frozenset({"refused: tiled in fp32"}))
     speed.run(late, "numpy")
     tiled = [row for row in rows(late) if row.get("way") == "tiled"]
@@ -194,7 +201,7 @@ def test_a_contender_that_was_refused_does_not_take_part_again(notes):
 
 
 @pytest.mark.long
-def test_a_wrong_contender_is_wrong_and_has_no_time(notes, monkeypatch):
+def test_a_wrong_contender_is_wrong_and_has_no_time(notes, monkeypatch, short):
     matmul = ways.matmul
 
     def off_by_one_row(a, b, name, out, **how):
@@ -210,7 +217,7 @@ def test_a_wrong_contender_is_wrong_and_has_no_time(notes, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_fastest_tile_is_remembered(notes, monkeypatch, tmp_path):
+def test_the_fastest_tile_is_remembered(notes, monkeypatch, tmp_path, short):
     monkeypatch.setenv("TILEDASK_CACHE", str(tmp_path / "cache"))
     sweep.run(notes, "numpy")
     found = rows(notes)

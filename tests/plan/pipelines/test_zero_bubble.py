@@ -81,38 +81,6 @@ def test_every_action_is_there_once_in_its_place_and_runs(name, p):
         validate(built, microbatches=m)
 
 
-M15, M62, M28 = (201216, 73728), (303104, 131072), (454656, 196608)
-TABLE_5 = [
-    # p, m, F, I, W, latency (ms, table 9), (M_B, M_W); rates of ZB-H1, ZB-H2, ZB-1p, ZB-2p
-    (8, 24, 18.522, 18.086, 9.337, 0.601, M15, (0.1585, None, 0.1585, 0.0433)),
-    (8, 32, 18.513, 18.086, 9.331, 0.626, M15, (None, 0.0837, 0.1242, 0.0039)),
-    (8, 64, 18.546, 18.097, 9.321, 0.762, M15, (None, None, None, 0.0026)),
-    (8, 24, 29.718, 29.444, 19.927, 0.527, M62, (0.1323, 0.0698, 0.1323, 0.0029)),
-    (8, 64, 29.935, 29.621, 19.388, 0.535, M62, (0.0554, 0.0294, 0.0554, 0.0010)),
-    (32, 256, 10.402, 10.248, 7.698, 0.46, M28, (0.0594, 0.0257, 0.0594, 0.0018)),
-]
-
-
-@pytest.mark.parametrize(("p", "m", "F", "I", "W", "c", "memory", "rates"), TABLE_5)
-def test_rates_of_table_5(p, m, F, I, W, c, memory, rates):
-    """arXiv 2401.10241, table 5: bubble over the longest span, to the printed four decimals."""
-    times = {"forward": F, "backward_input": I, "backward_weight": W, "latency": c}
-    M_B, M_W = memory
-    built = {
-        "zb-h1": lambda: zb_h1(p, m),
-        "zb-h2": lambda: zb_h2(p, m),
-        "zb-1p": lambda: zb_auto(
-            p, m, **times, memory_limit=p * M_B, activation=M_B, weight_part=M_W
-        ),
-        "zb-2p": lambda: zb_auto(
-            p, m, **times, memory_limit=2 * p * M_B, activation=M_B, weight_part=M_W
-        ),
-    }
-    for (name, build), rate in zip(built.items(), rates, strict=True):
-        if rate is not None:
-            assert simulate(build(), **times).span_bubble == pytest.approx(rate, abs=5e-5), name
-
-
 @pytest.mark.parametrize(
     ("p", "m", "F", "I", "W", "c", "limit", "span"),
     [(4, 8, 1, 3, 2, 1, 6, 61), (8, 20, 1, 3, 2, 1, 16, 147), (4, 8, 2, 1, 0.5, 0.3, 4, 39.3)],

@@ -42,10 +42,11 @@ def calibrated() -> frozenset[str]:
     )
 
 
-def times() -> list[PublishedSource]:
+@cache
+def times() -> tuple[PublishedSource, ...]:
     """Seconds of a step or a layer, by source."""
     cases = published()
-    return [
+    return tuple(
         PublishedSource.of(
             name,
             (row for case in cases.values() for row in rows(case)),
@@ -53,7 +54,7 @@ def times() -> list[PublishedSource]:
             **(REPORTED if name in (BLOOM, TITAN) else GOAL),
         )
         for name, rows, remark in _SOURCES
-    ]
+    )
 
 
 def rankings() -> PublishedSource:
