@@ -389,7 +389,7 @@ def test_make_test_fails_and_names_the_test_that(way, tmp_path):
     for name in ("Makefile", ".ci/limit", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     ours = (ROOT / "pyproject.toml").read_text()
-    quick = re.sub("^faulthandler_timeout = .*", "faulthandler_timeout = 2", ours, flags=re.M)
+    quick = re.sub("^faulthandler_timeout = .*", "faulthandler_timeout = 1", ours, flags=re.M)
     (tmp_path / "pyproject.toml").write_text(quick)
     programs = {"python": f'exec {sys.executable} "$@"', "ruff": "exit 0", "mypy": "exit 0"}
     for name, command in programs.items():
@@ -410,7 +410,8 @@ def test_that_{way}():
 def test_after():
     pass
 """)
-    done = make("test", "EXTRAS=lab,test", cwd=tmp_path)
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin"}
+    done = make("test", "EXTRAS=lab,test", cwd=tmp_path, **alone)
     assert done.returncode != 0
     assert f"crashed while running 'tests/test_toy.py::test_that_{way}'" in done.stdout
     assert (tmp_path / "met").read_text() == "once "

@@ -15,12 +15,12 @@ TIMES = [(1, 1, 1), (2, 2, 1), (3, 4, 2), (1, 0.5, 0.5)]
 
 def cases(name):
     chunks = (1, 2, 3) if name in LOOPED else (2,) if name in V or name == "wave" else (1,)
-    for p, m, v, times, c in product((1, 2, 4, 5), (1, 4, 8, 15), chunks, TIMES, (0, 0.25)):
-        stages = p * v
+    for p, m, v in product((1, 2, 4, 5), (1, 4, 8, 15), chunks):
         if name == "dualpipe" and p % 2:
             continue
         looped = name in LOOPED or name == "wave"
-        yield schedule(name, stages, m, **({"devices": p} if looped else {})), v, times, c
+        s = schedule(name, p * v, m, **({"devices": p} if looped else {}))
+        yield from ((s, v, times, c) for times, c in product(TIMES, (0, 0.25)))
 
 
 @pytest.mark.long

@@ -119,7 +119,7 @@ def premise_of(model, layout, cluster, recipe, sequence):
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_one_question_has_one_answer_however_it_is_asked(first):
     seen = set()

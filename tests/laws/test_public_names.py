@@ -204,8 +204,10 @@ def test_nothing_in_the_wheel_imports_what_is_left_out():
     missing = {
         path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in gone
     }
+    words = {part for name in missing for part in name.split(".")[2:3]}
     for path in wheel:
-        for node in ast.walk(ast.parse((ROOT / path).read_text("utf-8"))):
+        text = (ROOT / path).read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if any(word in text for word in words) else ():
             if isinstance(node, ast.ImportFrom) and node.module:
                 asked = {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
                 assert not asked & missing, path

@@ -163,12 +163,18 @@ def complaint(words: list[str]) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", commands(README), ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(w, id=" ".join(w), marks=[pytest.mark.cluster] if "matmul" in w else [])
+        for w in commands(README)
+    ],
+)
 def test_a_command_works(words):
     assert not complaint(words)
 
 
-@pytest.mark.long
+@pytest.mark.cluster
 def test_the_python_runs_from_top_to_bottom():
     source = "\n".join(blocks(README, PYTHON))
     assert run([sys.executable, "-c", source]) == ""

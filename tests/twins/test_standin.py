@@ -1,4 +1,4 @@
-"""GPU code on a machine without one: each file of standin/checks, in a process of its own."""
+"""GPU code on a machine without one: standin/checks, in a process of their own."""
 
 import os
 import subprocess
@@ -35,15 +35,8 @@ def on_gpus(*args, tmp_path, gpus=2, **environ):
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in maps memory as Linux does")
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, marks=[pytest.mark.cluster] if path.stem in WITH_WORKERS else [])
-        for path in CHECKS
-    ],
-    ids=lambda path: path.stem,
-)
-def test_on_the_stand_in(path, tmp_path):
-    if path.stem in WITH_WORKERS:
+@pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.cluster)])
+def test_on_the_stand_in(workers, tmp_path):
+    if workers:
         pytest.importorskip("dask_cuda", reason="dask-cuda is not installed")
-    on_gpus(path, tmp_path=tmp_path)
+    on_gpus(*(p for p in CHECKS if (p.stem in WITH_WORKERS) == workers), tmp_path=tmp_path)

@@ -81,7 +81,7 @@ def test_a_tile_within_shared_memory(within, answer, misses):
     result = within.check(answer)
     assert missed(result) == misses
     assert bool(result) == result.best == (not misses)
-    assert within.draw(answer).to_png().startswith(b"\x89PNG")
+    assert still_drawn(within, answer) if result else within.draw(answer).axes
 
 
 def test_only_these_tiles_keep_to_the_limits_by_hand(within):
@@ -389,7 +389,7 @@ def test_what_is_not_attempted_is_quiet(within, carried):
     for exercise in (within, carried, *others):
         result = exercise.check(None)
         assert (bool(result), result.reason) == (False, "Not attempted yet.")
-        assert exercise.draw(None).to_png().startswith(b"\x89PNG")
+        assert still_drawn(exercise, None)
 
 
 def test_stages_do_not_change_what_a_tile_moves():

@@ -181,15 +181,16 @@ def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("most", [30, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CUTS)
-def test_over_all_splits_exactly_those_within_the_target_are_accepted(name):
+def test_over_all_splits_exactly_those_within_the_target_are_accepted(name, most):
     puzzle = load_puzzle(name)
     inputs, wanted = puzzle.inputs, puzzle.targets["bottleneck"]
     devices, chunks = inputs["devices"], inputs.get("chunks", 1)
     sends = inputs.get("communication", 0.0)
     best, accepted, refused = cut_of(name), 0, 0
     every = list(contiguous_splits(len(inputs["costs"]), devices * chunks))
-    for bounds in [*every[:: max(1, len(every) // 200)], best.bounds]:
+    for bounds in [*every[:: max(1, len(every) // most)], best.bounds]:
         groups = [range(a + 1, b + 1) for a, b in pairwise(bounds)]
         held, times = [0.0] * devices, []
         for s, group in enumerate(groups):

@@ -38,9 +38,11 @@ def ticks(rows, device, computes=True):
     return busy
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("part", range(5))
+@settings(max_examples=60, deadline=None)
 @given(SPANS)
-def test_busy_and_idle_by_counting_half_seconds(rows):
+def test_busy_and_idle_by_counting_half_seconds(part, rows):
     t = timeline(rows)
     assert t.busy_per_device == tuple(len(ticks(rows, d)) / 2 for d in range(4))
     assert t.transfer == sum(len(ticks(rows, d, computes=False)) for d in range(4)) / 2
@@ -124,9 +126,11 @@ def once_each(rows):
     return kept
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("part", range(5))
+@settings(max_examples=60, deadline=None)
 @given(SPANS.map(once_each))
-def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(rows):
+def test_idle_is_transfer_overhead_and_true_idle_by_counting_half_seconds(part, rows):
     spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
     t = Timeline.of(4, spans, "measured")
     parts = zip(
