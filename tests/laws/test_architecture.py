@@ -110,9 +110,8 @@ def named(node: ast.AST, package: tuple[str, ...]) -> list[str]:
         up = package[: len(package) - node.level + 1] if node.level else ()
         base = ".".join([*up, *filter(None, [node.module])])
         return [f"{base}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-        if last_name(node.func) in ("import_module", "__import__"):
-            return [str(node.args[0].value)]
+    if isinstance(node, ast.Call) and last_name(node.func) in ("import_module", "__import__"):
+        return [str(each.value) for each in node.args[:1] if isinstance(each, ast.Constant)]
     return []
 
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -87,19 +88,18 @@ def _options(inputs: Inputs) -> dict[str, list]:
     return options
 
 
-@lru_cache(maxsize=64)
-def _tried(key: str) -> list[tuple[Choice, dict[str, float]]]:
+def _each(inputs: Inputs) -> Iterator[tuple[Choice, dict[str, float]]]:
     """Every choice that can run, with all its measures."""
-    inputs = json.loads(key)
     options = _options(inputs)
-    tried = []
     for values in product(*options.values()):
         value = dict(zip(options, values, strict=True))
-        try:
-            tried.append((value, _measures(inputs, value)))
-        except ScheduleError:  # some schedules refuse some numbers
-            continue
-    return tried
+        with suppress(ScheduleError):  # some schedules refuse some numbers
+            yield value, _measures(inputs, value)
+
+
+@lru_cache(maxsize=64)
+def _tried(key: str) -> list[tuple[Choice, dict[str, float]]]:
+    return list(_each(json.loads(key)))
 
 
 def _meeting(inputs: Inputs, targets: Targets) -> Iterator[tuple[Choice, dict[str, float]]]:
@@ -194,7 +194,7 @@ def _ready(inputs: Inputs) -> None:
         raise ScheduleError("say how long things take: forward and backward, in seconds")
     if prod(map(len, options.values())) > LONGEST:
         raise ScheduleError(f"there are more than {LONGEST} choices to try; leave fewer open")
-    if not _tried(frozen_key(inputs)):
+    if next(_each(inputs), None) is None:
         raise ScheduleError("none of the choices can run: some schedules refuse some numbers")
 
 
