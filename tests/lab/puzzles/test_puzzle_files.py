@@ -127,6 +127,11 @@ BAD = [
     ("choice", {"inputs__open__schedule": ["gpipe", "xyz"]}, "a schedule that must be one of"),
     ("choice", {"inputs__open__microbatches": {"from": 9, "to": 1}}, "from 9 to 1"),
     ("choice", {"inputs__open__microbatches": {"from": 1, "to": 900}}, "more than 1000 choices"),
+    (
+        "choice",
+        {"inputs__open__schedule": ["dualpipe"], "inputs__devices": 3},
+        "none of the choices",
+    ),
     ("fault", {"inputs__shown": "forward"}, "cannot read 'forward'"),
     ("fault", {"inputs__stages": 3}, "has 4 stages and the puzzle says 3"),
     ("order", {"inputs__microbatches": 40}, "160; the best order is proven for up to 48"),
