@@ -127,12 +127,17 @@ VARIANTS = {
     "float32 out, staged": {"OUT": "float", "PAIRS": 1},
     "everything, staged": {**ALL, "OUT": "float", "PAIRS": 1},
     "C through half of the room": {"C_PANELS": 2, "STAGES": 4},
+    "slices": {"SPLIT": 1},
+    "slices, float32 out, added": {**ADDED, "SPLIT": 1},
+    "slices, bias and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1, "SPLIT": 1},
+    "slices, narrow": {**NARROW, "SPLIT": 1},
+    "slices, everything, one by one": {**DIRECT, **ALL, "PAIRS": 0, "SPLIT": 1},
 }
 
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
-"""Times that a thread may stand still for what it reads of C and bias, a tile."""
+"""Times that a thread may stand still for what it reads of C, bias and partial sums, a tile."""
 
 
 def check_wgmma(macros, folder):
@@ -143,7 +148,7 @@ def check_wgmma(macros, folder):
     # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
     assert found.remarks == ()
     assert compiler_said.text_bytes(code) < CODE_BYTES
-    if macros["HAS_BETA"] or macros["HAS_BIAS"]:
+    if macros["HAS_BETA"] or macros["HAS_BIAS"] or macros.get("SPLIT"):
         read = machine_code(code, folder)
         assert starting([name for name, _ in read], "LDG")
         assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
@@ -180,6 +185,7 @@ PRODUCT = [
     *((ending, WAYS[7 * i % len(WAYS)] | {"TILE_N": 256}) for i, ending in enumerate(endings())),
     *(({**DIRECT, **ALL, "OUT": "half", "PAIRS": i % 2}, way) for i, way in enumerate(WAYS)),
 ]
+PRODUCT += [({**ending, "SPLIT": 1}, way) for ending, way in PRODUCT]
 """Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
 
 
@@ -216,6 +222,20 @@ def test_reads_that_wait_for_each_other_would_be_seen(tmp_path, monkeypatch):
     )
     code, _ = build.compile_for("wgmma_ws_persistent", {**WGMMA, **ADDED}, "sm_90a")
     assert compiler_said.round_trips(machine_code(code, tmp_path)) > 10 * ROUND_TRIPS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["acq_rel", "relaxed"])
+def test_partial_sums_are_there_before_they_are_counted(tmp_path, monkeypatch, order):
+    """All memory is waited for before the counter, and no old line is read after it."""
+    arrives = "atom.acq_rel.gpu.global.add"
+    faulty(monkeypatch, "wgmma_ws_persistent", (arrives, arrives.replace("acq_rel", order)))
+    code, _ = build.compile_for("wgmma_ws_persistent", {**WGMMA, "SPLIT": 1}, "sm_90a")
+    names = instructions(code, tmp_path)
+    counted, written = _first(names, "ATOMG"), len(names) - _first(names[::-1], "STG")
+    read = counted + _first(names[counted:], "LDG")
+    ordered = written <= counted and starting(names[written:counted], "MEMBAR.ALL.GPU")
+    assert bool(ordered and starting(names[counted:read], "CCTL.IVALL")) == (order == "acq_rel")
 
 
 @pytest.mark.long

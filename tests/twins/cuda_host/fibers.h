@@ -7,8 +7,9 @@
 //                 nobody can go on -> one thing that is under way lands (a bulk copy, say)
 //                 nothing is under way either -> everybody waits for ever: a fault, by name
 //
-// The order is an adversary: some threads are drawn to be slow and run only when no other can, and
-// what is under way lands at the last moment, or at any, by the seed.
+// The order is an adversary: some threads are drawn to be slow and run only when no other can, what is
+// under way lands at the last moment, or at any, by the seed, and a block that has told others of its
+// work may stand still until they have done all that they can.
 
 #pragma once
 
@@ -64,6 +65,7 @@ struct Block {
     int number;  // among the blocks that run
     int threads;
     int ended;
+    bool stalled;  // until nobody else can go on, and nothing lands any more
     char* shared;
     Meeting barriers[16];
     bool said[16][2];  // at a barrier, by one of its threads, in the generations before and now

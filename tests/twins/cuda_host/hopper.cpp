@@ -28,6 +28,7 @@ bool group_any(int id, int threads, bool mine) {
 unsigned arrive(unsigned* counter) {
     host::within_lines(counter, sizeof *counter);
     const unsigned before = (*counter)++;
+    host::here().stalled = host::random_below(2);
     host::yield();
     return before;
 }

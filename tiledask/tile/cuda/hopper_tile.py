@@ -22,6 +22,7 @@ __all__ = [
     "Slices",
     "as_tile",
     "chosen",
+    "cut_along_k",
     "hopper_tiles",
     "memory_of",
     "most_partials",
@@ -236,10 +237,11 @@ def slices(tiles: int, k: int, way: HopperTile, multiprocessors: int) -> Slices:
     (Slices(whole=0, cut=16, splits=4), Slices(whole=66, cut=34, splits=3))
     """
     at_once = way.at_once(multiprocessors)
-    return _slices(tiles, -(-k // 64), at_once, way.cluster * _sums(way.tile[1]), way.splits)
+    return cut_along_k(tiles, -(-k // 64), at_once, way.cluster * _sums(way.tile[1]), way.splits)
 
 
-def _slices(tiles: int, steps: int, at_once: int, nbytes: int, splits: int) -> Slices:
+def cut_along_k(tiles: int, steps: int, at_once: int, nbytes: int, splits: int) -> Slices:
+    """The same of any tiles, of so many steps and bytes of float32 each, ``at_once`` at a time."""
     cut = tiles % at_once
     splits = min(splits, steps, PARTIAL_BYTES // (max(cut, 1) * nbytes))
     return Slices(tiles - cut, cut, splits) if cut and splits > 1 else Slices(tiles, 0, 1)
@@ -331,7 +333,7 @@ class _Cost:
         """Of a block's partial sums, one way."""
 
     def cycles(self, splits: int) -> float:
-        found = _slices(self.tiles, self.steps, self.at_once, self.bytes, splits)
+        found = cut_along_k(self.tiles, self.steps, self.at_once, self.bytes, splits)
         whole, cut = found.rounds(self.at_once)
         cycles = whole * (self.steps * self.step + self.end)
         if cut:
