@@ -71,8 +71,9 @@ const bool FEW_ADDRESSES = PAIRS || (!HAS_BETA && !HAS_BEFORE);
 const int AT_ONCE = FEW_ADDRESSES && PASS_COLS >= 64             ? 64
                     : HAS_BETA && HAS_BEFORE && sizeof(OUT) == 2 ? 16
                                                                  : 32;
-// Elements that go to two places, or come and go one by one, take so much code that a loop is better.
-const bool UNROLLED = FEW_ADDRESSES && !HAS_BEFORE;
+// Elements that go to two places, or come and go one by one, take so much code that a loop is better,
+// and so it is beside the code that adds up slices.
+const bool UNROLLED = FEW_ADDRESSES && !HAS_BEFORE && !SPLIT;
 const int TIMES = UNROLLED ? TILE_N : 1;
 
 // Pairs of a slice's sums that a thread asks for at once.
