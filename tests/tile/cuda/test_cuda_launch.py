@@ -34,7 +34,6 @@ from tiledask.tile.cuda.hopper_tile import (
     most_partials,
     named,
     slices,
-    waves,
 )
 from tiledask.tile.epilogue import Epilogue
 
@@ -180,12 +179,19 @@ def test_a_way_that_cannot_be_is_refused(wrong):
 
 def test_the_choice_is_never_predicted_slower_than_the_usual_way():
     """Fewer waves, or as many: by the tiles of the busiest multiprocessor, in columns."""
+
+    def work(m, n, how, multiprocessors):
+        tiles = -(-m // (128 * how.cluster)) * -(-n // how.tile[1])
+        found = slices(tiles, 4096, how, multiprocessors)
+        whole, cut = found.rounds(how.at_once(multiprocessors))
+        return (whole + cut / found.splits) * how.tile[1]
+
+    assert (work(1024, 1024, HopperTile(), 132), work(8192, 8192, HopperTile(), 132)) == (256, 4096)
     for m, n in [(384, 2**17), (1024, 1024), (4096, 4096), (640, 99), (130, 10**5), (7, 9)]:
         for multiprocessors in (132, 114, 7, 1):
             how = chosen(m, n, 4096, 1, multiprocessors)
             usual = HopperTile(cluster=2 if m > 128 else 1)
-            work = waves(m, n, 1, how, multiprocessors) * how.tile[1]
-            assert work <= waves(m, n, 1, usual, multiprocessors) * 256
+            assert work(m, n, how, multiprocessors) <= work(m, n, usual, multiprocessors)
 
 
 def test_an_odd_row_of_tiles_counts_where_it_costs():

@@ -28,7 +28,6 @@ __all__ = [
     "most_partials",
     "named",
     "slices",
-    "waves",
     "wgmma_memory",
 ]
 
@@ -268,15 +267,6 @@ _GAIN = 0.05
 """The share of the time that a split must be predicted to save; suppositions are off by some."""
 
 
-def waves(m: int, n: int, batches: int, way: HopperTile, multiprocessors: int) -> int:
-    """Tiles that the busiest multiprocessor computes, one after another, where none is cut.
-
-    >>> waves(1024, 1024, 1, HopperTile(), 132), waves(8192, 8192, 1, HopperTile(), 132)
-    (1, 16)
-    """
-    return -(-_tiles(m, n, batches, way) // way.at_once(multiprocessors))
-
-
 def _tiles(m: int, n: int, batches: int, way: HopperTile) -> int:
     return -(-m // (128 * way.cluster)) * -(-n // way.tile[1]) * batches
 
@@ -294,7 +284,7 @@ def chosen(
 
     ``staged`` says whether C can leave through shared memory.
 
-    The time is that of a multiprocessor with the most tiles, `waves` of them, each of ceil(k / 64)
+    The time is that of a multiprocessor with the most tiles, each of ceil(k / 64)
     steps and an end. What clusters cannot fill counts: with 3 rows of tiles a quarter of them is
     empty. Of tiles that are cut each slice has fewer steps, and its partial sums to write; who ends
     last reads those of all. Where nothing is gained it is the usual one, and no tile is cut unless
@@ -333,6 +323,8 @@ class _Cost:
         """Of a block's partial sums, one way."""
 
     def cycles(self, splits: int) -> float:
+        if splits == 1:
+            return -(-self.tiles // self.at_once) * (self.steps * self.step + self.end)
         found = cut_along_k(self.tiles, self.steps, self.at_once, self.bytes, splits)
         whole, cut = found.rounds(self.at_once)
         cycles = whole * (self.steps * self.step + self.end)
@@ -382,6 +374,6 @@ def _paying(k: int, tile: Tile | None) -> dict[HopperTile, int]:
     ways = [HopperTile(t, cluster=c) for t, c in product(tiles, (2, 1))]
     costs = [_Cost(1, k, way, 10**6) for way in ways]  # all slices at once
     return {
-        way: max((s for s in cost.tried if cost.cycles(s) < cost.cycles(1)), default=1)
+        way: next((s for s in reversed(cost.tried) if cost.cycles(s) < cost.cycles(1)), 1)
         for way, cost in zip(ways, costs, strict=True)
     }
