@@ -154,7 +154,7 @@ def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, case):
 
 EIGHT = 8  # multiprocessors, of which few tiles leave some idle
 PAIRS, ALONE = HopperTile(NARROW, splits=3), HopperTile(NARROW, cluster=1, splits=3)
-CUT = replace(BASE, m=300, n=200, k=470)  # slices of 2, 3 and 3 steps, the last one ragged
+CUT = replace(BASE, m=300, n=200, k=470)  # slices of 3, 3 and 2 steps, the last one ragged
 """In pairs 4 tiles of 4 at a time, none cut; alone 6 of 8, all cut."""
 SLICED = {
     "all tiles": (CUT, ALONE),
@@ -631,20 +631,12 @@ SLICE_FAULTS = {
     "bias is added once a slice": (ADD_UP, ENDED_EACH, replace(CUT, bias=True)),
     "C is added once a slice": (ADD_UP, ENDED_EACH, replace(CUT, out_dtype="float32", beta=1.0)),
     "the ragged end of k is in no slice": (
-        "steps = (k + TILE_K - 1) / TILE_K;\n    return",
-        "steps = k / TILE_K;\n    return",
+        "steps = (k + TILE_K - 1) / TILE_K;\n    const int each",
+        "steps = k / TILE_K;\n    const int each",
         CUT,
     ),
-    "what does not divide is in no slice": (
-        "steps * (part + 1) / slices.count",
-        "steps / slices.count * (part + 1)",
-        CUT,
-    ),
-    "slices overlap": (
-        "slice, steps * part / slices.count * TILE_K,",
-        "slice, steps * part / (slices.count + 1) * TILE_K,",
-        CUT,
-    ),
+    "what does not divide is in no slice": ("(each + (part < more))", "each", CUT),
+    "slices overlap": ("part * each + min(part, more)", "part * each", CUT),
     "the first step of a slice adds to what the registers held": (
         "k0 > work.begin, sums",
         "k0 > 0, sums",

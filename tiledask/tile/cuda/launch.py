@@ -93,10 +93,10 @@ def wgmma_ws_persistent(
     """Halves on Hopper's tensor cores, tiles brought by its copy engine.
 
     What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py); where the last of
-    them are cut along k it takes memory for partial sums. Copies an operand
-    whose lines of elements do not all start on boundaries of 16 bytes. C leaves through shared
-    memory where its rows do and it is of the operands' type and neither read nor wanted before the
-    activation, and with a HopperTile wherever its rows do; else by pairs, or element by element.
+    them are cut along k it takes memory for partial sums. Copies an operand whose lines of elements
+    do not all start on boundaries of 16 bytes. C leaves through shared memory where its rows do and
+    it is of the operands' type and neither read nor wanted before the activation, and with a
+    HopperTile wherever its rows do; else by pairs, or element by element.
     """
     plan, a, b, c, before = _hopper(a, b, out, tile, epilogue, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers

@@ -142,8 +142,10 @@ __device__ inline Work work_of(int number, int k, const Slices& slices) {
     if (!SPLIT || number < slices.whole) return Work{number, -1, 0, k};
     const int slice = number - slices.whole, part = slice % slices.count;
     const int steps = (k + TILE_K - 1) / TILE_K;
-    return Work{slices.whole + slice / slices.count, slice, steps * part / slices.count * TILE_K,
-                min(k, steps * (part + 1) / slices.count * TILE_K)};
+    const int each = steps / slices.count, more = steps % slices.count;  // the first have one more
+    const int begin = (part * each + min(part, more)) * TILE_K;
+    return Work{slices.whole + slice / slices.count, slice, begin,
+                min(k, begin + (each + (part < more)) * TILE_K)};
 }
 
 __device__ inline void load_a(const Shared& s, int stage, const TensorMap& map, int row, int k0,

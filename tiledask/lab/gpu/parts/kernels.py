@@ -363,7 +363,7 @@ def _forms(variant: Variant, less: int, ended: bool) -> Iterator[tuple[str, list
 
 def _repeated(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
     yield "", [variant.case(*(x // less + 5 for x in (1400, 1100, 800)))]
-    yield "few tiles", [variant.case(*(x // less - 3 for x in (1024, 1024, 16384)))]
+    yield "few tiles", [variant.case(*(x // less - 3 for x in (1024, 1024, 4096)))]
 
 
 STEPS = {
