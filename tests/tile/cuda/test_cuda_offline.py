@@ -252,7 +252,7 @@ def test_code_that_outgrows_its_cache_would_be_seen(monkeypatch):
     faulty(
         monkeypatch,
         "wgmma_ws_persistent",
-        ("FEW_ADDRESSES && !HAS_BEFORE;", "true;"),
+        ("FEW_ADDRESSES && !HAS_BEFORE && !SPLIT;", "true;"),
         (
             "x * reciprocal(1.0f + power_of_2(-x * (slope + slope * 0.044715f * x * x)))",
             "0.5f * x * (1.0f + tanhf(slope * (x + 0.044715f * x * x * x)))",
