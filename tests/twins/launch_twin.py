@@ -144,6 +144,11 @@ class Machine:
         begin = -room.ctypes.data % 256
         return ndarray(room[begin : begin + size].view(dtype).reshape(shape), self.local.device)
 
+    def zeros(self, shape, dtype=float):
+        found = self.empty(shape, dtype)
+        found.host[...] = 0
+        return found
+
     def array(self, x, order="K"):
         assert x.dtype.kind in "ufi", f"who says that CuPy copies {x.dtype} with strides?"
         return ndarray(np.array(x.host, order=order), x.device)

@@ -10,6 +10,7 @@ from tiledask.tile import numpy_kernels
 from tiledask.tile.backend import probe
 from tiledask.tile.cuda import launch
 from tiledask.tile.cuda.build import brought_along
+from tiledask.tile.cuda.hopper_tile import most_partials
 from tiledask.tile.epilogue import activation_bytes
 from tiledask.tile.kernel import Kernel, Sizes, needs, unsuited
 from tiledask.tile.levels import Tile
@@ -69,17 +70,20 @@ def _cublas_workspace(sizes: Sizes) -> int:
     return 4 * rows * sizes.n + _activation(sizes, rows, sizes.n, "cupy")
 
 
-def _padded_workspace(sizes: Sizes) -> int:
-    """Bytes at most of copies of a and b whose lines do not all start on boundaries of 16 bytes.
+def _hopper_workspace(sizes: Sizes) -> int:
+    """Bytes at most of partial sums, where tiles are cut along k, and of copies of a and b whose
+    lines do not all start on boundaries of 16 bytes.
 
-    The operands' layouts are not known here, so each counts if it could need a copy.
+    The operands' layouts are not known here, so each counts if it could need a copy; nor is the
+    GPU, which decides about the cuts.
     """
     m, n, k, each = sizes.m, sizes.n, sizes.k, 16 // sizes.itemsize
 
     def padded(lines: int, length: int) -> int:
         return lines * -(-length // each) * 16 if length % each else 0
 
-    return max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
+    copies = max(padded(m, k), padded(k, m)) + max(padded(k, n), padded(n, k))
+    return copies + max(most_partials(m, n, k, sizes.tile), most_partials(n, m, k, sizes.tile))
 
 
 def _activation(sizes: Sizes, m: int, n: int, arrays: str = "numpy") -> int:
@@ -159,7 +163,7 @@ _KERNELS = {
             ("float16", "bfloat16"),
             "Hopper: tiles by the copy engine, one producer, two consumers, blocks that stay",
             launch.wgmma_ws_persistent,
-            _padded_workspace,
+            _hopper_workspace,
             tile=launch.WGMMA_TILES[0],
             tiles=launch.WGMMA_TILES,
             chooses=True,

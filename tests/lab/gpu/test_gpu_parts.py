@@ -21,12 +21,14 @@ from tile.cuda.test_cuda_launch import lying
 
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
 from tiledask.lab.bench.tiles import clock, ways
+from tiledask.lab.bench.tiles.jobs import JOBS
 from tiledask.lab.gpu.part import Notes
 from tiledask.lab.gpu.parts import fit, kernels, product, speed, sweep, train
 from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.tile.cuda import prebuilt
+from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, chosen, hopper_tiles
 from tiledask.tile.cuda.launch import planned
 
 CASE = GemmCase(33, 47, 21)
@@ -116,17 +118,21 @@ def test_all_that_is_launched_can_be_brought_along(monkeypatch):
     tried += [(v, case) for step, v in TRIED for case in cases_of(step, v)]
     asked = set()
     for variant, case in tried:
-        small = replace(
-            case,
-            m=min(case.m, 600 + case.m % 2),
-            n=min(case.n, 800 + case.n % 2),
-            k=min(case.k, 400),
-        )
-        a, b, out, epilogue = lying(small)
+        a, b, out, epilogue = lying(case)
         plan = planned(variant.kernel, a, b, out, variant.tile, epilogue)
         asked.add((variant.kernel, tuple(sorted(plan.macros.items()))))
     assert len(asked) > 100
     assert not asked - set(prebuilt.variants())
+
+
+def test_a_product_that_is_cut_along_k_is_timed_so_and_uncut():
+    size, swept = (1024, 1024, 16384), hopper_tiles()
+    assert size in sweep._SIZES
+    assert any((w.m, w.n, w.k) == size for job in JOBS["cupy"] for w in job.works)
+    for tile in WGMMA_TILES:
+        best = chosen(*size, 1, 132, tile=tile)
+        assert best.splits > 1
+        assert {best.name, replace(best, splits=1).name} <= set(swept)
 
 
 @pytest.fixture

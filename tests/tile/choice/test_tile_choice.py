@@ -365,6 +365,43 @@ def test_waves_are_tiles_dealt_out(m, n, slots, tile):
     assert found.busiest == max(len(range(s, tiles, slots)) for s in range(slots))
 
 
+@given(
+    m=st.integers(1, 60),
+    n=st.integers(1, 60),
+    k=st.integers(1, 9),
+    slots=st.integers(1, 20),
+    splits=st.integers(1, 12),
+)
+def test_slices_of_the_last_tiles_are_dealt_out_as_tiles_are(m, n, k, slots, splits):
+    found = td.tile.waves(m, n, plain(4, 8, splits=splits), one_by_one(slots), k)
+    tiles, fitting = ceil(m / 4) * ceil(n / 8), min(splits, k)
+    whole = tiles - tiles % slots if fitting > 1 else tiles
+    works = [1.0] * whole + [1 / fitting] * fitting * (tiles - whole)
+    shares = [sum(works[s::slots]) for s in range(slots)]
+    assert (found.cut, found.tiles) == (tiles - whole, tiles)
+    assert found.length == pytest.approx(max(shares))
+    assert found.busiest == found.length <= found.count
+    assert found.efficiency == pytest.approx(sum(works) / slots / max(shares))
+
+
+def test_a_product_that_splits_is_predicted_faster_and_to_move_its_partial_sums():
+    uncut, cut = (
+        td.tile.predict(
+            1024,
+            1024,
+            16384,
+            td.tile.config_of("wgmma_ws_persistent", tile=HopperTile(splits=splits)),
+            H200,
+        )
+        for splits in (1, 4)
+    )
+    assert 3.9 < uncut.levels.compute / cut.levels.compute <= 4
+    moved = [p.levels["L2 -> shared memory"].moved for p in (uncut, cut)]
+    assert moved[1] - moved[0] == 2 * 4 * 1024 * 1024 * 4  # float32, 4 of each element, both ways
+    assert "4 slices of k" in repr(cut)
+    assert "slices" not in repr(uncut)
+
+
 def test_clusters_are_whole():
     config = plain(4, 4, cluster=(2, 1))
     found = td.tile.waves(12, 8, config, one_by_one(5))

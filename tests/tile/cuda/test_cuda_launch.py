@@ -21,9 +21,18 @@ import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.lab.gpu.parts.cases import embedded
 from tiledask.tile import backend, table
-from tiledask.tile.cuda import build, prebuilt, tensor_map
+from tiledask.tile.cuda import build, hopper_tile, launch, prebuilt, tensor_map
 from tiledask.tile.cuda import operands as operands_of
-from tiledask.tile.cuda.hopper_tile import HopperTile, chosen, hopper_tiles, named, waves
+from tiledask.tile.cuda.hopper_tile import (
+    PARTIAL_BYTES,
+    WGMMA_TILES,
+    HopperTile,
+    chosen,
+    hopper_tiles,
+    most_partials,
+    named,
+    slices,
+)
 from tiledask.tile.epilogue import Epilogue
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -128,10 +137,13 @@ def test_each_of_the_ways_to_sweep_is_launched_as_it_is_named(machine):
         keys = ("TILE_N", "STAGES", "CLUSTER", "RASTER", "STAGED")
         assert tuple(macros[key] for key in keys) == wanted
         assert macros.get("C_PANELS", 0) == how.panels
-        clusters = 8 // how.cluster * 2048 // how.tile[1]
-        assert launched.grid == (min(clusters * how.cluster, how.blocks or 132),)
+        clusters = 8 // how.cluster * 2048 // how.tile[1]  # of 66 or 132 at a time
+        assert macros.get("SPLIT", 0) == (how.splits > 1)
+        works = clusters * how.splits
+        assert launched.grid == (min(works * how.cluster, how.blocks or 132),)
         assert launched.shared <= 227 * 1024
-    assert len({x.kernel.path for x in machine.launched}) == len(hopper_tiles()) - 1  # 128 blocks
+    # 128 blocks, and the number of slices, are no variants
+    assert len({x.kernel.path for x in machine.launched}) == len(hopper_tiles()) - 3
 
 
 def test_a_way_whose_c_cannot_be_staged_leaves_directly(machine):
@@ -155,6 +167,7 @@ def test_a_way_whose_c_cannot_be_staged_leaves_directly(machine):
         {"panels": 1, "stages": 5},
         {"cluster": 3},
         {"raster": 0},
+        {"splits": 0},
     ],
 )
 def test_a_way_that_cannot_be_is_refused(wrong):
@@ -164,12 +177,19 @@ def test_a_way_that_cannot_be_is_refused(wrong):
 
 def test_the_choice_is_never_predicted_slower_than_the_usual_way():
     """Fewer waves, or as many: by the tiles of the busiest multiprocessor, in columns."""
+
+    def work(m, n, how, multiprocessors):
+        tiles = -(-m // (128 * how.cluster)) * -(-n // how.tile[1])
+        found = slices(tiles, 4096, how, multiprocessors)
+        whole, cut = found.rounds(how.at_once(multiprocessors))
+        return (whole + cut / found.splits) * how.tile[1]
+
+    assert (work(1024, 1024, HopperTile(), 132), work(8192, 8192, HopperTile(), 132)) == (256, 4096)
     for m, n in [(384, 2**17), (1024, 1024), (4096, 4096), (640, 99), (130, 10**5), (7, 9)]:
         for multiprocessors in (132, 114, 7, 1):
             how = chosen(m, n, 4096, 1, multiprocessors)
             usual = HopperTile(cluster=2 if m > 128 else 1)
-            work = waves(m, n, 1, how, multiprocessors) * how.tile[1]
-            assert work <= waves(m, n, 1, usual, multiprocessors) * 256
+            assert work(m, n, how, multiprocessors) <= work(m, n, usual, multiprocessors)
 
 
 def test_an_odd_row_of_tiles_counts_where_it_costs():
@@ -179,6 +199,79 @@ def test_an_odd_row_of_tiles_counts_where_it_costs():
     # of rows + 1 that clusters compute one is empty, against what sharing B is worth
     assert [cluster(128 * rows) for rows in (1, 2, 3, 4, 5, 7, 27, 28)] == [1, 2, 1, 2, 1, 1, 2, 2]
     assert chosen(384, 2048, 4096, 1, 132).tile[1] == 128  # 24 tiles of 256, or 48, for 132
+
+
+def cycles(m, n, k, way, multiprocessors):
+    """Of the busiest multiprocessor, by walking over the works of each cluster."""
+    columns, steps, at_once = way.tile[1], -(-k // 64), way.at_once(multiprocessors)
+    tiles = len(range(0, m, 128 * way.cluster)) * len(range(0, n, columns))
+    found = slices(tiles, k, way, multiprocessors)
+    step = hopper_tile._CYCLES[columns] * (1.04 if way.cluster == 1 else 1)
+    end, moved = hopper_tile._END[columns], 128 * columns * 4 / 38
+    tile, slice = steps * step + end, -(-steps // found.splits) * step + end + moved
+    works = [tile] * found.whole + [slice] * (found.cut * found.splits)
+    busiest = max(sum(works[first::at_once]) for first in range(at_once))
+    return busiest + found.splits * moved * (found.cut > 0)
+
+
+SHAPES = [
+    *((1024, 1024, 2**e) for e in range(6, 17)),
+    *((3072, 3072, 8192), (2304, 2304, 8192), (4096,) * 3, (8192,) * 3, (128, 4096, 7168)),
+    *((300, 700, 4000), (1, 1, 2**20), (130, 10**5, 4096), (256, 256, 65536)),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("multiprocessors", [132, 114, 7])
+def test_k_is_split_where_that_pays_and_nowhere_else(multiprocessors):
+    splits = set()
+    for m, n, k in SHAPES:
+        how = chosen(m, n, k, 1, multiprocessors)
+        took = cycles(m, n, k, how, multiprocessors)
+        ways = [HopperTile(t, cluster=c) for t in WGMMA_TILES for c in (1, 2)[: 1 + (m > 128)]]
+        uncut = min(cycles(m, n, k, way, multiprocessors) for way in ways)
+        cut = min(
+            cycles(m, n, k, HopperTile(way.tile, cluster=way.cluster, splits=s), multiprocessors)
+            for way in ways
+            for s in range(1, min(16, max(1, k // 64 // 4)) + 1)
+        )
+        assert took == pytest.approx(cut if cut < 0.95 * uncut else uncut), (m, n, k)
+        splits.add(how.splits)
+    assert 1 in splits
+    assert max(splits) > 1
+
+
+@pytest.mark.long
+def test_partial_sums_take_no_more_than_was_said():
+    """By launches as they are planned, on a GPU of whatever size: of `td.tile.workspace`."""
+    took = set()
+    wide, narrow = (HopperTile(tile, splits=9) for tile in WGMMA_TILES)
+    for (m, n, k), tile in [(s, t) for s in SHAPES for t in (None, *WGMMA_TILES, wide, narrow)]:
+        a, b, out = np.empty((m, k), HALF), np.empty((k, n), HALF), np.empty((m, n), HALF)
+        said = td.tile.workspace(m, n, k, 2, "wgmma_ws_persistent", tile)
+        for multiprocessors in (132, 78, 16):
+            found = launch.planned(
+                "wgmma_ws_persistent", a, b, out, tile, Epilogue(), multiprocessors
+            )
+            nbytes = 4 * (found.split.sums + found.split.counters) if found.split else 0
+            assert nbytes <= most_partials(m, n, k, tile) <= said
+            assert found.traffic.partials <= 2 * PARTIAL_BYTES
+            took.add(nbytes > 0)
+    assert took == {True, False}
+
+
+def test_a_launch_that_splits_gets_memory_of_its_own(machine):
+    for _ in range(2):
+        multiply(machine, 1024, 1024, 16384)
+    first, second = (x.arguments[-4:] for x in machine.launched)
+    whole, splits, sums, counters = first
+    assert (int(whole), int(splits)) == (0, 2)
+    assert (sums.shape, sums.dtype) == ((2 * 64 * 128 * 128,), np.float32)
+    assert (counters.shape, counters.dtype) == ((64 * 2,), np.uint32)
+    assert not counters.host.any()
+    assert len({x.data.ptr for x in (sums, counters, second[2], second[3])}) == 4
+    unsplit = multiply(machine, 1024, 1024, 16384, tile=HopperTile())
+    assert len(unsplit.arguments) == len(machine.launched[0].arguments) - 4
 
 
 # -- what a launch asks for -----------------------------------------------------------------------

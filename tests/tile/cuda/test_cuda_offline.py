@@ -127,12 +127,17 @@ VARIANTS = {
     "everything, staged": {**ALL, "OUT": "float", "PAIRS": 1},
     "C through half of the room": {"C_PANELS": 2, "STAGES": 4},
     "everything, one by one": {**DIRECT, **ALL, "PAIRS": 0, "A_TURNED": 1, "B_TURNED": 1},
+    "slices": {"SPLIT": 1},
+    "slices, float32 out, added": {**ADDED, "SPLIT": 1},
+    "slices, bias and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1, "SPLIT": 1},
+    "slices, narrow": {**NARROW, "SPLIT": 1},
+    "slices, everything, one by one": {**DIRECT, **ALL, "PAIRS": 0, "SPLIT": 1},
 }
 
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
-"""Times that a thread may stand still for what it reads of C and bias, a tile."""
+"""Times that a thread may stand still for what it reads of C, bias and partial sums, a tile."""
 
 
 def check_wgmma(macros, folder):
@@ -143,7 +148,7 @@ def check_wgmma(macros, folder):
     # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
     assert found.remarks == ()
     assert 4096 < compiler_said.text_bytes(code) < CODE_BYTES
-    if macros["HAS_BETA"] or macros["HAS_BIAS"]:
+    if macros["HAS_BETA"] or macros["HAS_BIAS"] or macros.get("SPLIT"):
         read = machine_code(code, folder)
         assert starting([name for name, _ in read], "LDG")
         assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
@@ -180,6 +185,7 @@ PRODUCT = [
     *((ending, WAYS[7 * i % len(WAYS)] | {"TILE_N": 256}) for i, ending in enumerate(endings())),
     *(({**DIRECT, **ALL, "OUT": "half", "PAIRS": i % 2}, way) for i, way in enumerate(WAYS)),
 ]
+PRODUCT += [({**ending, "SPLIT": 1}, way) for ending, way in PRODUCT]
 """Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
 
 
@@ -191,6 +197,21 @@ def test_wgmma_with_every_ending_and_every_way_to_lie(tmp_path, ending, way):
         macros["OUT"] = macros["TYPE"]
     macros["STAGES"] += way["TILE_N"] == 128
     check_wgmma(macros, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["acq_rel", "relaxed"])
+def test_partial_sums_are_there_before_they_are_counted(tmp_path, order):
+    """All memory is waited for before the counter, and no old line is read after it."""
+    arrives = "atom.acq_rel.gpu.global.add"
+    weaker = [(arrives, arrives.replace("acq_rel", order))]
+    macros = {**WGMMA, "SPLIT": 1}
+    code, _ = compiler_said.compiled("wgmma_ws_persistent", macros, "sm_90a", weaker)
+    names = instructions(code, tmp_path)
+    counted, written = _first(names, "ATOMG"), len(names) - _first(names[::-1], "STG")
+    read = counted + _first(names[counted:], "LDG")
+    ordered = written <= counted and starting(names[written:counted], "MEMBAR.ALL.GPU")
+    assert bool(ordered and starting(names[counted:read], "CCTL.IVALL")) == (order == "acq_rel")
 
 
 @pytest.mark.long
@@ -285,7 +306,7 @@ FAULTS = {
     "elements one by one, unrolled, and with a tanh that has branches": (
         VARIANTS["everything, float32, one by one"],
         [
-            ("FEW_ADDRESSES && !HAS_BEFORE;", "true;"),
+            ("FEW_ADDRESSES && !HAS_BEFORE && !SPLIT;", "true;"),
             (
                 "x * reciprocal(1.0f + power_of_2(-x * (slope + slope * 0.044715f * x * x)))",
                 "0.5f * x * (1.0f + tanhf(slope * (x + 0.044715f * x * x * x)))",

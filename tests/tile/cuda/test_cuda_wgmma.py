@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 from twins import cuda_host
 from twins.cuda_host import HostFault, HostKernel, host_gpu, host_tensor_map, why_not
+from twins.cuda_host.memory import lent, lent_empty
 from twins.cuda_host.products import GemmCase, is_right
 
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.tile.backend import as_dtype
+from tiledask.tile.choice import config_of, levels_of
 from tiledask.tile.cuda import launch
 from tiledask.tile.cuda.hopper_tile import HopperTile
+from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import traffic
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -153,6 +158,98 @@ def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, case):
         m, n = (case.n, case.m) if turned else (case.m, case.n)
         formula = traffic(m, n, case.k, (128 * cluster, NARROW[1], 64), 2)
         assert said == [formula]
+
+
+# -- slices of k ---------------------------------------------------------------------------------
+
+EIGHT = 8  # multiprocessors, of which few tiles leave some idle
+PAIRS, ALONE = HopperTile(NARROW, splits=3), HopperTile(NARROW, cluster=1, splits=3)
+CUT = replace(BASE, m=300, n=200, k=470)  # slices of 3, 3 and 2 steps, the last one ragged
+"""In pairs 4 tiles of 4 at a time, none cut; alone 6 of 8, all cut."""
+SLICED = {
+    "all tiles": (CUT, ALONE),
+    "of pairs, the second without rows": (replace(CUT, n=100), PAIRS),
+    "after whole tiles, two rounds of slices": (replace(CUT, m=700), replace(ALONE, splits=7)),
+    "as many slices as steps": (replace(CUT, k=130), replace(ALONE, splits=16)),
+    "of a batch": (replace(CUT, m=120, batch=5, shared="b"), ALONE),
+    "operands off their boundary": (replace(CUT, margin=1, layouts="FFC"), ALONE),
+    "wide": (replace(CUT, m=100, n=270), HopperTile(WIDE, splits=2)),
+    "wide, panel by panel, float32": (
+        replace(CUT, m=100, n=270, out_dtype="float32", beta=1.0),
+        HopperTile(WIDE, splits=2, panels=1),
+    ),
+}
+
+
+@pytest.fixture
+def larger(gpu, monkeypatch):
+    monkeypatch.setattr(launch, "_multiprocessors", lambda: EIGHT)
+    return gpu
+
+
+def sliced(built):
+    """How often a kernel ran that cuts tiles."""
+    return sum(len(k.launched) for key, k in built.items() if ("SPLIT", 1) in key)
+
+
+@pytest.mark.parametrize("how", SLICED)
+def test_slices_add_up(larger, how):
+    case, way = SLICED[how]
+    before = sliced(larger)
+    assert right(case, way, built=larger, seeds=(1, 2))
+    assert sliced(larger) == before + 2
+
+
+@pytest.mark.long
+@pytest.mark.few(5)
+@pytest.mark.parametrize("case", CASES)
+def test_slices_add_up_whatever_becomes_of_the_sums(larger, case):
+    """Each layout, type and ending; of one step of k none can be cut."""
+    found = replace(CASES[case], k=470) if CASES[case].k == BASE.k else CASES[case]
+    assert right(found, PAIRS, built=larger)
+
+
+def made(built, seed):
+    """The bits of one product, blocks and threads in the order of ``seed``."""
+    rng = np.random.default_rng(1)
+    a, b = (
+        lent(rng.standard_normal(shape, np.float32).astype(as_dtype("bfloat16")))
+        for shape in ((CUT.m, CUT.k), (CUT.k, CUT.n))
+    )
+    out = lent_empty((CUT.m, CUT.n), np.float32)
+    for kernel in built.values():
+        kernel.seed = seed
+    launch.wgmma_ws_persistent(a, b, out, ALONE, Epilogue())
+    return out.tobytes()
+
+
+def test_the_bits_are_the_same_whoever_ends_last(larger):
+    assert len({made(larger, seed) for seed in range(8)}) == 1
+
+
+def test_bits_that_depend_on_who_ends_last_would_be_seen(tmp_path):
+    own_first = "sums(tile * slices.count + (slice + part) % slices.count, consumer)"
+    faults = [("sums(tile * slices.count + part, consumer)", own_first)]
+    with host_gpu(tmp_path, faults, multiprocessors=EIGHT) as built:
+        assert right(CUT, ALONE, built=built)
+        assert len({made(built, seed) for seed in range(8)}) > 1
+
+
+@pytest.mark.parametrize("how", ["all tiles", "of pairs, the second without rows", "wide"])
+def test_partial_sums_move_as_often_as_predicted(larger, how):
+    """Of a product that is not added to, whose C leaves by the copy engine, nothing else does."""
+    case, way = SLICED[how]
+    said, kernels = [], lambda what: sum(getattr(k, what) for k in larger.values())
+    taken, moved = kernels("taken"), kernels("moved")
+    assert is_right(
+        lambda a, b, out, e: said.append(launch.wgmma_ws_persistent(a, b, out, way, e)), case
+    )
+    assert said[0].loaded == kernels("taken") - taken
+    assert said[0].partials == kernels("moved") - moved > 0
+    device = replace(load_device("H200"), multiprocessors=EIGHT)
+    config = config_of("wgmma_ws_persistent", tile=way)
+    level = levels_of(case.m, case.n, case.k, config, device)["L2 -> shared memory"]
+    assert (level.partials, level.moved) == (said[0].partials, said[0].total)
 
 
 @pytest.mark.long
@@ -346,7 +443,7 @@ MUTATIONS = {
         MANY,
     ),
     "a stage is released before it was read": (
-        "if (k0 > 0) release(s, before, thread);",
+        "if (k0 > work.begin) release(s, before, thread);",
         "release(s, ring.stage, thread);",
         MANY,
     ),
@@ -431,8 +528,8 @@ MUTATIONS = {
     ),
     "the first step adds to what the registers held": ("add || i > 0", "true", MANY),
     "a step of k is lost": (
-        "k0 < k; k0 += TILE_K) {\n            barrier_wait(s.empty",
-        "k0 + TILE_K < k; k0 += TILE_K) {\n            barrier_wait(s.empty",
+        "k0 < work.end; k0 += TILE_K) {\n            barrier_wait(s.empty",
+        "k0 + TILE_K < work.end; k0 += TILE_K) {\n            barrier_wait(s.empty",
         MANY,
     ),
     "tiles of the last band are mixed up": (
@@ -473,10 +570,10 @@ MUTATIONS = {
 }
 
 
-def is_caught(folder, faults, case):
-    with host_gpu(folder, faults) as built:
+def is_caught(folder, faults, case, tile=NARROW, multiprocessors=2):
+    with host_gpu(folder, faults, multiprocessors=multiprocessors) as built:
         try:
-            return not all(right(case, built=built, seeds=[seed]) for seed in range(1, 5))
+            return not all(right(case, tile, built, [seed]) for seed in range(1, 5))
         except HostFault:
             return True
 
@@ -487,6 +584,104 @@ def is_caught(folder, faults, case):
 def test_planted_fault_is_caught(tmp_path, fault):
     before, after, case = MUTATIONS[fault]
     assert is_caught(tmp_path, [(before, after)], case)
+
+
+ADD_UP = (
+    "        if (SPLIT && work.slice >= 0 && !add_up(slices, work.slice, consumer, sums)) continue;"
+)
+ENDED_EACH = f"""        for (int j = 0; SPLIT && work.slice >= 0 && j < TILE_N; j += AT_ONCE) {{
+            Part(c, at.batch, at.row + consumer * ROWS + thread / 32 * 16 + thread % 32 / 4,
+                 at.col + j + thread % 4 * 2, m, n).finish({{1.0f, e.beta, e.bias}}, sums + j / 2);
+        }}
+{ADD_UP}"""
+"""What becomes of the sums becomes of every slice's too."""
+LAST = "thread == 0 && arrive(arrived) == slices.count - 1"
+SLICE_FAULTS = {
+    "a slice is left out": ("part = 0; part < slices.count", "part = 1; part < slices.count", CUT),
+    "the last slice is left out": (
+        "part < slices.count; ++part",
+        "part + 1 < slices.count; ++part",
+        CUT,
+    ),
+    "a slice is taken twice": (
+        "slices.sums(tile * slices.count + part,",
+        "slices.sums(tile * slices.count,",
+        CUT,
+    ),
+    "it is added up before all slices are there": (LAST, LAST.replace("- 1", "- 2"), CUT),
+    "whoever begins last adds up, not who ends last": (
+        LAST,
+        "thread == 0 && slice % slices.count == slices.count - 1",
+        CUT,
+    ),
+    "every slice adds up": (
+        "if (!group_any(1 + consumer, GROUP_THREADS, last)) return false;",
+        "group_any(1 + consumer, GROUP_THREADS, last);",
+        replace(CUT, out_dtype="float32", beta=1.0),
+    ),
+    "a warp group arrives before all of it has written": (
+        "    group_sync(1 + consumer, GROUP_THREADS);  // all of its sums",
+        "    // all of its sums",
+        CUT,
+    ),
+    "only one thread is told that it is the last": (
+        "!group_any(1 + consumer, GROUP_THREADS, last)",
+        "!last",
+        CUT,
+    ),
+    "both warp groups count together": (
+        "* CONSUMERS + consumer;\n    const bool",
+        "* CONSUMERS;\n    const bool",
+        CUT,
+    ),
+    "both warp groups write to one place": (
+        "* CONSUMERS + consumer;\n        return",
+        "* CONSUMERS;\n        return",
+        CUT,
+    ),
+    "bias is added once a slice": (ADD_UP, ENDED_EACH, replace(CUT, bias=True)),
+    "C is added once a slice": (ADD_UP, ENDED_EACH, replace(CUT, out_dtype="float32", beta=1.0)),
+    "the ragged end of k is in no slice": (
+        "steps = (k + TILE_K - 1) / TILE_K;\n    const int each",
+        "steps = k / TILE_K;\n    const int each",
+        CUT,
+    ),
+    "what does not divide is in no slice": ("(each + (part < more))", "each", CUT),
+    "slices overlap": ("part * each + min(part, more)", "part * each", CUT),
+    "the first step of a slice adds to what the registers held": (
+        "k0 > work.begin, sums",
+        "k0 > 0, sums",
+        CUT,
+    ),
+    "the first tiles are cut, not the last": (
+        "slices.whole + slice / slices.count, slice",
+        "slice / slices.count, slice",
+        replace(CUT, m=700),
+    ),
+    "a pair's second sum is its first": ("+ 1] += held[q].y", "+ 1] += held[q].x", CUT),
+}
+
+
+@pytest.mark.long
+@pytest.mark.few(5)
+@pytest.mark.parametrize("fault", SLICE_FAULTS)
+def test_fault_planted_in_slices_is_caught(tmp_path, fault):
+    before, after, case = SLICE_FAULTS[fault]
+    assert is_caught(tmp_path, [(before, after)], case, ALONE, EIGHT)
+
+
+@pytest.mark.long
+def test_blocks_of_a_pair_that_share_a_place_are_caught(tmp_path):
+    shared = ("(slice * CLUSTER + cluster_rank()) * CONSUMERS", "slice * CLUSTER * CONSUMERS")
+    assert is_caught(tmp_path, [shared], replace(CUT, n=100), PAIRS, EIGHT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("case", "tile"), [(CUT, ALONE), (replace(CUT, n=100), PAIRS)], ids=["alone", "pairs"]
+)
+def test_untouched_slices_are_not_caught(tmp_path, case, tile):
+    assert not is_caught(tmp_path, [], case, tile, EIGHT)
 
 
 @pytest.mark.long

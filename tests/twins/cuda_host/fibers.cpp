@@ -1,4 +1,4 @@
-// How the threads of a cluster run, one fiber at a time, and how a kernel is launched.
+// How the threads of clusters run, one fiber at a time, and how a kernel is launched.
 
 #include "fibers.h"
 
@@ -117,7 +117,7 @@ static void shuffle(std::vector<int>& order) {
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
 }
 
-// Until all threads of the cluster have ended, or a fault.
+// Until all threads have ended, or a fault.
 static void run_threads(int count) {
     std::vector<int> order(count);
     for (int i = 0; i < count; ++i) order[i] = i;
@@ -135,7 +135,7 @@ static void run_threads(int count) {
             if (moved) break;  // the slow ones only when nobody else could go on
             for (int i : order) {
                 Fiber& fiber = *machine.fibers[i];
-                if (fiber.slow == slow) moved |= try_to_run(fiber);
+                if (fiber.slow == slow && !fiber.block->stalled) moved |= try_to_run(fiber);
                 if (machine.fault[0]) return;
             }
         }
@@ -143,6 +143,12 @@ static void run_threads(int count) {
         if (left == 0) return;
         if (moved && machine.eager && random_below(2)) land_one();
         if (!moved && !land_one()) {
+            bool stalled = false;
+            for (auto& block : machine.blocks) {
+                stalled |= block->stalled;
+                block->stalled = false;
+            }
+            if (stalled) continue;
             for (int i = 0; i < count; ++i) {
                 const Fiber& fiber = *machine.fibers[i];
                 if (fiber.ended) continue;
@@ -153,19 +159,22 @@ static void run_threads(int count) {
     }
 }
 
-static void open_cluster(unsigned first, int size, int threads, int registers) {
+static void open_clusters(const int* clusters, int count, int threads, int registers) {
     machine.blocks.clear();
     machine.under_way.clear();
-    machine.cluster_meeting = Meeting();
+    machine.cluster_meetings.assign(count, Meeting());
     for (auto& forget : machine.at_start) forget();
-    for (int rank = 0; rank < size; ++rank) {
-        const unsigned b = first + rank;
+    for (int i = 0; i < count * machine.cluster; ++i) {
+        const int rank = i % machine.cluster;
+        const unsigned b = clusters[i / machine.cluster] * machine.cluster + rank;
         auto block = std::make_unique<Block>();
         block->index = Index{b % gridDim.x, b / gridDim.x % gridDim.y,
                              b / (gridDim.x * gridDim.y)};
         block->rank = rank;
+        block->number = i;
         block->threads = threads;
         block->ended = 0;
+        block->stalled = false;
         block->warps.resize((threads + kWarp - 1) / kWarp);
         block->registers.assign((threads + 127) / 128, registers);
         block->spare_registers = 65536 - long(registers) * threads;
@@ -177,7 +186,7 @@ static void open_cluster(unsigned first, int size, int threads, int registers) {
     forget_static_shared();
 }
 
-static void close_cluster() {
+static void close_clusters() {
     while (!machine.fault[0] && land_one()) {}
     for (auto& block : machine.blocks) free(block->shared);
 }
@@ -205,16 +214,22 @@ extern "C" int launch(unsigned grid_x, unsigned grid_y, unsigned grid_z,
     machine.fault[0] = 0;
     if (shared_bytes > 227 * 1024) fail("%u bytes of shared memory, a block has 232448", shared_bytes);
     if (blocks % cluster) fail("a grid of %u blocks is no multiple of clusters of %u", blocks, cluster);
-    while (machine.fibers.size() < threads * cluster) {
-        machine.fibers.push_back(std::make_unique<Fiber>());
-    }
-    for (unsigned first = 0; first < blocks && !machine.fault[0]; first += cluster) {
-        open_cluster(first, cluster, threads, registers);
-        for (unsigned i = 0; i < threads * cluster; ++i) {
+    machine.cluster = cluster;
+    std::vector<int> left(blocks / cluster);
+    for (size_t i = 0; i < left.size(); ++i) left[i] = int(i);
+    shuffle(left);
+    // variables in shared memory are one for all that run
+    const int most = has_static_shared() ? 1 : 1 + random_below(3);
+    while (!left.empty() && !machine.fault[0]) {
+        const int together = min(most, int(left.size())), running = threads * cluster * together;
+        while (machine.fibers.size() < running) machine.fibers.push_back(std::make_unique<Fiber>());
+        open_clusters(&left[left.size() - together], together, threads, registers);
+        left.resize(left.size() - together);
+        for (int i = 0; i < running; ++i) {
             start(*machine.fibers[i], *machine.blocks[i / threads], i % threads);
         }
-        run_threads(threads * cluster);
-        close_cluster();
+        run_threads(running);
+        close_clusters();
     }
     strncpy(fault, machine.fault, 512);
     return machine.fault[0] != 0;

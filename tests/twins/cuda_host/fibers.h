@@ -1,12 +1,15 @@
 // CUDA threads on the host: a fiber each, in thread blocks, in clusters of thread blocks.
 //
-//   run_cluster   poison shared memory -> start every thread -> resume them in random order
+//   launch        up to three clusters at a time, drawn from all that are left: blocks of a grid start
+//                 in any order, beside each other or one after the other
+//   run_threads   poison shared memory -> start every thread -> resume them in random order
 //                 a thread gives up control only where it has to wait, or when it ends
 //                 nobody can go on -> one thing that is under way lands (a bulk copy, say)
 //                 nothing is under way either -> everybody waits for ever: a fault, by name
 //
-// The order is an adversary: some threads are drawn to be slow and run only when no other can, and
-// what is under way lands at the last moment, or at any, by the seed.
+// The order is an adversary: some threads are drawn to be slow and run only when no other can, what is
+// under way lands at the last moment, or at any, by the seed, and a block that has told others of its
+// work may stand still until they have done all that they can.
 
 #pragma once
 
@@ -58,11 +61,14 @@ struct Warp {
 
 struct Block {
     Index index;
-    int rank;  // in its cluster
+    int rank;    // in its cluster
+    int number;  // among the blocks that run
     int threads;
     int ended;
+    bool stalled;  // until nobody else can go on, and nothing lands any more
     char* shared;
     Meeting barriers[16];
+    bool said[16][2];  // at a barrier, by one of its threads, in the generations before and now
     std::vector<Warp> warps;
     long spare_registers;
     std::vector<int> registers;  // of a thread, by warp group
@@ -72,10 +78,11 @@ struct Event { std::function<void()> land; };
 
 struct Machine {
     std::vector<std::unique_ptr<Fiber>> fibers;
-    std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+    std::vector<std::unique_ptr<Block>> blocks;  // of the clusters that run, one after another
+    int cluster;                                 // blocks of one
     std::vector<Event> under_way;
-    std::vector<std::function<void()>> at_start;  // of a cluster: what operations have to forget
-    Meeting cluster_meeting;
+    std::vector<std::function<void()>> at_start;  // of clusters: what operations have to forget
+    std::vector<Meeting> cluster_meetings;
     jmp_buf scheduler;
     Fiber* current;
     void** arguments;  // of the kernel
@@ -92,7 +99,7 @@ struct AtStart {
     explicit AtStart(std::function<void()> forget) { machine.at_start.push_back(std::move(forget)); }
 };
 
-// What each thread of a cluster keeps for an operation; new for each cluster.
+// What each thread that runs keeps for an operation; new when others run.
 template <class T> struct PerThread {
     std::deque<T> all;  // what it holds stays where it is while it grows
     AtStart forget{[this] { all.clear(); }};
@@ -102,8 +109,11 @@ template <class T> struct PerThread {
 unsigned random_below(unsigned n);
 
 inline Block& here() { return *machine.current->block; }
+inline Block& beside(int rank) {  // the block of that rank in this cluster
+    return *machine.blocks[here().number - here().rank + rank];
+}
 template <class T> inline T& PerThread<T>::mine() {
-    const size_t me = here().rank * 1024 + machine.current->thread;
+    const size_t me = here().number * 1024 + machine.current->thread;
     if (all.size() <= me) all.resize(me + 1);
     return all[me];
 }

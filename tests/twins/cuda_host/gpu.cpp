@@ -75,7 +75,7 @@ static AtStart none_begun{[] { instructions.clear(); }};
 void note_access(Kind kind, const char* what, const void* p, int bytes) {
     within_shared(what, p, bytes);
     if (reinterpret_cast<uintptr_t>(p) % bytes) fail("%s of %d bytes at no multiple", what, bytes);
-    const int warp = here().rank * 32 + machine.current->thread / kWarp;
+    const int warp = here().number * 32 + machine.current->thread / kWarp;
     const size_t which = (warp * KINDS + kind) * kSizes + bytes;
     if (instructions.size() <= which) instructions.resize(which + 1);
     Instructions& all = instructions[which];
@@ -111,7 +111,10 @@ void within_lines(const void* p, long bytes) {
     }
 }
 
+static long long moved = 0;  // bytes, by reads and writes that are predicated
+
 void on_boundary(const void* p, long bytes) {
+    moved += bytes;
     if (reinterpret_cast<uintptr_t>(p) % bytes) fail("%ld bytes at no multiple of them", bytes);
 }
 
@@ -125,6 +128,7 @@ extern "C" void may_read(const long* starts, int count, long bytes) {
     std::sort(host::lines.begin(), host::lines.end(),
               [](const host::Line& x, const host::Line& y) { return x.start < y.start; });
 }
+extern "C" long long bytes_moved() { return host::moved; }
 extern "C" void may_read_anything() { host::lines.clear(); }
 
 // -- cp.async -------------------------------------------------------------------------------------

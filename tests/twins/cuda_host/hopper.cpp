@@ -8,12 +8,29 @@
 int cluster_rank() { return host::here().rank; }
 
 void cluster_sync() {
-    const int threads = int(host::machine.blocks.size()) * host::here().threads;
-    host::meet("cluster_sync", host::machine.cluster_meeting, threads);
+    const int threads = host::machine.cluster * host::here().threads;
+    auto& meetings = host::machine.cluster_meetings;
+    host::meet("cluster_sync", meetings[host::here().number / host::machine.cluster], threads);
 }
 
 void group_sync(int id, int threads) {
     host::meet("group_sync", host::here().barriers[id], threads);
+}
+
+bool group_any(int id, int threads, bool mine) {
+    host::Meeting& meeting = host::here().barriers[id];
+    bool& said = host::here().said[id][meeting.generation % 2];
+    said = mine || (meeting.arrived && said);
+    host::meet("group_any", meeting, threads);
+    return said;
+}
+
+unsigned arrive(unsigned* counter) {
+    host::within_lines(counter, sizeof *counter);
+    const unsigned before = (*counter)++;
+    host::here().stalled = host::random_below(2);
+    host::yield();
+    return before;
 }
 
 // -- registers --------------------------------------------------------------------------------------
@@ -53,7 +70,7 @@ static void settle(Barrier* barrier) {
 
 template <class T> static T* in_block(T* p, int rank) {
     const char* mine = reinterpret_cast<const char*>(p);
-    return reinterpret_cast<T*>(machine.blocks[rank]->shared + (mine - here().shared));
+    return reinterpret_cast<T*>(beside(rank).shared + (mine - here().shared));
 }
 
 }  // namespace host
@@ -73,7 +90,7 @@ void barrier_arrive_expecting(Barrier* barrier, int bytes) {
     host::yield();
 }
 void barrier_arrive_at(Barrier* barrier, int rank) {
-    if (host::machine.blocks[rank]->ended == host::machine.blocks[rank]->threads) {
+    if (host::beside(rank).ended == host::beside(rank).threads) {
         host::fail("an arrival at a barrier of a block that has ended");
     }
     Barrier* there = host::in_block(barrier, rank);
@@ -133,7 +150,7 @@ static void load(int rank, void* to, const TensorMap& map, Barrier* barrier, int
     check_tile(map, to);
     char* tile = in_block(static_cast<char*>(to), rank);
     Barrier* there = in_block(barrier, rank);
-    Block* block = machine.blocks[rank].get();
+    Block* block = &beside(rank);
     memset(tile, 0xFF, bytes_of(map));
     machine.under_way.push_back({[=] {
         if (block->ended == block->threads) return fail("a tile lands in a block that has ended");
@@ -158,7 +175,7 @@ static PerThread<std::vector<size_t>> written;  // the words of each thread's si
 static void make_stores() {
     for (const Store& store : stores.mine().committed) {
         const char* base = here().shared;
-        const std::vector<int>& hidden = unfenced[here().rank];
+        const std::vector<int>& hidden = unfenced[here().number];
         for_each(store.map, store.tile, store.x, store.y, store.z,
                  [&](char* to, const char* from) {
                      if (!to) return;
@@ -180,8 +197,8 @@ void tile_load(void* to, const TensorMap& map, Barrier* barrier, int x, int y, i
 void tile_load_to(unsigned short blocks, void* to, const TensorMap& map, Barrier* barrier,
                   int x, int y, int z) {
     host::take(map, x, y, z);
-    for (size_t rank = 0; rank < host::machine.blocks.size(); ++rank) {
-        if (blocks >> rank & 1) host::load(int(rank), to, map, barrier, x, y, z);
+    for (int rank = 0; rank < host::machine.cluster; ++rank) {
+        if (blocks >> rank & 1) host::load(rank, to, map, barrier, x, y, z);
     }
     host::yield();
 }
@@ -192,7 +209,7 @@ void host::write_word(void* to, const void* word) {
     within_shared("a write", to, 4);
     if (reinterpret_cast<uintptr_t>(to) % 4) fail("a write of 4 bytes at no multiple of 4");
     memcpy(to, word, 4);
-    std::vector<int>& hidden = unfenced[here().rank];
+    std::vector<int>& hidden = unfenced[here().number];
     hidden.resize(machine.shared_bytes / 4);
     const size_t at = (static_cast<char*>(to) - here().shared) / 4;
     hidden[at] = machine.current->thread + 1;
@@ -201,7 +218,7 @@ void host::write_word(void* to, const void* word) {
 void tile_writes_done() {
     std::vector<size_t>& mine = host::written.mine();
     for (const size_t at : mine) {  // unless another thread wrote there since
-        int& thread = host::unfenced[host::here().rank][at];
+        int& thread = host::unfenced[host::here().number][at];
         if (thread == host::machine.current->thread + 1) thread = 0;
     }
     mine.clear();
@@ -296,7 +313,7 @@ void issue(Product p) {
     Products& mine = products.mine();
     const int count = p.columns / 2;
     if (p.a >> 62 != 1 || p.b >> 62 != 1) fail("a descriptor without the swizzle of 128 bytes");
-    auto& issued = issued_by_group[here().rank][machine.current->thread / 128];
+    auto& issued = issued_by_group[here().number][machine.current->thread / 128];
     if (mine.issued == issued.size()) issued.push_back({p.a, p.b, {}, false});
     p.number = mine.issued++;
     if (issued[p.number].a != p.a || issued[p.number].b != p.b) {
@@ -317,7 +334,7 @@ void wait_for_products(size_t left) {
     Products& mine = products.mine();
     while (mine.groups.size() > left + 1) {  // the open one does not count
         for (const size_t number : mine.groups.front()) {
-            Issued& issued = issued_by_group[here().rank][machine.current->thread / 128][number];
+            Issued& issued = issued_by_group[here().number][machine.current->thread / 128][number];
             wait_until("wgmma_wait", [&issued] { return issued.threads.size() == 128; });
             if (issued.done) continue;
             make_product(issued);

@@ -18,6 +18,8 @@
 int cluster_rank();
 void cluster_sync();
 void group_sync(int id, int threads);
+bool group_any(int id, int threads, bool mine);
+unsigned arrive(unsigned* counter);
 
 // -- registers --------------------------------------------------------------------------------------
 

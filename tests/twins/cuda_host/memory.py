@@ -31,6 +31,12 @@ def lent_empty(shape, dtype):
     return room[_inside(room)].view(dtype).reshape(shape)
 
 
+def lent_zeros(shape, dtype):
+    found = lent_empty(shape, dtype)
+    found[...] = 0
+    return found
+
+
 def lent(x):
     """``x`` copied into a room of its own, row by row."""
     copied = lent_empty(x.shape, x.dtype)
@@ -47,7 +53,7 @@ def is_lent(x):
 
 def lent_copies():
     """While entered: what `launch` copies of its operands goes to rooms too."""
-    own = SimpleNamespace(array=lambda x, order: lent(x), empty=lent_empty)
+    own = SimpleNamespace(array=lambda x, order: lent(x), empty=lent_empty, zeros=lent_zeros)
     return patch.object(operands, "array_namespace", lambda x: own)
 
 

@@ -34,6 +34,8 @@ template <class... A> inline void call(void (*kernel)(A...), void** arguments) {
 
 void run_kernel(void** arguments) { call(KERNEL, arguments); }
 
+bool has_static_shared() { return __start_shared_memory; }
+
 void forget_static_shared() {
     if (__start_shared_memory) {
         memset(__start_shared_memory, 0xFF, __stop_shared_memory - __start_shared_memory);

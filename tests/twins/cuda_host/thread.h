@@ -22,8 +22,9 @@ extern "C" int chosen[8];
 const int kWarp = 32;
 const int kPayload = 64;  // bytes that a lane shows to its warp
 
-// Defined with the kernel: calls it; makes its shared variables NaN.
+// Defined with the kernel: calls it; whether it has shared variables; makes them NaN.
 void run_kernel(void** arguments);
+bool has_static_shared();
 void forget_static_shared();
 
 int lane();

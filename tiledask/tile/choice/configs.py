@@ -172,6 +172,7 @@ def config_of(
             _wgmma(tile.tile, tile.stages, (tile.cluster, 1)),
             kept=tile.panels * 128 * 128 + tile.stages * _BARRIERS,
             group=tile.raster * tile.cluster,
+            splits=tile.splits,
         )
         tile = None
     size = as_dtype(dtype).itemsize if dtype else found[0].itemsize

@@ -8,7 +8,7 @@ What a wave needs of A and B streams along k through L2 once, whoever of the wav
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.units import format_bytes
 from tiledask.tile.choice.config import Config
 from tiledask.tile.choice.residency import as_device, occupancy
+from tiledask.tile.cuda.hopper_tile import cut_along_k
 from tiledask.tile.levels import traffic
 
 __all__ = ["DramTraffic", "Waves", "dram_traffic", "raster", "super_tile", "touched", "waves"]
@@ -54,6 +55,10 @@ class Waves:
     """Tiles that run at one time: blocks of a multiprocessor, times multiprocessors."""
     multiprocessors: int
     persistent: bool
+    cut: int = 0
+    """The last tiles, which are cut along k into slices that are shared out as tiles are."""
+    splits: int = 1
+    """Slices of each of them."""
 
     @property
     def tiles(self) -> int:
@@ -70,43 +75,67 @@ class Waves:
         return (self.tiles - (self.count - 1) * self.slots) / self.slots
 
     @property
-    def efficiency(self) -> float:
-        """Tiles over the slots of all waves."""
-        return self.tiles / (self.count * self.slots)
+    def length(self) -> float:
+        """Waves of whole tiles that take as long: `count`, or less where the last are cut."""
+        if not self.cut:
+            return self.count
+        return self.tiles // self.slots + -(-self.cut * self.splits // self.slots) / self.splits
 
     @property
-    def busiest(self) -> int:
+    def efficiency(self) -> float:
+        """Tiles over the slots of all waves."""
+        return self.tiles / (self.length * self.slots)
+
+    @property
+    def busiest(self) -> float:
         """Tiles that some multiprocessor must compute, however they are assigned."""
-        return -(-self.tiles // self.multiprocessors)
+        return self.length if self.cut else -(-self.tiles // self.multiprocessors)
 
     @property
     def stretch(self) -> float:
-        """Time over that of a perfect balance, since a tile is not cut; 1 or more."""
+        """Time over that of a perfect balance, since a tile or slice is not cut; 1 or more."""
         return self.busiest * self.multiprocessors / self.tiles
 
     def __repr__(self) -> str:
-        walk = f"; {min(self.slots, self.tiles)} persistent blocks" * self.persistent
+        works = self.tiles + self.cut * (self.splits - 1)
+        walk = f"; {min(self.slots, works)} persistent blocks" * self.persistent
+        found = f"{self.count} wave{'s' * (self.count > 1)}, the last {self.tail:.0%} full"
+        if self.cut:
+            found = f"{self.length:.2f}, the last {self.cut} tiles in {self.splits} slices of k"
         return (
             f"{self.tiles} tiles over {self.slots} slots: {self.tiles / self.slots:.2f} -> "
-            f"{self.count} wave{'s' * (self.count > 1)}, the last {self.tail:.0%} full; "
-            f"efficiency {self.efficiency:.1%}{walk}"
+            f"{found}; efficiency {self.efficiency:.1%}{walk}"
         ).replace("%", " %")
 
 
-def waves(m: int, n: int, config: Config, device: Device | str) -> Waves:
-    """The waves in which ``device`` computes the tiles of an [m, n] product."""
+def waves(m: int, n: int, config: Config, device: Device | str, k: int = 0) -> Waves:
+    """The waves in which ``device`` computes the tiles of an [m, n] product.
+
+    Where ``config`` splits, the last tiles are cut as the kernel cuts them for this ``k``.
+
+    >>> from tiledask.tile.choice.configs import config_of
+    >>> from tiledask.tile.cuda.hopper_tile import HopperTile
+    >>> config = config_of("wgmma_ws_persistent", tile=HopperTile(splits=4))
+    >>> waves(1024, 1024, config, "H200", 16384)
+    32 tiles over 132 slots: 0.24 -> 0.25, the last 32 tiles in 4 slices of k; efficiency 97.0 %; \
+128 persistent blocks
+    """
     device = as_device(device)
-    (tm, tn, _), (up, across) = config.block, config.cluster
+    (tm, tn, tk), (up, across) = config.block, config.cluster
     rows, columns = -(-m // tm), -(-n // tn)
     team = up * across
     slots = device.multiprocessors * max(1, occupancy(config, device).blocks)
-    return Waves(
+    found = Waves(
         -(-rows // up) * up,
         -(-columns // across) * across,
         max(team, slots // team * team),
         device.multiprocessors,
         config.persistent,
     )
+    cuts = cut_along_k(
+        found.tiles // team, -(-k // tk), found.slots // team, team * tm * tn * 4, config.splits
+    )
+    return replace(found, cut=cuts.cut * team, splits=cuts.splits)
 
 
 def super_tile(config: Config, slots: int) -> tuple[int, int]:

@@ -24,6 +24,26 @@ __device__ inline void group_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
+// The same, and whether any of them said `mine`.
+__device__ inline bool group_any(int id, int threads, bool mine) {
+    int any;
+    asm volatile("{\n.reg .pred mine, any;\n"
+                 "setp.ne.b32 mine, %3, 0;\n"
+                 "bar.red.or.pred any, %1, %2, mine;\n"
+                 "selp.b32 %0, 1, 0, any;\n}"
+                 : "=r"(any) : "r"(id), "r"(threads), "r"(int(mine)) : "memory");
+    return any;
+}
+
+// Adds 1 to a counter in global memory and returns what it was. What the block wrote before a barrier
+// before it is there for those who meet this thread at a barrier after they found the 1 added.
+__device__ inline unsigned arrive(unsigned* counter) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 // -- registers: a warp group that needs few gives them to those that need many (setmaxnreg) ------------
 
 template <int N> __device__ inline void registers_down_to() {

@@ -13,14 +13,24 @@ from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace, namespace
 from tiledask.tile.cuda import build, tensor_map
 from tiledask.tile.cuda.hopper_tile import (
+    COUNTER_BYTES,
     WGMMA_TILES,
     AnyTile,
     HopperTile,
     chosen,
     memory_of,
+    slices,
     wgmma_memory,
 )
-from tiledask.tile.cuda.operands import Matrix, MatrixLayout, address_of, matrix, padded, readable
+from tiledask.tile.cuda.operands import (
+    Matrix,
+    MatrixLayout,
+    address_of,
+    matrix,
+    padded,
+    readable,
+    room_for_sums,
+)
 from tiledask.tile.epilogue import Epilogue
 from tiledask.tile.levels import Tile, TileTraffic
 
@@ -82,10 +92,11 @@ def wgmma_ws_persistent(
 ) -> TileTraffic:
     """Halves on Hopper's tensor cores, tiles brought by its copy engine.
 
-    What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py). Copies an operand
-    whose lines of elements do not all start on boundaries of 16 bytes. C leaves through shared
-    memory where its rows do and it is of the operands' type and neither read nor wanted before the
-    activation, and with a HopperTile wherever its rows do; else by pairs, or element by element.
+    What ``tile`` does not say is chosen by the count of tiles (hopper_tile.py); where the last of
+    them are cut along k it takes memory for partial sums. Copies an operand whose lines of elements
+    do not all start on boundaries of 16 bytes. C leaves through shared memory where its rows do and
+    it is of the operands' type and neither read nor wanted before the activation, and with a
+    HopperTile wherever its rows do; else by pairs, or element by element.
     """
     plan, a, b, c, before = _hopper(a, b, out, tile, epilogue, _multiprocessors())
     m, n, k, batches, a_batched, b_batched, *strides = plan.numbers
@@ -110,6 +121,7 @@ def wgmma_ws_persistent(
             _NULL if before is None else before.array,
             *strides,
             *_ending(epilogue),
+            *(_slices(plan, a) if plan.split else ()),
         ),
         shared_mem=plan.shared,
     )
@@ -227,6 +239,8 @@ class LaunchPlan(NamedTuple):
     traffic: TileTraffic
     maps: "tuple[_Box, _Box, _Box | None] | None" = None
     """What the tensor maps of A, B and C are made of; None for C where it is not brought."""
+    split: "_Split | None" = None
+    """Where tiles are cut along k."""
 
 
 class _Box(NamedTuple):
@@ -238,6 +252,16 @@ class _Box(NamedTuple):
     strides: tuple[int, int]
     """Bytes from line to line, from matrix to matrix."""
     box: tuple[int, int, int]
+
+
+class _Split(NamedTuple):
+    """How tiles are cut along k, in the kernel's order, and what that takes."""
+
+    whole: np.int32
+    splits: np.int32
+    sums: int
+    """Floats."""
+    counters: int
 
 
 class _Parts(NamedTuple):
@@ -352,6 +376,7 @@ def _loads(
     b: MatrixLayout,
     c: MatrixLayout,
     parts: _Parts,
+    partials: int = 0,
 ) -> TileTraffic:
     """What ``across`` x ``down`` tiles of C load, each along k in steps of tk.
 
@@ -371,6 +396,7 @@ def _loads(
         b=c.batches * down * b.rows * b.columns * b.itemsize,
         c=stored,
         c_loaded=stored if parts.beta else 0,
+        partials=2 * partials,
     )
 
 
@@ -390,6 +416,12 @@ def _hopper_plan(
         tile = chosen(c.rows, c.columns, a.columns, c.batches, multiprocessors, usual, tile)
     columns, cluster, staged = tile.tile[1], tile.cluster, tile.staged and can
     panels = tile.panels if staged else 0
+    # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
+    # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
+    together = (128 * cluster, columns, 64)
+    down, across = -(-c.rows // together[0]), -(-c.columns // columns)
+    cuts = slices(down * across * c.batches, a.columns, tile, multiprocessors)
+    partials = cuts.partials(columns, cluster)
     macros = {
         "TYPE": _TYPES[a.dtype],
         "OUT": _TYPES[c.dtype],
@@ -403,27 +435,31 @@ def _hopper_plan(
         "PAIRS": 1 if staged and not reads else parts.pairs(c),
         **parts.macros,
         **({"C_PANELS": panels} if staged else {}),
+        **({"SPLIT": 1} if cuts.cut else {}),
     }
     box_a = (64, 128, 1) if a.by_rows else (64, 64, 1)
     box_b = (64, 64, 1) if b.by_rows else (64, columns // cluster, 1)
-    # a cluster's tile: what it loads of B leaves L2 once, and the copy engine writes it into the
-    # shared memory of both blocks; each loads its own of A; boxes end at the matrices' edges
-    together = (128 * cluster, columns, 64)
-    down, across = -(-c.rows // together[0]), -(-c.columns // columns)
-    tiles = down * across * c.batches
     box_c = (128 // c.itemsize, 64, 1)
     return LaunchPlan(
         "wgmma_ws_persistent",
         macros,
-        (min(tiles, tile.at_once(multiprocessors)) * cluster,),
+        (min(cuts.works, tile.at_once(multiprocessors)) * cluster,),
         (384,),
         memory_of(columns, tile.stages, panels),
         (
             *map(np.int32, (c.rows, c.columns, a.columns, c.batches, a.batch > 0, b.batch > 0)),
             *c.strides,
         ),
-        _loads(together, across, down, a, b, c, parts),
+        _loads(together, across, down, a, b, c, parts, partials),
         (_extents(a, box_a), _extents(b, box_b), _extents(c, box_c) if staged else None),
+        _Split(
+            np.int32(cuts.whole),
+            np.int32(cuts.splits),
+            partials // 4,
+            cuts.cut * cluster * COUNTER_BYTES // 4,
+        )
+        if cuts.cut
+        else None,
     )
 
 
@@ -492,6 +528,13 @@ def _ending(epilogue: Epilogue) -> tuple[np.float32, np.float32, Array]:
     elif bias.strides[0] != bias.itemsize:
         bias = array_namespace(bias).ascontiguousarray(bias)
     return np.float32(epilogue.alpha), np.float32(epilogue.beta), bias
+
+
+def _slices(plan: LaunchPlan, like: Matrix) -> tuple[np.int32, np.int32, Array, Array]:
+    """The arguments of a kernel that cuts tiles along k; memory that only this launch uses."""
+    assert plan.split is not None
+    whole, splits, sums, counters = plan.split
+    return whole, splits, *room_for_sums(like.array, sums, counters)
 
 
 def _before(epilogue: Epilogue, c: Matrix, turned: bool) -> Matrix | None:

@@ -147,6 +147,12 @@ def _products(
             yield kernel.name, x, y, np.empty_like(a), way, Epilogue()
         for way in ways:
             yield kernel.name, a, a, out, way, Epilogue(beta=1.0)
+        # too few tiles for all blocks, and so cut along k
+        for dtype, tile in product(kernel.dtypes, (None, *kernel.tiles)):
+            a, b, c = (
+                np.empty(s, as_dtype(dtype)) for s in ((1024, 16384), (16384, 1024), (1024,) * 2)
+            )
+            yield kernel.name, a, b, c, tile, Epilogue()
 
 
 def forms_of(dtype: str) -> list[ProductForm]:

@@ -10,6 +10,7 @@ import tiledask as td
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype, functions
 from tiledask.tile.cuda import launch, tensor_map
+from tiledask.tile.cuda.hopper_tile import HopperTile
 from tiledask.tile.layers.mlp import mlp, mlp_grad, mlp_parameters
 
 KERNELS = [
@@ -155,6 +156,25 @@ def test_a_map_of_another_matrix_is_told(spoilt):
     )
     with pytest.raises(StandInFault, match="map of A"):
         multiply("wgmma_ws_persistent", "bfloat16")
+
+
+SPLITS = {
+    "arrived": (lambda x: cp.ones(x.shape, x.dtype), (StandInFault, "begin at 0")),
+    "partials": (lambda x: x[1:], (CUDARuntimeError, "end beyond their allocation")),
+}
+
+
+@pytest.mark.parametrize("what", [None, *SPLITS])
+def test_memory_of_slices_that_is_not_as_the_kernel_needs_it_is_told(spoilt, what):
+    a, b = (cp.asarray(drawn(shape, "bfloat16")) for shape in ((130, 300), (300, 136)))
+    if what is None:
+        got = td.tile.matmul(a, b, "wgmma_ws_persistent", tile=HopperTile(splits=2)).get()
+        assert np.allclose(got.astype("f4"), a.get().astype("f4") @ b.get().astype("f4"), 0.02, 0.2)
+        return
+    change, (error, match) = SPLITS[what]
+    spoilt(**{what: change})
+    with pytest.raises(error, match=match):
+        td.tile.matmul(a, b, "wgmma_ws_persistent", tile=HopperTile(splits=2))
 
 
 def test_a_map_that_the_driver_refuses():

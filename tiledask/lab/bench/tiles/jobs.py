@@ -37,6 +37,7 @@ JOBS: dict[str, tuple[Contest, ...]] = {
         Contest(_cubed(4096, "tf32"), ("mma_multistage", TORCH)),
         Contest(_cubed(16384, "bf16"), ("wgmma_ws_persistent", TORCH, TRITON)),
         Contest((Gemm(4096, 16384, 4096, "bf16"),), ("wgmma_ws_persistent", TORCH, TRITON)),
+        Contest((Gemm(1024, 1024, 16384, "bf16"),), ("wgmma_ws_persistent", TORCH, TRITON)),
         Contest(_cubed(32768, "bf16"), workers=(1, 2, 4)),
         Contest(_layouts(8192, "bf16"), TENSOR),
         Contest(_cubed(8192, "fp32"), ("sgemm_warptiled", TORCH)),

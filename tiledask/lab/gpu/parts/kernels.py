@@ -114,13 +114,13 @@ def first(notes: Notes, arrays: str = "cupy") -> None:
 def _steps_up(arrays: str) -> list[tuple[str, Variant, GemmCase]]:
     """What the most difficult kernel needs, one thing more at each step."""
     usual, less = variants(arrays)[0], shrink(arrays)
-    alone = paired = direct = usual
+    alone = paired = direct = cut = usual
     if arrays == "cupy":
         from tiledask.tile.cuda.hopper_tile import HopperTile
 
-        alone, paired, direct = (
+        alone, paired, direct, cut = (
             replace(usual, tile=HopperTile(usual.tile, **how))
-            for how in ({"cluster": 1}, {"cluster": 2}, {"staged": False})
+            for how in ({"cluster": 1}, {"cluster": 2}, {"staged": False}, {"splits": 4})
         )
     many = usual.case(*(max(x // less, low) for x, low in ((4096, 256), (4096, 256), (512, 128))))
     ragged = usual.case(384, 520, 328)
@@ -130,6 +130,8 @@ def _steps_up(arrays: str) -> list[tuple[str, Variant, GemmCase]]:
         ("cluster", paired, usual.case(256, 256, 64)),
         ("many tiles", usual, many),
         ("many tiles", direct, many),
+        ("slices of k", cut, usual.case(256, 256, 1024)),
+        ("slices of k", cut, usual.case(384, 520, 1000 // less)),
         ("ragged", usual, ragged),
     ]
     turned = ["".join(lies) for lies in product("CF", repeat=3)][1:]
@@ -361,6 +363,7 @@ def _forms(variant: Variant, less: int, ended: bool) -> Iterator[tuple[str, list
 
 def _repeated(variant: Variant, less: int) -> Iterator[tuple[str, list[GemmCase]]]:
     yield "", [variant.case(*(x // less + 5 for x in (1400, 1100, 800)))]
+    yield "few tiles", [variant.case(*(x // less - 3 for x in (1024, 1024, 4096)))]
 
 
 STEPS = {

@@ -7,6 +7,7 @@ remembered (tile/choice/tuning_cache.py) is what `td.tile.tuned` gives from then
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ _SIZES = (
     (4096,) * 3,
     (16384,) * 3,
     (65536, 1024, 4096),
-    (1024, 1024, 8192),
+    (1024, 1024, 16384),
     (2048,) * 3,
 )
 _RASTERS = (4, 8, 16, 32)
@@ -82,15 +83,26 @@ def _tiles(arrays: str) -> list[Any]:
 
 
 def _around(name: str) -> list[Any]:
-    """All that has the tile of the one called ``name``: rings, clusters, rasters, endings."""
+    """All that has the tile and splits of the one called ``name``: rings, clusters, rasters, how C
+    leaves; and twice and half as many slices."""
     from tiledask.tile.cuda.hopper_tile import HopperTile, named
 
     best = named(name)
-    found = [best]
+    found = [best, *(replace(best, splits=s) for s in (2 * best.splits, -(-best.splits // 2)))]
     for staged, cluster, raster, fewer in product((True, False), (2, 1), _RASTERS, (0, 1)):
         most = HopperTile(best.tile, staged=staged).stages
         try:
-            found.append(HopperTile(best.tile, most - fewer, cluster, raster, staged, best.blocks))
+            found.append(
+                HopperTile(
+                    best.tile,
+                    most - fewer,
+                    cluster,
+                    raster,
+                    staged,
+                    best.blocks,
+                    splits=best.splits,
+                )
+            )
         except KernelError:  # not so many stages
             continue
     return list(dict.fromkeys(found))

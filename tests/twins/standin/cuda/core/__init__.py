@@ -35,6 +35,11 @@ def compiled(text, name, macros):
     """What tests/twins/standin/cupy loads: as its text has them, the parameters of the kernel."""
     signature = re.search(rf"\b{name}\((int m[^{{]*)\)\s*{{", text)[1]
     signature = re.sub(r"//.*", "", signature)
+
+    def kept(found):  # #if SPLIT ... #endif
+        return found[2] if int(macros.get(found[1], 0)) else ""
+
+    signature = re.sub(r"#if (\w+)(.*?)#endif", kept, signature, flags=re.S)
     parameters = []
     for each in signature.split(","):
         words = each.replace("const ", " ").replace("__grid_constant__", " ")

@@ -229,6 +229,8 @@ def _product(kernel, given, grid):
         )
         if grid[0] % int(macros.get("CLUSTER", 1)):
             raise _machine.CUDARuntimeError(1, "the grid is no multiple of the cluster")
+        if "partials" in given:
+            _slices(macros, given, batches * m * n)
     else:
         batches = grid[2]
         a = _operand(given, "a", types[0], (batches, m, k))
@@ -262,6 +264,16 @@ def _product(kernel, given, grid):
                 cubed = total + np.float32(0.044715) * total**3
                 total = total / (1 + np.exp(np.float32(-2 * 0.7978845608) * cubed))
             c[z] = total
+
+
+def _slices(macros, given, elements):
+    """Memory for what slices of k sum, of each cut tile all; counters that begin at 0."""
+    columns, cluster = int(macros["TILE_N"]), int(macros["CLUSTER"])
+    tiles = -(-elements // (128 * cluster * columns))  # at least
+    slices = (tiles - given["whole"]) * given["slices_of_a_tile"]
+    _machine.at(given["partials"], slices * cluster * 128 * columns * 4)
+    if _machine.at(given["arrived"], max(0, tiles - given["whole"]) * cluster * 2 * 4).any():
+        raise _machine.StandInFault("the counters of slices do not begin at 0")
 
 
 def _has(macros, what):
