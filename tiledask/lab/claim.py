@@ -122,7 +122,9 @@ def format_value(value: Value, unit: str = "") -> str:
     if unit == "seconds":
         return format_seconds(value)
     if unit == "percent":
-        return f"{_points(value)}%"
+        points = 100 * value
+        share = f"{points:.1f}" if points == 0 or abs(points) >= 0.1 else f"{points:.2g}"
+        return f"{share}%"
     return _number(value) if unit in ("", "count") else f"{_number(value)} {unit}"
 
 
@@ -140,11 +142,6 @@ def _number(value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _points(share: float) -> str:
-    points = 100 * share
-    return f"{points:.1f}" if points == 0 or abs(points) >= 0.1 else f"{points:.2g}"
 
 
 def _plain(quantity: str, value: object) -> Value:
@@ -198,10 +195,6 @@ def _check(claim: Claim) -> None:
         )
 
 
-def _same(a: Value, b: Value) -> bool:
-    return isinstance(a, bool) == isinstance(b, bool) and a == b
-
-
 def _apart(values: tuple) -> float:
     """The largest distance between two of ``values``; nan if one of them is."""
     gaps = [abs(a - b) for a, b in combinations(values, 2)]
@@ -215,7 +208,9 @@ def _gap(distance: float, unit: str) -> str:
 
 
 def _equal(values: tuple, unit: str) -> tuple[bool, str]:
-    if all(_same(a, b) for a, b in combinations(values, 2)):
+    if all(
+        isinstance(a, bool) == isinstance(b, bool) and a == b for a, b in combinations(values, 2)
+    ):
         return True, "equal to the byte" if unit == "bytes" else "equal"
     if all(_is_number(v) for v in values):
         gap = _apart(values)

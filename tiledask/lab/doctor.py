@@ -75,6 +75,7 @@ def examine() -> list[MachineCheck]:
     ('Python', 'workers')
     """
     gpu = ask_gpu()
+    panels = "the dashboard inside JupyterLab"
     questions: list[tuple[str, Callable[[], MachineCheck]]] = [
         ("Python", _python),
         ("system", _system),
@@ -84,8 +85,8 @@ def examine() -> list[MachineCheck]:
         ("temporary disk", _disk),
         ("NumPy", _numpy),
         ("Dask", _dask),
-        ("JupyterLab", _jupyterlab),
-        ("Dask panels", _labextension),
+        ("JupyterLab", lambda: _package("JupyterLab", "jupyterlab", "the walkthroughs", "lab")),
+        ("Dask panels", lambda: _package("Dask panels", "dask-labextension", panels, "lab")),
         ("g++", _compiler),
         ("NVRTC", lambda: _nvrtc(gpu)),
         ("GPU", lambda: _gpu(gpu)),
@@ -214,14 +215,6 @@ def _dask() -> MachineCheck:
     return MachineCheck("Dask", "ok", found, "workers, transfers, the dashboard")
 
 
-def _jupyterlab() -> MachineCheck:
-    return _package("JupyterLab", "jupyterlab", "the walkthroughs", "lab")
-
-
-def _labextension() -> MachineCheck:
-    return _package("Dask panels", "dask-labextension", "the dashboard inside JupyterLab", "lab")
-
-
 def _compiler() -> MachineCheck:
     path = shutil.which("g++")
     used_for = "checking CUDA kernels on the CPU"
@@ -281,7 +274,19 @@ def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]
     """
     deadline = DRIVER_DEADLINE if deadline is None else deadline
     try:
-        status, out, err = _run_child(code, deadline)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            out, err = child.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            child.kill()  # and no wait: a process stuck inside the driver cannot be killed
+            raise
+        status = child.returncode
     except OSError as error:
         return _unusable(f"no process could be started to ask for the GPU: {_line(error)}")
     except subprocess.TimeoutExpired:
@@ -292,23 +297,6 @@ def ask_gpu(code: str = _PROBE, deadline: float | None = None) -> dict[str, Any]
                 return json.loads(line.removeprefix("PROBE "))
     last = err.strip().splitlines()[-1:] or ["no message"]
     return _unusable(f"asking for the GPU ended with status {status}: {last[0]}")
-
-
-def _run_child(code: str, deadline: float) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of Python running ``code``; raises TimeoutExpired."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        out, err = child.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
-        child.kill()  # and no wait: a process stuck inside the driver cannot be killed
-        raise
-    return child.returncode, out, err
 
 
 def _unusable(reason: str) -> dict[str, Any]:

@@ -87,22 +87,20 @@ def ladders() -> dict[str, Ladder]:
 
 
 def _ladder(case: Mapping[str, Any]) -> Ladder:
-    given = case["inputs"]
+    given, device = case["inputs"], case["inputs"]["device"]
+    if isinstance(device, str):
+        device = load_device(device)
+    else:
+        device = Device(**{**device, "peak_flops": tuple(device["peak_flops"].items())})
     return Ladder(
         case["id"],
         case["title"],
         case["source"],
         case["verified"],
-        _device(given["device"]),
+        device,
         tuple(given["size"]),
         tuple(map(_rung, case["expected"])),
     )
-
-
-def _device(given: str | Mapping[str, Any]) -> Device:
-    if isinstance(given, str):
-        return load_device(given)
-    return Device(**{**given, "peak_flops": tuple(given["peak_flops"].items())})
 
 
 def _rung(given: Mapping[str, Any]) -> Rung:

@@ -28,7 +28,10 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
     """
     source, folder = Path(source), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    given = _given(folder)
+    try:
+        given = json.loads((folder / _GIVEN).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        given = {}
     in_use, said = bool(given), []
     for path in sorted(source.glob("*.ipynb")):
         notebook = json.loads(path.read_text("utf-8"))
@@ -40,7 +43,10 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
         if target.exists() and digest in had:
             continue
         if target.exists():
-            target = _free(target)
+            number = 2
+            while (other := target.with_stem(f"{target.stem}-{number}")).exists():
+                number += 1
+            target = other
             said.append(f"{path.name} was corrected: see {target}; your copy is as you left it.")
         elif in_use:
             said.append(f"{target} is new.")
@@ -56,20 +62,6 @@ def learners(notebook: dict) -> dict:
     metadata = notebook["metadata"]
     language = {**metadata.get("language_info", {}), "version": python_version()}
     return {**notebook, "metadata": {**metadata, "language_info": language}}
-
-
-def _given(folder: Path) -> dict[str, list[str]]:
-    try:
-        return json.loads((folder / _GIVEN).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-
-
-def _free(path: Path) -> Path:
-    number = 2
-    while (other := path.with_stem(f"{path.stem}-{number}")).exists():
-        number += 1
-    return other
 
 
 def _write(path: Path, content: dict) -> None:

@@ -173,15 +173,7 @@ class Report:
         A file appears complete or not at all: a reader never sees half a page.
         """
         folder = Path(folder)
-        pictures = self._files()
-        page = self.to_html()
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, png in pictures.items():
-            write_whole(folder / file, png)
-        return write_whole(folder / name, page.encode("utf-8"))
-
-    def _files(self) -> dict[str, bytes]:
-        """File name -> PNG, numbered in the order of the page."""
+        # file name -> PNG, numbered in the order of the page
         pictures = [picture for section in self.sections for picture in section.pictures]
         names = [picture.name for picture in pictures]
         twice = {name for name in names if names.count(name) > 1}
@@ -190,7 +182,12 @@ class Report:
                 f"every figure of a report has its own name, got {sorted(twice)[0]!r} "
                 f"{names.count(sorted(twice)[0])} times; rename one"
             )
-        return {f"{i:02d}-{p.name}.png": p.png for i, p in enumerate(pictures, start=1)}
+        files = {f"{i:02d}-{p.name}.png": p.png for i, p in enumerate(pictures, start=1)}
+        page = self.to_html()
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, png in files.items():
+            write_whole(folder / file, png)
+        return write_whole(folder / name, page.encode("utf-8"))
 
 
 def library_versions() -> dict[str, str]:

@@ -86,7 +86,19 @@ class Comparison:
             "ok": self.ok,
             "held": self.held,
             "checked": self.checked,
-            "rows": [_row_dict(*pair) for pair in zip(self.rows, self.verdicts, strict=True)],
+            "rows": [
+                {
+                    "quantity": row.quantity,
+                    **{column: _json(getattr(row, column)) for column in COLUMNS},
+                    "unit": row.unit,
+                    "rule": None if row.rule is None else list(row.rule),
+                    "compare": list(row.compare),
+                    "note": row.note,
+                    "holds": verdict.holds,
+                    "reason": verdict.reason,
+                }
+                for row, verdict in zip(self.rows, self.verdicts, strict=True)
+            ],
         }
 
     def to_text(self, width: int = 100) -> str:
@@ -278,19 +290,6 @@ def _stack(comparison: Comparison, ascii_only: bool) -> "Text":
     lines += ["", comparison.summary]
     text = "\n".join(lines)
     return Text(text.translate(_ASCII) if ascii_only else text)
-
-
-def _row_dict(row: Claim, verdict: ClaimVerdict) -> dict[str, Any]:
-    return {
-        "quantity": row.quantity,
-        **{column: _json(getattr(row, column)) for column in COLUMNS},
-        "unit": row.unit,
-        "rule": None if row.rule is None else list(row.rule),
-        "compare": list(row.compare),
-        "note": row.note,
-        "holds": verdict.holds,
-        "reason": verdict.reason,
-    }
 
 
 def _json(value: Value) -> Any:

@@ -1,7 +1,7 @@
 """Schedules executed: the gradients of one device, the order of the schedule, honest clocks.
 
-Holds `tiledask.distributed.pipelines.actions`, `tiledask.distributed.pipelines.dummy`,
-`tiledask.distributed.pipelines.job`, `tiledask.distributed.pipelines.pipeline_loop`,
+Holds `tiledask.distributed.pipelines.actions`, `tiledask.distributed.pipelines.job`,
+`tiledask.distributed.pipelines.pipeline_loop`,
 `tiledask.distributed.pipelines.pipeline_tasks`, `tiledask.distributed.pipelines.run`,
 `tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.classic`.
 """

@@ -83,12 +83,6 @@ def slot_of(future: Future[Any]) -> int:
     return slot
 
 
-def _lost_its_worker(future: Future[Any]) -> bool:
-    """Whether the failed ``future`` failed for want of a worker, and not by itself."""
-    error = future.exception(timeout=30)
-    return isinstance(error, KilledWorker | NoValidWorkerError | NoWorkerError)
-
-
 def _users_client_is_default() -> bool:
     """Whether a client that is none of these clusters' is Dask's default."""
     try:
@@ -261,7 +255,9 @@ class Cluster:
         there, leaves the block in error. The way to make it is still known: once the slot is
         back, nothing is lost. Futures that failed by themselves stay as they are.
         """
-        lost = {f.key for f in futures if f.status == "error" and _lost_its_worker(f)}
+        for_want = KilledWorker | NoValidWorkerError | NoWorkerError
+        failed = [f for f in futures if f.status == "error"]
+        lost = {f.key for f in failed if isinstance(f.exception(timeout=30), for_want)}
         if not lost:
             return
 

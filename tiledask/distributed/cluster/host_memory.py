@@ -111,28 +111,20 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         fitting = [(size, at) for size, at in sizes if nbytes <= size <= LOOSE * nbytes]
         if fitting:
             memory = _kept.pop(min(fitting)[1]).memory
-            _give_back_tail(memory, nbytes)
+            # the system may have the pages behind the first nbytes
+            start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            if start < memory.nbytes:
+                view: Any = memory.base  # of the mapping; NumPy's types say that bases are arrays
+                view.obj.madvise(mmap.MADV_DONTNEED, start)
         else:
             if sizes and _status("VmRSS") + nbytes > _most:
                 _let_go(len(sizes))
-            memory = _mapped(nbytes)
+            # not malloc's: when it goes it goes to the system, and is seen to go
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            memory = np.frombuffer(mapping, np.uint8)
     return np.asarray(_Lease(memory, nbytes)).view(dtype).reshape(shape)
-
-
-def _mapped(nbytes: int) -> np.ndarray:
-    """Memory of its own, not malloc's: when it goes it goes to the system, and is seen to go."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
-
-
-def _give_back_tail(memory: np.ndarray, nbytes: int) -> None:
-    """Let the system have the pages of mapped ``memory`` behind its first ``nbytes``."""
-    start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    if start < memory.nbytes:
-        view: Any = memory.base  # of the mapping; NumPy's types say that bases are arrays
-        view.obj.madvise(mmap.MADV_DONTNEED, start)
 
 
 def keep(worker: Any) -> None:

@@ -140,7 +140,10 @@ class _ByRows:
     def forward(self, i: int, w: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
         name = LENET[i].name
         if i >= DENSE:
-            return LENET[i].forward(w, self._by_images(x) if i == DENSE else x)
+            if i == DENSE:  # all rows of this part's images, for its rows of all images
+                with self.parts.label(BOUNDARIES[DENSE - 1].name, "forward/y"):
+                    x = self.parts.all_to_all(x, split_dim=0, concat_dim=2)
+            return LENET[i].forward(w, x)
         rows, out = self.splits[name].rows, self.splits[name].out
         with self.parts.label(name):
             y, conv = conv2d_in_rows(self.parts, x, w["w"], w["b"], rows=rows, far=True)
@@ -159,7 +162,11 @@ class _ByRows:
         name = LENET[i].name
         if i >= DENSE:
             dx, grads = LENET[i].backward(w, dy, kept)
-            return (self._by_rows(dx) if i == DENSE else dx), grads
+            if i == DENSE:  # the same the other way round
+                extents = self.splits[f"{BOUNDARIES[DENSE - 1].name}/pool"].out
+                with self.parts.label(BOUNDARIES[DENSE - 1].name, "backward/dy"):
+                    dx = self.parts.all_to_all(dx, split_dim=2, concat_dim=0, extents=extents)
+            return dx, grads
         with self.parts.label(name):
             with self.parts.label("pool"):
                 dy = avg_pool2d_in_rows_grad(self.parts, dy, kept.pool)
@@ -167,17 +174,6 @@ class _ByRows:
             operands = dy, kept.conv, w["w"], w["b"]
             dx, dw, db = conv2d_in_rows_partials(self.parts, *operands, wanted=i > 0)
         return dx, {"w": dw, "b": db}
-
-    def _by_images(self, x: Any) -> Any:
-        """All rows of this part's images, for its rows of all images."""
-        with self.parts.label(BOUNDARIES[DENSE - 1].name, "forward/y"):
-            return self.parts.all_to_all(x, split_dim=0, concat_dim=2)
-
-    def _by_rows(self, dx: Any) -> Any:
-        """The same the other way round."""
-        rows = self.splits[f"{BOUNDARIES[DENSE - 1].name}/pool"].out
-        with self.parts.label(BOUNDARIES[DENSE - 1].name, "backward/dy"):
-            return self.parts.all_to_all(dx, split_dim=2, concat_dim=0, extents=rows)
 
 
 def _sent(place: RankGroups, boundary: int, what: str, x: Any, ahead: int) -> None:

@@ -5,7 +5,7 @@ job.py             one run: who does what next, and what was heard of it
 pipeline_tasks.py  each action a Dask task
 pipeline_loop.py   each device one task
 actions.py         what one action does
-stages.py          stages that compute; dummy.py: stages that only take their time
+stages.py          stages that compute, and one that only takes its time
 run.py             what came out: results, Timeline, traffic
 """
 

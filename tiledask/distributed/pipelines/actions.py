@@ -113,7 +113,9 @@ def perform(topic: str, device: int, parts: Sequence[ActionInputs]) -> list[dict
     start = now()
     results = [_DO[part.turn.action.kind](part.stage, part.x, part.work) for part in parts]
     for result in results:
-        synchronize(_an_array(result))
+        synchronize(
+            result["hand"] if "hand" in result else next(iter(result["gradients"][0].values()))
+        )
     worked = now()
     # a paced device is free after its time to the instant; a thread that the system wakes later
     # is no work of that device, but overhead before its next action
@@ -132,7 +134,12 @@ def perform(topic: str, device: int, parts: Sequence[ActionInputs]) -> list[dict
             "late": max(0.0, worked - start - seconds) if seconds else 0.0,
             "arriving": [(part.turn.gets.stage, *way) for way in ways if part.turn.gets],
         }
-        _report(topic, event)
+        worker = get_worker()
+        # later, because a worker's messages go out 2 ms apart: the news that this action is done,
+        # for which another device may be waiting, shall not queue behind its time of day
+        worker.loop.add_callback(
+            worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
+        )
     return results
 
 
@@ -148,17 +155,6 @@ SPIN = 3e-4
 def _sleep_until(moment: float) -> None:
     while (left := moment - now()) > 0:
         time.sleep(max(0.0, left - SPIN))
-
-
-def _report(topic: str, event: dict[str, Any]) -> None:
-    worker = get_worker()
-    # later, because a worker's messages go out 2 ms apart: the news that this action is done,
-    # for which another device may be waiting, shall not queue behind its time of day
-    worker.loop.add_callback(worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event)
-
-
-def _an_array(result: dict[str, Any]) -> Any:
-    return result["hand"] if "hand" in result else next(iter(result["gradients"][0].values()))
 
 
 def aligned(array: Any) -> Any:

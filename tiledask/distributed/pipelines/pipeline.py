@@ -17,11 +17,11 @@ from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.pipelines.actions import added
-from tiledask.distributed.pipelines.dummy import Dummy
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.pipeline_loop import run_loops
 from tiledask.distributed.pipelines.pipeline_tasks import run_tasks
 from tiledask.distributed.pipelines.run import PipelineRun, replay
+from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.needs import checked

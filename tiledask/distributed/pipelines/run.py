@@ -1,6 +1,5 @@
 """What came out of running a schedule: results, when each action ran, and what that took."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +63,11 @@ class PipelineRun:
         columns = {"measured": self.timeline, "replayed without delays": self.replayed}
         if self.simulated:
             columns["simulated"] = self.simulated
-        rows = [(name, *_shares(name, columns.values())) for name in _SHARES]
+        times = [(t, t.devices * t.makespan or 1.0) for t in columns.values()]
+        rows = [
+            (name, *(f"{getattr(t, field) / whole:.1%}" for t, whole in times))
+            for name, field in _SHARES.items()
+        ]
         shares = html.table(("share of device-time", *columns), rows, repr(self), first="th")
         return (
             f"{shares}<p>Overhead per action: median "
@@ -103,8 +106,3 @@ _SHARES = {
     "overhead": "overhead",
     "true idle": "true_idle",
 }
-
-
-def _shares(name: str, timelines: Iterable[Timeline]) -> Iterator[str]:
-    for t in timelines:
-        yield f"{getattr(t, _SHARES[name]) / (t.devices * t.makespan or 1.0):.1%}"

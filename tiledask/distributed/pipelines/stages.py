@@ -1,4 +1,5 @@
 """Pipeline stages that really compute: consecutive layers, their weights made from a seed.
+And a stand-in that only keeps its device busy.
 
 A stage is a frozen value that travels to its worker; its weights are made there, by a task,
 and made again if the worker dies. ``forward`` returns what ``backward`` needs, so that several
@@ -22,7 +23,7 @@ from tiledask.tile.functions import (
     mlp_init,
 )
 
-__all__ = ["FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "stack"]
+__all__ = ["Dummy", "FeedForward", "HalfFeedForward", "Stage", "first_that_fails", "stack"]
 
 
 class Stage(Protocol):
@@ -165,3 +166,33 @@ def stack(bounds: Sequence[int], kind: type = FeedForward, **shape: Any) -> list
     ``stack(td.partition([1] * 24, 4).bounds, width=256, hidden=1024)``.
     """
     return [kind(tuple(range(start, stop)), **shape) for start, stop in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Dummy:
+    """A stage without weights that adds 1 to what passes through it, there and back.
+
+        device 0   [zzz F0 zzz]              [zzz B0 zzz]        more devices than cores can be
+        device 1               [zzz F0 zzz][zzz B0 zzz]          studied: sleep needs no core
+
+    So the outputs say through how many stages each row went, and the "gradients" how many
+    micro-batches came back. What it is told to take it sleeps: its device is busy, no core is.
+
+    >>> y, saved = Dummy().forward(None, np.zeros((1, 1)))
+    >>> float(y[0, 0])
+    1.0
+    """
+
+    width: int = 1
+
+    def init(self, backend: str) -> None:
+        return None
+
+    def forward(self, weights: None, x: Any) -> tuple[Any, None]:
+        return x + 1, None
+
+    def backward_input(self, weights: None, saved: None, dy: Any) -> tuple[Any, None]:
+        return dy + 1, None
+
+    def backward_weight(self, saved: None) -> list[dict[str, np.ndarray]]:
+        return [{"microbatches": np.ones(1, np.int64)}]

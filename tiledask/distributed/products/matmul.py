@@ -359,17 +359,6 @@ class _Run:
             for which, blocks in enumerate(arrays)
         ]
 
-    def _anchors(self, rank: int) -> list[Future[Any]]:
-        """What keeps Dask able to make again the blocks that ``rank`` reads."""
-        panels, found = self.plan.panels[rank], []
-        for array, pieces in (
-            (self.a, [p for panel in panels for p in panel.a]),
-            (self.b, [p for panel in panels for p in panel.b]),
-        ):
-            sources = {p.source for p in pieces} - {rank}
-            found += [array.anchors[source] for source in sorted(sources)]
-        return found
-
     def _job(self, lender: Lender, rank: int, region: Region, **more: Any) -> RankJob:
         return RankJob(
             lender.name,
@@ -396,7 +385,15 @@ class _Run:
                 unrounded=self.plan.sums,
             )
             name = f"multiply_{self.plan.algorithm}"
-            held = self.a.blocks[rank], self.b.blocks[rank], *self._anchors(rank)
+            # what keeps Dask able to make again the blocks that rank reads
+            panels, found = self.plan.panels[rank], []
+            for array, pieces in (
+                (self.a, [p for panel in panels for p in panel.a]),
+                (self.b, [p for panel in panels for p in panel.b]),
+            ):
+                sources = {p.source for p in pieces} - {rank}
+                found += [array.anchors[source] for source in sorted(sources)]
+            held = self.a.blocks[rank], self.b.blocks[rank], *found
             blocks.append(self.cluster.submit(rank, multiply, job, *held, name=name))
         self._wait(blocks)
         return blocks

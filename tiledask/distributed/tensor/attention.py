@@ -59,7 +59,14 @@ def self_attention(
     query, kv = _by_heads(heads, group.size)
     names = ["qkv"] if "wqkv" in weights else ["q", "k", "v"]
     check_weights(weights, [*names, "o"])
-    _check_columns(weights, query, kv)
+    wanted = {"wq": query, "wk": kv, "wv": kv, "wqkv": side_by_side(query, kv, kv), "wo": query}
+    for name, shards in wanted.items():
+        if name in weights and weights[name].shards != shards:
+            refuse(
+                "self_attention",
+                f"{name} must be sharded by heads, {shards}; got "
+                f"{weights[name].shards or weights[name]}: take attention_layout",
+            )
     with group.label("attention"):
         made = [column(group, x, weights, name, regather) for name in names]
         into = tuple(kept for _, kept in made)
@@ -122,17 +129,6 @@ def _kv_of(heads: tile.Heads, group: Group) -> tuple[int, ...]:
         return ()
     ((start, stop),), ((first, _),) = query.parts[group.rank], kv.parts[group.rank]
     return tuple(heads.kv_of[i] - first for i in range(start, stop))
-
-
-def _check_columns(weights: Weights, query: Shards, kv: Shards) -> None:
-    wanted = {"wq": query, "wk": kv, "wv": kv, "wqkv": side_by_side(query, kv, kv), "wo": query}
-    for name, shards in wanted.items():
-        if name in weights and weights[name].shards != shards:
-            refuse(
-                "self_attention",
-                f"{name} must be sharded by heads, {shards}; got "
-                f"{weights[name].shards or weights[name]}: take attention_layout",
-            )
 
 
 def _sum_shared(group: Group, query: Shards, kv: Shards, grads: Weights) -> None:

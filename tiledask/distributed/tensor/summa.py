@@ -94,7 +94,16 @@ def summa_linear(
     >>> run_threads(program, (2, 2)).results
     [[[2.0]], [[2.0]], [[2.0]], [[2.0]]]
     """
-    _check(grid, x, w, b)
+    if len(x.tiling.shape) < 2 or len(w.tiling.shape) != 2:
+        raise PlacementError(
+            f"a linear layer has x [.., in] and w [in, out], got {list(x.tiling.shape)} and "
+            f"{list(w.tiling.shape)}"
+        )
+    inputs, outputs = w.tiling.shape
+    _check_block(grid, "x", "x", x, (*x.tiling.shape[:-1], inputs))
+    _check_block(grid, "w", "w", w, (inputs, outputs))
+    if b is not None:
+        _check_block(grid, "b", "b", b, (outputs,))
     flat, xp = by_token(x.local), array_namespace(x.local, w.local)
     y = xp.zeros((len(flat), w.local.shape[1]), wide(flat[:0]).dtype)
     with grid.row.label("summa_linear", "forward"):
@@ -147,19 +156,6 @@ def _w_panel(grid: RankGrid, w: Any, panel: Panel) -> Any:
     """[panel, out here], from its owner in this column."""
     mine = w[panel.of_w] if grid.column.rank == panel.row else None
     return grid.column.broadcast(mine, panel.row)
-
-
-def _check(grid: RankGrid, x: GridBlock, w: GridBlock, b: GridBlock | None) -> None:
-    if len(x.tiling.shape) < 2 or len(w.tiling.shape) != 2:
-        raise PlacementError(
-            f"a linear layer has x [.., in] and w [in, out], got {list(x.tiling.shape)} and "
-            f"{list(w.tiling.shape)}"
-        )
-    inputs, outputs = w.tiling.shape
-    _check_block(grid, "x", "x", x, (*x.tiling.shape[:-1], inputs))
-    _check_block(grid, "w", "w", w, (inputs, outputs))
-    if b is not None:
-        _check_block(grid, "b", "b", b, (outputs,))
 
 
 def _check_block(

@@ -54,7 +54,16 @@ def watched(
     ``progress`` as of `tiledask.train`. A listener that is a context manager is entered before
     the first step and left after the last.
     """
-    listener = _listener(progress)
+    wanted = is_watched() if progress is None else progress
+    if isinstance(wanted, bool):
+        listener: Listener | None = Bar() if wanted else None
+    elif callable(wanted):
+        listener = wanted
+    else:
+        raise ConfigError(
+            "progress is None, True, False or a function of one "
+            f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
+        )
     announced: AbstractContextManager[Post | None] = nullcontext()
     if isinstance(ranks, Mesh):
         ranks.cluster.check_alive()
@@ -71,18 +80,6 @@ def watched(
                 with _following(ranks.cluster, post.topic, reports):
                     yield post
                     calls.all.wait(ON_THE_WAY)
-
-
-def _listener(progress: bool | Listener | None) -> Listener | None:
-    wanted = is_watched() if progress is None else progress
-    if isinstance(wanted, bool):
-        return Bar() if wanted else None
-    if not callable(wanted):
-        raise ConfigError(
-            "progress is None, True, False or a function of one "
-            f"tiledask.distributed.training.Progress, got {type(progress).__name__}; print is one"
-        )
-    return wanted
 
 
 # -- the listener ------------------------------------------------------------------------------

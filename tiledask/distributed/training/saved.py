@@ -68,7 +68,14 @@ def load(stages: Stages, job: Any) -> None:
             }
             stages.states.put(tensor, unit, arrays)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. {_way_out(job)}") from None
+        # what happens where the checkpoint is gone
+        before = [step for step in steps_in(job.folder) if step < job.first]
+        then = f"go on from step {before[-1]}" if before else "begin anew"
+        way_out = (
+            f"Training goes on from the newest checkpoint: remove "
+            f"{folder_of(job.folder, job.first)} to {then}, or take another folder"
+        )
+        raise CheckpointError(f"{error}. {way_out}") from None
     stages.states.steps = about["updates"]
     if stages.guard.scale is not None and about["scale"]:
         # it moves as it is asked to, from where that of the checkpoint was
@@ -106,16 +113,6 @@ def _about(checkpoint: Checkpoint, job: Any) -> dict[str, Any]:
             f"{checkpoint} is of another training: {', '.join(other)}; pass what was passed there"
         )
     return about
-
-
-def _way_out(job: Any) -> str:
-    """What happens where the checkpoint is gone."""
-    before = [step for step in steps_in(job.folder) if step < job.first]
-    then = f"go on from step {before[-1]}" if before else "begin anew"
-    return (
-        f"Training goes on from the newest checkpoint: remove "
-        f"{folder_of(job.folder, job.first)} to {then}, or take another folder"
-    )
 
 
 def _kept(stages: Stages) -> Iterator[tuple[str, str]]:

@@ -239,15 +239,12 @@ def _find_transport(cluster: Cluster) -> tuple[str, str]:
 # -- the owner -----------------------------------------------------------------------------------
 
 
-def _slot(worker: Any) -> int:
-    names = worker.state.total_resources
-    return next(int(name[4:]) for name in names if name.startswith("slot"))
-
-
 async def _lend(name: str, keys: list[list[str]], dask_worker: Any) -> list[Ticket | None]:
     """Tickets of this worker's blocks, None for one that it does not hold."""
     exchange = _exchanges.setdefault(name, Loans())
-    mine = keys[_slot(dask_worker)]
+    resources = dask_worker.state.total_resources
+    slot = next(int(kind[4:]) for kind in resources if kind.startswith("slot"))
+    mine = keys[slot]
     blocks = [dask_worker.data.get(key) for key in mine]
 
     def tickets() -> list[Ticket | None]:

@@ -88,7 +88,15 @@ class Sockets(ByDask):
         ] = []  # (sender, message's key) of what was read
         here.at_end.append(self._close)
         try:
-            self._connect()
+            # a connection with every other rank: this one calls those below it
+            for other in range(rank):
+                self._peers[other] = peer = self._limited(socket.socket(socket.AF_UNIX))
+                peer.connect(str(Path(here.door.folder) / str(other)))
+                peer.sendall(_SIZE.pack(rank))
+            while len(self._peers) < self.ranks - 1:
+                peer, _ = self._limited(here.door.opened).accept()
+                self._limited(peer)
+                self._peers[_SIZE.unpack(peer.recv(_SIZE.size, socket.MSG_WAITALL))[0]] = peer
         except TimeoutError:
             missing = [r for r in self._others() if r not in self._peers]
             raise DeadlineError(
@@ -100,17 +108,6 @@ class Sockets(ByDask):
         for other, peer in self._peers.items():
             peer.setblocking(False)
             self._selector.register(peer, selectors.EVENT_READ, other)
-
-    def _connect(self) -> None:
-        """A connection with every other rank: this one calls those below it."""
-        for other in range(self.rank):
-            self._peers[other] = peer = self._limited(socket.socket(socket.AF_UNIX))
-            peer.connect(str(Path(self._here.door.folder) / str(other)))
-            peer.sendall(_SIZE.pack(self.rank))
-        while len(self._peers) < self.ranks - 1:
-            peer, _ = self._limited(self._here.door.opened).accept()
-            self._limited(peer)
-            self._peers[_SIZE.unpack(peer.recv(_SIZE.size, socket.MSG_WAITALL))[0]] = peer
 
     def _limited(self, peer: socket.socket) -> socket.socket:
         peer.settimeout(max(0.001, self.deadline - time.monotonic()))

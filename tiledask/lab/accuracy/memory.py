@@ -91,22 +91,9 @@ def measured() -> list[PublishedSource]:
                     calibration=len(rows) % 2 == 0,
                 )
             )
-    return [
-        PublishedSource.of("BLOOM-176B log, GB on A100", rows, mean=0.04, worst=0.08),
-        PublishedSource.of(
-            "torchtitan, GiB on H100",
-            _torchtitan(cases),
-            mean=0.06,
-            remark="No constant was fitted to these rows, but the recipe of FSDP, what it keeps "
-            "for each logit above all, was written down with them in view.",
-        ),
-    ]
-
-
-def _torchtitan(cases: dict[str, dict]) -> list[PublishedRow]:
-    """What is measured is what PyTorch's allocator reserves: neither context nor NCCL; FSDP's
-    buckets are rows of the ledger."""
-    return [
+    # what is measured is what PyTorch's allocator reserves: neither context nor NCCL; FSDP's
+    # buckets are rows of the ledger
+    titans = [
         PublishedRow(
             name,
             "reserved",
@@ -116,6 +103,16 @@ def _torchtitan(cases: dict[str, dict]) -> list[PublishedRow]:
         )
         for name, case in cases.items()
         if name.startswith("titan-")
+    ]
+    return [
+        PublishedSource.of("BLOOM-176B log, GB on A100", rows, mean=0.04, worst=0.08),
+        PublishedSource.of(
+            "torchtitan, GiB on H100",
+            titans,
+            mean=0.06,
+            remark="No constant was fitted to these rows, but the recipe of FSDP, what it keeps "
+            "for each logit above all, was written down with them in view.",
+        ),
     ]
 
 

@@ -114,18 +114,12 @@ def _rows(rows: Iterable[PublishedRow]) -> str:
                 row.quantity,
                 f"{_number(row.published)} {row.unit}".strip(),
                 f"{_number(row.ours)} {row.unit}".strip(),
-                _mark(row),
+                f"{row.error:+.1%}" if row.exact is None else "✓" if row.exact else "✗",
                 row.note,
             ]
             for row in rows
         ),
     )
-
-
-def _mark(row: PublishedRow) -> str:
-    if row.exact is not None:
-        return "✓" if row.exact else "✗"
-    return f"{row.error:+.1%}"
 
 
 def _number(value: float) -> str:

@@ -292,6 +292,12 @@ def _table(rows: list[dict[str, Any]], forward: float) -> Table:
     for name, side in columns.items():
         table.add_column(name, justify=side, no_wrap=True, min_width=2)
     for row in rows:
+        tests = {
+            "near": _near,
+            "directly": _directly,
+            "explained": _explained,
+            "accounted": _accounted,
+        }
         table.add_row(
             row["schedule"],
             str(row["devices"]),
@@ -300,14 +306,9 @@ def _table(rows: list[dict[str, Any]], forward: float) -> Table:
             f"{row['simulated idle %']:.1f}",
             *(f"{row[f'{part} points']:+.2f}" for part in (*PARTS, "unexplained")),
             format_seconds(row["overhead per action"]),
-            _mark(row),
+            next((word for word, holds in tests.items() if holds(row)), "✗"),
         )
     return table
-
-
-def _mark(row: dict[str, Any]) -> str:
-    tests = {"near": _near, "directly": _directly, "explained": _explained, "accounted": _accounted}
-    return next((word for word, holds in tests.items() if holds(row)), "✗")
 
 
 def _refused(every: Sequence[ScheduleCase]) -> str:

@@ -62,10 +62,6 @@ Start = Callable[[], tuple[Callable[[], Any], Callable[[Any], Ran]]]
 """Gets ready; (what the clock sees, what is asked about its result afterwards)."""
 
 
-def _alone(arrays: list[np.ndarray]) -> Start:
-    return lambda: (lambda: _chain(*arrays), lambda _: Ran())
-
-
 def _chain(first: Any, *rest: Any) -> Any:
     for factor in rest:
         first = first @ factor
@@ -150,7 +146,11 @@ def measure(work: ProductGoal, rounds: int, cluster: Cluster, client: Any) -> li
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(work.dtype) for shape in work.shapes]
     ours = _square if len(arrays) == 2 else _ffn
-    ways = {ALONE: _alone(arrays), **dict(ours(cluster, arrays)), **_dask(client, arrays, work)}
+    ways = {
+        ALONE: lambda: (lambda: _chain(*arrays), lambda _: Ran()),
+        **dict(ours(cluster, arrays)),
+        **_dask(client, arrays, work),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     facts: dict[str, Ran] = {}
     for turn in range(-1, rounds):  # the first one warms up
@@ -247,7 +247,14 @@ def main() -> int:
                 rows += found
                 reached += goals(work, found)
                 console.print(_table(work, found))
-                console.print(_where(found))
+                ours = next(row for row in found if row["way"] == OURS)
+                slowest = max(ours["spent"], key=lambda s: s["multiply"])
+                parts = ", ".join(
+                    f"{kind} {format_seconds(value)}" for kind, value in slowest.items()
+                )
+                console.print(
+                    f"where the last {OURS} spent its time (its slowest product and rank): {parts}"
+                )
                 if args.record:  # after every work: a run that is stopped leaves what it has
                     facts = {"rates": vars(rates), "pays from n": pays, "goals": reached}
                     record(Path(args.record), "tiledask.lab.bench.product", facts | {"rows": rows})
@@ -275,13 +282,6 @@ def _table(work: ProductGoal, rows: list[dict[str, Any]]) -> Table:
             format_bytes(row["peak above operands"]) if row["way"] != ALONE else "",
         )
     return table
-
-
-def _where(rows: list[dict[str, Any]]) -> str:
-    ours = next(row for row in rows if row["way"] == OURS)
-    slowest = max(ours["spent"], key=lambda s: s["multiply"])
-    parts = ", ".join(f"{kind} {format_seconds(value)}" for kind, value in slowest.items())
-    return f"where the last {OURS} spent its time (its slowest product and rank): {parts}"
 
 
 if __name__ == "__main__":

@@ -34,13 +34,20 @@ def goals_table(goals: Sequence[dict[str, Any]]) -> Table:
 def record(path: Path, module: str, facts: dict[str, Any]) -> None:
     """Keep ``facts`` as JSON, with what they were measured on and with; nobody sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:  # a machine that was lent for its GPU has no more than the bench needs
+        pools = []
+    else:
+        pools = threadpool_info()
+    names = ("internal_api", "version", "architecture")
     head = {
         "command": f"python -m {module} --record FILE.json",
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "machine": _machine(),
         "processor": platform.processor() or platform.machine(),
         "versions": library_versions(),
-        "BLAS": _blas(),
+        "BLAS": [{name: pool.get(name) for name in names} for pool in pools],
         "environment": {key: os.environ[key] for key in os.environ if "OPENBLAS" in key},
     }
     write_whole(path, (json.dumps(head | facts, indent=1) + "\n").encode())
@@ -50,12 +57,3 @@ def record(path: Path, module: str, facts: dict[str, Any]) -> None:
 def _machine() -> dict[str, str]:
     """What was found, asked once: a bench that keeps what it has may write many times."""
     return {f.name: f.found.replace(os.getcwd(), ".") for f in examine()}
-
-
-def _blas() -> list[dict[str, Any]]:
-    try:
-        from threadpoolctl import threadpool_info
-    except ImportError:  # a machine that was lent for its GPU has no more than the bench needs
-        return []
-    names = ("internal_api", "version", "architecture")
-    return [{name: pool.get(name) for name in names} for pool in threadpool_info()]

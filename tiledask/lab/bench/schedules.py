@@ -116,17 +116,13 @@ def measure(
                         found = way.run(size, cache, limit)
                         if found is not None:
                             runs.setdefault(way.name, []).append(found)
-            _agree(size, runs)
+            # every program made the same order and, if it has times, the same times
+            for what in ("actions", "order", "makespan", "sum of ends"):
+                said = {name: {r[what] for r in found if what in r} for name, found in runs.items()}
+                if len(set().union(*said.values())) > 1:
+                    raise ValueError(f"{size}: not the same work, {what} differs: {said}")
             rows += [_row(size, way, runs[way.name]) for way in ways if way.name in runs]
     return rows
-
-
-def _agree(size: Size, runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Every program made the same order and, if it has times, the same times."""
-    for what in ("actions", "order", "makespan", "sum of ends"):
-        said = {name: {r[what] for r in found if what in r} for name, found in runs.items()}
-        if len(set().union(*said.values())) > 1:
-            raise ValueError(f"{size}: not the same work, {what} differs: {said}")
 
 
 def _row(size: Size, way: ScheduleProgram, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -164,19 +164,16 @@ class PeerStage:
         self.flat = {}
         for unit in (*first, *self.layers, *last):
             names = [name for name in arrays.files if name.startswith(f"{unit}.")]
-            self.parts[unit] = self._taken(unit, {n: arrays[n] for n in names})
-
-    def _taken(self, unit, arrays):
-        made = {}
-        for name, array in arrays.items():
-            short = name.removeprefix(f"{unit}.")
-            w = torch.from_numpy(np.ascontiguousarray(self._cut(unit, short, array)))
-            made[short] = w.to(self.dtype).requires_grad_()
-        flat, at = torch.zeros(sum(w.numel() for w in made.values()), dtype=self.dtype), 0
-        for w in made.values():
-            w.grad, at = flat[at : at + w.numel()].view_as(w), at + w.numel()
-        self.flat[unit] = flat
-        return made
+            made = {}
+            for name in names:
+                short = name.removeprefix(f"{unit}.")
+                w = torch.from_numpy(np.ascontiguousarray(self._cut(unit, short, arrays[name])))
+                made[short] = w.to(self.dtype).requires_grad_()
+            flat, at = torch.zeros(sum(w.numel() for w in made.values()), dtype=self.dtype), 0
+            for w in made.values():
+                w.grad, at = flat[at : at + w.numel()].view_as(w), at + w.numel()
+            self.flat[unit] = flat
+            self.parts[unit] = made
 
     def _cut(self, unit, name, array):
         """This slice's part of a weight; matrices as [out, in], as torch has them."""

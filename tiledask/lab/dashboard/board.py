@@ -89,7 +89,21 @@ class Board:
         last = max(activity.makespan, activity.until)
         size, unit = next(((s, u) for s, u in _UNITS if last >= s), _UNITS[0])
         rows = range(len(activity.rows))
-        self._rule(activity, last / size or 1.0, unit)
+        # fit the axes, unless somebody has zoomed in
+        across = last / size or 1.0
+        count = max(1, len(activity.rows))
+        # a label under another cannot be read: beyond 40 rows some go without
+        labels = range(0, count, 1 + count // 40)
+        self.gantt.yaxis[0].ticker.ticks = [*labels]
+        self.gantt.yaxis[0].major_label_overrides = dict(enumerate(activity.rows))
+        self._down.update(start=count - 0.42, end=-0.55)
+        label = f"time since the first start ({unit})"
+        zoomed = (self._across.start, self._across.end) != (0, self._shown)
+        if not zoomed or label != self.gantt.xaxis[0].axis_label:
+            self._across.update(start=0, end=across)
+            self._shown = across
+        self._across.update(reset_start=0, reset_end=across)
+        self.gantt.xaxis[0].axis_label = label
         thin = last / 400  # its outline would hide a box thinner than that
         self.boxes.data = columns(activity.boxes, size, thin)
         self.transfers.data = columns(activity.transfers, size, thin)
@@ -106,22 +120,6 @@ class Board:
             "top": [r - 0.5 for r in rows[: len(shares)]],
             "bottom": [r + 0.5 for r in rows[: len(shares)]],
         }
-
-    def _rule(self, activity: Activity, end: float, unit: str) -> None:
-        """Fit the axes, unless somebody has zoomed in."""
-        count = max(1, len(activity.rows))
-        # a label under another cannot be read: beyond 40 rows some go without
-        labels = range(0, count, 1 + count // 40)
-        self.gantt.yaxis[0].ticker.ticks = [*labels]
-        self.gantt.yaxis[0].major_label_overrides = dict(enumerate(activity.rows))
-        self._down.update(start=count - 0.42, end=-0.55)
-        label = f"time since the first start ({unit})"
-        zoomed = (self._across.start, self._across.end) != (0, self._shown)
-        if not zoomed or label != self.gantt.xaxis[0].axis_label:
-            self._across.update(start=0, end=end)
-            self._shown = end
-        self._across.update(reset_start=0, reset_end=end)
-        self.gantt.xaxis[0].axis_label = label
 
     def _draw_gantt(self) -> None:
         plot, fits = self.gantt, CustomJSFilter(code=_FITS)

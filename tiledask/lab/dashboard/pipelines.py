@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -21,19 +21,30 @@ def of_run(run: ReportedRun, record: Snapshot) -> Activity:
     actions = [found for event in run.events if (found := _action(event))]
     # an action that ran again, after its worker died, counts as it ran last
     spans = {span[1:4]: span for _, span in actions}
-    devices = _devices(run, spans.values())
+    seen = max((span[0] for span in spans.values()), default=0) + 1
+    devices = max(_whole(run.about.get("devices")) or 1, seen)
     moved = _transfers(run, actions, record)
     timeline = Timeline.of(devices, [*spans.values(), *moved], "measured")
     expected = _whole(run.about.get("actions"))
     done = expected is not None and len(spans) >= expected
     state = "" if expected is None else ", done" if done else ", running"
+    about = run.about
+    facts = [("schedule", str(about["schedule"]))] if about.get("schedule") else []
+    facts.append(("devices", str(devices)))
+    if _whole(about.get("microbatches")):
+        facts.append(("micro-batches", str(about["microbatches"])))
+    facts.append(("actions done", f"{len(spans)} of {expected}" if expected else str(len(spans))))
+    note = (
+        f"This run is long: the last {len(run.events):,} of {run.count:,} actions are shown, "
+        f"and the numbers are theirs."
+    )
     return of_timeline(
         timeline,
         title=f"Pipeline of {time.strftime('%H:%M:%S', time.localtime(run.announced))}{state}",
-        predicted=_shares(run.about.get("predicted_idle"), devices),
-        facts=_run_facts(run, devices, len(spans), expected),
+        predicted=_shares(about.get("predicted_idle"), devices),
+        facts=facts,
         so_far="" if done or expected is None else " so far",
-        note=_left_out(run),
+        note=note if run.count > len(run.events) else "",
     )
 
 
@@ -111,11 +122,6 @@ def _action(event: Any) -> tuple[Any, Span] | None:
     return (event.get("worker"), span) if sound else None
 
 
-def _devices(run: ReportedRun, spans: Iterable[Span]) -> int:
-    seen = max((span[0] for span in spans), default=0) + 1
-    return max(_whole(run.about.get("devices")) or 1, seen)
-
-
 def _whole(value: Any) -> int | None:
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 100_000
     return value if whole else None
@@ -161,28 +167,6 @@ def _arriving(event: Any) -> list[Span]:
 
 
 # -- words and boxes -----------------------------------------------------------------------------
-
-
-def _run_facts(
-    run: ReportedRun, devices: int, done: int, expected: int | None
-) -> list[tuple[str, str]]:
-    about = run.about
-    facts = [("schedule", str(about["schedule"]))] if about.get("schedule") else []
-    facts.append(("devices", str(devices)))
-    if _whole(about.get("microbatches")):
-        facts.append(("micro-batches", str(about["microbatches"])))
-    facts.append(("actions done", f"{done} of {expected}" if expected else str(done)))
-    return facts
-
-
-def _left_out(run: ReportedRun) -> str:
-    left = run.count - len(run.events)
-    return (
-        f"This run is long: the last {len(run.events):,} of {run.count:,} actions are shown, "
-        f"and the numbers are theirs."
-        if left > 0
-        else ""
-    )
 
 
 def _action_box(span: Span, chunk: int) -> Box:

@@ -83,7 +83,22 @@ def _activities(what: list) -> Iterator[Activity | Overview]:
                 yield of_tasks(record)
             continue
         for timeline in source:
-            yield replace(_of_timeline(timeline, before), until=until)
+            predicts = (
+                before is not None
+                and (before.origin, timeline.origin) == ("simulated", "measured")
+                and before.devices == timeline.devices
+                and before.makespan
+            )
+            shares = (
+                [idle / before.makespan for idle in before.idle_per_device] if predicts else None
+            )
+            facts = [("devices", str(timeline.devices))]
+            yield replace(
+                of_timeline(
+                    timeline, title=timeline.origin.capitalize(), predicted=shares, facts=facts
+                ),
+                until=until,
+            )
             before = timeline
 
 
@@ -100,18 +115,6 @@ def _timelines(thing: Any) -> list[Timeline]:
             f"{type(thing).__name__}. Pass for example td.simulate(schedule)"
         )
     return found
-
-
-def _of_timeline(timeline: Timeline, before: Timeline | None) -> Activity:
-    predicts = (
-        before is not None
-        and (before.origin, timeline.origin) == ("simulated", "measured")
-        and before.devices == timeline.devices
-        and before.makespan
-    )
-    shares = [idle / before.makespan for idle in before.idle_per_device] if predicts else None
-    facts = [("devices", str(timeline.devices))]
-    return of_timeline(timeline, title=timeline.origin.capitalize(), predicted=shares, facts=facts)
 
 
 def _fetch(client: Any) -> Snapshot:
@@ -174,7 +177,8 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
     from bokeh.resources import Resources
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from tiledask.lab.dashboard.board import headline
+    from tiledask.lab.dashboard.board import headline, legend
+    from tiledask.lab.dashboard.training_board import training_legend
 
     boards = [_board(activity) for activity in activities]
     script, figures = components([board.layout for board in boards])
@@ -182,7 +186,9 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
         {
             "headline": headline(activity),
             "figure": figure,
-            "legend": _legend(activity),
+            "legend": training_legend(activity)
+            if isinstance(activity, Overview)
+            else legend(activity),
             "head": _head(activity),
             "rows": _table(activity),
         }
@@ -207,13 +213,6 @@ def _board(activity: Activity | Overview) -> Any:
     if isinstance(activity, Overview):
         return TrainingBoard(activity, 2 * _height(max(6, len(activity.layers))))
     return Board(activity, _height(len(activity.rows)))
-
-
-def _legend(activity: Activity | Overview) -> str:
-    from tiledask.lab.dashboard.board import legend
-    from tiledask.lab.dashboard.training_board import training_legend
-
-    return training_legend(activity) if isinstance(activity, Overview) else legend(activity)
 
 
 def _height(rows: int) -> int:

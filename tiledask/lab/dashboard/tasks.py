@@ -32,7 +32,14 @@ def shown(record: Snapshot) -> Activity | Overview:
         return of_tasks(record)
     _, last, _, newest = max(drawn, key=lambda life: life[1])
     later = any(t["stop"] > last for task in _not_of_runs(record) for t in task.times)
-    beside = any(r.since > last + _AFTER[0] and not _is_rank(r.key, newest) for r in record.running)
+    # beside the last, whatever is no rank of a training that may be slow to report
+    beside = any(
+        r.since > last + _AFTER[0]
+        and not (
+            isinstance(newest, Training) and not newest.is_over and prefix(r.key) == "rank_program"
+        )
+        for r in record.running
+    )
     if later or beside:
         return of_tasks(record)
     if isinstance(newest, Training):
@@ -44,11 +51,6 @@ def _lives(record: Snapshot) -> list[tuple[float, float, bool, ReportedRun | Tra
     """(announced, last heard of, whether it is over, it) of all runs and trainings."""
     lives = [(run.announced, last_sign(run), is_done(run), run) for run in record.runs]
     return lives + [(t.announced, t.last, t.is_over, t) for t in record.trainings]
-
-
-def _is_rank(key: Any, newest: ReportedRun | Training) -> bool:
-    """Whether a task that runs is a rank of a training that may be slow to report."""
-    return isinstance(newest, Training) and not newest.is_over and prefix(key) == "rank_program"
 
 
 def of_tasks(record: Snapshot) -> Activity:
@@ -168,18 +170,14 @@ def _rows(record: Snapshot, addresses: Iterable[str]) -> tuple[list[str], dict[s
     names = {address: record.names.get(address, address) for address in addresses}
     order = sorted(set(names.values()), key=_by_number)
     row = {name: r for r, name in enumerate(order)}
-    labels = [_label(name) for name in order]
+    short = [str(name).rpartition("://")[2] for name in order]
+    labels = [f"worker {name}" if len(name) <= 6 else name[-22:] for name in short]
     return labels, {address: row[name] for address, name in names.items()}
 
 
 def _by_number(name: Any) -> tuple:
     number = re.fullmatch(r"(.*?)(\d*)", str(name))
     return number[1], int(number[2] or 0)
-
-
-def _label(name: Any) -> str:
-    short = str(name).rpartition("://")[2]
-    return f"worker {short}" if len(short) <= 6 else short[-22:]
 
 
 def _colours(prefixes: Iterable[str]) -> dict[str, str]:

@@ -123,9 +123,16 @@ def of_training(training: Training, now: float) -> Overview:
     """The Overview of what has been reported so far."""
     about, seen = training.about, training.assembly
     so_far = {r: dict(sums) for r, sums in seen.sums.items() if seen.done[r]}
-    each = {r: _each(sums, seen.done[r]) for r, sums in so_far.items()}
+    # what every unit of one step counted
+    each = {
+        r: {place: Sums(*(n / seen.done[r] for n in total)) for place, total in sums.items()}
+        for r, sums in so_far.items()
+    }
     counted, totals = together(each.values()), together(so_far.values())
-    expected = _predicted(about, seen.ranks)
+    by_rank: list[dict[CallSite, Sums]] = [{} for _ in range(seen.ranks)]
+    for rank, layer, when, parallel, *sums in about["predicted"]:
+        by_rank[rank][CallSite(layer, when, parallel)] = Sums(*map(float, sums))
+    expected = together(by_rank)
     places = ordered({**expected, **counted}, about["units"])
     layers = tuple(dict.fromkeys(place.unit for place in places))
     boxes = {
@@ -160,18 +167,6 @@ def of_training(training: Training, now: float) -> Overview:
 # -- numbers -----------------------------------------------------------------------------------
 
 
-def _each(sums: Mapping[CallSite, Sums], steps: int) -> dict[CallSite, Sums]:
-    """What every unit of one step counted."""
-    return {place: Sums(*(n / steps for n in total)) for place, total in sums.items()}
-
-
-def _predicted(about: Mapping[str, Any], ranks: int) -> dict[CallSite, Sums]:
-    each: list[dict[CallSite, Sums]] = [{} for _ in range(ranks)]
-    for rank, layer, when, parallel, *sums in about["predicted"]:
-        each[rank][CallSite(layer, when, parallel)] = Sums(*map(float, sums))
-    return together(each)
-
-
 def _boxes(
     layers: Sequence[str],
     places: Sequence[CallSite],
@@ -188,7 +183,12 @@ def _boxes(
             continue
         colour, start = PARTS[part_of(place.parallel, place.when)][0], ends[place.unit]
         ends[place.unit] += length
-        words = f"{place.layer}, {place.when}: {_words(counted[place], totals[place])}"
+        step, total = counted[place], totals[place]
+        words = (
+            f"{place.layer}, {place.when}: {step.barriers:.4g} barriers and "
+            f"{format_bytes(step.sent)} a step ({format_seconds(step.seconds)}); "
+            f"{total.barriers:,.0f} barriers and {format_bytes(total.sent)} so far"
+        )
         made.append(
             Box(
                 layers.index(place.unit),
@@ -202,14 +202,6 @@ def _boxes(
             )
         )
     return made
-
-
-def _words(step: Sums, total: Sums) -> str:
-    return (
-        f"{step.barriers:.4g} barriers and {format_bytes(step.sent)} a step "
-        f"({format_seconds(step.seconds)}); {total.barriers:,.0f} barriers and "
-        f"{format_bytes(total.sent)} so far"
-    )
 
 
 def _shares(training: Training, so_far: Mapping[int, Mapping[CallSite, Sums]]) -> list[Box]:

@@ -50,7 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True)
     try:
         found = find_parts(args.parts or MODULES)
-        chosen = _chosen(found, args.only)
+        # the parts that only names, in their own order; all without it
+        names = {part.name if isinstance(part, Lost) else part[1].name: part for part in found}
+        asked = [name.strip() for name in args.only.split(",") if name.strip()]
+        if unknown := [name for name in asked if name not in names]:
+            raise ConfigError(
+                f"--only names parts that do not exist: {', '.join(unknown)}; the parts are "
+                f"{', '.join(names)}"
+            )
+        chosen = [part for name, part in names.items() if not asked or name in asked]
         device = {"name": "no GPU"} if args.parts else _device()
         folder = args.out or (args.resume.parent if args.resume else _FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,18 +139,6 @@ def _device() -> dict[str, Any]:
 
 def _parts(found: Sequence) -> list[GpuPart]:
     return [each[1] for each in found if not isinstance(each, Lost)]
-
-
-def _chosen(found: Sequence, only: str) -> list:
-    """The parts that ``only`` names, in their own order; all without it."""
-    names = {part.name if isinstance(part, Lost) else part[1].name: part for part in found}
-    asked = [name.strip() for name in only.split(",") if name.strip()]
-    if unknown := [name for name in asked if name not in names]:
-        raise ConfigError(
-            f"--only names parts that do not exist: {', '.join(unknown)}; the parts are "
-            f"{', '.join(names)}"
-        )
-    return [part for name, part in names.items() if not asked or name in asked]
 
 
 @contextmanager

@@ -38,29 +38,6 @@ def write(path: Path, facts: Row, parts: Sequence[GpuPart], figures: bool = True
     drawn = _figures(path, facts["rows"], parts) if figures else {}
     page = path.with_suffix(".md")
     files = [path, page, *(file for file, _ in drawn.values() if file)]
-    write_whole(page, _page(facts, parts, drawn, files).encode())
-    return files
-
-
-def counts(rows: Sequence[Row]) -> dict[str, int]:
-    """State -> number of rows."""
-    found = Counter(row["state"] for row in rows)
-    return {state: found[state] for state in STATES}
-
-
-def first_wrong(facts: Row, parts: Sequence[GpuPart]) -> Row | None:
-    """The failing row that comes first in the order of the parts, if there is one."""
-    bad = _in_order([row for row in facts["rows"] if row["state"] in _BAD], parts)
-    return bad[0] if bad else None
-
-
-def _in_order(rows: Sequence[Row], parts: Sequence[GpuPart]) -> list[Row]:
-    """The rows in the order of the parts, and of what they measured."""
-    order = {part.name: number for number, part in enumerate(parts)}
-    return sorted(rows, key=lambda row: order.get(row["part"], len(order)))
-
-
-def _page(facts: Row, parts: Sequence[GpuPart], drawn: Row, files: Sequence[Path]) -> str:
     ended = {row["part"]: row for row in facts["parts"]}
     blocks = [
         f"# {facts['device']['name']}: what `make gpu` found",
@@ -80,7 +57,26 @@ def _page(facts: Row, parts: Sequence[GpuPart], drawn: Row, files: Sequence[Path
             blocks += [f"## {part.name}: {part.title}", *_part(part, rows, drawn)]
             if part.name in ended and ended[part.name]["why"]:
                 blocks.append(f"{ended[part.name]['state']}: {_cell(ended[part.name]['why'])}")
-    return "\n\n".join(blocks) + "\n"
+    write_whole(page, ("\n\n".join(blocks) + "\n").encode())
+    return files
+
+
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """State -> number of rows."""
+    found = Counter(row["state"] for row in rows)
+    return {state: found[state] for state in STATES}
+
+
+def first_wrong(facts: Row, parts: Sequence[GpuPart]) -> Row | None:
+    """The failing row that comes first in the order of the parts, if there is one."""
+    bad = _in_order([row for row in facts["rows"] if row["state"] in _BAD], parts)
+    return bad[0] if bad else None
+
+
+def _in_order(rows: Sequence[Row], parts: Sequence[GpuPart]) -> list[Row]:
+    """The rows in the order of the parts, and of what they measured."""
+    order = {part.name: number for number, part in enumerate(parts)}
+    return sorted(rows, key=lambda row: order.get(row["part"], len(order)))
 
 
 # -- the first screen ----------------------------------------------------------------------------
@@ -170,11 +166,6 @@ def _what(row: Row) -> str:
     return ", ".join(f"{n} {_number(row[n])}" for n in ("error", "limit") if n in row)
 
 
-def _more(rows: Sequence[Row]) -> list[str]:
-    more = len(rows) - _MOST_ROWS
-    return [f"... and {more} more, in the record."] if more > 0 else []
-
-
 # -- part by part --------------------------------------------------------------------------------
 
 
@@ -197,7 +188,9 @@ def _part(part: GpuPart, rows: list[Row], drawn: Row) -> list[str]:
     except Exception as error:  # rows of an older or a broken part
         blocks = [f"Its tables cannot be made: {_cell(f'{type(error).__name__}: {error}')}."]
     if not blocks or blocks[0].startswith("Its tables"):
-        blocks += [_table(_rows_grid(rows)), *_more(rows)] if rows else []
+        blocks += [_table(_rows_grid(rows))] if rows else []
+        if len(rows) > _MOST_ROWS:
+            blocks.append(f"... and {len(rows) - _MOST_ROWS} more, in the record.")
     file, why = drawn.get(part.name, (None, ""))
     if file:
         blocks.append(f"![{part.name}]({file.name})")

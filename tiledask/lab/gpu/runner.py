@@ -114,8 +114,10 @@ class Runner:
         rest = self.until - time.time()
         # what earlier parts did not use is there for those that come
         fits = shares([p[1] for p in left if not isinstance(p, Lost)], rest)
-        if why := _lacks(part):
-            self._leave_out(part.name, why)
+        missing = [name for name in part.needs if find_spec(name) is None]
+        if missing:
+            are = "is" if len(missing) == 1 else "are"
+            self._leave_out(part.name, f"{' and '.join(missing)} {are} not installed")
         elif self.record.resumes and self.record.done(part.name):
             self.say(f"{part.name}: done before, by the same code")
         elif part.name not in fits:
@@ -173,11 +175,3 @@ class Runner:
         notes = Notes(part, self.record.journal.path, until=0.0, folder=Path())
         notes.add(key, "failed", why=end.why, how=end.how, **facts)
         self._take(self.record.journal.read())
-
-
-def _lacks(part: GpuPart) -> str:
-    """What it needs and is not here, in a sentence; empty if all is."""
-    missing = [name for name in part.needs if find_spec(name) is None]
-    if not missing:
-        return ""
-    return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"

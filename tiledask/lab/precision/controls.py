@@ -55,23 +55,17 @@ class Compared:
         return bool(self.drift)
 
     def __repr__(self) -> str:
-        return (
-            f"Compared({self.grade} in {self._judged()}: at step {self.step} "
-            f"{self.drift.difference:.3g} apart, {self.drift.likely:.3g} likely{self._parted()})"
-        )
-
-    def _judged(self) -> str:
-        if self.judged == self.steps:
-            return f"all {self.steps} steps"
-        return f"the first {self.judged} of {self.steps} steps"
-
-    def _parted(self) -> str:
+        judged = "all" if self.judged == self.steps else f"the first {self.judged} of"
+        said = "" if self.controls else "; no controls"
         if self.parted is not None:
-            return (
+            said = (
                 f"; one device, nudged, parts from itself at step {self.parted}, "
                 f"and losses say nothing from then on"
             )
-        return "" if self.controls else "; no controls"
+        return (
+            f"Compared({self.grade} in {judged} {self.steps} steps: at step {self.step} "
+            f"{self.drift.difference:.3g} apart, {self.drift.likely:.3g} likely{said})"
+        )
 
 
 def compared(

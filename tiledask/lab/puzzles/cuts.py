@@ -37,12 +37,10 @@ def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
     return Measured({"crossings": verdict.crossings, "bottleneck": verdict.bottleneck})
 
 
-def _fewest_crossings(inputs: Inputs) -> int:
-    return inputs["devices"] * inputs.get("chunks", 1) - 1 if inputs["devices"] > 1 else 0
-
-
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
-    values = {"crossings": _fewest_crossings(inputs), "bottleneck": best_cut(inputs).bottleneck}
+    stages = inputs["devices"] * inputs.get("chunks", 1)
+    fewest = stages - 1 if inputs["devices"] > 1 else 0
+    values = {"crossings": fewest, "bottleneck": best_cut(inputs).bottleneck}
     return {name: Best(values[name]) for name in targets}
 
 

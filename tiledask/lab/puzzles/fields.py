@@ -69,7 +69,7 @@ def numbers(one: Reader | None = None) -> Reader:
     >>> numbers()("2, 3 x 1, 4.5")
     [2.0, 1.0, 1.0, 1.0, 4.5]
     """
-    return _many(one or number(), _number_of)
+    return _many(one or number(), float)
 
 
 def sizes() -> Reader:
@@ -124,10 +124,6 @@ def _words(text: str, of_word: Callable[[str], Any]) -> list:
             raise ValueError(f"has {word.strip()!r}, which is no number or repeat of one") from None
         items += [value] * times
     return items
-
-
-def _number_of(word: str) -> float:
-    return float(word)
 
 
 def either(*readers: Reader) -> Reader:

@@ -166,17 +166,6 @@ def _all_forwards_first(inputs: Inputs, place: tuple[int, ...]) -> Schedule:
     return Schedule.of(rows, place)
 
 
-def _one_by_one(inputs: Inputs, place: tuple[int, ...]) -> Schedule:
-    """Each micro-batch all the way down and up before the next."""
-    rows: list[list[Action]] = [[] for _ in range(max(place) + 1)]
-    for i in range(inputs["microbatches"]):
-        for s, device in enumerate(place):
-            rows[device].append(Action("F", s, i))
-        for s, device in reversed(list(enumerate(place))):
-            rows[device].append(Action("B", s, i))
-    return Schedule.of(rows, place)
-
-
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:
     best = {}
     shortest = _shortest(inputs, targets.get("kept"))
@@ -205,7 +194,14 @@ def _solve(inputs: Inputs, targets: Targets) -> str | None:
 def _guesses(inputs: Inputs) -> list[Any]:
     """What was shown, all forwards before all backwards, and one micro-batch after the other."""
     place = next(_places(inputs))
-    orders = (_all_forwards_first(inputs, place), _one_by_one(inputs, place))
+    # each micro-batch all the way down and up before the next
+    rows: list[list[Action]] = [[] for _ in range(max(place) + 1)]
+    for i in range(inputs["microbatches"]):
+        for s, device in enumerate(place):
+            rows[device].append(Action("F", s, i))
+        for s, device in reversed(list(enumerate(place))):
+            rows[device].append(Action("B", s, i))
+    orders = (_all_forwards_first(inputs, place), Schedule.of(rows, place))
     return [*([inputs["shown"]] if "shown" in inputs else []), *(o.to_text() for o in orders)]
 
 

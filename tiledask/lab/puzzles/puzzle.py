@@ -4,7 +4,6 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -116,17 +115,19 @@ class Puzzle(PuzzleSpec):
                     found.append(f"the task does not ask for the fewest or the smallest {name}")
             elif name != "wrong" and not _says(self.task, wanted):
                 found.append(f"the task does not say the number {wanted:g}, the target of {name}")
-        return (*found, *self._given_away())
-
-    def _given_away(self) -> Iterator[str]:
-        """Where the number that is to be chosen can be read."""
+        # where the number that is to be chosen can be read
         for name, limit in self._limits().items():
             if name not in self.inputs.get("open", {}):
                 continue
             if self.targets[name] != LEAST:
-                yield f'{name} is what is chosen, so its target is half of the answer: "{LEAST}"'
+                found.append(
+                    f'{name} is what is chosen, so its target is half of the answer: "{LEAST}"'
+                )
             elif any(_says(text, limit) for text in (self.title, self.task, self.hint)):
-                yield f"the task, its title or its hint says {limit:g}, the {name} to be found"
+                found.append(
+                    f"the task, its title or its hint says {limit:g}, the {name} to be found"
+                )
+        return tuple(found)
 
     def _unreachable(self) -> list[str]:
         answer = self.solve()
@@ -214,7 +215,14 @@ def _read(name: str, values: dict, where: str = "") -> Puzzle:
     if values["kind"] not in KINDS:
         raise fields.fail("kind", f"is {values['kind']!r}; there are {', '.join(KINDS)}")
     kind = KINDS[values["kind"]]
-    read_inputs = _read_inputs(fields, kind)
+    inputs = fields.object("inputs")
+    for key in inputs.values:
+        if key not in kind.readers:
+            raise inputs.fail(key, f"is not known here; {_near(key, kind.readers)}")
+    for key in kind.needed:
+        if key not in inputs.values:
+            raise inputs.fail(key, "is missing; add it")
+    read_inputs = {key: _take(inputs, key, kind.readers[key]) for key in inputs.values}
     targets = _read_targets(fields, kind)
     try:
         kind.ready(read_inputs)
@@ -239,18 +247,9 @@ def _take(fields: Fields, key: str, reader: Any) -> Any:
     try:
         return reader(fields.values[key])
     except ValueError as error:
-        raise fields.fail(key, f"{error}; got {_short(fields.values[key])}") from None
-
-
-def _read_inputs(fields: Fields, kind: Kind) -> dict[str, Any]:
-    inputs = fields.object("inputs")
-    for key in inputs.values:
-        if key not in kind.readers:
-            raise inputs.fail(key, f"is not known here; {_near(key, kind.readers)}")
-    for key in kind.needed:
-        if key not in inputs.values:
-            raise inputs.fail(key, "is missing; add it")
-    return {key: _take(inputs, key, kind.readers[key]) for key in inputs.values}
+        shown = repr(fields.values[key])
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise fields.fail(key, f"{error}; got {shown}") from None
 
 
 def _read_targets(fields: Fields, kind: Kind) -> dict[str, float]:
@@ -275,8 +274,3 @@ def _near(key: str, known: Any) -> str:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}known: {', '.join(sorted(known))}"
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

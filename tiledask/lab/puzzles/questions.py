@@ -50,16 +50,16 @@ def setting_of(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in ask.items() if name in _SETTING}
 
 
-def _right(ask: Mapping[str, Any]) -> float | str:
-    t: Timeline = run_setting(setting_of(ask))
-    if ask["what"] == "state":
-        return t.state(ask["device"], ask["time"])
-    return _NUMBERS[ask["what"]](t)
-
-
 def right_answers(inputs: Inputs) -> list[float | str]:
     """What the simulated runs say, in the order of the asks."""
-    return [_right(ask) for ask in inputs["asks"]]
+    right: list[float | str] = []
+    for ask in inputs["asks"]:
+        t: Timeline = run_setting(setting_of(ask))
+        asked_state = ask["what"] == "state"
+        right.append(
+            t.state(ask["device"], ask["time"]) if asked_state else _NUMBERS[ask["what"]](t)
+        )
+    return right
 
 
 def _read(inputs: Inputs, answer: Any) -> list[float | str]:
@@ -87,7 +87,14 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
             )
         return match[1].lower() if match[1].lower() == "idle" else match[1].upper()
     try:
-        value = _number(word)
+        if isinstance(word, bool):
+            raise TypeError
+        if not isinstance(word, str):
+            value = float(word)
+        else:
+            share = word.strip().endswith("%")
+            over, _, under = word.strip().removesuffix("%").partition("/")
+            value = float(over) / float(under or 1) / (100 if share else 1)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         raise ScheduleError(
             f"answer {i} is a number, such as 0.9, 90 % or 9/10; got {word!r}"
@@ -95,16 +102,6 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
     if not math.isfinite(value):
         raise ScheduleError(f"answer {i} is a finite number; got {word!r}")
     return value
-
-
-def _number(word: Any) -> float:
-    if isinstance(word, bool):
-        raise TypeError
-    if not isinstance(word, str):
-        return float(word)
-    share = word.strip().endswith("%")
-    over, _, under = word.strip().removesuffix("%").partition("/")
-    return float(over) / float(under or 1) / (100 if share else 1)
 
 
 def _measure(inputs: Inputs, given: list[float | str]) -> Measured:

@@ -51,7 +51,16 @@ def _cut(inputs: Any, answer: Any) -> str:
         name = f"device {s % devices}" + (f", stage {s}" if chunks > 1 else "")
         if s >= devices * chunks:
             name = f"no device {s}"
-        lines.append(f"{name:18} {_ranges(group):>14}  {'█' * round(time * unit)} {time:g}")
+        # [1, 2, 3, 7] as "1-3, 7"
+        parts: list[list[int]] = []
+        for n in group:
+            if parts and n == parts[-1][-1] + 1:
+                parts[-1].append(n)
+            else:
+                parts.append([n])
+        words = [f"{p[0]}" if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
+        ranges = ", ".join(words) or "no layer"
+        lines.append(f"{name:18} {ranges:>14}  {'█' * round(time * unit)} {time:g}")
     return "\n".join(lines)
 
 
@@ -61,18 +70,6 @@ def _send(inputs: Any, group: Sequence[int]) -> float:
     if inputs["devices"] == 1 or not group or not 1 <= group[-1] < len(inputs["costs"]):
         return 0.0
     return sends[group[-1] - 1] if hasattr(sends, "__len__") else sends
-
-
-def _ranges(group: Sequence[int]) -> str:
-    """[1, 2, 3, 7] as "1-3, 7"."""
-    parts: list[list[int]] = []
-    for n in group:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    words = [f"{p[0]}" if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
-    return ", ".join(words) or "no layer"
 
 
 def _order(inputs: Any, answer: Any) -> str:
@@ -130,15 +127,11 @@ def timeline_text(run: Timeline, width: int = _WIDTH) -> str:
         row = ["."] * round(run.makespan * unit)
         for i in range(len(run.device)):
             if run.device[i] == device:
-                _box(row, run, i, unit)
+                a, b = round(float(run.start[i]) * unit), round(float(run.end[i]) * unit)
+                words = f"{run.kind[i]}{run.microbatch[i]}"
+                room = b - a - (b - a > 2)  # a space to the next one, where there is room
+                shown = words if len(words) <= room else words[:1]
+                row[a:b] = list(shown.ljust(room, "-")[:room].ljust(b - a))
         lines.append(f"device {device}  {''.join(row)}".rstrip())
     scale = f"0 s to {run.makespan:g} s, 1 s is {unit:.3g} letter{'s' * (unit != 1)}"
     return "\n".join([*lines, f"{'':9} {scale}"])
-
-
-def _box(row: list[str], run: Timeline, i: int, unit: float) -> None:
-    a, b = round(float(run.start[i]) * unit), round(float(run.end[i]) * unit)
-    words = f"{run.kind[i]}{run.microbatch[i]}"
-    room = b - a - (b - a > 2)  # a space to the next one, where there is room
-    shown = words if len(words) <= room else words[:1]
-    row[a:b] = list(shown.ljust(room, "-")[:room].ljust(b - a))

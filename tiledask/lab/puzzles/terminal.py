@@ -95,7 +95,20 @@ def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
     """The task, its numbers, its targets and how to answer."""
     title = f"Level {puzzle.level}: {puzzle.title}"
     say(console, f"\n\n{puzzle.task}\n", bold=title, wrap=True)
-    rows = [*_facts(puzzle), *_wanted(puzzle)]
+    measures = KINDS[puzzle.kind].measures
+    # the inputs in words
+    facts = (
+        []
+        if puzzle.kind == "question"
+        else [(name.replace("_", " "), _value(name, v)) for name, v in puzzle.inputs.items()]
+    )
+    rows = [
+        *facts,
+        *[
+            (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
+            for name, wanted in puzzle.targets.items()
+        ],
+    ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         first, *more = value.splitlines() or [""]
@@ -118,21 +131,6 @@ def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console
         say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best})")
     if result.score:
         say(console, result.score)
-
-
-def _facts(puzzle: Puzzle) -> list[tuple[str, str]]:
-    """The inputs in words."""
-    if puzzle.kind == "question":
-        return []
-    return [(name.replace("_", " "), _value(name, v)) for name, v in puzzle.inputs.items()]
-
-
-def _wanted(puzzle: Puzzle) -> list[tuple[str, str]]:
-    measures = KINDS[puzzle.kind].measures
-    return [
-        (measures[name], "the least that will do" if wanted == LEAST else f"at most {wanted:g}")
-        for name, wanted in puzzle.targets.items()
-    ]
 
 
 def _value(name: str, value: Any) -> str:

@@ -40,12 +40,23 @@ def on_paper(section: Section) -> None:
     copies = td.fits(model, td.Layout(dp=cluster.devices), cluster)
     fix = copies.smallest_fix
     split = td.fits(model, fix.layout, cluster)
+    # bytes of each tensor class on the fullest GPU of both set-ups, as a Markdown table
+    a, b = (fit.memory.ledger.by_tensor(fit.memory.ledger.binding[0]) for fit in (copies, split))
+    rows = [
+        f"| {tensor} | {format_bytes(a.get(tensor, 0))} | {format_bytes(b.get(tensor, 0))} |"
+        for tensor in dict.fromkeys((*a, *b))
+        if a.get(tensor) or b.get(tensor)
+    ]
+    total = (
+        f"| **all** | **{format_bytes(sum(a.values()))}** | **{format_bytes(sum(b.values()))}** |"
+    )
+    head = ["| fullest GPU, bytes of | full copy | split |", "|---|---:|---:|"]
     section.text(
         f"Training `{MODEL}`, {model.parameters:,} parameters, on {CLUSTER}.\n\n"
         f"**A full copy per GPU** (`dp={cluster.devices}`), *{copies.verdict}*: "
         f"{copies.reason}.\n\n"
         f"**The smallest change that fits**: {fix}. With one sequence in flight all stages but one "
-        f"wait; notebook 01 works out the cure.\n\n" + _by_class(copies, split)
+        f"wait; notebook 01 works out the cure.\n\n" + "\n".join([*head, *rows, total])
     )
     section.table(Comparison("200 B parameters on 40 GB GPUs", _rows(copies, split)))
     section.figure(
@@ -62,21 +73,6 @@ def on_paper(section: Section) -> None:
         "fit-200b",
         "Bytes per GPU at the fullest moment of a training step (mixed-precision Adam).",
     )
-
-
-def _by_class(copies: Fit, split: Fit) -> str:
-    """Bytes of each tensor class on the fullest GPU of both set-ups, as a Markdown table."""
-    a, b = (fit.memory.ledger.by_tensor(fit.memory.ledger.binding[0]) for fit in (copies, split))
-    rows = [
-        f"| {tensor} | {format_bytes(a.get(tensor, 0))} | {format_bytes(b.get(tensor, 0))} |"
-        for tensor in dict.fromkeys((*a, *b))
-        if a.get(tensor) or b.get(tensor)
-    ]
-    total = (
-        f"| **all** | **{format_bytes(sum(a.values()))}** | **{format_bytes(sum(b.values()))}** |"
-    )
-    head = ["| fullest GPU, bytes of | full copy | split |", "|---|---:|---:|"]
-    return "\n".join([*head, *rows, total])
 
 
 def _rows(copies: Fit, split: Fit) -> list[Claim]:

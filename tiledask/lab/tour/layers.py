@@ -37,14 +37,14 @@ def layers_on_devices(section: Section, cluster: Any) -> None:
     cut = td.partition(costs, DEVICES)
     splits = list(contiguous_splits(LAYERS, DEVICES))
     best = min(max(b - a for a, b in pairwise(s)) for s in splits)
+    judged = {name: td.judge(answer, LAYERS, DEVICES) for name, answer in WRONG.items()}
     section.text(
         f"The best cut is `{cut}`. An answer is judged by rules and by the optimum:\n\n"
-        + "\n".join(f"- *{name}*: {_judged(answer)}" for name, answer in WRONG.items())
+        + "\n".join(f"- *{name}*: **{v.rule}**. {v.reason}" for name, v in judged.items())
     )
     contiguous, robin = (run_layers(cluster, place) for place in (cut.place, WRONG["round robin"]))
     (alone,) = stack((0, LAYERS), FeedForward, **SHAPE)
     one = td.run_schedule(td.schedule("gpipe", 1, 1, forward_only=True), [alone], _batch(), cluster)
-    judged = {name: td.judge(answer, LAYERS, DEVICES) for name, answer in WRONG.items()}
     rows = [
         Claim(
             "contiguous splits into 4 non-empty parts",
@@ -108,11 +108,6 @@ def layers_on_devices(section: Section, cluster: Any) -> None:
         "layers",
         "Every red line is a transfer of the activations to another device.",
     )
-
-
-def _judged(answer: Any) -> str:
-    verdict = td.judge(answer, LAYERS, DEVICES)
-    return f"**{verdict.rule}**. {verdict.reason}"
 
 
 def _batch() -> np.ndarray:

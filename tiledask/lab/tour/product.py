@@ -29,7 +29,7 @@ MESHES = ((1, 4), (4, 1), (2, 2))
 def two_levels(section: Section, cluster: Any) -> None:
     """One product counted at both levels; then each level changed under the other."""
     problem = RandomProduct.random(N)
-    tile, kernel = _kernel(cluster)
+    tile, kernel = (32, "smem_tiled") if cluster.backend == "cupy" else (512, "tiled")
     mesh = td.Mesh(cluster, MESH)
     A, B = td.distribute(problem.a, mesh, GRID), td.distribute(problem.b, mesh, GRID)
     # by name: which is fastest hangs on measured rates, and the formula beside it is SUMMA's
@@ -66,10 +66,6 @@ def two_levels(section: Section, cluster: Any) -> None:
         "independence",
         "Each level changed while the other stays: what it does not decide does not move.",
     )
-
-
-def _kernel(cluster: Any) -> tuple[int, str]:
-    return (32, "smem_tiled") if cluster.backend == "cupy" else (512, "tiled")
 
 
 def _tiles(kernel: str) -> tuple[int, ...]:

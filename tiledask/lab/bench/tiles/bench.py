@@ -75,7 +75,16 @@ class Bench:
             self._print_ladder()
         left = sum(len(job.works) for job in self.jobs)
         try:
-            self._try_kernels()
+            # ours on a GPU only: NumPy's cannot take the process along
+            ours = [
+                (name, work.precision)
+                for job in self.jobs
+                for work in job.works
+                for name in job.names
+                if name not in (TORCH, TRITON, *self.without)
+            ]
+            if self.arrays == "cupy":
+                self.refused = trial(list(dict.fromkeys(ours)), self.arrays, say=self._say)
             clock = clock_for(self.arrays)
             for job in self.jobs:
                 for work in job.works:
@@ -86,18 +95,6 @@ class Bench:
         except Stopped as error:
             self.stopped = str(error)
         return self.facts()
-
-    def _try_kernels(self) -> None:
-        """Ours on a GPU only: NumPy's cannot take the process along."""
-        ours = [
-            (name, work.precision)
-            for job in self.jobs
-            for work in job.works
-            for name in job.names
-            if name not in (TORCH, TRITON, *self.without)
-        ]
-        if self.arrays == "cupy":
-            self.refused = trial(list(dict.fromkeys(ours)), self.arrays, say=self._say)
 
     def _one(self, job: Contest, work: Gemm, clock: ContestClock, left: int) -> None:
         """Measure one product, unless time is over; it gets up to twice its share of the rest."""
@@ -113,9 +110,19 @@ class Bench:
         self.seed += 1  # fresh numbers
         try:
             if job.workers:
-                self._two_levels(job, work, clock, until)
+                found = two_level(work, job.workers, clock, until, min(self.rounds, 7))
+                self.two += found
+                self.console.print(shown.two_level_table(found, self.arrays))
+                self._print_missing(found)
             else:
-                self._products(job, work, clock, until)
+                ways = [
+                    self._allowed(work, way)
+                    for way in ways_of(work, job.names, self.arrays, self.without)
+                ]
+                found = contest(work, ways, clock, until, self.rounds, self.seed)
+                self.rows += found
+                self.console.print(shown.product_table(found, self.arrays))
+                self._print_missing(found)
         except Stopped:
             self.left_out.append(f"{what}: it was under way when the device stopped")
             raise
@@ -126,21 +133,6 @@ class Bench:
         took = {"took": time.monotonic() - begun}
         self.clocks.append({"work": what, "before": before, "after": clocks(self.arrays)} | took)
 
-    def _two_levels(self, job: Contest, work: Gemm, clock: ContestClock, until: float) -> None:
-        found = two_level(work, job.workers, clock, until, min(self.rounds, 7))
-        self.two += found
-        self.console.print(shown.two_level_table(found, self.arrays))
-        self._print_missing(found)
-
-    def _products(self, job: Contest, work: Gemm, clock: ContestClock, until: float) -> None:
-        ways = [
-            self._allowed(work, way) for way in ways_of(work, job.names, self.arrays, self.without)
-        ]
-        found = contest(work, ways, clock, until, self.rounds, self.seed)
-        self.rows += found
-        self.console.print(shown.product_table(found, self.arrays))
-        self._print_missing(found)
-
     def _allowed(self, work: Gemm, way: Contender) -> Contender:
         why = self.refused.get((way.name, work.precision))
         if way.why_not or not why:
@@ -150,10 +142,16 @@ class Bench:
     def facts(self) -> dict[str, Any]:
         """All that is known now, for the record."""
         steps = ladder(self.rows, self.bounds, self.n, self.arrays)
+        found = {}
+        for package in ("torch", "triton", "cuda-bindings", "ml_dtypes"):
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:
+                continue
         return {
             "arrays": self.arrays,
             "device": self.device,
-            "peers": _peers(),
+            "peers": found,
             "settings": {name: os.environ.get(name, "unset") for name in _TF32},
             "rounds at most": self.rounds,
             "seconds at most": self.seconds,
@@ -224,16 +222,6 @@ class Bench:
             f"of the ratios round by round; noise is the library beside itself.{rounding}",
             highlight=False,
         )
-
-
-def _peers() -> dict[str, str]:
-    found = {}
-    for package in ("torch", "triton", "cuda-bindings", "ml_dtypes"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _refusal(arrays: str) -> str:

@@ -245,7 +245,9 @@ def _ready(
         raise
     except Exception as error:  # peers and drivers raise all sorts of things
         clock.still_alive(way.name, error)
-        return {"state": "failed", "why": f"{type(error).__name__}: {_line(error)}"}
+        words = " ".join(str(error).split())
+        why = words if len(words) < 300 else f"{words[:300]} ..."
+        return {"state": "failed", "why": f"{type(error).__name__}: {why}"}
     worst = max(errors, key=lambda e: (e != e, e))
     said = {"error": worst, "error limit": work.limit}
     if not worst <= work.limit:
@@ -255,11 +257,6 @@ def _ready(
         return said | {"state": "wrong", "why": f"{what}, at most {work.limit:.2g} is right"}
     runs[way.name] = run
     return said
-
-
-def _line(error: Exception) -> str:
-    words = " ".join(str(error).split())
-    return words if len(words) < 300 else f"{words[:300]} ..."
 
 
 def _finished(work: Gemm, row: dict[str, Any], plan: Burst | None) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def _table(title: str, columns: Sequence[str], wraps: str = "bound by") -> Table
 
 def product_table(rows: Sequence[Row], arrays: str) -> Table:
     """The table of one product: a row per contender, beside the library."""
-    base = _base(rows, arrays)
     timed = [row for row in rows if row["state"] == "timed"]
+    base = next((row for row in timed if row["way"] == library(arrays)), None)
     rounds = f", medians of {timed[0]['rounds']} rounds" if timed else ""
     title = f"{rows[0]['work']}{_mark(arrays)}{rounds}; ratio: speed / {library(arrays)}'s"
     heads = ("", "time", "from, to %", _UNIT[arrays], "ratio", "quartiles", "goal")
@@ -63,11 +63,6 @@ _UNIT = {"cupy": "TFLOP/s", "numpy": "GFLOP/s"}
 
 def _mark(arrays: str) -> str:
     return " on a CPU" if arrays == "numpy" else ""
-
-
-def _base(rows: Sequence[Row], arrays: str) -> Row | None:
-    found = [r for r in rows if r["way"] == library(arrays) and r["state"] == "timed"]
-    return found[0] if found else None
 
 
 def _around(row: Row) -> str:

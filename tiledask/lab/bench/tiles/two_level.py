@@ -69,7 +69,7 @@ def _measured(
 
     xp, dtype = namespace(clock.arrays), work.dtype.name
     a, b = (
-        _Panels(dtype, seed, shape[1], clock.arrays)(_all(shape))
+        _Panels(dtype, seed, shape[1], clock.arrays)(tuple(slice(0, extent) for extent in shape))
         for seed, shape in enumerate(((work.m, work.k), (work.k, work.n)))
     )
     out = xp.empty((work.m, work.n), work.dtype)
@@ -168,10 +168,6 @@ def _threads(workers: int) -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, cores // workers)
-
-
-def _all(shape: tuple[int, int]) -> tuple[slice, slice]:
-    return tuple(slice(0, extent) for extent in shape)
 
 
 class _Panels:

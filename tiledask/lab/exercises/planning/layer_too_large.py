@@ -102,7 +102,16 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
     def program(rank: Any) -> np.ndarray | None:
         pool, r = Pool(CAP), rank.index
         try:
-            part, mine = _block(strategy, x, w, r, ranks)
+            # (what a rank holds of w, what it multiplies of x)
+            if strategy == "columns":
+                part, mine = np.array_split(w, ranks, 1)[r], x
+            elif strategy == "rows":
+                part, mine = np.array_split(w, ranks, 0)[r], np.array_split(x, ranks, 1)[r]
+            else:
+                tokens = {"copies": max(1, TOKENS // ranks), "smaller batches": 1}.get(
+                    strategy, TOKENS
+                )
+                part, mine = w, x[:tokens]
             held = [pool.put("weights", part)]
             held += [pool.empty("states", part.shape, part.dtype) for _ in range(LEVELS[level] - 1)]
             out = pool.put("y", mine @ held[0])
@@ -118,18 +127,6 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
     if not np.array_equal(got, first):
         raise AssertionError(f"{strategy} does not give the product")
     return True
-
-
-def _block(
-    strategy: str, x: np.ndarray, w: np.ndarray, rank: int, ranks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(what a rank holds of w, what it multiplies of x)."""
-    if strategy == "columns":
-        return np.array_split(w, ranks, 1)[rank], x
-    if strategy == "rows":
-        return np.array_split(w, ranks, 0)[rank], np.array_split(x, ranks, 1)[rank]
-    tokens = {"copies": max(1, TOKENS // ranks), "smaller batches": 1}.get(strategy, TOKENS)
-    return w, x[:tokens]
 
 
 @styled

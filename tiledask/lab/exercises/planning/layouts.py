@@ -15,7 +15,7 @@ from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.puzzles import Target
-from tiledask.plan.choosing.critique import Line, critique
+from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
@@ -164,7 +164,8 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
     def measure(answer: Any) -> list[Target]:
         task.fitting(answer)
         lines = critique(model, answer, cluster, sequence=sequence).lines
-        faults = [_short(line) for line in lines if not line.good]
+        # a fault with its numbers, without its formula
+        faults = [f"{line.about}: {line.why.split('. ')[0]}" for line in lines if not line.good]
         name = f"faults ({'; '.join(faults)})" if faults else "faults"
         return [
             Target(name, 0, len(faults), 0),
@@ -206,11 +207,6 @@ def shorten_bubble(
         return _beside(task, f"before: {layout}", before, answer)
 
     return Exercise("a shorter bubble", measure, figure)
-
-
-def _short(line: Line) -> str:
-    """A fault with its numbers, without its formula."""
-    return f"{line.about}: {line.why.split('. ')[0]}"
 
 
 def _beside(task: _Task, name: str, step: StepEstimate, answer: Any) -> "Figure":

@@ -5,7 +5,7 @@ answer(a, b, tile) -> c      every element of C against exact sums   |  targets
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,8 @@ def repaired_kernel(given: Kernel) -> Exercise:
                 f"an answer is a function of a, b and tile that returns a @ b, got {answer!r}"
             )
         wrong = large = beside = 0
-        for a, b, tile in _cases():
+        for shape, tile in product(SHAPES, TILES):
+            a, b = _operands(*shape)
             c, log = _run(answer, a, b, tile)
             wrong += int(np.count_nonzero(c != a @ b))
             large += sum(not _within(shapes, tile) for shapes in log)
@@ -102,11 +103,6 @@ def repaired_kernel(given: Kernel) -> Exercise:
         return _wrong_elements(wrong, SHOWN_TILE, ", as given" * (answer is None))
 
     return Exercise("repair the kernel", measure, figure)
-
-
-def _cases() -> Iterator[tuple[np.ndarray, np.ndarray, Tile]]:
-    for (m, n, k), tile in product(SHAPES, TILES):
-        yield *_operands(m, n, k), tile
 
 
 def _operands(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -98,12 +98,12 @@ def tile_within(
                 f"{config.stages} stages keep copies {config.stages - 1} steps ahead; the task "
                 f"has {stages} stages or more"
             )
-        found = predict(*size, config, device)
+        found, best = predict(*size, config, device), round(1e6 * fitting[0].seconds, 2)
         return [
             Target("kB of shared memory per block", limit / 1e3, config.shared_bytes / 1e3, None),
             Target("GB into shared memory", most / 1e9, found.levels[L2].loaded / 1e9, least / 1e9),
             Target("steps along k", steps, -(-k // config.block[2]), None),
-            _microseconds(found.seconds, fitting[0].seconds),
+            Target("microseconds at least", best, round(1e6 * found.seconds, 2), best),
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -116,10 +116,6 @@ def tile_within(
         return plots.tile_levels(predict(*size, config, device).levels, title=title)
 
     return Exercise("a tile within shared memory", measure, figure)
-
-
-def _microseconds(seconds: float, best: float) -> Target:
-    return Target("microseconds at least", *(round(1e6 * s, 2) for s in (best, seconds, best)))
 
 
 def retuned(

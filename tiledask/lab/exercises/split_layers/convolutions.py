@@ -137,7 +137,13 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         done = run_threads(splits.split_step, ranks, ways, weights, x, classes)
         sent = sum(record.sent for record in done.records)
         loss, grads = splits.whole_gradients(ways, done.results)
-        error = max(abs(loss - whole[0]) / whole[0], _error(grads, whole[1]))
+        # the largest distance from the single device, as a share of the largest element
+        apart = max(
+            float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g)))
+            for layer, each in whole[1].items()
+            for kind, g in each.items()
+        )
+        error = max(abs(loss - whole[0]) / whole[0], apart)
         return [
             Target("MB that all devices send", best / MB, sent / MB, best / MB),
             Target("error of the gradients", ROUND_OFF, error, None),
@@ -158,15 +164,6 @@ def _batch(images: int, seed: int) -> tuple:
     """(weights, (images, classes), (loss, gradients on a single device)) in float32."""
     weights, batch = initial_weights(LENET, seed, "float32"), samples(images, seed, "float32")
     return weights, batch, gradients(LENET, weights, *batch)
-
-
-def _error(grads: Mapping, whole: Mapping) -> float:
-    """The largest distance from the single device, as a share of the largest element."""
-    return max(
-        float(np.max(np.abs(grads[layer][kind] - g)) / np.max(np.abs(g)))
-        for layer, each in whole.items()
-        for kind, g in each.items()
-    )
 
 
 # -- devices -------------------------------------------------------------------------------------

@@ -143,7 +143,9 @@ def split_step(rank: Any, ways: Ways, weights: Any, images: Any, classes: Any) -
         name, way, k = boundary.name, ways[boundary.name], kept.pop()
         early = WHOLE if lies == PARTIAL else lies
         early = DY[way] if way != "in" else early
-        dy = _bend_grad(name, moved(group, dx, lies, early, boundary.units), k)
+        dy = moved(group, dx, lies, early, boundary.units)
+        dy = dy if k.pool is None else L.avg_pool2d_grad(dy, k.pool)
+        dy = dy if k.activation is None else L.relu_grad(dy, k.activation)
         dy = moved(group, dy, early, DY[way], boundary.units)
         dx, grads[name] = _multiply_grad(group, name, held[name], dy, k, way)
         lies = DX[way]
@@ -221,8 +223,3 @@ def _activate(name: str, y: Any) -> tuple[Any, Any, Any]:
     y, activation = L.relu(y)
     y, pool = L.avg_pool2d(y, 2) if y.ndim == 4 else (y, None)
     return y, activation, pool
-
-
-def _bend_grad(name: str, dy: Any, kept: _Kept) -> Any:
-    dy = dy if kept.pool is None else L.avg_pool2d_grad(dy, kept.pool)
-    return dy if kept.activation is None else L.relu_grad(dy, kept.activation)

@@ -99,7 +99,13 @@ def faulty_run(seed: int = 0) -> FaultyRun:
     >>> {name: run.dtype for name, run in exercise.runs.items()}["A"]
     'bfloat16'
     """
-    runs = _drawn(seed)
+    rng = np.random.default_rng(seed)
+    halves = [i for i, (_, dtype) in enumerate(SETTINGS) if dtype == "bfloat16"]
+    bad, fault = rng.choice(halves), FAULTS[rng.integers(len(FAULTS))]
+    rules = [fault if i == bad else RULE for i in range(len(SETTINGS))]
+    drawn = [_Run(*setting, rule) for setting, rule in zip(SETTINGS, rules, strict=True)]
+    order = rng.permutation(len(drawn))
+    runs = {name: drawn[i] for name, i in zip("ABCDEF", order, strict=True)}
 
     def measure(answer: Any) -> list[Target]:
         if not isinstance(answer, str) or answer not in runs:
@@ -122,16 +128,6 @@ def faulty_run(seed: int = 0) -> FaultyRun:
         return draw_losses(shown, title="One training, seven times")
 
     return FaultyRun("which run is faulty", measure, figure, runs)
-
-
-def _drawn(seed: int) -> dict[str, _Run]:
-    rng = np.random.default_rng(seed)
-    halves = [i for i, (_, dtype) in enumerate(SETTINGS) if dtype == "bfloat16"]
-    bad, fault = rng.choice(halves), FAULTS[rng.integers(len(FAULTS))]
-    rules = [fault if i == bad else RULE for i in range(len(SETTINGS))]
-    runs = [_Run(*setting, rule) for setting, rule in zip(SETTINGS, rules, strict=True)]
-    order = rng.permutation(len(runs))
-    return {name: runs[i] for name, i in zip("ABCDEF", order, strict=True)}
 
 
 @lru_cache(maxsize=64)

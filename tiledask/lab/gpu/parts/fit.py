@@ -215,19 +215,13 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[Grid]:
                 _bytes(row.get(name))
                 for name in ("peak bytes, predicted", "peak bytes", "pool bytes")
             ),
-            _verdict(row),
+            f"{row['verdict, predicted']}, {row['verdict']}" if "verdict" in row else row["state"],
             format_seconds(row["seconds"]) if "seconds" in row else "-",
         )
         for row in rows
     ]
     head = ("claim", "memory", "predicted", "held", "pool grew", "predicted, run", "time")
     return [Grid(head, cells, "Does it fit?", left=(0, 5))] if cells else []
-
-
-def _verdict(row: dict[str, Any]) -> str:
-    if "verdict" not in row:
-        return row["state"]
-    return f"{row['verdict, predicted']}, {row['verdict']}"
 
 
 def _bytes(value: float | None) -> str:

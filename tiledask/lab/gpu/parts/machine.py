@@ -31,7 +31,10 @@ def run(notes: Notes) -> None:
     cp = namespace("cupy")
     if notes.begin("device"):
         notes.add("device", "timed", **_facts(cp))
-    size = {name: _room(cp, most) for name, most in _SIZES.items()}
+    size = {
+        name: max(2**20, min(most, cp.cuda.runtime.memGetInfo()[0] // 8))
+        for name, most in _SIZES.items()
+    }
     x, y = (cp.empty(size["device"], "u1") for _ in "xy")
     pinned, back = (_pinned(cp, size["host"]) for _ in "xy")
     pageable = np.ones(size["host"], "u1")
@@ -96,11 +99,6 @@ def _link(cp: Any) -> dict[str, Any]:
             "SM MHz at most": nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
         }
     return {}
-
-
-def _room(cp: Any, most: int) -> int:
-    """Bytes of an array that is ``most`` or an eighth of what is free."""
-    return max(2**20, min(most, cp.cuda.runtime.memGetInfo()[0] // 8))
 
 
 def _pinned(cp: Any, nbytes: int) -> np.ndarray:

@@ -64,22 +64,7 @@ def run(notes: Notes, arrays: str = "cupy") -> None:
         bounds = predictions(wanted[0].works[0].n, device_of(facts), arrays)
         steps = ladder([], bounds, wanted[0].works[0].n, arrays)
         notes.add("the device", "timed", device=facts, ladder=steps, arrays=arrays, seconds=0.0)
-    _try(notes, wanted, arrays)
-    clock = clock_for(arrays)
-    works = [(job, work) for job in wanted for work in job.works]
-    for number, (job, work) in enumerate(works):
-        if notes.has(str(work)):
-            continue
-        rest, left = notes.left() - 20, len(works) - number
-        if rest < 5:
-            notes.add(f"{work}: not begun", "skipped", why="there was no time for it")
-        else:
-            ways = ways_of(work, job.names, arrays)
-            race(notes, work, ways, clock, min(rest, 2 * rest / left), number)
-
-
-def _try(notes: Notes, wanted: Sequence[Contest], arrays: str) -> None:
-    """Our kernels at small sizes, in a process of its own: whoever fails is refused for good."""
+    # our kernels at small sizes, in a process of its own: whoever fails is refused for good
     ours = [
         (name, work.precision)
         for job in wanted
@@ -92,6 +77,17 @@ def _try(notes: Notes, wanted: Sequence[Contest], arrays: str) -> None:
         notes.add("trial", "right", refused=[" in ".join(pair) for pair in found])
         for (name, precision), why in found.items():
             _refuse(notes, name, precision, f"in a trial: {why}")
+    clock = clock_for(arrays)
+    works = [(job, work) for job in wanted for work in job.works]
+    for number, (job, work) in enumerate(works):
+        if notes.has(str(work)):
+            continue
+        rest, left = notes.left() - 20, len(works) - number
+        if rest < 5:
+            notes.add(f"{work}: not begun", "skipped", why="there was no time for it")
+        else:
+            ways = ways_of(work, job.names, arrays)
+            race(notes, work, ways, clock, min(rest, 2 * rest / left), number)
 
 
 def _refuse(notes: Notes, name: str, precision: str, why: str) -> None:

@@ -53,6 +53,12 @@ def run(notes: Notes, arrays: str = "cupy") -> None:
     precision = "bf16" if arrays == "cupy" else "fp32"
     works = [Gemm(*(max(64, x // less) for x in size), precision) for size in _SIZES]
     works = list(dict.fromkeys(works))[: None if arrays == "cupy" else 2]
+    if arrays == "numpy":
+        tiles = [(extent,) * 3 for extent in (64, 128, 256, 512)]
+    else:
+        from tiledask.tile.cuda.hopper_tile import hopper_tiles
+
+        tiles = list(hopper_tiles().values())
     clock, device = clock_for(arrays), facts_of(arrays)["name"]
     for number, work in enumerate(works):
         rest = notes.left() - 25
@@ -63,7 +69,7 @@ def run(notes: Notes, arrays: str = "cupy") -> None:
             notes.add(f"{work}: not begun", "skipped", why="there was no time for it")
             continue
         base = ways_of(work, (), arrays)[:1]
-        first = [*base, *(_way(kernel.name, tile) for tile in _tiles(arrays))]
+        first = [*base, *(_way(kernel.name, tile) for tile in tiles)]
         found = race(notes, work, first, clock, share, 2 * number, what="what differs most")
         best = _fastest(found)
         if best is not None and arrays == "cupy":
@@ -72,14 +78,6 @@ def run(notes: Notes, arrays: str = "cupy") -> None:
             best = _fastest(again) or best
         if best is not None:
             _remember(notes, work, kernel.name, device, best)
-
-
-def _tiles(arrays: str) -> list[Any]:
-    if arrays == "numpy":
-        return [(extent,) * 3 for extent in (64, 128, 256, 512)]
-    from tiledask.tile.cuda.hopper_tile import hopper_tiles
-
-    return list(hopper_tiles().values())
 
 
 def _around(name: str) -> list[Any]:

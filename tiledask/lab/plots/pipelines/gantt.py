@@ -123,23 +123,25 @@ def _panel(axes: "Axes", timeline: Timeline, name: str) -> None:
     axes.barh(devices, timeline.makespan, _HEIGHT, **_IDLE, gid="idle", zorder=1)
     for (kind, chunk), boxes in _boxes(timeline).items():
         _draw(axes, boxes, colour_of(kind, chunk), gid=f"{kind}{chunk}", edgecolor="white")
-    _draw(axes, _transfers(timeline), INK, gid=TRANSFER, edgecolor=INK)
+    # a transfer is a thin mark under the row of the device that receives
+    rows = np.flatnonzero(timeline.kind == TRANSFER).tolist()
+    whole = np.zeros(len(timeline), int)
+    under = [_box(timeline, i, whole) for i in rows]
+    marks = [(x, y + h + 0.03, w, 0.08) for x, y, w, h in under]
+    _draw(axes, marks, INK, gid=TRANSFER, edgecolor=INK)
     step = 1 + timeline.devices // 24
     axes.set_yticks(devices[::step], [f"device {d}" for d in devices[::step]])
     axes.set_ylim(timeline.devices - 0.42, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.spines[["left"]].set_visible(False)
-    _idle_shares(axes, timeline, devices[::step])
-
-
-def _idle_shares(axes: "Axes", timeline: Timeline, devices: Sequence[int]) -> None:
-    """At the right of each row how much of the time its device is idle, where they differ."""
+    # at the right of each row how much of the time its device is idle, where they differ
+    labelled = devices[::step]
     whole = timeline.makespan or 1.0
     shares = [f"{100 * max(0.0, idle / whole):.1f}% idle" for idle in timeline.idle_per_device]
     if len(set(shares)) == 1:  # the panel's title has it
         return
     right = axes.secondary_yaxis("right")
-    right.set_yticks(devices, [shares[d] for d in devices])
+    right.set_yticks(labelled, [shares[d] for d in labelled])
     right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=GREY)
     right.spines[:].set_visible(False)
 
@@ -203,14 +205,6 @@ def _boxes(timeline: Timeline) -> dict[tuple[str, int], list[tuple]]:
         key = str(timeline.kind[i]), chunks[int(timeline.device[i]), int(timeline.stage[i])]
         boxes.setdefault(key, []).append(_box(timeline, i, halves))
     return boxes
-
-
-def _transfers(timeline: Timeline) -> list[tuple]:
-    """Thin marks under the row of the device that receives."""
-    whole = np.zeros(len(timeline), int)
-    rows = np.flatnonzero(timeline.kind == TRANSFER).tolist()
-    boxes = [_box(timeline, i, whole) for i in rows]
-    return [(x, y + h + 0.03, w, 0.08) for x, y, w, h in boxes]
 
 
 def colour_of(kind: str, chunk: int) -> tuple[float, float, float]:

@@ -23,6 +23,10 @@ def idle_bars(
 ) -> "Figure":
     """A figure of three bars per configuration: ``{label: (predicted, simulated, measured)}``,
     each a share of 1, or None where there is no such value (drawn as a dash)."""
+    import textwrap
+
+    from matplotlib.patches import Patch
+
     if not idle or any(len(shares) != 3 for shares in idle.values()):
         raise ConfigError(
             f"idle_bars needs 1 configuration or more with 3 shares each, got "
@@ -34,14 +38,21 @@ def idle_bars(
     for c, (column, colour) in enumerate(_COLUMNS.items()):
         for x, shares in enumerate(idle.values()):
             _bar(axes, x + (c - 1) * (_BAR + 0.02), shares[c], column, colour, len(idle))
-    axes.set_xticks(range(len(idle)), [_wrap(label, len(idle)) for label in idle])
+    axes.set_xticks(
+        range(len(idle)),
+        ["\n".join(textwrap.wrap(label, max(8, 96 // len(idle)))) for label in idle],
+    )
     axes.set_xlim(-0.55, len(idle) - 0.45)
     highest = max((s for shares in idle.values() for s in shares if s is not None), default=1)
     axes.set_ylim(0, max(0.05, 1.12 * highest))
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
     axes.set_ylabel("idle / (devices x makespan)")
     axes.tick_params(axis="x", length=0)
-    figure.legend(handles=_legend(), loc="outside lower left", ncols=3)
+    figure.legend(
+        handles=[Patch(color=colour, label=column) for column, colour in _COLUMNS.items()],
+        loc="outside lower left",
+        ncols=3,
+    )
     return figure
 
 
@@ -60,15 +71,3 @@ def _bar(axes, x: float, share: float | None, column: str, colour: str, groups: 
         va="bottom",
         fontsize=size,
     )
-
-
-def _wrap(label: str, groups: int) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(label, max(8, 96 // groups)))
-
-
-def _legend() -> list:
-    from matplotlib.patches import Patch
-
-    return [Patch(color=colour, label=column) for column, colour in _COLUMNS.items()]

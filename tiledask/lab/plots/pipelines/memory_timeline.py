@@ -48,7 +48,12 @@ def memory_timeline(
     for column, (name, footprint) in zip(grid.T, columns.items(), strict=True):
         for axes, device in zip(column, rows, strict=True):
             _row(axes, footprint, device, capacity, unit)
-        column[0].set_title(_headline(name, footprint, unit, narrow=len(columns) > 1))
+        most, fullest, time = footprint.peak
+        what = "" if unit == "bytes" else f" {unit}"
+        words = f"{name}: at most {_size(most, unit)}{what}"
+        where = f"first on device {fullest}, after {format_seconds(time)}"
+        heading = f"{words}\n{where}" if len(columns) > 1 else f"{words}, {where}"
+        column[0].set_title(heading)
         column[-1].set_xlabel("time (s)")
     _scale(grid, rows, list(columns.values()), capacity)
     skipped = devices.pop() - len(rows)
@@ -96,14 +101,6 @@ def _row(axes: "Axes", footprint: Footprint, device: int, capacity, unit: str) -
     fullest = device == footprint.peak.device
     right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=INK if fullest else GREY)
     right.spines[:].set_visible(False)
-
-
-def _headline(name: str, footprint: Footprint, unit: str, narrow: bool) -> str:
-    most, device, time = footprint.peak
-    what = "" if unit == "bytes" else f" {unit}"
-    words = f"{name}: at most {_size(most, unit)}{what}"
-    where = f"first on device {device}, after {format_seconds(time)}"
-    return f"{words}\n{where}" if narrow else f"{words}, {where}"
 
 
 def _scale(grid: np.ndarray, rows: list[int], footprints: list[Footprint], capacity) -> None:

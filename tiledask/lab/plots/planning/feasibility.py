@@ -54,7 +54,9 @@ def feasibility(
     if x == y:
         raise ConfigError(f"feasibility draws two fields, got {x!r} twice; use x='tp', y='pp'")
     columns, rows = _values(plans, x), _values(plans, y)
-    best = _best(plans, x, y)
+    # the best plan of each pair that has one: plans lie in their order
+    firsts = plans.to_frame(None)[[x, y]].drop_duplicates()
+    best = {(across, down): plans[at] for at, across, down in firsts.itertuples(name=None)}
     pairs = [(across, down) for across in columns for down in rows]
     why = {(a, b): why_not(plans, {x: a, y: b}) for a, b in pairs if (a, b) not in best}
     heading = title or f"What fits, and how fast: {plans.model.name} on {plans.cluster}"
@@ -93,12 +95,6 @@ def _values(plans: Plans, name: str) -> list[Any]:
     powers = {2**k for k in range(most.bit_length())}
     missing = {n for n in powers if not values or why_not(plans, {name: n}) != "none"}
     return sorted(values | missing) or [1]
-
-
-def _best(plans: Plans, x: str, y: str) -> dict[tuple, Plan]:
-    """The best plan of each pair that has one: plans lie in their order."""
-    firsts = plans.to_frame(None)[[x, y]].drop_duplicates()
-    return {(across, down): plans[at] for at, across, down in firsts.itertuples(name=None)}
 
 
 def why_not(plans: Plans, values: dict[str, int]) -> str:

@@ -97,16 +97,13 @@ def _bars(label: str, ledger: Ledger, place: str, overhead: int) -> list[_Bar]:
             runs[-1] = (runs[-1][0], number, tensors)
         else:
             runs.append((number, number, tensors))
-    return [_Bar(_name(label, place, run, len(runs)), run[2]) for run in runs]
-
-
-def _name(label: str, place: str, run: tuple, runs: int) -> str:
-    first, last, _ = run
-    if first == last:
-        where = f"{place} {first}"
-    else:
-        where = f"every {place}" if runs == 1 else f"{place}s {first} to {last}"
-    return f"{label}\n{where}" if label else where
+    bars = []
+    for first, last, tensors in runs:
+        where = f"{place}s {first} to {last}" if len(runs) > 1 else f"every {place}"
+        if first == last:
+            where = f"{place} {first}"
+        bars.append(_Bar(f"{label}\n{where}" if label else where, tensors))
+    return bars
 
 
 def _panels(bars: list[_Bar], capacity: int) -> list[list[_Bar]]:

@@ -81,6 +81,8 @@ def _front(frame: "pd.DataFrame", devices: int) -> np.ndarray:
 
 def _limits(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     """The axes, and where a device is full."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
     capacity = plans.cluster.device.memory_bytes
     axes.axvline(
         capacity,
@@ -96,7 +98,18 @@ def _limits(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     axes.xaxis.set_major_formatter(lambda size, _: format_bytes(size) if size else "0")
     axes.grid(color=PALE, linewidth=0.8)
     axes.set_axisbelow(True)
-    _time_axis(axes, frame.by_formula[frame.verdict != "no"])
+    seconds = frame.by_formula[frame.verdict != "no"]
+    if not len(seconds):
+        axes.set_yticks([])
+        return
+    low, high = seconds.min() / 1.2, seconds.max() * 1.2
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    steps = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    ticks = [d * 10.0**e for e in range(-7, 9) for d in steps]
+    axes.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda s, _: format_seconds(s))
 
 
 def _nothing(axes: "Axes", frame: "pd.DataFrame", shortfall: int) -> None:
@@ -132,22 +145,6 @@ def _nothing(axes: "Axes", frame: "pd.DataFrame", shortfall: int) -> None:
         ha="center",
         va="center",
     )
-
-
-def _time_axis(axes: "Axes", seconds: "pd.Series") -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    if not len(seconds):
-        axes.set_yticks([])
-        return
-    low, high = seconds.min() / 1.2, seconds.max() * 1.2
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    steps = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    ticks = [d * 10.0**e for e in range(-7, 9) for d in steps]
-    axes.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda s, _: format_seconds(s))
 
 
 def _points(axes: "Axes", frame: "pd.DataFrame", fronts: dict[int, np.ndarray]) -> None:

@@ -1,6 +1,6 @@
 """Where the time of a step goes: its parts as stacked bars, and the MFU that is left."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +78,11 @@ def step_breakdown(
     return figure
 
 
-def _parts(step: StepEstimate) -> Iterator[tuple[str, float]]:
-    """The parts that are there, and their seconds."""
-    return ((part, getattr(step, part)) for part in PARTS if getattr(step, part))
-
-
 def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
     left = 0.0
-    for part, seconds in _parts(step):
+    for part in PARTS:
+        if not (seconds := getattr(step, part)):
+            continue
         width = seconds / unit
         axes.barh(
             top,

@@ -84,8 +84,15 @@ def _groups(
             xs, [row[s] for row in table], 0.92 * width, color=colours[s % len(colours)], label=name
         )
     for g, row in enumerate(table):
+        # one value where all are the same; else the range, to the last digit where it must be
+        low, high = min(row), max(row)
+        if low == high:
+            label = words(low)
+        else:
+            short = words(low), words(high)
+            label = " to ".join(short if short[0] != short[1] else (f"{low:,}", f"{high:,}"))
         axes.annotate(
-            _label(row, words),
+            label,
             (g, max(row)),
             (0, 3),
             textcoords="offset points",
@@ -96,12 +103,3 @@ def _groups(
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylim(0, 1.12 * max(max(row) for row in table) or 1)
     axes.tick_params(axis="x", length=0)
-
-
-def _label(row: Sequence[float], words: Callable[[float], str]) -> str:
-    """One value where all are the same; else the range, to the last digit where it must be."""
-    low, high = min(row), max(row)
-    if low == high:
-        return words(low)
-    short = words(low), words(high)
-    return " to ".join(short if short[0] != short[1] else (f"{low:,}", f"{high:,}"))

@@ -93,17 +93,15 @@ def _fill(axes: "Axes", blocks: Blocks) -> None:
         for j, ranks in enumerate(row):
             x, y = blocks.columns[j], blocks.rows[i]
             width, height = blocks.columns[j + 1] - x, blocks.rows[i + 1] - y
-            colour, words = _look(ranks)
+            # the colour and words of a block: a copy on several ranks is grey
+            if isinstance(ranks, tuple) and len(ranks) != 1:
+                colour, words = "#D9D9D9", "ranks\n" + ", ".join(map(str, ranks))
+            else:
+                rank = ranks[0] if isinstance(ranks, tuple) else ranks
+                shade = (rank // len(PALETTE)) % 3
+                colour = lighter(PALETTE[rank % len(PALETTE)], 0.15 + 0.25 * shade)
+                words = f"rank {rank}"
             axes.add_patch(
                 Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1.2)
             )
             fitting_text(axes, (x, y, width, height), words, colour, size=8.5)
-
-
-def _look(ranks: int | tuple[int, ...]) -> tuple:
-    """The colour and words of a block: a copy on several ranks is grey."""
-    if isinstance(ranks, tuple) and len(ranks) != 1:
-        return "#D9D9D9", "ranks\n" + ", ".join(map(str, ranks))
-    rank = ranks[0] if isinstance(ranks, tuple) else ranks
-    shade = (rank // len(PALETTE)) % 3
-    return lighter(PALETTE[rank % len(PALETTE)], 0.15 + 0.25 * shade), f"rank {rank}"

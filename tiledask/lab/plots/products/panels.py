@@ -60,7 +60,14 @@ def panels(
     ``products``: name -> what td.matmul returned. Time 0 is when the first rank of a product
     begins; what Dask takes before that and after is not drawn.
     """
-    _check_products(products)
+    if not products:
+        raise ConfigError("panels draws 1 product or more, got 0; pass {'SUMMA': td.matmul(...)}")
+    for name, product in products.items():
+        if not any(spent.spans for spent in product.spent):
+            raise ConfigError(
+                f"{name!r} was made by {product.made_by or 'nothing'} and has 0 spans of time; "
+                f"panels draws what td.matmul returns"
+            )
     rows = [len(product.spent) for product in products.values()]
     figure = canvas(1.3 + sum(0.45 + 0.36 * n for n in rows), title)
     axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
@@ -80,17 +87,6 @@ def panels(
         for part in numbers:
             part.set_visible(False)
     return figure
-
-
-def _check_products(products: "Mapping[str, ShardedArray]") -> None:
-    if not products:
-        raise ConfigError("panels draws 1 product or more, got 0; pass {'SUMMA': td.matmul(...)}")
-    for name, product in products.items():
-        if not any(spent.spans for spent in product.spent):
-            raise ConfigError(
-                f"{name!r} was made by {product.made_by or 'nothing'} and has 0 spans of time; "
-                f"panels draws what td.matmul returns"
-            )
 
 
 def _ends(spent: "Sequence[Spent]") -> tuple[float, float]:
@@ -176,6 +172,9 @@ def reads(plans: Mapping[str, ProductPlan], *, title: str = "Who reads what from
     shade is the part of k that it multiplies in that step. Of plans with many steps the first
     4 are drawn.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     if not plans:
         raise ConfigError("reads draws 1 plan or more, got 0; pass {'SUMMA': ProductPlan(...)}")
     for name, plan in plans.items():
@@ -201,7 +200,13 @@ def reads(plans: Mapping[str, ProductPlan], *, title: str = "Who reads what from
             _step(axes, plan, step, shades)
             last = step == steps - 1 < count - 1
             axes.set_title(f"{name}, step {step}" + (f", {count - steps} more" if last else ""))
-    _legend_of_reads(figure, shades)
+
+    handles = [
+        Line2D([], [], color=colour, linewidth=1.6, label=f"a part of {operand}, to its reader")
+        for operand, colour in _OPERANDS.items()
+    ]
+    handles += [Patch(color=shade, label=f"k {a} to {b}") for (a, b), shade in shades.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=5)
     return figure
 
 
@@ -251,18 +256,6 @@ def _arrow(axes: "Axes", piece: Piece, columns: int, operand: str) -> None:
             zorder=3,
         )
     )
-
-
-def _legend_of_reads(figure: "Figure", shades: Mapping) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [
-        Line2D([], [], color=colour, linewidth=1.6, label=f"a part of {operand}, to its reader")
-        for operand, colour in _OPERANDS.items()
-    ]
-    handles += [Patch(color=shade, label=f"k {a} to {b}") for (a, b), shade in shades.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=5)
 
 
 @styled

@@ -18,7 +18,9 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     """A figure of `td.tile.levels_of`: above, each level's tile within the one above it; below,
     the time that its bytes take at full bandwidth, beside that of the arithmetic."""
     count = len(levels.levels)
-    figure = canvas(4.0 + 0.3 * count, title or _title(levels))
+    at = f", one of {levels.workers[0]} x {levels.workers[1]} workers" if levels.workers else ""
+    what = f"{levels.m} x {levels.n} x {levels.k} on {levels.device.name}{at}\nby {levels.config}"
+    figure = canvas(4.0 + 0.3 * count, title or what)
     above, below = figure.subfigures(2, 1, height_ratios=[2.2, 0.3 * (count + 3)])
     # c, of which the first worker's part is what the table is about
     rows, columns = levels.workers or (1, 1)
@@ -28,11 +30,6 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
         outer = level.tile
     _times(below.subplots(), levels)
     return figure
-
-
-def _title(levels: Levels) -> str:
-    at = f", one of {levels.workers[0]} x {levels.workers[1]} workers" if levels.workers else ""
-    return f"{levels.m} x {levels.n} x {levels.k} on {levels.device.name}{at}\nby {levels.config}"
 
 
 def _nested(axes: "Axes", outer: tuple[int, int], level: Level) -> None:

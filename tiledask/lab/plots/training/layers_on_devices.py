@@ -20,6 +20,9 @@ def layers_on_devices(
 ) -> "Figure":
     """A figure with one panel per assignment (the device of each layer, in order), one lane per
     device, layers counted from 1, a line from layer to layer, red where it changes devices."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     if not assignments or not all(len(devices) for devices in assignments.values()):
         raise ConfigError(
             "layers_on_devices draws 1 assignment or more of 1 layer or more, got "
@@ -33,7 +36,14 @@ def layers_on_devices(
         _panel(axes, name, devices)
     panels[-1].set_xlim(-0.7, max(map(len, assignments.values())) - 0.3)
     panels[-1].set_xlabel("layer")
-    figure.legend(handles=_legend(), loc="outside lower left", ncols=3)
+    handles = [
+        Patch(color=_tone(0), label="a layer and its number (a colour per device)"),
+        Line2D(
+            [], [], color=RED, linewidth=2, label="crossing: activations move to another device"
+        ),
+        Line2D([], [], color=GREY, linewidth=1, label="stays on the device"),
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=3)
     figure.lay_out()
     for axes, devices in zip(panels, assignments.values(), strict=True):
         for layer, device in enumerate(devices):
@@ -83,16 +93,3 @@ def _panel(axes: "Axes", name: str, devices: Sequence[int]) -> None:
     axes.xaxis.set_major_formatter(lambda layer, _: f"{layer + 1:.0f}")
     axes.tick_params(axis="y", length=0)
     axes.spines[["left"]].set_visible(False)
-
-
-def _legend() -> list:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(color=_tone(0), label="a layer and its number (a colour per device)"),
-        Line2D(
-            [], [], color=RED, linewidth=2, label="crossing: activations move to another device"
-        ),
-        Line2D([], [], color=GREY, linewidth=1, label="stays on the device"),
-    ]

@@ -74,7 +74,8 @@ def _bars(
     names = list(colours)
     axes.barh(names, [sent[n] for n in names], 0.62, color=[colours[n] for n in names])
     for i, name in enumerate(names):
-        words = f"{format_bytes(sent[name])}, {_barriers(barriers[name])}"
+        count = barriers[name]
+        words = f"{format_bytes(sent[name])}, {count or 'no'} barrier{'s' * (count != 1)}"
         axes.annotate(
             words if sent[name] else "nothing moves",
             (sent[name], i),
@@ -90,7 +91,3 @@ def _bars(
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("bytes that all devices send in a step")
     axes.set_title("What moves in each step")
-
-
-def _barriers(count: int) -> str:
-    return f"{count or 'no'} barrier{'s' * (count != 1)}"

@@ -4,7 +4,7 @@ device 0   [1][2][3][4][5][6]|send      :  <- target        red: what is wrong
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,14 @@ def draw_cut(
         axes = next(panels)
         words[axes] = _memory_panel(axes, view)
     if hasattr(inputs.get("communication"), "__len__"):
-        _send_panel(next(panels), view)
+        # what it takes to send across each cut; the cuts of the answer in another colour
+        axes, sends = next(panels), view.inputs["communication"]
+        cuts = {layers[-1] for layers in view.stages if layers} - {len(sends) + 1}
+        after = range(1, len(sends) + 1)
+        axes.bar(after, sends, 0.6, color=[ORANGE if n in cuts else GREY for n in after])
+        axes.set_xticks(after)
+        axes.set_xlabel("layer")
+        axes.set_title("time to send if cut after this layer (orange: cut here)")
     write(figure, words)
     return figure
 
@@ -251,14 +258,3 @@ def _memory_panel(axes: "Axes", view: _View) -> dict[Box, tuple]:
     axes.set_xlabel("memory of the layers (GB)")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
     return words
-
-
-def _send_panel(axes: "Axes", view: _View) -> None:
-    """What it takes to send across each cut; the cuts of the answer in another colour."""
-    sends: Sequence[float] = view.inputs["communication"]
-    cuts = {layers[-1] for layers in view.stages if layers} - {len(sends) + 1}
-    after = range(1, len(sends) + 1)
-    axes.bar(after, sends, 0.6, color=[ORANGE if n in cuts else GREY for n in after])
-    axes.set_xticks(after)
-    axes.set_xlabel("layer")
-    axes.set_title("time to send if cut after this layer (orange: cut here)")
