@@ -11,11 +11,13 @@ import signal
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tiledask as td
+from tiledask.distributed.pipelines import actions
 from tiledask.distributed.pipelines.job import TOPIC
 from tiledask.distributed.pipelines.stages import (
     FeedForward,
@@ -528,3 +530,22 @@ def test_the_layer_that_fails_is_counted_from_one(monkeypatch):
     monkeypatch.setattr(HalfFeedForward, "_draw", draw)
     (stage,) = stack((4, 12), HalfFeedForward, width=8, hidden=16)
     assert first_that_fails(stage, "numpy") == 3
+
+
+@pytest.mark.parametrize("left", [-0.5, 0.5])
+def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypatch, left):
+    said = []
+    loop = SimpleNamespace(
+        add_callback=lambda call, seconds, log, *event: log(*event), call_later=None
+    )
+    worker = SimpleNamespace(loop=loop, log_event=lambda topic, event: said.append(event))
+    monkeypatch.setattr(actions, "get_worker", lambda: worker)
+    stage = SimpleNamespace(forward=lambda weights, x: (x, None))
+    turn = actions.PipelineAction(
+        actions.Action("F", 1, 0), None, actions.Action("F", 0, 0), (), 0.0, 0.0, False
+    )
+    work = actions.ActionOperands(None, {}, None, None, False)
+    there = time.time()
+    taken = actions.ActionInputs(turn, stage, np.ones(2), work, None, (there + left, there))
+    actions.perform("topic", 1, [taken])
+    assert said[0]["arriving"] == [(0, min(there + left, there), there)]

@@ -132,7 +132,12 @@ def perform(topic: str, device: int, parts: Sequence[ActionInputs]) -> list[dict
             "start": start,
             "end": end,
             "late": max(0.0, worked - start - seconds) if seconds else 0.0,
-            "arriving": [(part.turn.gets.stage, *way) for way in ways if part.turn.gets],
+            # a way begins by another worker's clock, and by their error it may seem to end before
+            "arriving": [
+                (part.turn.gets.stage, min(left, there), there)
+                for left, there in ways
+                if part.turn.gets
+            ],
         }
         worker = get_worker()
         # later, because a worker's messages go out 2 ms apart: the news that this action is done,
