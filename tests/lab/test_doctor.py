@@ -138,6 +138,7 @@ def test_a_driver_that_crashes_is_a_reason(code, said):
     assert said in answer["reason"]
 
 
+@pytest.mark.long
 def test_a_driver_that_hangs_is_a_reason():
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(30)"
     started = time.monotonic()

@@ -64,6 +64,7 @@ def report(figure) -> Report:
     return made
 
 
+@pytest.mark.long
 def test_the_page_is_well_formed_and_complete(figure):
     page = Page(report(figure).to_html())
     assert page.open == []
@@ -75,6 +76,7 @@ def test_the_page_is_well_formed_and_complete(figure):
     assert page.all("html", "lang") == ["en"]
 
 
+@pytest.mark.long
 def test_contents_lead_to_the_sections(figure):
     page = Page(report(figure).to_html())
     ids = page.all("section", "id")
@@ -84,6 +86,7 @@ def test_contents_lead_to_the_sections(figure):
     assert links == ["#part-2", "#part-1", "#part-2", "#part-3"]
 
 
+@pytest.mark.long
 def test_nothing_is_loaded_from_outside_and_nothing_runs(figure):
     html = report(figure).to_html()
     page = Page(html)
@@ -97,6 +100,7 @@ def test_nothing_is_loaded_from_outside_and_nothing_runs(figure):
     assert "@import" not in html
 
 
+@pytest.mark.long
 def test_html_in_words_is_shown_not_used(figure):
     page = Page(report(figure).to_html())
     # title in the head and on the page, fact, failure in the summary with its section, contents,
@@ -105,6 +109,7 @@ def test_html_in_words_is_shown_not_used(figure):
     assert page.all("img", "alt") == [f"Caption {EVIL} \" '"]
 
 
+@pytest.mark.long
 def test_the_summary_says_what_was_checked(figure):
     made = report(figure)
     assert (made.held, made.checked, made.ok) == (1, 2, False)
@@ -118,6 +123,7 @@ def test_the_summary_says_what_was_checked(figure):
     assert 'class="summary "' in fine.to_html()
 
 
+@pytest.mark.long
 def test_the_files_are_the_page_and_its_figures(figure, tmp_path):
     made = report(figure)
     page = made.write(tmp_path / "build" / "tour")
@@ -132,10 +138,12 @@ def test_the_files_are_the_page_and_its_figures(figure, tmp_path):
     assert stat.S_IMODE(page.stat().st_mode) == 0o666 & ~umask
 
 
+@pytest.mark.long
 def test_the_same_report_is_the_same_page(figure):
     assert report(figure).to_html() == report(figure).to_html()
 
 
+@pytest.mark.long
 def test_a_failed_write_leaves_the_old_page_and_no_scraps(figure, tmp_path, monkeypatch):
     made = report(figure)
     page = made.write(tmp_path)
@@ -162,6 +170,7 @@ def test_a_figure_name_is_a_file_name(figure, name):
         Report("r").section("s").figure(figure, name)
 
 
+@pytest.mark.long
 def test_two_figures_of_one_name_are_refused_before_anything_is_written(figure, tmp_path):
     made = Report("r")
     made.section("s").figure(figure, "one").figure(figure, "one")

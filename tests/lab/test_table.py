@@ -91,6 +91,7 @@ def test_compare_names_the_columns_that_count():
     assert not Claim("idle", **values, rule=("within", 0.03)).verdict.holds
 
 
+@pytest.mark.long
 @given(
     st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=3),
     st.floats(0, 1e6),
@@ -264,6 +265,7 @@ WORDS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(
     st.lists(st.lists(WORDS.map(" ".join), min_size=4, max_size=4), min_size=1, max_size=4),
     st.integers(12, 100),

@@ -311,6 +311,7 @@ def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_name
             operator.attrgetter(wrong)(tiledask)
 
 
+@pytest.mark.long
 def test_the_package_runs_as_a_program():
     done = subprocess.run(
         [sys.executable, "-m", "tiledask", "partition", "24", "4"],
@@ -322,10 +323,12 @@ def test_the_package_runs_as_a_program():
     assert "sizes (6, 6, 6, 6)" in done.stdout
 
 
+@pytest.mark.long
 def test_plan_tile_and_the_doctor_before_it_is_asked_load_nothing_heavy():
     assert loaded(importing([*modules("plan"), *modules("tile"), "tiledask.lab.doctor"])) == []
 
 
+@pytest.mark.long
 def test_heavy_packages_are_noticed():
     assert loaded("import pandas") == ["pandas"]
 

@@ -152,6 +152,7 @@ def test_what_does_not_fit_or_does_not_go_is_left_out_and_named(tmp_path, index,
     assert "dask" in left["odd"]
 
 
+@pytest.mark.long
 def test_a_bundle_that_is_too_large_says_by_how_much_and_what_is_largest(tmp_path):
     (tmp_path / "small").write_bytes(bytes(10))
     (tmp_path / "huge.whl").write_bytes(bytes(60_000_000))
@@ -270,6 +271,7 @@ def run(made, *words, python=sys.executable, **environment):
     return json.loads(said[0]) if said else None, done.stdout
 
 
+@pytest.mark.long
 def test_what_is_here_wins_where_it_will_do_and_wheels_where_it_will_not(made):
     said, printed = run(made, "--minutes", "9")
     assert said["numpy"] == "2.5"  # though 2.4 was brought along, and asked for
@@ -333,6 +335,7 @@ def test_a_closed_folder_is_left_alone(made, tmp_path):
     assert said["helper"][0] == "3"
 
 
+@pytest.mark.long
 def test_the_machines_packages_are_listed_for_the_next_bundle(made):
     _, printed = run(made, "--list")
     assert bundle.read_has(printed)["numpy"] == "2.5"
@@ -340,6 +343,7 @@ def test_the_machines_packages_are_listed_for_the_next_bundle(made):
     assert not (made / "unpacked").exists()
 
 
+@pytest.mark.long
 def test_a_python_that_will_not_do_is_said(made, tmp_path):
     old = tmp_path / "python"
     old.write_text(f"#!/bin/sh\necho '[\"{old}\", [3, 9, 1], {{}}]'\n")

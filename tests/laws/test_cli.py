@@ -21,6 +21,7 @@ def run(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_fit_says_no_why_and_what_would(capsys):
     code, answer = run(capsys, "fit", "gpt-200b", "160xA100-40GB", "--dp", "160")
     assert (code, answer["verdict"]) == (1, "no")
@@ -46,6 +47,7 @@ def test_partition_judges(capsys):
     assert run(capsys, "partition", "4", "2", "--judge", "1-2 | 3-4")[0] == 0
 
 
+@pytest.mark.long
 def test_idle(capsys, tmp_path):
     picture = tmp_path / "gantt.png"
     code, answer = run(capsys, "idle", "1f1b", "4", "8", "--figure", str(picture))
@@ -279,6 +281,7 @@ def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, arguments):
         assert numbers(shown) == numbers(whole), f"at {width} columns"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [
@@ -372,6 +375,7 @@ def test_a_package_that_is_not_there_is_named_with_its_pip_line(
     assert error.endswith(f"needs {package}, which is not installed: pip install {package}\n")
 
 
+@pytest.mark.long
 def test_a_name_that_needs_a_package_says_so():
     code = (
         "import sys; sys.modules['distributed'] = None; import tiledask as td\n"

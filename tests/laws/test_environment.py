@@ -158,6 +158,7 @@ def test_a_constraint_that_contradicts_is_found():
         pins("numpy==2.0\nNumPy==2.1", "3.11.7")
 
 
+@pytest.mark.long
 def test_what_the_packages_need_in_turn_is_pinned_too():
     """Everything installed here that tiledask's extras bring in has a line."""
     installed = {canonicalize_name(d.name): d for d in distributions()}
@@ -176,6 +177,7 @@ def test_what_the_packages_need_in_turn_is_pinned_too():
     assert len(seen) > 100
 
 
+@pytest.mark.long
 def test_installed_versions_are_the_pinned_ones():
     """True in .venv as `make env` leaves it; another environment says what differs."""
     pinned = pins(CONSTRAINTS, ".".join(map(str, sys.version_info[:3])))
@@ -289,6 +291,7 @@ def test_pip_accepts_what_conda_would_hand_it(tmp_path):
 # -- no hosts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_no_file_names_a_package_registry():
     found = {}
     for path in tracked():
@@ -382,6 +385,7 @@ def test_no_step_of_make_test_waits_for_ever():
 WAYS_TO_END = {"dies": "os._exit(3)", "hangs": "time.sleep(900)"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS_TO_END)
 def test_make_test_fails_and_names_the_test_that(way, tmp_path):
     for folder in (".ci", ".venv/bin", "tests", "tiledask", "nbs"):
@@ -429,6 +433,7 @@ def limited(seconds, program: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.long
 def test_what_hangs_where_no_test_runs_is_ended_and_says_where():
     """Here at the interpreter's exit, with a thread that is still waited for."""
     done = limited(
@@ -447,6 +452,7 @@ print("the last test passed", flush=True)
     assert "in for_ever" in done.stderr
 
 
+@pytest.mark.long
 def test_a_command_that_goes_on_printing_ends_as_it_does_itself_and_leaves_nothing():
     done = limited(
         60,
@@ -550,6 +556,7 @@ def test_ci_runs_the_test_command_and_passes_its_failure_on(tmp_path):
     assert "passed" not in done.stdout
 
 
+@pytest.mark.long
 def test_hooks_are_valid_and_fetch_nothing():
     config = ROOT / ".pre-commit-config.yaml"
     done = subprocess.run(

@@ -199,6 +199,7 @@ def test_a_table_escapes_all_its_parts():
     )
 
 
+@pytest.mark.long
 def test_saved_pages_and_the_dashboard_show_hostile_names(tmp_path):
     from tiledask.lab.dashboard.activity import Activity
     from tiledask.lab.dashboard.board import headline, legend

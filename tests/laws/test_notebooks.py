@@ -253,6 +253,7 @@ def test_a_notebook_keeps_its_shape(path):
     assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
 
 
+@pytest.mark.long
 def test_the_notebooks_are_stripped():
     done = nbstripout("--verify", *NOTEBOOKS)
     assert done.returncode == 0, f"run pre-commit, or nbstripout as it does: {done.stdout}"
@@ -287,6 +288,7 @@ def tasks() -> Iterator[tuple[str, str, str]]:
                 yield number, task.source, answer.source
 
 
+@pytest.mark.long
 def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
     asked = 0
     for _, task, answer in tasks():
@@ -320,6 +322,7 @@ def test_a_task_does_not_say_the_number_that_its_exercise_asks_for(name):
         assert not says(f"{result.reason} {result.score} {result._repr_html_()}", target.wanted)
 
 
+@pytest.mark.long
 def test_notebook_04_shows_neither_the_splits_nor_the_tiles_that_it_asks_for():
     source = "\n".join(cell.source for cell in cells_of("04"))
     assert "run_blocks" not in source
@@ -652,6 +655,7 @@ def test_other_outputs_are_no_correction(tmp_path):
     assert len(list(learn.glob("*.ipynb"))) == 1
 
 
+@pytest.mark.long
 def test_a_copy_has_the_kernels_version_and_paths_that_lead_somewhere(tmp_path):
     """Without the version JupyterLab adds it, and a notebook is changed as soon as it's opened."""
     learn = tmp_path / "learn"

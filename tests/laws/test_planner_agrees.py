@@ -210,6 +210,7 @@ def cells(name):
         yield "".join(cell["source"]), " ".join("".join(texts).split())
 
 
+@pytest.mark.long
 def test_notebook_10_says_how_many_devices_it_takes():
     every = list(cells("10"))
     at = next(n for n, (source, _) in enumerate(every) if source.endswith("fill(str(fewest), 96))"))

@@ -160,6 +160,7 @@ def shown() -> set[str]:
     return found | set(re.findall(r"\btd\.(\w+)", text))
 
 
+@pytest.mark.long
 def test_every_name_that_a_walkthrough_uses_is_there():
     names = {name for _, source in notebooks() for name in used(source)}
     for name in names:
@@ -197,6 +198,7 @@ def test_the_wheel_has_the_package_its_data_and_its_types_and_nothing_for_a_chec
     assert not {path for path in wheel if path.partition("/")[0] != "tiledask"}
 
 
+@pytest.mark.long
 def test_nothing_in_the_wheel_imports_what_is_left_out():
     wheel = {path for path in built(WheelBuilder) if path.endswith(".py")}
     gone = {str(p.relative_to(ROOT)) for p in (ROOT / "tiledask").rglob("*.py")} - wheel

@@ -11,6 +11,7 @@ FILE = Path(__file__).parents[2] / "data" / "published" / "schedule.json"
 CASES = [c for c in json.loads(FILE.read_text("utf-8")) if c["id"].startswith("zb_t5_1.5B_p8_m")]
 
 
+@pytest.mark.long
 def test_every_kind_of_row_is_worked_out_and_passes():
     table = zero_bubble_table(CASES)
     assert len(table) == len(CASES) == 13

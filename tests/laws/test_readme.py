@@ -274,6 +274,7 @@ def test_a_command_that_does_not_work_is_found(line, said):
     assert said in complaint(shlex.split(line))
 
 
+@pytest.mark.long
 def test_a_command_that_hangs_is_found(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "DEADLINE", 0.5)
     assert "not done after 0.5 s" in run([sys.executable, "-c", "import time; time.sleep(30)"])

@@ -291,6 +291,7 @@ def test_the_check_above_sees_an_import(tmp_path):
         assert "cupy" in imported(tmp_path / "x.py")
 
 
+@pytest.mark.long
 def test_importing_the_low_level_loads_neither_cupy_nor_dask():
     code = (
         "import sys, numpy as np, tiledask as td; td.tile.matmul(np.ones((2, 2)), np.ones((2, 2)));"

@@ -69,6 +69,7 @@ def test_numpy_kernels_agree_with_float64(kernel, dtype, order, shape):
     assert_close(c, a, b)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kernel", "dtype"), NUMPY_CASES)
 @pytest.mark.parametrize("order", "CF")
 def test_out_is_overwritten_and_beta_adds(kernel, dtype, order):
@@ -209,6 +210,7 @@ print(json.dumps(peaks))
 """
 
 
+@pytest.mark.long
 def test_workspace_is_what_numpy_really_allocates():
     done = subprocess.run(
         [sys.executable, "-c", MEASURE],
@@ -244,6 +246,7 @@ def test_workspace_answers_for_kernels_this_machine_lacks():
 # -- traffic -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, tile=TILES, itemsize=st.sampled_from([2, 4, 8]))
 def test_traffic_is_the_sum_over_the_real_tiles(m, n, k, tile, itemsize):
     tm, tn, tk = tile
@@ -264,6 +267,7 @@ def test_traffic_is_the_sum_over_the_real_tiles(m, n, k, tile, itemsize):
     assert t.intensity <= t.tile_intensity * (1 + 1e-12)
 
 
+@pytest.mark.long
 @given(tile=TILES, times=st.tuples(EXTENTS, EXTENTS, EXTENTS))
 def test_intensity_of_a_tile_does_not_depend_on_the_product_around_it(tile, times):
     alone = td.tile.traffic(*tile, tile=tile, itemsize=4)

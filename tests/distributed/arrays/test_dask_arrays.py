@@ -105,6 +105,7 @@ def thin(monkeypatch):
 # -- the product is right -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_any_chunks_any_shape_any_type(seed):
     rng = random.Random(seed)

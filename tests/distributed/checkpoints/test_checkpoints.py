@@ -157,6 +157,7 @@ def test_any_layout_is_read_under_any_other(tmp_path_factory, a, flat_a, b, flat
             assert array.tobytes() == expected.tobytes()
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
 def test_the_boxes_of_a_flat_piece_are_its_numbers_in_order(shape, data):
@@ -246,6 +247,7 @@ class PowerCutError(Exception):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", ["_write_box", "write_index", "rename"])
 def test_a_save_that_breaks_off_leaves_the_former_one(tmp_path, monkeypatch, at):
     from tiledask.distributed.checkpoints import write
@@ -453,6 +455,7 @@ def places(value, at=()):
         yield from places(value[key], (*at, key))
 
 
+@pytest.mark.long
 def test_no_damage_is_accepted_that_changes_a_number(tmp_path):
     rng = np.random.default_rng(4)
     arrays = {"w": rng.standard_normal((40, 30)), "b": rng.standard_normal(7).astype("f4")}

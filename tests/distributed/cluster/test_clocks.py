@@ -15,6 +15,7 @@ from tiledask.distributed.cluster.clocks import Clock, set_clocks
 WAY = st.floats(1e-4, 1.0)
 
 
+@pytest.mark.long
 @given(st.floats(-1e4, 1e4), st.lists(st.tuples(WAY, WAY), min_size=1, max_size=9))
 def test_the_offset_is_right_to_within_its_error(offset, ways):
     trips, at = [], 100.0

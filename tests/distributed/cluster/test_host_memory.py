@@ -95,6 +95,7 @@ def test_small_blocks_and_other_processes_are_not_kept(monkeypatch):
     assert host_memory.empty((0, 5), FLOAT).shape == (0, 5)
 
 
+@pytest.mark.long
 def test_no_more_is_kept_than_there_is_room_for():
     blocks = [touched(24) for _ in range(4)]
     del blocks
@@ -166,6 +167,7 @@ print(mappings_of(31))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc is not glibc's")
 def test_arrays_are_mappings_of_their_own_but_where_malloc_keeps_them():
     """In a process that has been through nothing: elsewhere malloc may have a hole of any size."""

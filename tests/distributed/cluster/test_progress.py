@@ -28,6 +28,7 @@ def test_a_bar_of_something_short_never_appears(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.long
 def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
     over = threading.Event()
     seen = iter([(3, 20, "ill"), (20, 20, "well")])
@@ -43,6 +44,7 @@ def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
     assert "20/20 well" in err
 
 
+@pytest.mark.long
 def test_a_bar_goes_when_what_it_shows_fails(capfd):
     looked = threading.Event()
 

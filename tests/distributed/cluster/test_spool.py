@@ -56,6 +56,7 @@ class Owner:
     pass
 
 
+@pytest.mark.long
 def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(temporary, client):
     killed = [client("time.sleep(600)") for _ in range(2)]
     _, living = client("time.sleep(600)")

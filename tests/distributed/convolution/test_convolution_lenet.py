@@ -61,6 +61,7 @@ def test_the_loss_and_all_gradients_are_those_of_one_device(name, images, ranks)
     assert sum(said.parameters) == PARAMETERS * (ranks if name == "data parallel" else 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [11, 24])
 def test_more_ranks_than_classes_and_than_channels(ranks):
     check("layerwise", 2, ranks)

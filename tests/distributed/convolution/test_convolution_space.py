@@ -110,6 +110,7 @@ def test_windows_that_do_not_cross_call_nothing():
     assert {r.kind for r in done.records} == {"all_reduce"}
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(st.integers(0, 5), min_size=1, max_size=5),
@@ -128,6 +129,7 @@ def test_any_rows_and_any_windows(rows, size, stride, dilation, above, below):
     check_conv(x, w, b, tuple(rows), far=True, **options)
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(
     rows=st.lists(st.integers(0, 6), min_size=1, max_size=5),

@@ -151,6 +151,7 @@ def test_three_ways_at_once_and_more_ranks_than_rows_and_classes(ways):
     check(ways)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("ways", [{"data parallel": 3}, {"data parallel": 2, "space": 2}], ids=str)
 def test_images_that_do_not_divide(ways, batch):
@@ -290,6 +291,7 @@ def test_the_table_and_the_picture():
         plots.trainings({"one": [1.0]}, {}, {"one": 1})
 
 
+@pytest.mark.long
 def test_a_table_notices_a_step_that_differs():
     """Planted: a message of the second step is lost from the records; a loss is another's."""
     runs = few()
@@ -381,6 +383,7 @@ def test_a_mean_of_means_is_noticed(monkeypatch):
         check({"data parallel": 3})
 
 
+@pytest.mark.long
 def test_biases_that_are_not_added_up_are_noticed(monkeypatch):
     """Planted: the gradients of w only are summed, and each rank steps its own copy of b."""
     honest = lenet_step._added

@@ -193,6 +193,7 @@ def test_sums_that_overflow_on_the_way_only():
         assert done.results == [expected] * 4
 
 
+@pytest.mark.long
 def test_wide_sums_are_closer():
     gradients = [g.astype(np.float32) for g in draw(*[(2000,)] * 8)]
     exact = np.mean(np.asarray(gradients, np.float64), axis=0)

@@ -221,6 +221,7 @@ def test_zero_1_and_2_carry_what_an_all_reduce_does_and_3_half_as_much_again():
         assert 2 * sent[3] == 3 * sent[0]
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 9))
 def test_shards_are_even_in_every_layer_and_altogether(layers, ranks):
     dealt = D.shards(layers, ranks)

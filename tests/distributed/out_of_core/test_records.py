@@ -146,6 +146,7 @@ def worker_that_works_until_stopped(records, log):
             time.sleep(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["ends", "raises"])
 def test_a_client_that_ends_waits_for_its_workers(folder, how):
     records, log = StreamRecords(folder, "first"), []
@@ -174,6 +175,7 @@ with StreamRecords(sys.argv[1], "killed").claimed():
 """
 
 
+@pytest.mark.long
 def test_the_workers_of_a_dead_client_are_stopped_and_waited_for(folder, monkeypatch):
     client = subprocess.Popen([sys.executable, "-c", CLIENT, folder], stdout=subprocess.PIPE)
     assert client.stdout.readline() == b"claimed\n"

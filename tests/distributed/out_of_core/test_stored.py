@@ -53,6 +53,7 @@ def store(path, x, kind):
 spans = st.tuples(st.integers(0, 23), st.integers(0, 23)).map(sorted).map(tuple)
 
 
+@pytest.mark.long
 @pytest.mark.few(8)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -335,6 +336,7 @@ def test_a_chunk_that_a_shard_lacks_is_no_zeros(tmp_path):
     np.testing.assert_array_equal(array[:, :], x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["zarr-2", "zarr-3"])
 def test_zeros_that_are_written_are_there(tmp_path, kind):
     array = open_array(store(tmp_path, values(), kind))
@@ -363,6 +365,7 @@ def test_the_header_of_our_own_arrays_has_a_checksum(tmp_path):
         open_array(array.path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
 def test_no_damage_is_accepted_that_could_be_seen(tmp_path, kind):
     """Sizes, headers and chunks always; values where there are checksums, else it was said."""
@@ -442,6 +445,7 @@ def test_how_it_is_shown(tmp_path):
     assert "c.zarr" in array._repr_html_()
 
 
+@pytest.mark.long
 def test_headers_are_read_by_many_threads_at_once(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, np.ones(16))

@@ -161,6 +161,7 @@ def test_halos_are_the_neighbours_rows(n):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
 def test_halos_of_thin_shards_and_their_adjoint(extents, before, after):
@@ -554,6 +555,7 @@ def test_errors_that_cannot_travel_are_told_in_words():
     assert "raised by rank 1" in "".join(raised[0].__notes__)
 
 
+@pytest.mark.long
 def test_a_rank_that_never_calls():
     stop = threading.Event()
 
@@ -571,6 +573,7 @@ def test_a_rank_that_never_calls():
         says(each, "until the run's deadline", "'loss'", "rank 0 has been in no", "timeout=")
 
 
+@pytest.mark.long
 def test_all_ranks_busy():
     stop = threading.Event()
     with pytest.raises(DeadlineError, match=r"ranks \[0, 1\] have not returned after 0.2 s"):
@@ -578,6 +581,7 @@ def test_all_ranks_busy():
     stop.set()
 
 
+@pytest.mark.long
 def test_a_circle_is_found_before_the_deadline(monkeypatch):
     """Rows before columns on one rank, columns before rows on the others."""
     monkeypatch.setattr(transport, "LOOK", 0.1)
@@ -596,6 +600,7 @@ def test_a_circle_is_found_before_the_deadline(monkeypatch):
     says(error, "they wait for each other", "'axis 0'", "'axis 1'", "rank 0", "rank 3")
 
 
+@pytest.mark.long
 def test_a_rank_that_has_not_looked_at_its_letter_is_not_stuck(monkeypatch):
     """On a busy machine rank 0 sleeps on the message that it waits for, and rank 1 waits for it."""
     wait = threads.Threads.wait

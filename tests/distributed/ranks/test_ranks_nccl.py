@@ -123,6 +123,7 @@ def test_a_rank_alone_and_arrays_without_elements(gpus):
         assert to_numpy(alone).tolist() == to_numpy(also).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=5), st.integers(0, 3), st.integers(0, 3))
 def test_uneven_parts_and_thin_halos(extents, before, after):
@@ -161,6 +162,7 @@ def test_a_send_does_not_wait_for_its_recv(gpus):
 # -- NCCL's own algorithms -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_nccls_own_bring_the_same(gpus):
     for dtype in ("float32", "float16", "int64"):
         reference = run_threads(own_by_ring, 4, dtype)  # whole numbers, so exact
@@ -245,12 +247,14 @@ def test_ranks_that_disagree(gpus):
         assert time.monotonic() - begun < 18.0
 
 
+@pytest.mark.long
 def test_a_circle_is_found(gpus, monkeypatch):
     monkeypatch.setattr(transport, "LOOK", 0.1)
     with pytest.raises(CollectiveError, match="they wait for each other, for ever"):
         gpus.run(another_order, (2, 2))
 
 
+@pytest.mark.long
 def test_a_rank_that_never_calls(gpus):
     def program(rank):
         with rank.label("loss"):
@@ -262,6 +266,7 @@ def test_a_rank_that_never_calls(gpus):
         gpus.run(program, 2, timeout=0.4)
 
 
+@pytest.mark.long
 def test_a_gpu_that_never_gets_done(gpus):
     late = r"waited for NCCL until the run's deadline, in all_reduce number 1 .*NCCL_DEBUG"
     with (
@@ -272,6 +277,7 @@ def test_a_gpu_that_never_gets_done(gpus):
     assert all(end.aborted for end in gpus.made)
 
 
+@pytest.mark.long
 def test_a_call_of_nccl_that_never_returns():
     with twin_gpus(2, patience=60.0) as machine:
         begun = time.monotonic()

@@ -146,6 +146,7 @@ def test_a_planted_fault_is_found(gpus, fault):
         gpus.run(ragged_ring, 3)
 
 
+@pytest.mark.long
 def test_unless_all_meet_a_circle_is_not_found(gpus, monkeypatch):
     """NCCL would wait for a program: only the deadline ends it."""
     monkeypatch.setattr(transport, "LOOK", 0.1)

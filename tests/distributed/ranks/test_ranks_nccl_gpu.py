@@ -63,6 +63,7 @@ def one_gpu(request):
             pytest.skip(f"no usable GPU: {probe().reason}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
 def test_arrays_of_one_gpu_give_the_same_bits(one_gpu, dtype):
     """All that is done with arrays between NCCL's calls: cut, summed, joined, cast."""

@@ -101,6 +101,7 @@ def test_block(t, fused, gated):
     check_block(t, gated, fused)
 
 
+@pytest.mark.long
 @pytest.mark.few(7)
 @pytest.mark.parametrize("regather", [False, True])
 @pytest.mark.parametrize("gated", [True, False])
@@ -122,6 +123,7 @@ def elements(done, t):
     return received / 8 / (B * S * H), (t - 1) / t * t
 
 
+@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("t", range(2, 9))
 def test_four_barriers_if_fused_and_seven_if_not(t):
@@ -136,6 +138,7 @@ def test_four_barriers_if_fused_and_seven_if_not(t):
     assert elements(apart, t)[0] == pytest.approx(14 * unit, rel=1e-15)
 
 
+@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("t", range(2, 9))
 def test_sharded_tokens_move_8_or_10(t):

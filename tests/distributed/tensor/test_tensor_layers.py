@@ -235,6 +235,7 @@ def check_loss(t, vocabulary, smoothing=0.0, ignored=0, count=None, scale=1.0):
     return check(t, program, expected, plan.cross_entropy(Stream(B, S, H, t), smoothing))
 
 
+@pytest.mark.long
 @pytest.mark.few(6)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("t", RANKS)

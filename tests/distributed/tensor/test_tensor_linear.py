@@ -114,6 +114,7 @@ def test_columns_then_rows_with_any_activation_between(activation):
 # -- laws ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.booleans())
 def test_the_backward_is_the_transpose(t, inputs, outputs, tokens, sequence):

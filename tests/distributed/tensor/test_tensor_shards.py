@@ -21,6 +21,7 @@ from tiledask.tile import layers as tile
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(st.integers(0, 60), st.integers(1, 12))
 def test_even_shards_are_array_splits(extent, ranks):
     shards = even_shards(extent, ranks)
@@ -31,6 +32,7 @@ def test_even_shards_are_array_splits(extent, ranks):
     assert not list(shards.shared())
 
 
+@pytest.mark.long
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 9))
 def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     """By enumeration: each rank has exactly the kv heads of its query heads, and sharers agree."""
@@ -46,6 +48,7 @@ def test_heads_lie_with_those_they_look_at(kv, share, ranks):
     assert kvs.covers
 
 
+@pytest.mark.long
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6))
 def test_every_number_is_owned_by_one_rank(kv, share, ranks):
     """Of matrices that are cut, kv heads that ranks share, and biases that all ranks hold."""

@@ -54,6 +54,7 @@ def whole(blocks):
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grid", GRIDS)
 def test_as_on_one_device(grid):
     for tokens, inputs, outputs in SIZES:
@@ -86,6 +87,7 @@ def test_batches_and_no_bias():
         assert_close(whole([result[name] for result in done.results]), value, name)
 
 
+@pytest.mark.long
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 5))
 def test_panels_are_every_column_once_at_its_owners(extent, rows, columns):
     of_x = np.array_split(np.arange(extent), columns)
@@ -148,6 +150,7 @@ def test_blocks_that_do_not_go_together_are_refused():
     assert all(run_threads(program, (2, 2)).results)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", ["row", "column", "depth"])
 def test_a_sum_left_out_is_caught(missing, monkeypatch):
     """Planted: what comes back is one rank's partial sum."""

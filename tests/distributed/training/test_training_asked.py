@@ -155,6 +155,7 @@ def test_a_folder_where_one_may_not_write_is_refused(tmp_path):
         go(folder=tmp_path)
 
 
+@pytest.mark.long
 def test_a_folder_that_is_not_there_is_made_and_may_be_relative(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     go(steps=np.int64(1), seed=np.int64(3), dtype=np.dtype("float64"), folder="runs/a")
@@ -165,6 +166,7 @@ def test_a_folder_that_is_not_there_is_made_and_may_be_relative(tmp_path, monkey
 # -- absurd, and right -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "model", "batch", "options"),
     [
@@ -190,6 +192,7 @@ def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, optio
     assert_single(got, batch, rule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero):
     """Interleaved: two stages each, so that the table is on two devices; as a wave: on one."""

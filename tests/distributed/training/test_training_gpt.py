@@ -158,6 +158,7 @@ def test_on_eight_workers():
 # -- what comes back -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_result_says_what_it_is():
     got = train(SMALL, TEXT, (1, 2, 2), steps=2, batch=4, microbatches=2)
     assert repr(got).startswith("Trained(2 steps on 4 ranks (dp=1, tp=2, pp=2), loss 4.")

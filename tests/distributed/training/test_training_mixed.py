@@ -44,6 +44,7 @@ def run(model=SMALL, shape=(1, 1, 1), **options):
     return train(model, TEXT, shape, **usual | {"timeout": 60.0} | options)
 
 
+@pytest.mark.long
 def test_what_nobody_asks_for_is_not_exchanged():
     got = run(shape=(1, 2, 1))
     assert not len(got.norms)
@@ -54,6 +55,7 @@ def test_what_nobody_asks_for_is_not_exchanged():
 # -- halves ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_bytes_are_those_of_the_planners_recipe():
     """16 B a parameter with gradients in halves, 18 B with gradients in single precision."""
     for name, each in (("mixed-adam-16", 16), ("mixed-adam-18", 18)):

@@ -174,6 +174,7 @@ def refused(folder, words, shapes=((2, 1, 1),), **options):
     return str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("other", "words"),
     [

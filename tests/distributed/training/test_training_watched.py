@@ -76,6 +76,7 @@ def test_every_step_is_told(shape, options):
         )
 
 
+@pytest.mark.long
 def test_steps_after_a_checkpoint_keep_their_numbers(tmp_path):
     run(progress=False, steps=2, folder=tmp_path)
     seen: list[Progress] = []
@@ -101,6 +102,7 @@ def test_few_reports_of_many_steps(monkeypatch):
     assert (first, last) == ([1] * 4, [5] * 4)  # the first at once, the rest when all is done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("progress", [None, False])
 def test_nobody_looks_on(progress, capfd, monkeypatch):
     monkeypatch.setattr(reports, "_Reporter", None)  # would fail if it was used
@@ -115,6 +117,7 @@ def test_a_bar_says_how_far_it_is():
         assert bar._look() == (7, 10, "loss 2.5000  128 tokens/s")
 
 
+@pytest.mark.long
 def test_a_bar_of_a_short_training_never_appears(capfd):
     run(progress=True)
     assert capfd.readouterr() == ("", "")
@@ -134,6 +137,7 @@ def test_what_cannot_listen_is_refused(wrong):
 # -- listeners that fail -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_listener_that_raises_is_called_no_more():
     seen = []
 
@@ -148,6 +152,7 @@ def test_a_listener_that_raises_is_called_no_more():
     assert len(got.losses) == STEPS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 def test_a_listener_cannot_end_the_training(error):
     def broken(p):
@@ -157,6 +162,7 @@ def test_a_listener_cannot_end_the_training(error):
         assert len(run(progress=broken).losses) == STEPS
 
 
+@pytest.mark.long
 def test_a_listener_that_cannot_be_closed_is_said():
     class Unclosed(Entered):
         def __exit__(self, *_):
@@ -283,6 +289,7 @@ def test_layers_add_up(shape, options, schedule):
     assert 0 < frame["seconds"].sum() <= seconds
 
 
+@pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("zero", range(4))
 def test_a_label_says_along_which_axis_it_is(zero):

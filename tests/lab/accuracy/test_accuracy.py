@@ -47,6 +47,7 @@ WITHOUT_LAYOUT = {
 several times slower than their traffic explains."""
 
 
+@pytest.mark.long
 def test_every_case_has_a_row_or_a_test_or_a_reason():
     with_rows = {row.case for group in page.groups() for row in group.rows}
     assert set(CASES) - with_rows == OTHERWISE | WITHOUT_LAYOUT

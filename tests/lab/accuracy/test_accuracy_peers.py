@@ -218,6 +218,7 @@ def test_printed_numbers_come_back_in_bytes_and_parameters(cookbook):
     assert {"published", "source", "key", "peer", "why not", "note"} <= set(rows[0])
 
 
+@pytest.mark.long
 def test_a_wrong_path_or_a_program_that_breaks_says_what_to_give(tmp_path, cookbook):
     with pytest.raises(ConfigError, match=r"no calculon/llm/llm\.py; give one of github.*--calcul"):
         ask("calculon", str(tmp_path), ASKED[:1])

@@ -61,6 +61,7 @@ def test_a_peer_that_does_other_work_stops_the_bench(tmp_path):
         measure([SMALL], ways, 1, 60, lambda _: None)
 
 
+@pytest.mark.long
 def test_a_run_that_breaks_or_takes_too_long_is_given_up_with_its_reason(tmp_path):
     broken = ScheduleProgram(
         "broken", (sys.executable, "-c", "raise RecursionError('too deep')"), "x"
@@ -88,6 +89,7 @@ def test_a_digest_tells_orders_apart():
     assert schedule_peers.digest(one) != schedule_peers.digest(other)
 
 
+@pytest.mark.long
 def test_what_is_missing_is_skipped_with_a_way_to_have_it(tmp_path):
     command = [sys.executable, "-m", "tiledask.lab.bench.schedules", "--largest", "10"]
     said = subprocess.run(

@@ -242,6 +242,7 @@ def test_ratios_are_of_medians_and_their_spread_is_of_rounds():
     assert ratio(row, row)["ratio"] == 1
 
 
+@pytest.mark.long
 def test_time_that_is_over_ends_the_rounds_but_not_before_the_first():
     ways = [by("right", right)]
     rows = contest(SMALL, ways, CpuClock(), until(0.3), 10**6, 0)
@@ -352,6 +353,7 @@ for name, precision in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.long
 def test_a_trial_finds_who_hangs_who_dies_and_who_fails_and_lets_the_others_go_on():
     pairs = [(n, "bf16") for n in ("good", "hangs", "dies", "fails", "fine")]
     refused = trial(pairs, "numpy", patience=2.0, command=(sys.executable, "-c", CHILD))

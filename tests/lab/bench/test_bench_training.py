@@ -50,6 +50,7 @@ def spin(seconds):
         pass
 
 
+@pytest.mark.long
 def test_a_record_has_the_cpu_of_its_rank_and_none_of_its_waits():
     other_waits = threading.Event()
 
@@ -119,6 +120,7 @@ def test_idle_cores_of_a_schedule():
 # -- torch's ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(st.integers(1, 9), st.integers(1, 12))
 def test_the_peer_s_order_is_that_of_1f1b(stages, microbatches):
     for stage, order in enumerate(td.schedule("1f1b", stages, microbatches).orders):
@@ -138,6 +140,7 @@ def test_bytes_on_a_ring(n):
     assert training_runs.ring_bytes(f"all_reduce of {n}", n * 6 * n * 4) == counted
 
 
+@pytest.mark.long
 def test_an_interpreter_without_torch_is_named():
     if shutil.which("python3") is None:
         pytest.skip("no python3 on the path")
@@ -211,6 +214,7 @@ def test_goals_say_what_was_missed():
     assert not met["the same bytes in the same calls"]
 
 
+@pytest.mark.long
 def test_without_torch_the_rest_runs_and_says_what_is_skipped(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(training.td, "start_cluster", lambda **_: nullcontext())
     monkeypatch.setattr(training, "_ours", lambda *_: a_run(0.5, 1.0))
@@ -227,6 +231,7 @@ def test_without_torch_the_rest_runs_and_says_what_is_skipped(monkeypatch, capsy
     assert drawn.stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_the_picture_has_every_part_of_every_row():
     pairs = [
         training.Pair(h, layout, [a_run(0.5, 1.0)])

@@ -263,6 +263,7 @@ def test_blocks_that_an_action_waited_for_are_transfers():
 # -- all other work ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=25
@@ -286,6 +287,7 @@ def test_idle_is_what_the_union_of_the_computations_leaves(tasks):
     assert drawn.idle == pytest.approx(tuple(1 - window.mean(axis=1)))
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=25
@@ -741,6 +743,7 @@ def test_a_report_of_timelines(tmp_path):
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
 
 
+@pytest.mark.long
 def test_a_report_takes_what_has_a_timeline(tmp_path):
     simulated = td.simulate(td.schedule("gpipe", 2, 2))
     run = SimpleNamespace(timeline=simulated, simulated=None)

@@ -190,6 +190,7 @@ def test_a_choice_is_judged_by_its_run(ways, monkeypatch):
 # -- devices -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_number_of_devices_is_where_30_images_are_reached(devices):
     """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
     and back, against 2 x 129,068 gradients."""

@@ -86,6 +86,7 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
         assert still_drawn(exercise, answer)
 
 
+@pytest.mark.long
 def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refused(cap):
     small = [plan for plan in searched(32) if plan.peak <= 6 * GB]
     right = min(small[:12], key=lambda plan: plan.step.total)
@@ -103,6 +104,7 @@ def test_the_fastest_within_a_cap_is_that_of_a_search_and_larger_plans_are_refus
     assert cap.draw(slow.layout).to_png().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_fewest_devices_are_those_of_every_number_searched(fewest):
     fits = {n: searched(32, devices=[n]) for n in range(1, 9)}
     least = min(n for n, plans in fits.items() if plans)
@@ -126,6 +128,7 @@ def test_more_bytes_a_parameter_take_more_devices():
     assert 'the verdict is "no"' in heavy.check(alone).reason
 
 
+@pytest.mark.long
 def test_a_repair_is_what_the_critique_says_and_faults_have_their_numbers(repaired):
     before = td.critique(GPT, BAD, CLUSTER)
     faults = [line for line in before.lines if not line.good]

@@ -65,6 +65,7 @@ def test_a_sum_too_many_is_wrong(sums):
     np.testing.assert_allclose(down, 4 * partial_sums._expected()["dw_down"], rtol=1e-12)
 
 
+@pytest.mark.long
 def test_only_one_pair_of_sums_is_right(sums):
     places = partial_sums.FORWARD + partial_sums.BACKWARD
     pairs = [(a, b) for i, a in enumerate(places) for b in places[i + 1 :]]

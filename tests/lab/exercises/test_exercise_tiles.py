@@ -84,6 +84,7 @@ def test_a_tile_within_shared_memory(within, answer, misses):
     assert still_drawn(within, answer) if result else within.draw(answer).axes
 
 
+@pytest.mark.long
 def test_only_these_tiles_keep_to_the_limits_by_hand(within):
     """Bytes by the formula, and not by the judge's: 2 s m n k / FLOP per byte."""
     fitting = {
@@ -112,6 +113,7 @@ def test_carried_tiles_are_judged_by_the_order_of_all(carried):
         assert missed(bad) == [f"% given away on {device}"]
 
 
+@pytest.mark.long
 def test_the_best_tiles_end_with_full_waves(carried):
     """Worked out by hand: tiles over multiprocessors, and what the last round leaves."""
     for device, side, count in (("A100-80GB", (128, 64), 108), ("L40S", (64, 64), 142)):
@@ -191,6 +193,7 @@ def test_the_parts_of_a_makespan_add_up_by_hand():
 positive = st.floats(0.01, 100)
 
 
+@pytest.mark.long
 @given(st.tuples(positive, positive), st.tuples(positive, positive), positive)
 @settings(max_examples=100, deadline=None)
 def test_what_is_lost_and_the_ideal_are_the_makespan(busy, waited, rate):

@@ -171,6 +171,7 @@ def test_fewest_gpus_knows_more_than_the_smallest_fix():
     assert all(td.fits(td.load_model("llama-2-13b"), la, spec).verdict == "fits" for la in found)
 
 
+@pytest.mark.long
 def test_copies_that_fit_are_judged_stage_by_stage():
     exercise, model = copies_that_fit(), td.load_model("llama-2-13b")
 

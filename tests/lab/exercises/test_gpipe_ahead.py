@@ -14,6 +14,7 @@ def exercise():
     return gpipe_ahead(against=("1f1b", "zb-h1"))
 
 
+@pytest.mark.long
 def test_the_smallest_latencies_are_found_and_only_they_are_enough(exercise):
     assert exercise.check((0.01, 0.81))
     late = exercise.check((0.01, 0.82))
@@ -38,6 +39,7 @@ def test_what_is_no_answer_is_refused_in_words(exercise, answer):
     assert "an answer has 2 latencies, against 1f1b, zb-h1, each from 0.01 to 2 s" in result.reason
 
 
+@pytest.mark.long
 def test_it_is_drawn_without_giving_the_answer_away(exercise):
     for answer, lines in ((None, 0), ((0.1, 0.9), 2)):
         (axes,) = exercise.draw(answer).axes

@@ -112,6 +112,7 @@ def test_runs_that_differ_are_counted():
     assert differing(right, CASE, 8) == 0
 
 
+@pytest.mark.long
 def test_all_that_is_launched_can_be_brought_along(monkeypatch):
     monkeypatch.setattr(kernels, "shrink", lambda arrays: 1)
     tried = [(v, case) for _, v, case in kernels._steps_up("cupy")]
@@ -145,6 +146,7 @@ def short(monkeypatch):
 # -- the parts on NumPy --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_kernel_once(notes):
     kernels.first(notes, "numpy")
     found = rows(notes)
@@ -254,6 +256,7 @@ def test_two_levels_and_files_are_counted(notes):
     assert all(len(table.rows) == len(found) for table in product.tables(found))
 
 
+@pytest.mark.long
 def test_claims_are_of_what_a_device_can_hold():
     for memory in (10**9, 24 * 10**9, 80 * 10**9, 141 * 10**9):
         found = fit.claims(memory)

@@ -255,6 +255,7 @@ def test_the_files_are_the_record_the_page_and_figures(whole):
     assert all(name in (out / "no-gpu.md").read_text() for name in names)
 
 
+@pytest.mark.long
 def test_there_are_eight_files_at_most(tmp_path):
     def drawn(rows):
         from matplotlib.figure import Figure
@@ -510,6 +511,7 @@ def test_without_a_gpu_one_sentence_says_what_is_looked_for_and_what_to_do(monke
     assert "`tiledask doctor`" in said
 
 
+@pytest.mark.long
 def test_the_question_for_the_gpu_is_answered(monkeypatch):
     if probe().usable:
         assert command._device()["name"]

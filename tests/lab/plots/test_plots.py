@@ -277,12 +277,14 @@ def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
     assert drawn(name)[0].to_png() == FIGURES[name]().to_png()
 
 
+@pytest.mark.long
 def test_a_notebook_shows_it_without_pyplot():
     png, size = drawn("layers")[0]._repr_png_()
     assert png.startswith(b"\x89PNG")
     assert size == {"width": 900}
 
 
+@pytest.mark.long
 def test_the_user_settings_neither_change_the_figure_nor_are_changed():
     import matplotlib as mpl
 
@@ -337,6 +339,7 @@ def test_gantt_marks_transfers_below_the_box():
         assert 0.36 < y - round(y - 0.4) < y - round(y - 0.4) + height < 0.5
 
 
+@pytest.mark.long
 def test_gantt_numbers_the_boxes_with_their_micro_batch_if_there_is_room():
     roomy, crowded = plots.gantt(pipeline(2, 3)), plots.gantt(pipeline(2, 300))
     numbers = sorted(t.get_text() for t in roomy.axes[0].texts)
@@ -346,6 +349,7 @@ def test_gantt_numbers_the_boxes_with_their_micro_batch_if_there_is_room():
     assert "number in a box: the micro-batch" not in words(crowded)
 
 
+@pytest.mark.long
 def test_gantt_panels_share_the_time_and_say_their_idle_share():
     simulated, measured = pipeline(4, 8), pipeline(4, 8, 2.0, 4.0)
     figure = plots.gantt(simulated, measured, titles=["simulated", "measured"])
@@ -355,12 +359,14 @@ def test_gantt_panels_share_the_time_and_say_their_idle_share():
     assert bottom.get_title(loc="left") == "measured: 27.3% of device-time idle, done after 66 s"
 
 
+@pytest.mark.long
 def test_gantt_says_at_each_row_how_idle_it_is_where_that_differs():
     (axes,) = plots.gantt(Timeline.of(2, [(0, "F", 0, 0, 0, 3), (1, "F", 1, 0, 3, 4)])).axes
     assert {"25.0% idle", "75.0% idle"} <= set(words(axes))
     assert not [word for word in words(plots.gantt(pipeline(2, 3))) if "% idle" in word]
 
 
+@pytest.mark.long
 def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
     timeline = sweep.same_work("1f1b", 8, 32)
     (axes,) = plots.gantt(timeline).axes
@@ -375,6 +381,7 @@ def test_gantt_numbers_of_many_actions_are_there_and_in_their_box():
         assert text.get_window_extent().width <= 1.02 * 2 * np.ptp(across)
 
 
+@pytest.mark.long
 def test_gantt_of_what_is_too_narrow_says_how_to_look_closer():
     timeline = sweep.same_work("zb-v", 8, 64)
     assert "too narrow to number; see between=" in words(plots.gantt(timeline))
@@ -394,6 +401,7 @@ def test_gantt_halves_the_row_where_a_forward_and_a_backward_run_at_once():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scale", "unit"), [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs")])
 def test_gantt_time_unit_suits_the_run(scale, unit):
     figure = plots.gantt(pipeline(2, 2, scale, 2 * scale))
@@ -403,6 +411,7 @@ def test_gantt_time_unit_suits_the_run(scale, unit):
     assert "8" in last
 
 
+@pytest.mark.long
 def test_gantt_legend_names_what_is_there():
     found = words(plots.gantt(SPLIT_BACKWARD))
     for label in (
@@ -524,6 +533,7 @@ def test_memory_leaves_out_what_is_empty():
 # memory over time ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     footprint = held("1f1b", 4, 8)
     figure = plots.memory_timeline(footprint, capacity=3, unit="activations")
@@ -543,6 +553,7 @@ def test_memory_timeline_draws_what_is_held_and_where_it_is_most():
     assert "over the capacity" not in words(plots.memory_timeline(footprint, capacity=4))
 
 
+@pytest.mark.long
 def test_memory_timeline_of_many_devices_draws_the_fullest_and_says_what_is_missing():
     footprint = memory_over_time(sweep.same_work("1f1b", 32, 40), static=[0] * 13 + [99] + [0] * 18)
     figure = plots.memory_timeline(footprint)
@@ -570,6 +581,7 @@ def test_utilisation_draws_what_was_simulated_the_formula_and_what_was_measured(
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "8"]
 
 
+@pytest.mark.long
 def test_latency_marks_where_gpipe_gets_ahead():
     (axes,) = plots.bubble_against_latency(LATENCY).axes
     rings = [line.get_xydata()[0] for line in axes.lines if line.get_gid() == "crossing"]
@@ -656,6 +668,7 @@ def test_owners_are_drawn_to_scale():
 # layers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "crossings"),
     [
@@ -760,6 +773,7 @@ def test_panels_put_reads_below_what_the_rank_does_meanwhile():
         assert bottoms[round(y)] < y < y + height < round(y) + 0.5
 
 
+@pytest.mark.long
 def test_panels_share_the_time_and_say_how_much_of_it_is_multiplying():
     products = {"SUMMA": multiplied(2, 4, 0.01), "Cannon": multiplied(2, 2, 0.01)}
     top, bottom = plots.panels(products).axes
@@ -771,6 +785,7 @@ def test_panels_share_the_time_and_say_how_much_of_it_is_multiplying():
     assert sorted(t.get_text() for t in top.texts) == sorted("0123" * 2)
 
 
+@pytest.mark.long
 def test_panels_explain_what_is_there():
     found = words(plots.panels({"SUMMA": multiplied(2, 2)}))
     assert {"multiplying a panel", "waiting for a panel", "number in a box: the step"} <= set(found)
@@ -787,6 +802,7 @@ def arrows(axes, operand: str) -> int:
     return sum(patch.get_gid() == f"{operand} read" for patch in axes.patches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "p", "q"), [("summa", 2, 2), ("cannon", 3, 3), ("summa", 2, 3)])
 def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
     plan = planned(name, p, q)
@@ -803,6 +819,7 @@ def test_reads_are_an_arrow_for_every_piece_of_every_step(name, p, q):
             assert arrows(axes, operand.upper()) == len(pieces)
 
 
+@pytest.mark.long
 def test_reads_shade_ranks_by_what_they_multiply():
     figure = plots.reads({"SUMMA": planned("summa", 3, 3), "Cannon": planned("cannon", 3, 3)})
     shades = [

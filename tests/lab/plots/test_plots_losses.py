@@ -232,6 +232,7 @@ def test_drawing_that_takes_long_is_rare(monkeypatch):
     assert len(drawn) <= 8  # a fifth of the time, not half of it
 
 
+@pytest.mark.long
 def test_outside_of_notebooks_nothing_is_shown(capfd):
     drawing = plots.LiveLoss()
     trained = td.train(MODEL, TEXT, (1, 1, 2), steps=3, batch=2, progress=drawing)

@@ -151,6 +151,7 @@ def ticks(axes) -> tuple[list[int], list[int]]:
     return [int(t.get_text()) for t in columns], [int(t.get_text()) for t in rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tight", "large"])
 def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
     plans = found[name]
@@ -237,6 +238,7 @@ def test_a_cell_that_was_not_searched_does_not_claim_a_rule():
     assert not cells(axes, "none")
 
 
+@pytest.mark.long
 def test_the_words_of_all_cells_are_of_one_kind(drawn):
     """A "ZeRO 3" that only some cells have room for would be read as none in the others."""
     wide = drawn("map wide")[0].axes[0]
@@ -245,6 +247,7 @@ def test_the_words_of_all_cells_are_of_one_kind(drawn):
     assert [text for text in words(drawn("map llama")[0].axes[0]) if "ZeRO 1" in text]
 
 
+@pytest.mark.long
 def test_the_legend_names_what_is_there(drawn):
     roomy, mixed = (words(drawn(f"map {n}")[0]) for n in ("experts", "tight"))
     tight = "tight: fits or not, by the overhead of a run"
@@ -270,6 +273,7 @@ def front_of(plans, devices: int) -> list[tuple[float, float]]:
     return sorted(set(zip(peak[unbeaten].tolist(), seconds[unbeaten].tolist(), strict=True)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "small", "devices"])
 def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn):
     plans = found[name]
@@ -332,6 +336,7 @@ def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn)
 # the parts of a step -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
     steps = each_shape(found["tight"])
     (axes,) = drawn("step tight")[0].axes
@@ -378,6 +383,7 @@ def test_a_single_step_has_its_numbers_in_the_legend(found, drawn):
 # limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_bars_of_limits_are_the_speedups(relaxed, drawn):
     (axes,) = drawn("limits llama")[0].axes
     bars = [bar for bar in axes.patches if bar.get_gid() == "speedup"]
@@ -390,6 +396,7 @@ def test_the_bars_of_limits_are_the_speedups(relaxed, drawn):
     assert labels == [f"{each.limit} x 2" for each in relaxed["llama"]]
 
 
+@pytest.mark.long
 def test_where_nothing_fits_limits_are_judged_by_memory(relaxed, drawn):
     (axes,) = drawn("limits far")[0].axes
     for bar, each in zip(axes.patches, relaxed["far"], strict=True):
@@ -404,6 +411,7 @@ def test_where_nothing_fits_limits_are_judged_by_memory(relaxed, drawn):
 # memory of many stages -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_of_many_stages_fits_a_page_and_names_the_fullest(drawn):
     figure, _ = drawn("memory 63 stages")
     assert figure.get_figheight() < 11

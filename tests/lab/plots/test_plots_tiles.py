@@ -94,6 +94,7 @@ def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
 # what they say ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_levels_are_drawn_to_scale_and_as_long_as_they_take():
     found = levels(load_cluster("8xH200"), workers=(2, 4))
     figure = plots.tile_levels(found)
@@ -116,6 +117,7 @@ def test_a_level_of_unknown_bandwidth_has_no_bar():
     assert "not known: no bandwidth" in words(figure)
 
 
+@pytest.mark.long
 def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
     predictions = ladder()
     figure = plots.roofline(predictions)
@@ -139,6 +141,7 @@ def test_kernels_lie_below_the_roofs_and_one_mark_is_on_its_roof():
     assert set(peak.get_ydata()) == {989.5e12}
 
 
+@pytest.mark.long
 def test_what_was_measured_is_a_cross():
     figure, _ = drawn("roofline, measured")
     (cross,) = by_gid(figure, "smem_tiled measured")
@@ -157,6 +160,7 @@ def test_waves_are_as_counted():
         assert list(steps.get_ydata()) == [w.count for w in line.values()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -93,6 +93,7 @@ def test_small_gradients_do_not_overflow():
 # -- the small network -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_split_changes_nothing_but_the_order_of_sums():
     alone = train("float64", 5).losses
     for ranks in (2, 3, 64):
@@ -122,6 +123,7 @@ def test_the_small_networks_gradients_are_its_derivative():
 # -- drift -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_drift_of_a_small_network_is_round_off():
     table = precision.drift(steps=(1, 2, 8), ranks=(2, 4))
     assert table.ok, str(table)
@@ -154,6 +156,7 @@ def test_faults_are_told_from_round_off(fault, dtype, monkeypatch):
     assert not all(verdicts(alone, wrong, dtype))
 
 
+@pytest.mark.long
 def test_bf16_sees_a_missing_f_later(monkeypatch):
     first = {}
     for dtype in FORMATS:

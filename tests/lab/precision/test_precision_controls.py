@@ -41,6 +41,7 @@ def test_every_weight_is_nudged_by_one_rounding(dtype):
     assert not drawn(1, kind="zeros").any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (2, 2, 1)], ids=str)
 def test_a_control_is_the_same_training_of_a_text(ranks):
     plain, control = (
@@ -51,6 +52,7 @@ def test_a_control_is_the_same_training_of_a_text(ranks):
     assert any((w != plain.weights[name]).any() for name, w in control.weights.items())
 
 
+@pytest.mark.long
 def test_a_control_is_the_same_training_of_images_and_the_same_control_if_split():
     plain, control, split = (
         td.train_lenet(DIGITS, ways, steps=3, batch=6, dtype="float64", nudge=n)
@@ -71,6 +73,7 @@ def test_halves_are_nudged_by_their_own_rounding():
     assert moved > 100 * abs(single.losses[0] - single_plain.losses[0])
 
 
+@pytest.mark.long
 def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
     def go(nudge, steps):
         return td.train(
@@ -138,6 +141,7 @@ def test_verdicts(split, controls, grade, step, judged, parted):
 roundings = st.lists(st.floats(0, 1e3), min_size=8, max_size=8).map(lambda r: off(*r))
 
 
+@pytest.mark.long
 @given(roundings, st.lists(roundings, max_size=3), roundings)
 def test_a_control_more_never_judges_more_steps(split, controls, more):
     few, many = (
@@ -199,6 +203,7 @@ def test_a_sound_split_is_no_fault_at_a_high_rate(one_device, ways):
     assert compared(plain, split, controls, dtype="float32", layers=len(LENET)).grade != "fault"
 
 
+@pytest.mark.long
 def test_an_unsummed_gradient_is_a_fault_still(one_device, monkeypatch):
     """Planted: each part goes on with its own addend of dx."""
     plain, controls = one_device
@@ -212,6 +217,7 @@ def test_an_unsummed_gradient_is_a_fault_still(one_device, monkeypatch):
     assert compared(plain, split, controls, dtype="float32", layers=len(LENET)).grade == "fault"
 
 
+@pytest.mark.long
 def test_another_training_is_a_fault_still(one_device):
     plain, controls = one_device
     other = td.train_lenet(DIGITS, {}, **FAST | {"rule": SGD(0.1001, momentum=0.9)}).losses

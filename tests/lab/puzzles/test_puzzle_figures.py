@@ -81,6 +81,7 @@ def test_the_drawing_shows_layers_limits_and_what_is_wrong():
     assert "send" in gids(load_puzzle("costly-cuts").draw("1-4 | 5-8 | 9-12 | 13-16"))
 
 
+@pytest.mark.long
 def test_the_drawing_of_an_order_shows_its_faults_and_its_memory():
     broken = load_puzzle("order-on-2").draw(ONE_F.replace("1F0,1B0", "1B0,1F0"))
     assert "wrong 1B0" in gids(broken)

@@ -187,6 +187,7 @@ UNFIT = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "changes", "words"), UNFIT)
 def test_verify_says_what_cannot_be_met(tmp_path, name, changes, words):
     puzzle = load_puzzle(write(tmp_path / "unfit.json", changed(name, **changes)))
@@ -242,6 +243,7 @@ def test_judges_answers_and_files(capsys, tmp_path):
     assert "Not yet: there is a fault." in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_draws(capsys, tmp_path):
     picture = tmp_path / "p.png"
     assert main(["puzzle", "1", "--answer", "1-24", "--figure", str(picture)]) == 1

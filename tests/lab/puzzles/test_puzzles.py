@@ -101,6 +101,7 @@ def test_not_attempted_is_false_and_quiet(name):
         result.require()
 
 
+@pytest.mark.long
 def test_first_guesses_that_are_enough_are_these():
     """As many layers everywhere: right at the start, and where the task is to repair."""
     solved = {(p.name, i) for p in LEVELS for i, g in enumerate(p.guesses()) if p.check(g)}
@@ -211,6 +212,7 @@ def test_over_all_splits_exactly_those_within_the_target_are_accepted(name, most
     assert refused or len(every) == 1
 
 
+@pytest.mark.long
 def test_fewest_microbatches_accepts_only_the_fewest():
     puzzle = load_puzzle("fewest-microbatches")
     assert [m for m in range(1, 65) if puzzle.check(m)] == [21]
@@ -455,6 +457,7 @@ def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
         result.require()
 
 
+@pytest.mark.long
 def test_no_two_wrong_answers_read_the_same():
     """Apart from other numbers or names, each reason stands once among those of its kind."""
     reasons: dict[str, list] = {}
@@ -555,6 +558,7 @@ def test_answers_may_be_values():
     assert load_puzzle("order-on-2").check(schedule("1f1b", 2, 4))
 
 
+@pytest.mark.long
 def test_loading_and_checking_brings_in_no_matplotlib():
     code = (
         "import sys; from tiledask.lab.puzzles import load_puzzle; "

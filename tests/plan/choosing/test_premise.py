@@ -180,6 +180,7 @@ def test_traffic_is_that_of_the_collectives_of_every_micro_batch(recipe, zero):
             assert sent == 52.5e9
 
 
+@pytest.mark.long
 def test_one_layout_for_several_clusters_is_looked_for_by_fits_where_the_model_is_known():
     clusters = {
         "8": {"devices": 8, "memory": "40GB"},

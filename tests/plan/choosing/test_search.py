@@ -114,6 +114,7 @@ def test_seconds_are_those_of_one_layout_alone(model, cluster, plans):
         assert plan.seconds == plan.step.total == pytest.approx(plan.by_formula, rel=0.2)
 
 
+@pytest.mark.long
 def test_what_a_search_shows_stands_in_the_order_of_what_it_shows():
     """Interleaved pipelines, where the formula is off by percents: one number, wherever shown."""
     model, cluster = td.load_model("llama-3.1-8b"), td.load_cluster("32xA100-40GB")
@@ -145,6 +146,7 @@ def test_a_plan_explains_itself(plans):
         plans[len(plans)]
 
 
+@pytest.mark.long
 def test_the_front_is_what_nothing_beats(model, cluster):
     plans = search(model, cluster, 32, sequence=4096, space=SMALL, devices=(8, 16))
     front = plans.front
@@ -180,6 +182,7 @@ def test_other_schedules_and_partitions_of_the_best(model):
     assert "items" in {plan.layout.partition for plan in refined}
 
 
+@pytest.mark.long
 def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
     """Under a second on a quiet machine; each layout alone is thousands of calls."""
     model, cluster = td.load_model("llama-3.1-405b"), td.load_cluster("10000xH100")
@@ -191,6 +194,7 @@ def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
     assert plans.best.layout.devices == 10_000
 
 
+@pytest.mark.long
 def test_mixtures_try_expert_parallelism():
     plans = search(td.load_model("mixtral-8x7b"), td.load_cluster("32xH100"), 64, sequence=4096)
     assert {1, 2, 4, 8} == {plan.layout.ep for plan in plans[:2000]}
@@ -227,6 +231,7 @@ def test_a_space_needs_values():
 # -- which limit binds -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_binds_where_nothing_fits():
     found = sensitivity(td.load_model("llama-3.1-70b"), td.load_cluster("8xH100"), 64)
     assert {relaxed.limit for relaxed in found[:2]} == {"memory", "devices"}
@@ -235,6 +240,7 @@ def test_memory_binds_where_nothing_fits():
     assert "still nothing fits" in str(found[-1])
 
 
+@pytest.mark.long
 def test_nothing_gets_slower_with_more(model, cluster):
     found = sensitivity(model, cluster, 64, sequence=4096, space=SMALL)
     assert len(found) == 7
@@ -247,6 +253,7 @@ def test_nothing_gets_slower_with_more(model, cluster):
 # -- what is wrong with a plan ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_faults_are_named_and_the_advice_is_true(cluster):
     model = td.load_model("gpt2-xl")
     found = critique(model, Layout(pp=8, microbatches=8), cluster, sequence=1024)
@@ -265,6 +272,7 @@ def test_faults_are_named_and_the_advice_is_true(cluster):
     assert len(again.advice) < len(found.advice)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_gets_the_change_that_does():
     model, fleet = td.load_model("gpt-200b"), td.load_cluster("160xA100-40GB")
     found = critique(model, Layout(dp=160), fleet)
@@ -333,6 +341,7 @@ def test_limits_grow(model, cluster, times):
         sensitivity(model, cluster, 16, times=times)
 
 
+@pytest.mark.long
 def test_scores_are_blamed_and_flash_attention_advised():
     model, fleet = td.load_model("llama-3.1-8b"), td.load_cluster("8xH100")
     found = critique(model, Layout(dp=8, zero=3), fleet, sequence=8192)

@@ -415,6 +415,7 @@ def test_more_layers_than_stages_are_needed():
         diagnose(RUN, memory_limit=0)
 
 
+@pytest.mark.long
 def test_what_is_shown_and_written():
     d = diagnose(RUN, memory_limit=4)
     assert repr(d).startswith("Diagnosis(4 devices, 1f1b, 38.3% idle, most of it ramp, best remedy")
@@ -499,6 +500,7 @@ def test_a_chrome_trace(tmp_path):
     assert_is_run(diagnose(path))
 
 
+@pytest.mark.long
 def test_kernels_of_a_chrome_trace_run_together(tmp_path):
     """Three kernels to an action, microseconds apart; NCCL's are transfers."""
     kernels = []

@@ -326,6 +326,7 @@ def test_the_fewest_devices_are_the_fewest_of_all_layouts(model, start, devices)
     assert len(said) > 2
 
 
+@pytest.mark.long
 def test_the_fewest_devices_of_two_large_models():
     """13 x 8 copies and slices for 200 billion on 40 GB: sequence parallelism makes the room."""
     for name, device, fewest in (("gpt-200b", "A100-40GB", 104), ("bloom-176b", "A100-80GB", 40)):

@@ -225,6 +225,7 @@ def test_bloom_adds_the_input_of_its_embedding_norm():
     )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     tp=st.sampled_from([1, 2, 4, 8]),

@@ -65,6 +65,7 @@ def test_interleaved_chunks_return_to_the_first_stage():
     assert [layout.stage_layers(stage, 10) for stage in (0, 1)] == [1 + 3, 2 + 4]
 
 
+@pytest.mark.long
 @given(p=st.integers(1, 8), m=st.integers(1, 20))
 def test_in_flight_closed_forms(p, m):
     for stage in range(p):
@@ -73,6 +74,7 @@ def test_in_flight_closed_forms(p, m):
         assert in_flight(Layout(pp=p, microbatches=m), stage) == min(p - stage, m)
 
 
+@pytest.mark.long
 @given(p=st.integers(2, 6), groups=st.integers(1, 6), v=st.integers(2, 4))
 def test_interleaved_in_flight_is_the_warm_up_and_one(p, groups, v):
     m = groups * p

@@ -71,6 +71,7 @@ def test_a_split_backward_need_not_wait_for_the_way_back():
     assert "device 1: 1 s until work reaches it, 6 s of work, 0 s" in t.bound.why
 
 
+@pytest.mark.long
 def test_the_smallest_of_all_orders_is_not_below_the_bound():
     """Every order of two micro-batches on two devices, split backwards and full ones mixed."""
     whole = [[Action(k, s, i) for k in "FB" for i in range(2)] for s in range(2)]

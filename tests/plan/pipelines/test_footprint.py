@@ -49,6 +49,7 @@ def test_every_step_is_what_loops_count(name):
         assert sizes[-1] == 100 * (device + 1), "all that was kept is let go"
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([*WHOLE, *SPLIT, "eager-1f1b", "zb-v"]),
     st.integers(1, 5),

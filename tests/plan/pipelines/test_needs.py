@@ -111,6 +111,7 @@ def test_refuses_actions_that_are_none(order, place, message):
         validate(Schedule.of([order], place))
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6))
 def test_any_single_fault_planted_in_a_good_schedule_is_seen(seed):
@@ -164,6 +165,7 @@ def test_a_memory_limit_in_bytes_counts_what_the_weight_gradient_still_needs():
         validate(late, memory_limit=5e9, activation=3e9)
 
 
+@pytest.mark.long
 def test_millions_of_actions_are_validated_without_an_object_for_each(monkeypatch):
     s = schedule("1f1b", 512, 1024)
     monkeypatch.setattr(Schedule, "orders", property(lambda _: pytest.fail("made an object each")))

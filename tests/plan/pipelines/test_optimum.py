@@ -95,6 +95,7 @@ def test_a_v_of_two_chunks_per_device_has_no_bubble_but_the_way_in():
     assert best.schedule.place == place
 
 
+@pytest.mark.long
 def test_an_optimum_says_what_it_is():
     best = optimal_schedule(2, 2)
     assert repr(best).endswith("9 s: the optimum)")

@@ -103,6 +103,7 @@ def test_every_action_is_there_once_in_its_place_and_runs(part, s):
     checked(validate(s))
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(built())
 def test_forwards_alone_run_too(s):
@@ -111,6 +112,7 @@ def test_forwards_alone_run_too(s):
         assert validate(Schedule.of(kept, s.places)).orders == tuple(map(tuple, kept))
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(built())
 def test_text_round_trip(s):

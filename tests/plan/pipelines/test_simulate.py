@@ -130,6 +130,7 @@ def test_interleaving_pays_every_hop_back_to_the_first_device(p, v):
     assert t.makespan == pytest.approx(counted + p * c, abs=1e-9)
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_gpipe_closed_form_for_uneven_stages(data):
@@ -260,6 +261,7 @@ def test_refuses_times(options, message):
         simulate(schedule("gpipe", 2, 3), **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive", "interleaved", "looped-bfs"])
 def test_compiled_loops_give_the_times_of_the_plain_ones(name, monkeypatch):
     devices = {"devices": 3} if name in ("interleaved", "looped-bfs") else {}
@@ -310,6 +312,7 @@ def test_a_large_order_that_cannot_run_is_refused_too():
         simulate(stuck)
 
 
+@pytest.mark.long
 def test_a_million_actions_take_no_time_and_no_objects():
     s = schedule("1f1b", 128, 4096)
     simulate(s)  # compiles

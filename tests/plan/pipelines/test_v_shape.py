@@ -145,6 +145,7 @@ def test_a_wave_turns_round_without_a_transfer():
         assert t.makespan == 2 * p * 3 + 0.5 * 2 * (2 * p - 2)
 
 
+@pytest.mark.long
 def test_what_is_pulled_ahead_stays_within_the_memory_of_the_block():
     for p, m in product(range(1, 7), (1, 2, 5, 12)):
         for build in (v_half, v_min):

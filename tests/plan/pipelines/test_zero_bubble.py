@@ -92,6 +92,7 @@ def test_auto_is_as_good_as_its_authors_program(p, m, F, I, W, c, limit, span):
     assert m * (F + I + W) / (1 - t.span_bubble) == pytest.approx(span)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 3), (4, 12), (5, 9), (8, 24)])
 def test_closed_forms_of_the_bubble(p, m):
     for F, I, W in product((2.0, 3.0, 4.0), (2.0, 3.0, 4.0), (1.0, 2.0, 3.0, 4.0)):
@@ -113,6 +114,7 @@ def test_memory_per_device():
     assert peak_memory(zb_h2(4, 12), M_B, M_W) == pytest.approx([7.0, 5.8, 4.6, 3.4])
 
 
+@pytest.mark.long
 def test_more_memory_helps_up_to_the_plateau():
     """arXiv 2401.10241, appendix B: floor(((p-1)(I+2c) + pF) / F) = 15 for p = 8, F = I = 1."""
     over = {

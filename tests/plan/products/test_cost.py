@@ -174,6 +174,7 @@ def test_the_cases_meet(part, shape, ranks, memory, held):
                 assert least(p, s * step) == alike
 
 
+@pytest.mark.long
 @given(shapes, st.integers(1, 500), st.floats(3, 1e6), st.floats(0, 1e4), st.floats(1, 4))
 def test_more_memory_more_held_and_less_even_shares_need_no_more(shape, ranks, memory, held, more):
     least = least_moved(*shape, ranks, memory, held)

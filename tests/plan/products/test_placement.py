@@ -37,6 +37,7 @@ def test_split_is_array_split(n, parts):
     assert [stop - start for start, stop in split(0, n, parts)] == expected
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(tilings())
 def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
@@ -48,12 +49,14 @@ def test_every_element_has_as_many_owners_as_there_are_copies(tiling):
     assert (owners == copies).all()
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(tilings())
 def test_ranks_count_coordinates_in_row_major_order(tiling):
     assert [tiling.rank(at) for at in tiling.coordinates()] == list(range(tiling.ranks))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(tilings(), st.data())
 def test_an_exchange_brings_every_rank_its_block_once(source, data):
@@ -72,6 +75,7 @@ def test_an_exchange_brings_every_rank_its_block_once(source, data):
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(tilings())
 def test_staying_moves_nothing(tiling):
@@ -122,6 +126,7 @@ def test_placements_that_do_not_fit(mesh, placements, message):
         Tiling((4, 4), mesh, placements)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 99))))
 def test_traffic_counts_what_crosses(moves):

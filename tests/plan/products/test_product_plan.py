@@ -533,6 +533,7 @@ def test_a_cube_of_ranks_reads_a_square_of_each_matrix(q):
     assert all(squares - blocks <= n <= squares for n in received(plan_product("3d", a, b)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "mesh", "of_a", "of_b", "published"),
     [

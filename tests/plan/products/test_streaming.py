@@ -56,6 +56,7 @@ def test_calls_are_the_contiguous_runs():
 extent = st.integers(1, 40)
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", range(3))
 @settings(max_examples=50, deadline=None)
@@ -99,6 +100,7 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
     assert plan.of(0).tiles == tuple(tile for tile in plan.tiles if tile.slot == 0)
 
 
+@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("m", "n", "k", "slots", "limit"),
@@ -142,6 +144,7 @@ def test_the_bytes_that_were_measured_once():
         assert round(plan.bytes_read / 1e9, 2) == gigabytes
 
 
+@pytest.mark.long
 def test_a_gigabyte_each_is_enough_for_six_on_disk():
     plan = plan_stream(problem(22528, 22528, 22528), slots=2, memory_limit=10**9)
     assert plan.panel >= 256
@@ -168,6 +171,7 @@ def test_what_is_left_is_dealt_anew():
     assert plan.remaining(dict.fromkeys(plan.cuts.regions, 40)).tiles == ()
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4))
 def test_no_slot_works_longer_than_four_thirds_of_the_best(heights, slots):
     """The bound of Graham, 1969, for the longest first, against every way to deal them."""

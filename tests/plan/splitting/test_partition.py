@@ -127,6 +127,7 @@ def test_no_rounding_decides(seed):
         assert max(stage_times(cut.bounds, problem["costs"], speeds, sends)) == best[0][0], problem
 
 
+@pytest.mark.long
 def test_brute_force_over_1771_splits_of_24_layers():
     costs = [random.Random(7).randint(1, 30) for _ in range(24)]
     bounds = list(contiguous_splits(24, 4))
@@ -200,6 +201,7 @@ def test_interleaving_deals_stages_round_the_devices_and_shares_their_capacity()
     assert tied.bottleneck == 3
 
 
+@pytest.mark.long
 def test_shared_capacities_that_do_not_decide_are_exact_at_any_size():
     costs = [random.Random(4).random() for _ in range(2000)]
     free = partition(costs, 400, chunks=4)
@@ -351,6 +353,7 @@ def test_refuses(call, message):
         call()
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=8).flatmap(
@@ -457,6 +460,7 @@ def test_legal_but_slow_knows_the_optimum():
     assert "legal" in verdict._repr_html_()
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 9), st.data())
 def test_crossings_and_bottleneck_by_counting(layers, data):

@@ -32,6 +32,7 @@ LLAMA = td.load_model("llama-2-70b")
 sizes = st.integers(1, 20_000)
 
 
+@pytest.mark.long
 @given(m=sizes, k=sizes, n=sizes, batch=st.integers(1, 16))
 def test_no_product_beats_the_roofline(m, k, n, batch):
     flop = 2.0 * m * k * n * batch
@@ -40,6 +41,7 @@ def test_no_product_beats_the_roofline(m, k, n, batch):
     assert seconds >= floor * (1 - 1e-12)
 
 
+@pytest.mark.long
 @given(m=st.integers(1, 2000), n=st.integers(1, 2000), batch=st.integers(1, 4))
 def test_waves_by_counting_tiles_one_by_one(m, n, batch):
     best = np.inf
@@ -146,6 +148,7 @@ def some(rng, count):
     }
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_arrays_say_what_one_layout_at_a_time_says(seed):
@@ -159,6 +162,7 @@ def test_arrays_say_what_one_layout_at_a_time_says(seed):
             assert many == pytest.approx(float(getattr(alone, part)), rel=1e-12, abs=1e-15), part
 
 
+@pytest.mark.long
 def test_ten_thousand_devices_in_a_blink():
     """40,000 layouts of 405 billion parameters: 0.1 s on one core. Whatever the machine does, as
     many calls of Python's as for a few of them."""

@@ -59,6 +59,7 @@ def test_the_hopper_tile_takes_48_kib_a_stage():
     assert MINE.shared_bytes == 192 * 1024 < H200.block_shared_bytes == 227 * 1024
 
 
+@pytest.mark.long
 @given(
     block=st.tuples(SMALL, SMALL, SMALL),
     stages=st.integers(1, 4),
@@ -129,6 +130,7 @@ def test_the_warps_of_a_block_cover_its_tile(kernel, tm, tn):
     assert rows * columns <= 64 * 64
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["L4", "A100-80GB", "H200"])
 def test_occupancy_and_the_exercises_judge_agree_on_every_tile(device):
     none = set()
@@ -161,6 +163,7 @@ def resident(config: Config, device: Device) -> int:
         blocks += 1
 
 
+@pytest.mark.long
 @given(
     name=st.sampled_from(["T4", "A10", "A100-40GB", "L4", "H100", "B200"]),
     threads=st.integers(1, 1024),
@@ -274,6 +277,7 @@ def macros(config: Config) -> dict:
     return {**found, "TILE_M": tm, "TILE_K": tk, "A_BYTES": 16, "B_BYTES": 16}
 
 
+@pytest.mark.long
 @pytest.mark.few(5)
 @pytest.mark.parametrize("config", [c for k in ON_GPUS for c in td.tile.configs[k]], ids=str)
 def test_registers_are_those_that_the_compiler_reports(config):
@@ -313,6 +317,7 @@ def test_a_kernels_own_tile_is_that_of_its_first_configuration(kernel):
 # -- the tiling itself -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(
     sizes=st.tuples(*[st.integers(1, 40)] * 3),
     tile=st.tuples(*[st.integers(1, 12)] * 3),
@@ -351,6 +356,7 @@ def test_waves_of_8192_by_8192():
     assert repr(persistent).endswith("efficiency 97.0 %; 132 persistent blocks")
 
 
+@pytest.mark.long
 @given(m=st.integers(1, 300), n=st.integers(1, 300), slots=st.integers(1, 20), tile=SMALL)
 def test_waves_are_tiles_dealt_out(m, n, slots, tile):
     config, left, count = plain(tile, 2 * tile), 0, 0
@@ -365,6 +371,7 @@ def test_waves_are_tiles_dealt_out(m, n, slots, tile):
     assert found.busiest == max(len(range(s, tiles, slots)) for s in range(slots))
 
 
+@pytest.mark.long
 @given(
     m=st.integers(1, 60),
     n=st.integers(1, 60),
@@ -408,6 +415,7 @@ def test_clusters_are_whole():
     assert (found.rows, found.columns, found.slots) == (4, 2, 4)
 
 
+@pytest.mark.long
 @given(rows=SMALL, columns=SMALL, group=st.integers(1, 14), data=st.data())
 def test_what_a_wave_touches_is_what_the_raster_says(rows, columns, group, data):
     order = list(raster(rows, columns, group))
@@ -445,6 +453,7 @@ def walked(m, n, k, config, slots, l2_bytes):
 PRODUCTS = st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
 
 
+@pytest.mark.long
 @given(
     mnk=PRODUCTS,
     tile=st.tuples(SMALL, SMALL, SMALL),
@@ -465,6 +474,7 @@ def test_dram_traffic_is_what_a_walk_counts(mnk, tile, group, slots, l2):
         assert (found.a, found.b) == expected
 
 
+@pytest.mark.long
 @given(
     mnk=PRODUCTS,
     tile=st.tuples(SMALL, SMALL, SMALL),
@@ -485,6 +495,7 @@ def test_dram_traffic_is_never_below_compulsory_nor_above_what_blocks_load(
     assert everything.loaded == once
 
 
+@pytest.mark.long
 @given(
     tm=st.integers(1, 5),
     tn=st.integers(1, 5),
@@ -580,6 +591,7 @@ def test_the_levels_by_hand():
     assert found.compute == 2 * 16 * 16 * 8 / device.peak("bf16") * 2  # 2 of 4 quarters have a warp
 
 
+@pytest.mark.long
 @given(m=st.integers(1, 200), n=st.integers(1, 200), k=st.integers(1, 50), t=SMALL)
 def test_a_larger_tile_loads_no_more(m, n, k, t):
     tiles = [plain(t * f, t * f) for f in (1, 2, 4)]

@@ -63,6 +63,7 @@ def test_other_types_are_measured_too(dtype):
     assert found.trials[0].predicted == td.tile.traffic(40, 30, 20, found.best.tile, size).total
 
 
+@pytest.mark.long
 def test_a_retuned_tile_is_never_slower_than_the_one_carried_over():
     found = td.tile.tune("tiled", 128, 128, 128, "float32", [64, 128], carried=4, **HERE)
     (carried,) = [trial for trial in found.trials if trial.tile == (4, 4, 4)]
@@ -179,6 +180,7 @@ def test_a_gpu_kernel_needs_a_gpu():
 # -- ranks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=9))
 def test_rank_correlation_is_spearmans(pairs):
     from scipy.stats import spearmanr

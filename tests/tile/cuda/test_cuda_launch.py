@@ -373,6 +373,7 @@ def test_a_copy_holds_the_same_numbers_nan_too(machine, dtype, step):
     np.testing.assert_array_equal(copied.array.host.astype("f4"), x.host.astype("f4"))
 
 
+@pytest.mark.long
 def test_threads_on_two_devices_launch_what_is_theirs(machine):
     wrong = []
 
@@ -507,6 +508,7 @@ def lying(case):
     )
 
 
+@pytest.mark.long
 def test_the_variants_are_those_that_launches_ask_for(machine):
     """Here on arrays of the stand-in; what is listed was asked of arrays that lie alike."""
     listed = set(prebuilt.variants())

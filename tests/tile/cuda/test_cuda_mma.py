@@ -157,10 +157,12 @@ def test_a_planted_fault_is_caught(tmp_path, fault):
     assert faulty.catches(tries())
 
 
+@pytest.mark.long
 def test_an_untouched_kernel_is_not_caught(small):
     assert not small.catches(tries())
 
 
+@pytest.mark.long
 def test_elements_put_too_late_are_caught(tmp_path):
     """The copy through registers, for lines that start anywhere."""
     late = (
@@ -177,6 +179,7 @@ CONFLICTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "dtype"), [*zip(CONFLICTS, ("bfloat16", "float32"), strict=True)]
 )

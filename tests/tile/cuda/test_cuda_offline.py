@@ -341,6 +341,7 @@ def test_a_planted_fault_would_be_seen(tmp_path, fault):
     assert seen(*compiler_said.compiled(name, {**WGMMA, **macros}, "sm_90a", faults), tmp_path)
 
 
+@pytest.mark.long
 def test_wgmma_is_for_sm_90a_alone():
     with pytest.raises(KernelError, match=r"did not compile for sm_90 with TYPE=bf16"):
         build.compile_for("wgmma_ws_persistent", WGMMA, "sm_90")
@@ -508,6 +509,7 @@ def test_a_syntax_error_is_refused(monkeypatch):
         build.compile_for("smem_tiled", {"TILE": 16}, "sm_90")
 
 
+@pytest.mark.long
 def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen(monkeypatch):
     greedy = source("smem_tiled").replace(
         "float a_tile[TILE * TILE]", "float a_tile[2 * TILE * TILE]"
@@ -528,6 +530,7 @@ def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen(monkeypatch):
     assert build.resources(build.compile_for("smem_tiled", {}, "sm_90")[1]).spilled > 0
 
 
+@pytest.mark.long
 def test_machine_code_is_made_once_and_kept_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []

@@ -52,6 +52,7 @@ def test_endings_batches_bands_and_orders(small, run):
     assert small.is_right(*RUNS[run])
 
 
+@pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("layouts", ["CC", "FF"])
 @pytest.mark.parametrize("shape", [(129, 127, 40), (1, 128, 16), (128, 130, 33)], ids=str)
@@ -129,6 +130,7 @@ def test_a_planted_fault_is_caught(tmp_path, fault):
     assert faulty.catches(tries())
 
 
+@pytest.mark.long
 def test_an_untouched_kernel_is_not_caught(small):
     assert not small.catches(tries())
 
@@ -139,6 +141,7 @@ CONFLICTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", CONFLICTS)
 def test_a_planted_conflict_is_seen(tmp_path, fault):
     slow = TileKernels(tmp_path, "sgemm_warptiled", [CONFLICTS[fault]], **SMALL)
@@ -146,6 +149,7 @@ def test_a_planted_conflict_is_seen(tmp_path, fault):
     assert slow.turns(COPY, 4) > 1
 
 
+@pytest.mark.long
 def test_lanes_row_by_row_are_seen(tmp_path):
     by_rows = [
         ("lane >> 1 & 1 | lane >> 2 & 6", "lane / 4"),

@@ -141,6 +141,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", COUNTED)
 def test_what_it_says_it_loads_is_what_the_copy_engine_takes(gpu, case):
     """A tile of B once for the blocks of a cluster, to the byte, edges and all."""
@@ -192,6 +193,7 @@ def sliced(built):
     return sum(len(k.launched) for key, k in built.items() if ("SPLIT", 1) in key)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", SLICED)
 def test_slices_add_up(larger, how):
     case, way = SLICED[how]
@@ -223,10 +225,12 @@ def made(built, seed):
     return out.tobytes()
 
 
+@pytest.mark.long
 def test_the_bits_are_the_same_whoever_ends_last(larger):
     assert len({made(larger, seed) for seed in range(8)}) == 1
 
 
+@pytest.mark.long
 def test_bits_that_depend_on_who_ends_last_would_be_seen(tmp_path):
     own_first = "sums(tile * slices.count + (slice + part) % slices.count, consumer)"
     faults = [("sums(tile * slices.count + part, consumer)", own_first)]
@@ -235,6 +239,7 @@ def test_bits_that_depend_on_who_ends_last_would_be_seen(tmp_path):
         assert len({made(built, seed) for seed in range(8)}) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["all tiles", "of pairs, the second without rows", "wide"])
 def test_partial_sums_move_as_often_as_predicted(larger, how):
     """Of a product that is not added to, whose C leaves by the copy engine, nothing else does."""
@@ -370,6 +375,7 @@ def test_fault_planted_in_passes_is_caught(tmp_path, fault):
     assert caught
 
 
+@pytest.mark.long
 def test_what_goes_through_shared_memory(gpu):
     """Rows on boundaries, not read, nothing wanted before the activation: only then."""
 

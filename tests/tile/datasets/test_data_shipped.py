@@ -51,6 +51,7 @@ def nats(tale):
     return log(3 * 12 * 11 * 8 * 7)
 
 
+@pytest.mark.long
 def test_the_text_is_what_its_grammar_draws():
     text = data_file("text", "tales.txt").read_text("utf-8")
     drawn, total = tales(2200)

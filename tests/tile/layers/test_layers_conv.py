@@ -63,6 +63,7 @@ PADS = st.integers(0, 2)
 ONE_OR_TWO = st.tuples(st.integers(1, 3), st.integers(1, 2))
 
 
+@pytest.mark.long
 @given(
     n=st.integers(1, 2),
     groups=st.integers(1, 3),
@@ -222,6 +223,7 @@ def test_errors(call, message):
 # -- pooling ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(
     image=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     size=st.tuples(*[st.integers(1, 3)] * 2),
@@ -318,6 +320,7 @@ def lenet(w, x, targets, bend="relu"):
     return loss, d, grads, outputs
 
 
+@pytest.mark.long
 def test_lenet_has_the_parameters_and_boundaries_of_the_book():
     assert sum(p.size for p in LENET.values()) == 129_068
     x = draw((256, 1, 28, 28), seed=1)[0].astype("f4")
@@ -328,6 +331,7 @@ def test_lenet_has_the_parameters_and_boundaries_of_the_book():
     assert float(loss) == pytest.approx(math.log(10), abs=0.5)
 
 
+@pytest.mark.long
 def test_lenet_gradients():
     """With gelu: among thousands of relus, one is always at its kink."""
     w = L.initialise(LENET, 3, dtype="float64")
@@ -351,6 +355,7 @@ def test_lenet_gradients():
         assert slope == pytest.approx(float((grad * v).sum()), rel=1e-7, abs=1e-8), name
 
 
+@pytest.mark.long
 def test_lenet_learns():
     """Four images of four classes, by plain gradient descent: the loss goes to nothing."""
     w, rng = L.initialise(LENET, 0), np.random.default_rng(1)

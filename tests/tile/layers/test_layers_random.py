@@ -50,6 +50,7 @@ SLICES = st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 3)).map(
 HELD = st.one_of(SLICES, st.lists(st.integers(0, 4), max_size=4))
 
 
+@pytest.mark.long
 @given(shape=st.lists(st.integers(5, 7), min_size=1, max_size=3), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_positions_are_those_of_the_whole(shape, data):
@@ -109,6 +110,7 @@ def test_keys_follow_from_their_words():
 ROWS = st.sets(st.integers(1, 6), max_size=3)
 
 
+@pytest.mark.long
 @given(rows=ROWS, columns=ROWS, rate=st.sampled_from([0.0, 0.1, 0.7]), seed=st.integers(0, 5))
 @settings(max_examples=40, deadline=None)
 def test_any_split_draws_the_same_mask(rows, columns, rate, seed):

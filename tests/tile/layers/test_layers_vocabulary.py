@@ -110,6 +110,7 @@ def test_the_other_smoothing_is_ours_of_a_larger_one():
     assert float(L.cross_entropy(z, np.array([y]), e)[0]) != pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.long
 @given(
     vocabulary=st.integers(1, 13),
     tokens=st.integers(1, 5),
