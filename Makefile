@@ -37,7 +37,7 @@ help: ## this list
 tour: env ## run the whole story on this machine; the report is left in build/tour/
 	$(BIN)/tiledask tour
 
-quick: env lint ## lint, types, and every test that is fast and needs no workers: four minutes
+quick: env lint ## lint, types, and every test that is fast and needs no workers: a minute
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
 # What needs no workers runs on all cores at once; two files of tests with workers, and two notebooks

@@ -54,6 +54,7 @@ def test_every_case_has_a_row_or_a_test_or_a_reason():
     assert len(CASES) == 160
 
 
+@pytest.mark.long
 def test_each_row_and_each_goal():
     for group in page.groups():
         for row in group.rows:

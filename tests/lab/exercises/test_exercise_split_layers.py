@@ -54,6 +54,7 @@ def test_sums_that_are_right_few_or_missing(sums, places, wrong):
     assert still_drawn(sums, places) if result else sums.draw(places).axes
 
 
+@pytest.mark.long
 def test_a_sum_too_many_is_wrong(sums):
     """g summed in the backward as well: each gradient behind it is 4 times too large."""
     (name, *more) = missed(sums.check(["y", "dout", "dnormed"]))

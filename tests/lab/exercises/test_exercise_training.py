@@ -223,6 +223,7 @@ def test_only_one_answer_is_right(suspects):
     assert suspects.table.format[right[0]] == "bfloat16"
 
 
+@pytest.mark.long
 def test_float64_tells(suspects):
     apart = {name: suspects.again(name).max() for name in suspects.runs}
     (right,) = (name for name in suspects.runs if suspects.check(name))
@@ -230,6 +231,7 @@ def test_float64_tells(suspects):
     assert max(apart.values()) < 1e-14
 
 
+@pytest.mark.long
 def test_halves_do_not(suspects):
     """The faulty run is no farther from one device than the sound ones of its format are."""
     (right,) = (name for name in suspects.runs if suspects.check(name))

@@ -27,6 +27,8 @@ from tiledask.lab.gpu.record import DeviceRecord, Journal, code
 from tiledask.lab.gpu.runner import MODULES, Lost, find_parts, shares
 from tiledask.tile import probe
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parents[2]
 DEADLINE = 120.0
 
@@ -84,7 +86,6 @@ def whole(tmp_path_factory):
 # -- disasters -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "state", "keys"),
     [
@@ -143,7 +144,6 @@ def test_what_a_part_prints_has_its_name_in_front_and_an_end(whole):
     assert "\x1b" not in found.said
 
 
-@pytest.mark.long
 def test_something_wrong_is_an_exit_code_and_all_right_is_none(whole, tmp_path):
     found, _ = whole
     assert found.status == 1
@@ -255,7 +255,6 @@ def test_the_files_are_the_record_the_page_and_figures(whole):
     assert all(name in (out / "no-gpu.md").read_text() for name in names)
 
 
-@pytest.mark.long
 def test_there_are_eight_files_at_most(tmp_path):
     def drawn(rows):
         from matplotlib.figure import Figure
@@ -467,7 +466,6 @@ def test_parts_are_in_the_order_of_what_is_learnt_and_one_that_is_broken_is_lost
     assert "cannot be imported: ModuleNotFoundError" in found[-1].why
 
 
-@pytest.mark.long
 def test_the_parts_load_no_library_of_a_gpu_and_say_what_they_need():
     asked = f"""
 import sys
@@ -511,7 +509,6 @@ def test_without_a_gpu_one_sentence_says_what_is_looked_for_and_what_to_do(monke
     assert "`tiledask doctor`" in said
 
 
-@pytest.mark.long
 def test_the_question_for_the_gpu_is_answered(monkeypatch):
     if probe().usable:
         assert command._device()["name"]

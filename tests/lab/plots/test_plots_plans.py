@@ -191,6 +191,7 @@ def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
             )
 
 
+@pytest.mark.long
 def test_the_best_cell_has_the_frame_and_the_darkest_colour(found, drawn):
     plans = found["llama"]
     (axes,) = drawn("map llama")[0].axes

@@ -176,6 +176,7 @@ OTHER_MEANS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name):
     load_puzzle(name).check(OTHER_MEANS[name]()).require()

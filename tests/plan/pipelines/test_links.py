@@ -131,6 +131,7 @@ def test_equals_the_reference_for_any_schedule_links_and_convention(part, data):
     assert t.lower_bound <= t.makespan + 1e-9
 
 
+@pytest.mark.long
 def test_the_compiled_loop_agrees_with_the_plain_one(monkeypatch):
     from tiledask.plan.pipelines import longest_path
 
