@@ -142,8 +142,9 @@ def workspace(
     ``itemsize`` is that of the operands, 2 for halves, and ``out_itemsize`` that of ``out`` if it
     differs: 4 where halves are added up in float32; ``bias_itemsize`` is None without a bias.
     Adding to ``out`` (``accumulate``) takes no more than writing, keeping the preactivation
-    nothing more, and a batch no more than one of its products; of a batch the partial sums of
-    wgmma_ws_persistent, which cuts tiles along k, may take up to 32 MiB.
+    nothing more, and a batch no more than one of its products. But wgmma_ws_persistent takes a
+    batch at once: it copies each product's operands whose rows do not start on 16 bytes, and the
+    partial sums of tiles that are cut along k may take up to 32 MiB.
 
     Not counted: what the library keeps inside itself; copies of operands without a unit stride,
     and 512 rows of an ``out`` without one; NumPy's own buffers (at most 3 x 8192 elements) where
