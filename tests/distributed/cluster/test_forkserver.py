@@ -79,7 +79,8 @@ def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monke
     with td.start_cluster(1, **QUIET) as one:
         monkeypatch.setenv("TILEDASK_OF_THIS_TEST", "new")
         with td.start_cluster(1, **QUIET, threads=2) as two:
-            assert (one.run(blas_threads), two.run(blas_threads)) == ([{1}], [{2}])
+            both = min(2, len(os.sched_getaffinity(0)))  # BLAS takes no more than there are cores
+            assert (one.run(blas_threads), two.run(blas_threads)) == ([{1}], [{both}])
             names = "TILEDASK_OF_THIS_TEST", "PYTHONHASHSEED", "MALLOC_TRIM_THRESHOLD_"
             (before,), (after,) = one.run(variables, *names), two.run(variables, *names)
             assert (before[0], after[0]) == (None, "new")
