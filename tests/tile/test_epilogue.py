@@ -3,9 +3,6 @@
 Holds `tiledask.tile.functions` and `tiledask.tile.numpy_kernels`.
 """
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.allocated import allocated
 
 import tiledask as td
 from tiledask.errors import KernelError
@@ -277,44 +275,11 @@ MEMORY_CASES = [
     ("tiled", 5000, "float64", "float64", 1.0, 1.0, "float64", "gelu", False),
 ]
 
-# a process of its own: tracemalloc counts what every thread allocates, a cluster's too
-MEASURE = """
-import json, sys, tracemalloc
-import numpy as np
-import tiledask as td
-peaks = []
-for kernel, tile, dtype, out, alpha, beta, bias, activation, keep in json.load(sys.stdin):
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(s).astype(td.tile.as_dtype(dtype)) for s in ((1100, 60), (60, 300)))
-    out = np.zeros((1100, 300), td.tile.as_dtype(out))
-    tile = tuple(tile) if isinstance(tile, list) else tile
-    bias = None if bias is None else np.ones(300, td.tile.as_dtype(bias))
-    before = np.empty_like(out) if keep else None
-    def run():
-        td.tile.matmul(a, b, kernel, tile, out, alpha=alpha, beta=beta, bias=bias,
-                       activation=activation, preactivation=before)
-    run()  # what is imported on the way is not the kernel's
-    tracemalloc.start()
-    start = tracemalloc.get_traced_memory()[0]
-    tracemalloc.reset_peak()
-    run()
-    peaks.append(tracemalloc.get_traced_memory()[1] - start)
-    tracemalloc.stop()
-print(json.dumps(peaks))
-"""
-
 
 @pytest.mark.long
 def test_workspace_is_what_numpy_really_allocates():
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE],
-        input=json.dumps(MEMORY_CASES),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    for case, measured in zip(MEMORY_CASES, json.loads(done.stdout), strict=True):
+    peaks = allocated((1100, 300, 60), MEMORY_CASES)
+    for case, measured in zip(MEMORY_CASES, peaks, strict=True):
         kernel, tile, *types, _, beta, bias, activation, _ = case
         size, out_size = (td.tile.as_dtype(x).itemsize for x in types)
         predicted = td.tile.workspace(

@@ -4,9 +4,6 @@ Holds `tiledask.tile.checks`, `tiledask.tile.kernel`, `tiledask.tile.levels` and
 `tiledask.tile.product`.
 """
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.allocated import allocated
 
 import tiledask as td
 from tiledask.errors import KernelError
@@ -184,43 +182,11 @@ MEMORY_CASES = [
 ]
 
 
-# a process of its own: tracemalloc counts what every thread allocates, a cluster's too
-MEASURE = """
-import json, sys, tracemalloc
-import numpy as np
-import tiledask as td
-peaks = []
-for kernel, tile, dtype, out_dtype, accumulate in json.load(sys.stdin):
-    rng = np.random.default_rng(0)
-    dtype = td.tile.as_dtype(dtype)
-    a = rng.standard_normal((1100, 250)).astype(dtype)
-    b = rng.standard_normal((250, 150)).astype(dtype)
-    out = np.zeros((1100, 150), td.tile.as_dtype(out_dtype))
-    tile = tuple(tile) if isinstance(tile, list) else tile
-    def run():
-        td.tile.matmul(a, b, kernel, tile, out, beta=float(accumulate))
-    run()  # what is imported on the way is not the kernel's
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    tracemalloc.reset_peak()
-    run()
-    peaks.append(tracemalloc.get_traced_memory()[1] - before)
-    tracemalloc.stop()
-print(json.dumps(peaks))
-"""
-
-
 @pytest.mark.long
 def test_workspace_is_what_numpy_really_allocates():
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE],
-        input=json.dumps(MEMORY_CASES),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    for case, measured in zip(MEMORY_CASES, json.loads(done.stdout), strict=True):
+    cases = [(*case[:4], 1.0, float(case[4]), None, None, False) for case in MEMORY_CASES]
+    peaks = allocated((1100, 150, 250), cases)
+    for case, measured in zip(MEMORY_CASES, peaks, strict=True):
         kernel, tile, dtype, out_dtype, accumulate = case
         size, out_size = (td.tile.as_dtype(x).itemsize for x in (dtype, out_dtype))
         predicted = td.tile.workspace(1100, 150, 250, size, kernel, tile, accumulate, out_size)
