@@ -25,6 +25,8 @@ import dask
 import numpy as np
 import pytest
 from bokeh.core.property.validation import validate
+from bokeh.document import Document
+from bokeh.io.doc import patch_curdoc
 from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
@@ -741,6 +743,15 @@ def test_a_report_of_timelines(tmp_path):
     assert "Bokeh" in html
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.html"]
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
+
+
+def test_a_report_is_made_beside_a_page_of_another_thread_that_was_closed(tmp_path):
+    closed, heard = Document(), lambda event: None
+    closed.on_change(heard)
+    with patch_curdoc(closed):  # which for Bokeh holds in all threads
+        closed.destroy(heard)
+        simulated = td.simulate(td.schedule("1f1b", 2, 2))
+        assert "Simulated" in td.report(tmp_path / "run.html", simulated).read_text("utf-8")
 
 
 @pytest.mark.long

@@ -173,6 +173,7 @@ def _undisturbed(make: Callable[[], str], what: list) -> str:
 
 
 def _html(activities: list[Activity | Overview], title: str) -> str:
+    from bokeh.document import Document
     from bokeh.embed import components
     from bokeh.resources import Resources
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -180,8 +181,11 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
     from tiledask.lab.dashboard.board import headline, legend
     from tiledask.lab.dashboard.training_board import training_legend
 
-    boards = [_board(activity) for activity in activities]
-    script, figures = components([board.layout for board in boards])
+    figures = [_board(activity).layout for activity in activities]
+    document = Document()  # or Bokeh asks for the current one, which may be of any thread's page
+    for figure in figures:
+        document.add_root(figure)
+    script, divisions = components(figures)
     parts = [
         {
             "headline": headline(activity),
@@ -192,7 +196,7 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
             "head": _head(activity),
             "rows": _table(activity),
         }
-        for activity, figure in zip(activities, figures, strict=True)
+        for activity, figure in zip(activities, divisions, strict=True)
     ]
     jinja = Environment(
         loader=PackageLoader("tiledask.lab.dashboard"), autoescape=True, undefined=StrictUndefined
