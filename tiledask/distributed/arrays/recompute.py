@@ -82,4 +82,4 @@ def _ask(client: Any, key: str, slot: int, ends: Region) -> Future[Any]:
 
 
 def _cut(block: Any, ends: Region) -> Any:
-    return array_namespace(block).ascontiguousarray(block[tuple(slice(*e) for e in ends)])
+    return array_namespace(block).asarray(block[tuple(slice(*e) for e in ends)], order="C")

@@ -329,7 +329,8 @@ async def serve(exchange: str, name: str, ends: Region, to_host: bool = False) -
             "part": to_serialize(await _beside(ipc.to_host, block, layout.part)),
         }
     part = block[tuple(slice(*e) for e in ends)]
-    return {"status": "OK", "part": to_serialize(array_namespace(part).ascontiguousarray(part))}
+    # not ascontiguousarray, which gives what has no dimensions one
+    return {"status": "OK", "part": to_serialize(array_namespace(part).asarray(part, order="C"))}
 
 
 # -- the borrower --------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def _arriving(event: Any) -> list[Span]:
             (device, TRANSFER, int(stage), microbatch, float(start), float(stop))
             for stage, start, stop in event["arriving"]
         ]
-    except (KeyError, TypeError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError):
         return []
 
 
