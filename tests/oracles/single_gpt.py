@@ -14,21 +14,43 @@ def inside(weights, name):
     return {n[len(name) + 1 :]: w for n, w in weights.items() if n.startswith(f"{name}.")}
 
 
-def norm(model, x, w):
-    return L.rms_norm(x, w["w"]) if model.gated else L.layer_norm(x, w["w"], w["b"])
+def norm(gated, x, w):
+    return L.rms_norm(x, w["w"]) if gated else L.layer_norm(x, w["w"], w["b"])
 
 
-def norm_grad(model, dy, kept, w):
-    if model.gated:
-        dx, dw = L.rms_norm_grad(dy, kept, w["w"])
-        return dx, {"w": dw}
-    dx, dw, db = L.layer_norm_grad(dy, kept, w["w"], w["b"])
-    return dx, {"w": dw, "b": db}
+def norm_grad(gated, dy, kept, w):
+    dx, *grads = (
+        L.rms_norm_grad(dy, kept, w["w"]) if gated else L.layer_norm_grad(dy, kept, w["w"], w["b"])
+    )
+    return dx, dict(zip("wb", grads, strict=False))
+
+
+def block(gated, x, w, heads, angles):
+    """(y, what is kept) of a decoder block."""
+    feed = L.swiglu_mlp if gated else L.mlp
+    a, k1 = norm(gated, x, inside(w, "norm_1"))
+    a, ka = L.self_attention(a, inside(w, "attention"), heads, angles)
+    x = x + a
+    f, k2 = norm(gated, x, inside(w, "norm_2"))
+    f, kf = feed(f, inside(w, "mlp"))
+    return x + f, (k1, ka, k2, kf)
+
+
+def block_grad(gated, dy, kept, w):
+    """(dx, gradients by name)."""
+    feed_grad = L.swiglu_mlp_grad if gated else L.mlp_grad
+    k1, ka, k2, kf = kept
+    grads = {}
+    d, grads["mlp"] = feed_grad(dy, kf, inside(w, "mlp"))
+    d, grads["norm_2"] = norm_grad(gated, d, k2, inside(w, "norm_2"))
+    dx = dy + d
+    d, grads["attention"] = L.self_attention_grad(dx, ka, inside(w, "attention"))
+    d, grads["norm_1"] = norm_grad(gated, d, k1, inside(w, "norm_1"))
+    return dx + d, {f"{part}.{n}": g for part, found in grads.items() for n, g in found.items()}
 
 
 def gradient(model, weights, ids, targets):
     """(loss, gradients by name) of a whole batch."""
-    feed, feed_grad = (L.swiglu_mlp, L.swiglu_mlp_grad) if model.gated else (L.mlp, L.mlp_grad)
     heads, angles = model.block.heads, None
     if model.gated:
         angles = L.rotary_angles(np.arange(model.sequence), heads.width, dtype="float64")
@@ -38,15 +60,10 @@ def gradient(model, weights, ids, targets):
     kept = []
     for n in range(model.layers):
         w = inside(weights, f"layer {n}")
-        a, k1 = norm(model, x, inside(w, "norm_1"))
-        a, ka = L.self_attention(a, inside(w, "attention"), heads, angles)
-        x = x + a
-        f, k2 = norm(model, x, inside(w, "norm_2"))
-        f, kf = feed(f, inside(w, "mlp"))
-        x = x + f
-        kept.append((k1, ka, k2, kf))
+        x, each = block(model.gated, x, w, heads, angles)
+        kept.append(each)
     matrix = weights["embedding.table"].T if model.tied else weights["head.w_head"]
-    y, kn = norm(model, x, inside(weights, "head.norm"))
+    y, kn = norm(model.gated, x, inside(weights, "head.norm"))
     loss, kl = L.cross_entropy(y @ matrix, targets)
     grads = {}
 
@@ -55,21 +72,12 @@ def gradient(model, weights, ids, targets):
 
     dz = L.cross_entropy_grad(1.0, kl)
     of_matrix = np.einsum("bsh,bsv->hv", y, dz)
-    dx, found = norm_grad(model, dz @ matrix.T, kn, inside(weights, "head.norm"))
+    dx, found = norm_grad(model.gated, dz @ matrix.T, kn, inside(weights, "head.norm"))
     put("head.norm", found)
     for n in reversed(range(model.layers)):
         w = inside(weights, f"layer {n}")
-        k1, ka, k2, kf = kept[n]
-        d, found = feed_grad(dx, kf, inside(w, "mlp"))
-        put(f"layer {n}.mlp", found)
-        d, found = norm_grad(model, d, k2, inside(w, "norm_2"))
-        put(f"layer {n}.norm_2", found)
-        dx = dx + d
-        d, found = L.self_attention_grad(dx, ka, inside(w, "attention"))
-        put(f"layer {n}.attention", found)
-        d, found = norm_grad(model, d, k1, inside(w, "norm_1"))
-        put(f"layer {n}.norm_1", found)
-        dx = dx + d
+        dx, found = block_grad(model.gated, dx, kept[n], w)
+        put(f"layer {n}", found)
     if not model.gated:
         grads["positions.table"] = dx.sum(axis=0)
     grads["embedding.table"] = L.embedding_grad(dx, of_table)
