@@ -1,11 +1,14 @@
 """A GPT trained on one device, written out: no ranks, no micro-batches, no schedule."""
 
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 from oracles.planned_calls import assert_planned
 
 from tiledask.tile import layers as L
 from tiledask.tile.datasets import load_text
-from tiledask.tile.optimizers import Adam
+from tiledask.tile.optimizers import Adam, advance, begin
 
 TEXT = load_text("tales")
 
@@ -88,34 +91,50 @@ def gradient(model, weights, ids, targets):
     return float(loss), grads
 
 
-REFERENCES = {}
+class Single(NamedTuple):
+    """What one device's training is, in float64."""
+
+    losses: np.ndarray
+    norms: np.ndarray
+    scales: np.ndarray
+    weights: dict
 
 
-def reference(model, steps, batch, rule):
-    """(losses, weights) of the single device."""
-    key = model, steps, batch, rule
-    if key not in REFERENCES:
-        weights, losses = {}, []
-        for unit in model.units:
-            drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
-            weights |= {f"{unit}.{name}": w for name, w in drawn.items()}
-        states = {n: {k: np.zeros_like(w) for k in rule.keeps} for n, w in weights.items()}
-        for step in range(steps):
-            loss, grads = gradient(model, weights, *TEXT.batch(0, step, batch, model.sequence))
-            losses.append(loss)
-            assert set(grads) == set(weights)
-            for n, g in grads.items():
-                weights[n], states[n] = rule.step(weights[n], g, states[n], step + 1)
-        REFERENCES[key] = np.array(losses), weights
-    return REFERENCES[key]
+@cache
+def reference(model, steps, batch, rule, clip=None, scale=None, overflows=()):
+    """One device that clips to ``clip``, scales, and overflows in some steps."""
+    weights, made = {}, []
+    for unit in model.units:
+        drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
+        weights |= {f"{unit}.{name}": w for name, w in drawn.items()}
+    state = begin(weights, rule)
+    for step in range(steps):
+        loss, grads = gradient(model, state.weights, *TEXT.batch(0, step, batch, model.sequence))
+        assert set(grads) == set(weights)
+        by = scale.scale if scale else 1.0
+        grads = {n: g * by for n, g in grads.items()}
+        if step in overflows:
+            grads["embedding.table"][0] = np.inf
+        state, scale, norm = advance(state, rule, grads, scale, limit=clip)
+        made.append((loss, norm, by))
+    return Single(*np.array(made).reshape(-1, 3).T, state.weights)
 
 
-def assert_single(got, batch, rule, tolerance=1e-10):
-    """A training has the single device's losses and weights, and the traffic that was planned."""
+def assert_single(got, batch, rule, tolerance=1e-10, **options):
+    """A training has the single device's losses, norms, scales and weights, and the traffic that
+    was planned."""
     steps = got.first + len(got.losses)
-    losses, weights = reference(got.model, steps, batch, rule)
+    losses, norms, scales, weights = reference(got.model, steps, batch, rule, **options)
     off = np.abs(got.losses / losses[got.first :] - 1)
     assert off.max(initial=0) <= tolerance, f"losses: step {int(np.argmax(off > tolerance))}: {off}"
+    if len(got.norms):
+        norms, near = norms[got.first :], {"rtol": tolerance, "equal_nan": True}
+        mine, theirs = (np.where(np.isfinite(n), n, np.nan) for n in (got.norms, norms))
+        np.testing.assert_allclose(mine, theirs, **near, err_msg="norms")
+        assert np.array_equal(got.to_frame().norm, got.norms, equal_nan=True)
+    if options.get("scale"):
+        assert got.scales.tolist() == scales[got.first :].tolist(), "scales"
+        assert got.to_frame().loss_scale.tolist() == got.scales.tolist()
     far, name = farthest(got.weights, weights, got.model, rule)
     assert far <= tolerance, f"{name}: {far:.2g}"
     assert_planned(got)
