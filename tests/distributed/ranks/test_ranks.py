@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tiledask as td
@@ -131,34 +131,24 @@ def test_groups_lie_along_the_axes_of_the_mesh():
     assert axes == {(1,), (0,), (0, 2)}
 
 
-@pytest.mark.parametrize("n", NS)
-def test_halos_are_the_neighbours_rows(n):
-    whole = array(1, (4, 17, 2))
-
-    def program(rank, before, after):
-        mine = np.array_split(whole, n, axis=1)[rank.index]
-        return rank.group().halo_exchange(mine, 1, before, after)
-
-    ends = np.cumsum([0] + [len(part) for part in np.array_split(range(17), n)])
-    for before, after in ((1, 1), (0, 2), (2, 0), (0, 0)):
-        for r, got in enumerate(run(program, n, before, after).results):
-            expected = whole[:, max(0, ends[r] - before) : ends[r + 1] + after]
-            np.testing.assert_array_equal(got, expected)
-
-
 @pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
+@example([3, 3, 2], 1, 2)
+@example([1], 2, 0)
 def test_halos_of_thin_shards_and_their_adjoint(extents, before, after):
     ends = np.cumsum([0, *extents])
     whole = array(2, (ends[-1], 3))
 
+    even = extents == [len(part) for part in np.array_split(range(ends[-1]), len(extents))]
+    given = {} if even and min(extents) >= max(before, after) else {"extents": extents}
+
     def program(rank):
         r = rank.index
         x = whole[ends[r] : ends[r + 1]]
-        wide = rank.group().halo_exchange(x, 0, before, after, extents=extents)
+        wide = rank.group().halo_exchange(x, 0, before, after, **given)
         y = array(10 + r, wide.shape)
-        back = rank.group().halo_reduce(y, 0, before, after, extents=extents)
+        back = rank.group().halo_reduce(y, 0, before, after, **given)
         assert back.shape == x.shape
         return wide, np.vdot(wide, y), np.vdot(x, back)
 
