@@ -13,7 +13,7 @@ from oracles.tensor_cases import LIES, RANKS, B, S, check, spread
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.plan.collectives import layers as plan
-from tiledask.plan.collectives.layers import LayerCalls, Stream
+from tiledask.plan.collectives.layers import Stream
 from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.tile import layers as tile
@@ -70,12 +70,6 @@ def test_by_columns_and_by_rows(t, sequence, regather):
 @given(st.integers(1, 6), *[st.integers(1, 9)] * 3, st.booleans())
 def test_any_sizes_on_any_ranks(t, inputs, outputs, tokens, sequence):
     check_linear(t, inputs, outputs, sequence, False, tokens)
-
-
-def test_one_rank_calls_nothing():
-    assert plan.column_linear(Stream(B, S, 4, 1)) == LayerCalls()
-    operands, expected = reference(4, 4)
-    assert len(check(1, lambda g: by_columns(g, operands), expected, LayerCalls()).records) == 0
 
 
 def test_uneven_cuts_of_ones_own():

@@ -111,21 +111,6 @@ def test_panels_are_every_column_once_at_its_owners(extent, rows, columns):
     assert len(found) <= rows + columns - 1
 
 
-@pytest.mark.parametrize("mesh", [(2, 2), (4, 4), (2, 2, 2)])
-def test_elements_of_a_step(mesh):
-    """In a step each rank gets or gives (q-1)/q of its row of x, and of its column of w, three
-    times each: 3 (q-1)/q (1 + 1/d) of what a row of a square w holds."""
-    d, q = (1, *mesh)[-3], mesh[-1]
-    n = 4 * q * d
-    done = check(mesh, x=(n, n), outputs=n, bias=False)
-    spread = sum(r.received for r in done.records if r.kind == "broadcast")
-    summed = sum(r.sent for r in done.records if r.kind == "reduce")
-    of_a_rank = (spread + summed) / prod(mesh) / 8
-    assert of_a_rank == 3 * (q - 1) * (d + 1) / (d * q) * n * n / q
-    assert {result["y"].local.size for result in done.results} == {n * n // (d * q**2)}
-    assert {result["dw"].local.size for result in done.results} == {n * n // q**2}
-
-
 def test_blocks_that_do_not_go_together_are_refused():
     x, w = np.ones((4, 6)), np.ones((6, 4))
 
