@@ -1,7 +1,8 @@
 """The big batch's gradient; ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
 Holds `tiledask.distributed.data_parallel.chain`, `tiledask.distributed.data_parallel.flat`,
-`tiledask.distributed.data_parallel.zero` and `tiledask.plan.fitting.states`.
+`tiledask.distributed.data_parallel.zero`, `tiledask.plan.collectives.data_parallel` and
+`tiledask.plan.fitting.states`.
 """
 
 from dataclasses import replace

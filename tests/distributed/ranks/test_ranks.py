@@ -141,7 +141,7 @@ def test_halos_of_thin_shards_and_their_adjoint(extents, before, after):
     whole = array(2, (ends[-1], 3))
 
     even = extents == [len(part) for part in np.array_split(range(ends[-1]), len(extents))]
-    given = {} if even and min(extents) >= max(before, after) else {"extents": extents}
+    given = {} if even and min(extents) > max(before, after) else {"extents": extents}
 
     def program(rank):
         r = rank.index
