@@ -4,8 +4,25 @@ from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
-import tiledask as td
+from oracles.single_gpt import TEXT
 
+import tiledask as td
+from tiledask.distributed.training import GPT, train
+from tiledask.tile.optimizers import SGD, Adam, AdamW
+
+MODELS = {
+    "GPT-2": GPT(59, hidden=12, layers=3, heads=3, sequence=6),
+    "GPT-2 tied": GPT(59, 12, 2, 3, 6, tied=True),
+    "Llama": GPT(53, 12, 2, 3, 6, kv_heads=1, ffn=17, gated=True),
+    "Llama tied": GPT(59, 16, 3, 4, 5, kv_heads=2, ffn=7, gated=True, tied=True),
+}
+RULES = {
+    "SGD": SGD(0.1, momentum=0.9),
+    "Adam": Adam(1e-2, tiny=1e-6),
+    "AdamW": AdamW(1e-2, tiny=1e-6, weight_decay=0.1),
+}
+"""``tiny`` above the rounding of gradients that are all but zero: Adam would make steps of it."""
+BATCH = 5
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 SHAPES = [s for s in product(range(1, 9), repeat=3) if prod(s) <= 8]
 """Every (dp, tp, pp) of 1 to 8 ranks."""
@@ -39,6 +56,13 @@ class Layout(NamedTuple):
         at, cut = "x".join(map(str, self.shape)), ".".join(map(str, self.cut))
         tokens = ",sp" if self.sequence_parallel else ""
         return f"{at},{self.schedule},cut{cut},zero{self.zero},m{self.microbatches}{tokens}"
+
+
+def run(model, rule, layout, ranks=None, **options):
+    """A training of one of MODELS by one of RULES."""
+    usual = {"batch": BATCH, "rule": RULES[rule], "dtype": "float64", "timeout": 120.0}
+    usual |= layout.options | {"progress": False}
+    return train(MODELS[model], TEXT, ranks or layout.shape, **usual | options)
 
 
 def dealt(draw, values, needed):

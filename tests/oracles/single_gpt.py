@@ -1,11 +1,14 @@
 """A GPT trained on one device, written out: no ranks, no micro-batches, no schedule."""
 
+from functools import cache
+from typing import NamedTuple
+
 import numpy as np
 from oracles.planned_calls import assert_planned
 
 from tiledask.tile import layers as L
 from tiledask.tile.datasets import load_text
-from tiledask.tile.optimizers import Adam
+from tiledask.tile.optimizers import Adam, advance, begin
 
 TEXT = load_text("tales")
 
@@ -14,21 +17,43 @@ def inside(weights, name):
     return {n[len(name) + 1 :]: w for n, w in weights.items() if n.startswith(f"{name}.")}
 
 
-def norm(model, x, w):
-    return L.rms_norm(x, w["w"]) if model.gated else L.layer_norm(x, w["w"], w["b"])
+def norm(gated, x, w):
+    return L.rms_norm(x, w["w"]) if gated else L.layer_norm(x, w["w"], w["b"])
 
 
-def norm_grad(model, dy, kept, w):
-    if model.gated:
-        dx, dw = L.rms_norm_grad(dy, kept, w["w"])
-        return dx, {"w": dw}
-    dx, dw, db = L.layer_norm_grad(dy, kept, w["w"], w["b"])
-    return dx, {"w": dw, "b": db}
+def norm_grad(gated, dy, kept, w):
+    dx, *grads = (
+        L.rms_norm_grad(dy, kept, w["w"]) if gated else L.layer_norm_grad(dy, kept, w["w"], w["b"])
+    )
+    return dx, dict(zip("wb", grads, strict=False))
+
+
+def block(gated, x, w, heads, angles):
+    """(y, what is kept) of a decoder block."""
+    feed = L.swiglu_mlp if gated else L.mlp
+    a, k1 = norm(gated, x, inside(w, "norm_1"))
+    a, ka = L.self_attention(a, inside(w, "attention"), heads, angles)
+    x = x + a
+    f, k2 = norm(gated, x, inside(w, "norm_2"))
+    f, kf = feed(f, inside(w, "mlp"))
+    return x + f, (k1, ka, k2, kf)
+
+
+def block_grad(gated, dy, kept, w):
+    """(dx, gradients by name)."""
+    feed_grad = L.swiglu_mlp_grad if gated else L.mlp_grad
+    k1, ka, k2, kf = kept
+    grads = {}
+    d, grads["mlp"] = feed_grad(dy, kf, inside(w, "mlp"))
+    d, grads["norm_2"] = norm_grad(gated, d, k2, inside(w, "norm_2"))
+    dx = dy + d
+    d, grads["attention"] = L.self_attention_grad(dx, ka, inside(w, "attention"))
+    d, grads["norm_1"] = norm_grad(gated, d, k1, inside(w, "norm_1"))
+    return dx + d, {f"{part}.{n}": g for part, found in grads.items() for n, g in found.items()}
 
 
 def gradient(model, weights, ids, targets):
     """(loss, gradients by name) of a whole batch."""
-    feed, feed_grad = (L.swiglu_mlp, L.swiglu_mlp_grad) if model.gated else (L.mlp, L.mlp_grad)
     heads, angles = model.block.heads, None
     if model.gated:
         angles = L.rotary_angles(np.arange(model.sequence), heads.width, dtype="float64")
@@ -38,15 +63,10 @@ def gradient(model, weights, ids, targets):
     kept = []
     for n in range(model.layers):
         w = inside(weights, f"layer {n}")
-        a, k1 = norm(model, x, inside(w, "norm_1"))
-        a, ka = L.self_attention(a, inside(w, "attention"), heads, angles)
-        x = x + a
-        f, k2 = norm(model, x, inside(w, "norm_2"))
-        f, kf = feed(f, inside(w, "mlp"))
-        x = x + f
-        kept.append((k1, ka, k2, kf))
+        x, each = block(model.gated, x, w, heads, angles)
+        kept.append(each)
     matrix = weights["embedding.table"].T if model.tied else weights["head.w_head"]
-    y, kn = norm(model, x, inside(weights, "head.norm"))
+    y, kn = norm(model.gated, x, inside(weights, "head.norm"))
     loss, kl = L.cross_entropy(y @ matrix, targets)
     grads = {}
 
@@ -55,21 +75,12 @@ def gradient(model, weights, ids, targets):
 
     dz = L.cross_entropy_grad(1.0, kl)
     of_matrix = np.einsum("bsh,bsv->hv", y, dz)
-    dx, found = norm_grad(model, dz @ matrix.T, kn, inside(weights, "head.norm"))
+    dx, found = norm_grad(model.gated, dz @ matrix.T, kn, inside(weights, "head.norm"))
     put("head.norm", found)
     for n in reversed(range(model.layers)):
         w = inside(weights, f"layer {n}")
-        k1, ka, k2, kf = kept[n]
-        d, found = feed_grad(dx, kf, inside(w, "mlp"))
-        put(f"layer {n}.mlp", found)
-        d, found = norm_grad(model, d, k2, inside(w, "norm_2"))
-        put(f"layer {n}.norm_2", found)
-        dx = dx + d
-        d, found = L.self_attention_grad(dx, ka, inside(w, "attention"))
-        put(f"layer {n}.attention", found)
-        d, found = norm_grad(model, d, k1, inside(w, "norm_1"))
-        put(f"layer {n}.norm_1", found)
-        dx = dx + d
+        dx, found = block_grad(model.gated, dx, kept[n], w)
+        put(f"layer {n}", found)
     if not model.gated:
         grads["positions.table"] = dx.sum(axis=0)
     grads["embedding.table"] = L.embedding_grad(dx, of_table)
@@ -80,34 +91,50 @@ def gradient(model, weights, ids, targets):
     return float(loss), grads
 
 
-REFERENCES = {}
+class Single(NamedTuple):
+    """What one device's training is, in float64."""
+
+    losses: np.ndarray
+    norms: np.ndarray
+    scales: np.ndarray
+    weights: dict
 
 
-def reference(model, steps, batch, rule):
-    """(losses, weights) of the single device."""
-    key = model, steps, batch, rule
-    if key not in REFERENCES:
-        weights, losses = {}, []
-        for unit in model.units:
-            drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
-            weights |= {f"{unit}.{name}": w for name, w in drawn.items()}
-        states = {n: {k: np.zeros_like(w) for k in rule.keeps} for n, w in weights.items()}
-        for step in range(steps):
-            loss, grads = gradient(model, weights, *TEXT.batch(0, step, batch, model.sequence))
-            losses.append(loss)
-            assert set(grads) == set(weights)
-            for n, g in grads.items():
-                weights[n], states[n] = rule.step(weights[n], g, states[n], step + 1)
-        REFERENCES[key] = np.array(losses), weights
-    return REFERENCES[key]
+@cache
+def reference(model, steps, batch, rule, clip=None, scale=None, overflows=()):
+    """One device that clips to ``clip``, scales, and overflows in some steps."""
+    weights, made = {}, []
+    for unit in model.units:
+        drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
+        weights |= {f"{unit}.{name}": w for name, w in drawn.items()}
+    state = begin(weights, rule)
+    for step in range(steps):
+        loss, grads = gradient(model, state.weights, *TEXT.batch(0, step, batch, model.sequence))
+        assert set(grads) == set(weights)
+        by = scale.scale if scale else 1.0
+        grads = {n: g * by for n, g in grads.items()}
+        if step in overflows:
+            grads["embedding.table"][0] = np.inf
+        state, scale, norm = advance(state, rule, grads, scale, limit=clip)
+        made.append((loss, norm, by))
+    return Single(*np.array(made).reshape(-1, 3).T, state.weights)
 
 
-def assert_single(got, batch, rule, tolerance=1e-10):
-    """A training has the single device's losses and weights, and the traffic that was planned."""
+def assert_single(got, batch, rule, tolerance=1e-10, **options):
+    """A training has the single device's losses, norms, scales and weights, and the traffic that
+    was planned."""
     steps = got.first + len(got.losses)
-    losses, weights = reference(got.model, steps, batch, rule)
+    losses, norms, scales, weights = reference(got.model, steps, batch, rule, **options)
     off = np.abs(got.losses / losses[got.first :] - 1)
     assert off.max(initial=0) <= tolerance, f"losses: step {int(np.argmax(off > tolerance))}: {off}"
+    if len(got.norms):
+        norms, near = norms[got.first :], {"rtol": tolerance, "equal_nan": True}
+        mine, theirs = (np.where(np.isfinite(n), n, np.nan) for n in (got.norms, norms))
+        np.testing.assert_allclose(mine, theirs, **near, err_msg="norms")
+        assert np.array_equal(got.to_frame().norm, got.norms, equal_nan=True)
+    if options.get("scale"):
+        assert got.scales.tolist() == scales[got.first :].tolist(), "scales"
+        assert got.to_frame().loss_scale.tolist() == got.scales.tolist()
     far, name = farthest(got.weights, weights, got.model, rule)
     assert far <= tolerance, f"{name}: {far:.2g}"
     assert_planned(got)

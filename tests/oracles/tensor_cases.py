@@ -12,6 +12,10 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.plan.collectives.layers import Call, LayerCalls, bytes_by_rank
 
 RANKS = range(1, 9)
+LIES = [(False, False), (True, False), (True, True)]
+"""(sequence, regather) of a layer's input."""
+B, S = 2, 7
+"""Sequences of a batch, and their tokens."""
 TOLERANCE = 1e-12
 """Of the largest element, in float64."""
 

@@ -1,4 +1,4 @@
-"""Convolution and pooling of images cut along rows: halos, gradients, transposes, refusals.
+"""Convolution and pooling of images cut along rows: halos, gradients, refusals.
 
 Holds `tiledask.distributed.convolution.space` and `tiledask.plan.collectives.rows`.
 """
@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.calls import assert_calls, assert_close
 from oracles.gradients import draw
+from test_convolution_channels import assert_parts, planned
 
 import tiledask as td
 from tiledask.distributed.convolution import space as S
-from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives import convolution as P
@@ -30,10 +30,6 @@ def cut(x, rows):
     return np.split(x, list(accumulate(rows))[:-1], axis=2)
 
 
-def joined(results, i):
-    return np.concatenate([result[i] for result in results], axis=2)
-
-
 def conv_program(rank, x, w, b, dy, rows, options):
     r = rank.index
     y, kept = S.conv2d_in_rows(rank.group(), cut(x, rows)[r], w, b, rows=rows, **options)
@@ -42,30 +38,16 @@ def conv_program(rank, x, w, b, dy, rows, options):
     return y, *S.conv2d_in_rows_grad(rank.group(), dy, kept, w, b)
 
 
-def check_conv(x, w, b, rows, run=run_threads, far=False, **options):
+def check_conv(x, w, b, rows, run=run_threads, far=False, halo=True, **options):
     y, kept = L.conv2d(x, w, b, **options)
     (dy,) = draw(y.shape, seed=9)
-    dx, dw, db = L.conv2d_grad(dy, kept, w, b)
-    done = run(conv_program, len(rows), x, w, b, dy, rows, {**options, "far": far})
-    assert_close(joined(done.results, 0), y)
-    assert_close(joined(done.results, 1), dx)
-    for result in done.results:
-        assert_close(result[2], dw)
-        if b is not None:
-            assert_close(result[3], db)
-    laid = kept.windows
-    plan = P.Convolution(
-        len(x),
-        x.shape[1],
-        len(w),
-        x.shape[2:],
-        laid.size,
-        laid.stride,
-        laid.padding,
-        laid.dilation,
-        options.get("groups", 1),
-        b is not None,
+    done = run(conv_program, len(rows), x, w, b, dy, rows, options | {"far": far, "halo": halo})
+    grads = L.conv2d_grad(dy, kept, w, b)
+    known = 4 - (b is None)
+    assert_parts(
+        [result[:known] for result in done.results], (y, *grads)[:known], (2, 2, None, None)[:known]
     )
+    plan = planned(x, w, bias=b is not None, **options)
     assert_calls(done.records, P.in_rows(plan, rows, 8), len(rows))
     return done
 
@@ -79,7 +61,6 @@ def check_conv(x, w, b, rows, run=run_threads, far=False, **options):
         (even(11, 4), (2, 3), {"stride": 2, "padding": ((1, 0), (0, 2))}),
         (even(12, 4), 3, {"dilation": 2, "padding": 2}),
         (even(12, 4), 3, {"padding": 1, "groups": 2}),
-        (even(12, 3), 4, {"stride": 4}),  # patches: no window crosses
         (even(13, 3), 3, {"stride": 3, "padding": 1}),
         (even(3, 4), 3, {"padding": 1}),  # a rank without rows
         ((4, 0, 5, 0), 3, {"padding": 1}),
@@ -104,9 +85,10 @@ def test_11_rows_on_4_ranks_lend_one_row_each_way():
     assert done.records.barriers == {None: 3}
 
 
-def test_windows_that_do_not_cross_call_nothing():
+@pytest.mark.parametrize("halo", [True, False])
+def test_patches_need_no_halo(halo):
     x, w = draw((1, 2, 12, 4), (3, 2, 4, 4))
-    done = check_conv(x, w, None, (4, 4, 4), stride=4)
+    done = check_conv(x, w, None, (4, 4, 4), stride=4, halo=halo)
     assert {r.kind for r in done.records} == {"all_reduce"}
 
 
@@ -157,35 +139,13 @@ def test_who_reads_what(rows, size, stride, dilation, pads):
         done += made
 
 
-# -- pooling ---------------------------------------------------------------------------------------
-
 POOLS = {
     "max": (S.max_pool2d_in_rows, S.max_pool2d_in_rows_grad, L.max_pool2d, L.max_pool2d_grad),
     "mean": (S.avg_pool2d_in_rows, S.avg_pool2d_in_rows_grad, L.avg_pool2d, L.avg_pool2d_grad),
 }
 
 
-def check_pool(name, x, rows, size, stride=None, padding=0):
-    pool, grad, whole_pool, whole_grad = POOLS[name]
-    y, kept = whole_pool(x, size, stride, padding)
-    (dy,) = draw(y.shape, seed=9)
-    dx = whole_grad(dy, kept)
-
-    def program(rank):
-        mine = cut(x, rows)[rank.index]
-        y, kept = pool(rank.group(), mine, size, stride, padding, rows=rows)
-        return y, grad(rank.group(), cut(dy, kept.split.out)[rank.index], kept)
-
-    done = run_threads(program, len(rows))
-    assert_close(joined(done.results, 0), y, 0)
-    assert_close(joined(done.results, 1), dx)
-    laid = kept.windows
-    split = split_rows(rows, laid.size[0], laid.stride[0], laid.padding[0])
-    calls = P.pool_in_rows(split, len(x), x.shape[1], x.shape[3], 8)
-    assert_calls(done.records, calls, len(rows))
-    return done
-
-
+@pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize(
     ("rows", "size", "stride", "padding"),
@@ -198,33 +158,25 @@ def check_pool(name, x, rows, size, stride=None, padding=0):
         (even(3, 4), 2, None, 0),
     ],
 )
-def test_pooling(name, rows, size, stride, padding):
-    (x,) = draw((2, 3, sum(rows), 6))
-    check_pool(name, x, rows, size, stride, padding)
-
-
-def test_pooling_borrows_only_where_windows_cross():
-    (x,) = draw((1, 1, 8, 4))
-    assert len(check_pool("max", x, (4, 4), 2).records) == 0
-    assert len(check_pool("max", x, (3, 5), 2).records) == 2 * 2
-
-
-def test_equal_elements_on_both_sides_of_a_cut():
-    """The first wins, on whichever rank it is."""
-    check_pool("max", np.ones((1, 1, 6, 4)), (3, 3), 3, 1)
-
-
-def test_two_layers_one_after_the_other():
-    """The output's rows are the next layer's: 12 rows, a 3x3 convolution, pooling by 2."""
-    x, w, b = draw((2, 2, 12, 6), (3, 2, 3, 3), (3,))
-    y, _ = L.max_pool2d(L.conv2d(x, w, b)[0], 2)
+def test_pooling(name, rows, size, stride, padding, equal):
+    """Of equal elements on both sides of a cut the first is the largest, on whichever rank."""
+    pool, grad, whole_pool, whole_grad = POOLS[name]
+    shape = (2, 3, sum(rows), 6)
+    x = np.ones(shape) if equal else draw(shape)[0]
+    y, kept = whole_pool(x, size, stride, padding)
+    (dy,) = draw(y.shape, seed=9)
 
     def program(rank):
-        rows = even(12, 4)
-        h, kept = S.conv2d_in_rows(rank.group(), cut(x, rows)[rank.index], w, b, rows=rows)
-        return S.max_pool2d_in_rows(rank.group(), h, 2, rows=kept.split.out)
+        mine = cut(x, rows)[rank.index]
+        y, kept = pool(rank.group(), mine, size, stride, padding, rows=rows)
+        return y, grad(rank.group(), cut(dy, kept.split.out)[rank.index], kept)
 
-    assert_close(joined(run_threads(program, 4).results, 0), y)
+    done = run_threads(program, len(rows))
+    assert_parts(done.results, (y, whole_grad(dy, kept)), (2, 2))
+    assert_close(np.concatenate([result[0] for result in done.results], axis=2), y, 0)
+    laid = kept.windows
+    split = split_rows(rows, laid.size[0], laid.stride[0], laid.padding[0])
+    assert_calls(done.records, P.pool_in_rows(split, 2, 3, 6, 8), len(rows))
 
 
 def test_arrays_of_a_device(xp):
@@ -245,21 +197,6 @@ def test_arrays_of_a_device(xp):
     assert_close(y, td.tile.to_numpy(whole))
 
 
-# -- laws, a cluster -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2}, {"dilation": 2, "padding": 2}])
-def test_the_backward_is_the_transpose(options):
-    x, w = draw((2, 3, 11, 5), (4, 3, 3, 3))
-    (dy,) = draw(L.conv2d(x, w, **options)[0].shape, seed=9)
-    rows = even(11, 4)
-    done = run_threads(conv_program, 4, x, w, None, dy, rows, options)
-    y, dx, dw = joined(done.results, 0), joined(done.results, 1), done.results[0][2]
-    slack = 1e-13 * np.abs(y * dy).sum()
-    assert abs((y * dy).sum() - (x * dx).sum()) <= slack
-    assert abs((y * dy).sum() - (w * dw).sum()) <= slack
-
-
 @pytest.mark.cluster
 def test_on_workers(cluster):
     def run(program, ranks, *args):
@@ -269,99 +206,35 @@ def test_on_workers(cluster):
     check_conv(x, w, b, even(11, 4), run, padding=1)
 
 
-# -- refusals and planted faults -------------------------------------------------------------------
-
-
-def raises(words, rows, size, **options):
-    x, w = draw((1, 1, sum(rows), 4), (1, 1, size, 1))
-    with pytest.raises(PlacementError, match=words):
-        run_threads(
-            lambda rank: S.conv2d_in_rows(
-                rank.group(), cut(x, rows)[rank.index], w, rows=rows, **options
-            ),
-            len(rows),
-        )
-
-
-def test_a_padded_convolution_without_halos_is_refused():
-    """DTensor returns [4, 8, 16, 8] for [4, 8, 16, 16] here, without a word (PyTorch 2.14)."""
-    raises(
-        "windows of 3 rows on \\(8, 8\\) rows read 1 before and 1 behind .*there are 0; use ha",
-        (8, 8),
-        3,
-        padding=1,
-        halo=False,
-    )
-
-
-def test_patches_need_no_halo():
-    x, w, b = draw((4, 8, 16, 16), (5, 8, 4, 4), (5,))
-    y, _ = L.conv2d(x, w, b, stride=4)
+@pytest.mark.parametrize(
+    ("words", "held", "said", "size", "options"),
+    [
+        (
+            r"windows of 3 rows on \(8, 8\) rows read 1 before and 1 behind .*there are 0; use ha",
+            *((8, 8), (8, 8), 3),
+            {"padding": 1, "halo": False},
+        ),
+        (
+            "windows of 7 rows need 3 behind those of rank 0, and its neighbour, rank 1, has 2; "
+            "use fewer ranks, or far=True",
+            *((4, 2, 5), (4, 2, 5), 7),
+            {"padding": ((3, 3), (0, 0))},
+        ),
+        (r"rank [01] has 4; got \(3, 5\)", (4, 4), (3, 5), 3, {"padding": 1}),
+        (
+            r"has 9 rows .*\(4, 3\) rows and padding of \(0, 1\) have 8",
+            *((4, 3), (4, 3), 9),
+            {"padding": ((0, 1), (0, 0))},
+        ),
+    ],
+    ids=["padding without halos", "a thin neighbour", "other rows", "a window too large"],
+)
+def test_refusals(words, held, said, size, options):
+    """Of the first, DTensor returns [4, 8, 16, 8] for [4, 8, 16, 16] without a word."""
+    x, w = draw((1, 1, sum(held), 4), (1, 1, size, 1))
 
     def program(rank):
-        mine = cut(x, (8, 8))[rank.index]
-        return S.conv2d_in_rows(rank.group(), mine, w, b, rows=(8, 8), stride=4, halo=False)
+        S.conv2d_in_rows(rank.group(), cut(x, held)[rank.index], w, rows=said, **options)
 
-    done = run_threads(program, 2)
-    assert_close(joined(done.results, 0), y)
-    assert len(done.records) == 0
-
-
-def test_a_window_larger_than_a_neighbour_is_refused():
-    raises(
-        "windows of 7 rows need 3 behind those of rank 0, and its neighbour, rank 1, has 2; "
-        "use fewer ranks, or far=True",
-        (4, 2, 5),
-        7,
-        padding=((3, 3), (0, 0)),
-    )
-
-
-def test_rows_that_are_not_there_are_refused():
-    x, w = draw((1, 1, 4, 4), (1, 1, 3, 3))
-    with pytest.raises(PlacementError, match=r"rank [01] has 4; got \(3, 5\)"):
-        run_threads(lambda rank: S.conv2d_in_rows(rank.group(), x, w, rows=(3, 5), padding=1), 2)
-
-
-def test_a_window_larger_than_the_image_is_refused():
-    raises(
-        "has 9 rows .*\\(4, 3\\) rows and padding of \\(0, 1\\) have 8",
-        (4, 3),
-        9,
-        padding=((0, 1), (0, 0)),
-    )
-
-
-def test_a_halo_of_zeros_is_noticed(monkeypatch):
-    """Planted: each rank pads its own rows, as if it had the whole image."""
-    honest = Group.halo_exchange
-
-    def zeros(self, x, *args, **options):
-        wide = honest(self, x, *args, **options)
-        mine = np.zeros_like(wide)
-        ahead = 1 if self.rank else 0
-        mine[:, :, ahead : ahead + x.shape[2]] = x
-        return mine
-
-    monkeypatch.setattr(Group, "halo_exchange", zeros)
-    with pytest.raises(AssertionError, match="of the largest element"):
-        test_convolution(even(11, 4), 3, {"padding": 1})
-
-
-def test_a_gradient_that_is_not_given_back_is_noticed(monkeypatch):
-    """Planted: what other ranks' windows read here is left out of dx."""
-
-    def own(self, y, dim, before, after, *, extents):
-        ahead = before if self.rank else 0
-        return y[:, :, ahead : ahead + extents[self.rank]]
-
-    monkeypatch.setattr(Group, "halo_reduce", own)
-    with pytest.raises(AssertionError, match="of the largest element"):
-        test_convolution(even(11, 4), 3, {"padding": 1})
-
-
-def test_a_gradient_of_the_weights_of_one_rank_is_noticed(monkeypatch):
-    """Planted: no all_reduce of dw."""
-    monkeypatch.setattr(Group, "all_reduce", lambda self, x: x)
-    with pytest.raises(AssertionError, match="of the largest element"):
-        test_convolution(even(11, 4), 3, {"padding": 1})
+    with pytest.raises(PlacementError, match=words):
+        run_threads(program, len(held))

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from oracles.figures import drawn_texts
 
 import tiledask as td
-from tiledask.distributed.convolution import lenet_step, lenet_train
+from tiledask.distributed.convolution import lenet_step
 from tiledask.distributed.convolution.lenet import LENET, flops
 from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need, need_of
 from tiledask.distributed.convolution.lenet_split import Split
 from tiledask.distributed.convolution.lenet_train import train_lenet
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
-from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.records import Records
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import exercises, plots
@@ -38,6 +37,7 @@ BATCH = 7
 RULE = SGD(0.1, momentum=0.9)
 TOLERANCE = 1e-10
 """Of a loss, and of the largest number of a weight, in float64."""
+WIDE = td.tile.datasets.Images("wide", np.zeros((2, 28, 30), np.uint8), np.zeros(2), 2)
 PURE = ("data parallel", "network", "layerwise", "space")
 
 
@@ -154,15 +154,8 @@ def test_three_ways_at_once_and_more_ranks_than_rows_and_classes(ways):
 @pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("ways", [{"data parallel": 3}, {"data parallel": 2, "space": 2}], ids=str)
-def test_images_that_do_not_divide(ways, batch):
-    """Some copies, and some parts, have more images than others, or none."""
+def test_some_copies_and_some_parts_have_more_images_than_others_or_none(ways, batch):
     check(ways, batch=batch)
-
-
-@pytest.mark.long
-def test_many_steps():
-    """Fifty, and of every split: make soak."""
-    check({"data parallel": 2, "space": 2}, steps=12)
 
 
 @pytest.mark.slow
@@ -183,22 +176,15 @@ def test_it_learns():
     assert got.classify(HELD_OUT.inputs()[:0]).shape == (0,)
 
 
-def in_float32(ways):
-    return train_lenet(DIGITS, ways, steps=10, batch=BATCH, rule=SGD(0.05))
-
-
-@pytest.fixture(scope="module")
-def alone(one_thread):
-    return in_float32({})
-
-
 @pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "ways", [{"layerwise": 4}, {"data parallel": 2, "space": 2}, {"network": 4}], ids=label
 )
-def test_float32_is_round_off_away(alone, ways):
-    split = in_float32(ways)
+def test_float32_is_round_off_away(ways):
+    alone, split = (
+        train_lenet(DIGITS, each, steps=10, batch=BATCH, rule=SGD(0.05)) for each in ({}, ways)
+    )
     assert split.weights["conv1"]["w"].dtype == np.float32
     assert_planned(split)
     for n, losses in enumerate(zip(alone.losses, split.losses, strict=True), 1):
@@ -311,25 +297,30 @@ def test_a_table_notices_a_step_that_differs():
 
 
 @pytest.mark.long
-def test_the_exercise(monkeypatch):
-    exercise = exercises.hybrid_lenet(batch=16)
-    assert not exercise.check(None).attempted
-    assert exercise.check({"data parallel": 2, "layerwise": 4}).best
-    assert "balance 3.67" in str(
-        [t.get_text() for t in exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts]
-    )
-    for ways, missed in (
+@pytest.mark.parametrize(
+    ("ways", "missed"),
+    [
         ({"layerwise": 8}, "MB that all devices send in a step 3.86445, target at most 2.68"),
         ({"data parallel": 8}, "% of the model on a device 100, target at most 50"),
         ({"data parallel": 2, "network": 4}, "busiest over mean FLOP 3.665, target at most 1.2"),
-    ):
-        result = exercise.check(ways)
-        assert not result
-        assert missed in result.reason
-    assert "ways multiply, to 8 devices; {'space': 4} multiplies to 4" in str(
-        exercise.check({"space": 4}).reason
-    )
-    assert "an answer is a dict" in exercise.check(["space"]).reason
+        ({"space": 4}, "ways multiply, to 8 devices; {'space': 4} multiplies to 4"),
+        (["space"], "an answer is a dict"),
+    ],
+    ids=str,
+)
+def test_the_exercise_says_what_is_missed(ways, missed):
+    result = exercises.hybrid_lenet(batch=16).check(ways)
+    assert not result
+    assert missed in result.reason
+
+
+@pytest.mark.long
+def test_the_exercise():
+    exercise = exercises.hybrid_lenet(batch=16)
+    assert not exercise.check(None).attempted
+    assert exercise.check({"data parallel": 2, "layerwise": 4}).best
+    drawn = exercise.draw({"data parallel": 2, "network": 4}).axes[0].texts
+    assert "balance 3.67" in str([text.get_text() for text in drawn])
     with pytest.raises(PlacementError, match="leaves 5% of the model"):
         exercises.hybrid_lenet(share=5)
 
@@ -347,44 +338,37 @@ def test_the_result_says_what_it_is():
     assert none.losses.shape == (0,)
 
 
-def test_refusals():
-    def go(ways, data=DIGITS, mesh=None, **options):
-        train_lenet(data, ways, mesh, **{"steps": 1, "batch": 2} | options)
-
-    with pytest.raises(ConfigError, match="'space', got 'tensor'"):
-        go({"tensor": 2})
-    with pytest.raises(ConfigError, match="network has a whole number of 1 rank or more, got 0"):
-        go({"network": 0})
-    with pytest.raises(ConfigError, match="got layerwise=2 and space=2; keep one"):
-        go({"layerwise": 2, "space": 2})
-    with pytest.raises(PlacementError, match="LeNet has 4: got 5"):
-        go({"network": 5})
-    with pytest.raises(ConfigError, match=r"how many ranks each has: \{'layerwise': 4\}"):
-        go("layerwise")
-    with pytest.raises(ConfigError, match=r"images of 28 x 28 and up to 10 classes, got Images"):
-        go({}, td.tile.datasets.Images("wide", np.zeros((2, 28, 30), np.uint8), np.zeros(2), 2))
-    with pytest.raises(ConfigError, match="images of a batch 1 or more: got 1, 0"):
-        go({}, batch=0)
-    with pytest.raises(ConfigError, match="'float32' or 'float64', got 'float16'"):
-        go({}, dtype="float16")
-    with pytest.raises(PlacementError, match="layerwise 2 takes 2 ranks, and the mesh has 4"):
-        go({"layerwise": 2}, mesh=SimpleNamespace(ranks=4))
-
-
-# -- planted faults --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("ways", "options", "error", "words"),
+    [
+        ({"tensor": 2}, {}, ConfigError, "'space', got 'tensor'"),
+        ({"network": 0}, {}, ConfigError, "network has a whole number of 1 rank or more, got 0"),
+        ({"layerwise": 2, "space": 2}, {}, ConfigError, "got layerwise=2 and space=2; keep one"),
+        ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
+        ("layerwise", {}, ConfigError, r"how many ranks each has: \{'layerwise': 4\}"),
+        ({}, {"data": WIDE}, ConfigError, "images of 28 x 28 and up to 10 classes, got Images"),
+        ({}, {"batch": 0}, ConfigError, "images of a batch 1 or more: got 1, 0"),
+        ({}, {"dtype": "float16"}, ConfigError, "'float32' or 'float64', got 'float16'"),
+        (
+            {"layerwise": 2},
+            {"mesh": SimpleNamespace(ranks=4)},
+            PlacementError,
+            "layerwise 2 takes 2 ranks, and the mesh has 4",
+        ),
+    ],
+    ids=str,
+)
+def test_refusals(ways, options, error, words):
+    with pytest.raises(error, match=words):
+        train_lenet(**{"data": DIGITS, "ways": ways, "steps": 1, "batch": 2} | options)
 
 
-def test_a_mean_of_means_is_noticed(monkeypatch):
-    """Planted: copies with 3, 2 and 2 images count the same."""
-    honest = lenet_step._ByUnits.loss
-    by_rank = lambda way, y, classes, batch: honest(way, y, classes, 3 * len(classes))  # noqa: E731
-    monkeypatch.setattr(lenet_step._ByUnits, "loss", by_rank)
-    with pytest.raises(AssertionError, match="loss of step 0"):
-        check({"data parallel": 3})
+# -- copies of the weights that came apart ---------------------------------------------------------
 
 
 @pytest.mark.long
-def test_biases_that_are_not_added_up_are_noticed(monkeypatch):
+@pytest.mark.parametrize("ways", [{"space": 2}, {"data parallel": 2}], ids=label)
+def test_biases_that_are_not_added_up_are_refused(monkeypatch, ways):
     """Planted: the gradients of w only are summed, and each rank steps its own copy of b."""
     honest = lenet_step._added
 
@@ -393,77 +377,5 @@ def test_biases_that_are_not_added_up_are_noticed(monkeypatch):
         return {layer: {"w": added[layer]["w"], "b": each["b"]} for layer, each in grads.items()}
 
     monkeypatch.setattr(lenet_step, "_added", only_w)
-    for ways in ({"space": 2}, {"data parallel": 2}):
-        with pytest.raises(PlacementError, match="ranks 0 and 1 hold the same weights, and these"):
-            check(ways)
-
-
-def test_a_missing_halo_is_noticed(monkeypatch):
-    """Planted: zeros where the neighbours' rows belong, as padding puts them."""
-    honest = Group.halo_exchange
-
-    def zeros(group, x, dim, before, after, *, extents):
-        y = honest(group, x, dim, before, after, extents=extents)
-        ahead = min(before, sum(extents[: group.rank])) if extents[group.rank] else 0
-        blank = np.zeros_like(y)
-        mine = slice(ahead, ahead + x.shape[dim])
-        blank[:, :, mine] = y[:, :, mine]
-        return blank
-
-    monkeypatch.setattr(Group, "halo_exchange", zeros)
-    with pytest.raises(AssertionError, match="loss of step 0"):
-        check({"space": 2})
-
-
-def test_halos_that_are_not_given_back_are_noticed(monkeypatch):
-    """Planted: each rank keeps what its windows pull on others' rows to itself."""
-    honest = Group.halo_reduce
-
-    def own_rows(group, y, dim, before, after, *, extents):
-        honest(group, y, dim, before, after, extents=extents)
-        ahead = min(before, sum(extents[: group.rank])) if extents[group.rank] else 0
-        return y[:, :, ahead : ahead + extents[group.rank]]
-
-    monkeypatch.setattr(Group, "halo_reduce", own_rows)
-    with pytest.raises(AssertionError, match=r"loss of step 1|conv1"):
-        check({"space": 2})
-
-
-def test_a_gradient_that_goes_back_unsummed_is_noticed(monkeypatch):
-    """Planted: each part goes on with its own partial sum of dx."""
-
-    def own_part(group, x, dim, extents):
-        start = sum(extents[: group.rank])
-        return x[:, start : start + extents[group.rank]]
-
-    monkeypatch.setattr(Group, "reduce_scatter", own_part)
-    with pytest.raises(AssertionError, match="loss of step 1"):
-        check({"layerwise": 2})
-
-
-def test_the_wrong_units_are_noticed(monkeypatch):
-    """Planted: every part draws the first units."""
-
-    def first(group, units):
-        own = lenet_step.own(group, units)
-        return slice(0, own.stop - own.start)
-
-    monkeypatch.setattr(lenet_train, "own", first)
-    with pytest.raises(AssertionError, match="loss of step 0"):
-        check({"layerwise": 2})
-
-
-def test_a_call_too_few_in_the_plan_is_noticed(monkeypatch):
-    """Planted: the backward's first halo is not planned."""
-    honest = lenet_train.need_of
-
-    def short(*args):
-        said = honest(*args)
-        calls = tuple(
-            tuple(c for c in mine if c.label != "conv2/backward/halo") for mine in said.calls
-        )
-        return type(said)(calls, said.parameters, said.flops)
-
-    monkeypatch.setattr(lenet_train, "need_of", short)
-    with pytest.raises(AssertionError, match="rank 0, step 0"):
-        check({"space": 2})
+    with pytest.raises(PlacementError, match="ranks 0 and 1 hold the same weights, and these"):
+        check(ways)

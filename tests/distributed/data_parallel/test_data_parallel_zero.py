@@ -1,6 +1,8 @@
-"""ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes, the predicted traffic.
+"""The big batch's gradient; ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
-Holds `tiledask.distributed.data_parallel.chain` and `tiledask.plan.fitting.states`.
+Holds `tiledask.distributed.data_parallel.chain`, `tiledask.distributed.data_parallel.flat`,
+`tiledask.distributed.data_parallel.zero`, `tiledask.plan.collectives.data_parallel` and
+`tiledask.plan.fitting.states`.
 """
 
 from dataclasses import replace
@@ -8,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.calls import assert_calls, assert_close
 from oracles.chains import LAYERS, SIZES, batch, parts
@@ -16,8 +18,9 @@ from oracles.chains import LAYERS, SIZES, batch, parts
 import tiledask as td
 from tiledask.distributed.data_parallel import zero
 from tiledask.distributed.data_parallel.chain import Layer, gradients, initial_weights
+from tiledask.distributed.data_parallel.flat import Packing
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives import data_parallel as D
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.fitting.states import Item, Share, state_rows
@@ -25,6 +28,64 @@ from tiledask.tile import layers as L
 from tiledask.tile.optimizers import SGD, Adam, rule_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# -- averaging -------------------------------------------------------------------------------------
+
+
+def mean_program(rank, samples, counted, bucket_bytes):
+    """The mean of the gradients of all samples, of which each rank has some."""
+    group, (x, classes) = rank.group(), batch(sum(samples))
+    mine, total = parts(samples)[rank.index], sum(samples)
+    count = max(1, len(mine))
+    _, grads = gradients(LAYERS, initial_weights(LAYERS), x[mine], classes[mine], count)
+    if counted:
+        with group.label("samples"):
+            total = int(group.all_reduce(np.asarray(len(mine))))
+    packing = Packing.of(grads := by_name(grads))
+    flat = packing.pack(grads) * (len(mine) / total)
+    for i, (start, stop) in enumerate(D.buckets(flat.size, flat.itemsize, bucket_bytes)):
+        with group.label(f"bucket {i}"):
+            flat[start:stop] = group.all_reduce(flat[start:stop])
+    return packing.unpack(flat)
+
+
+def by_name(weights):
+    return {f"{layer}.{n}": w for layer, each in weights.items() for n, w in each.items()}
+
+
+def check_mean(samples, counted=False, bucket_bytes=25_000_000):
+    _, grads = gradients(LAYERS, initial_weights(LAYERS), *batch(sum(samples)))
+    done = run_threads(mean_program, len(samples), samples, counted, bucket_bytes)
+    for result in done.results:
+        for name, g in by_name(grads).items():
+            assert_close(result[name], g)
+    elements, ranks = sum(SIZES.values()), len(samples)
+    calls = D.averaging(elements, ranks, 8, bucket_bytes, counts_samples=counted)
+    assert_calls(done.records, calls, ranks)
+
+
+@pytest.mark.parametrize("samples", [(4, 4, 4), (3, 3, 2), (1, 0, 6, 2), (1, 1, 0, 0, 0), (5,)])
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_mean_is_that_of_the_big_batch(samples, counted):
+    check_mean(samples, counted)
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum), st.integers(8, 700))
+def test_any_samples_in_any_buckets(samples, bucket_bytes):
+    check_mean(tuple(samples), bucket_bytes=bucket_bytes)
+
+
+def test_a_gradient_that_is_missing_or_unknown_is_refused():
+    packing = Packing.of({"w": np.ones((2, 2)), "b": np.ones(2)})
+    with pytest.raises(PlacementError, match="of 'b' \\(2,\\) was said, and this is missing"):
+        packing.pack({"w": np.ones((2, 2))})
+    with pytest.raises(PlacementError, match="of 'c' nothing was said, and this is \\(3,\\)"):
+        packing.pack({"w": np.ones((2, 2)), "b": np.ones(2), "c": np.ones(3)})
+    with pytest.raises(ConfigError, match="a number of 8 bytes or more, got 4 bytes"):
+        D.buckets(10, 8, 4)
 
 
 # -- ZeRO ------------------------------------------------------------------------------------------
@@ -50,16 +111,9 @@ def types(recipe):
 def train(rank, recipe, stage, samples, algorithm, scale=1.0, steps=STEPS):
     """(loss of each step by part, weights, bytes held)."""
     dtype = f"float{8 * types(recipe)['weights']}"
-    mine = zero.Zero(
-        rank.group(),
-        LAYERS,
-        initial_weights(LAYERS),
-        recipe,
-        stage,
-        rule=rule_for(recipe, 0.05),
-        scale=scale,
-        algorithm=algorithm,
-    )
+    options = {"rule": rule_for(recipe, 0.05), "scale": scale, "algorithm": algorithm}
+    weights = initial_weights(LAYERS)
+    mine = zero.Zero(rank.group(), LAYERS, weights, recipe, stage, **options)
     losses = []
     for number in range(steps):
         x, classes = batch(sum(samples), number, dtype)
@@ -77,13 +131,12 @@ def run_zero(recipe, stage, samples, algorithm=None, run=run_threads, scale=1.0,
 
 
 def assert_same(weights, others):
-    for layer, each in weights.items():
-        for name, w in each.items():
-            np.testing.assert_array_equal(w, others[layer][name])
+    for name, w in by_name(weights).items():
+        np.testing.assert_array_equal(w, by_name(others)[name])
 
 
 def all_numbers(weights):
-    return np.concatenate([w.ravel() for each in weights.values() for w in each.values()])
+    return np.concatenate([w.ravel() for w in by_name(weights).values()])
 
 
 def single(samples, rule=None):
@@ -176,24 +229,6 @@ def test_bytes_held_are_the_planners(recipe, stage, ranks):
         assert sum(h[state.tensor] for h in held) == state.bytes * total * copies
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_model_that_the_planner_knows(stage):
-    """The rows of estimate_memory for a decoder, and the arrays of a chain as large."""
-    model = td.Model(hidden=16, layers=2, heads=2, ffn=64, vocab=33, learned_pos=8, name="small")
-    layout = td.Layout(dp=4, zero=stage)
-    chain = [Layer("all", {"w": L.Parameter((model.parameters,))}, None, None)]
-
-    def program(rank):
-        start = {"all": {"w": np.zeros(model.parameters, np.float32)}}
-        return zero.Zero(rank.group(), chain, start, "mixed-adam-16", stage).held
-
-    held = run_threads(program, 4).results
-    memory = td.estimate_memory(model, layout, recipe="mixed-adam-16", sequence=8)
-    rows = memory.ledger.by_tensor(0)
-    said = {tensor: rows[tensor] for tensor in held[0]}
-    assert {tensor: max(h[tensor] for h in held) for tensor in held[0]} == said
-
-
 def step_calls(recipe, stage, ranks, algorithm=None):
     b = types(RECIPES[recipe])
     return D.zero_step(SIZES, ranks, stage, b["weights"], b["gradients"], algorithm=algorithm)
@@ -261,71 +296,22 @@ def test_on_workers(cluster):
     assert_calls(done.records.where(step=1), step_calls("mixed-adam-16", 3, 4), 4)
 
 
-def test_refusals():
-    def make(rank, **options):
-        return zero.Zero(rank.group(), LAYERS, initial_weights(LAYERS), **options)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"zero": 4}, "stages 1, 2 and 3, and 0 for none; got 4"),
+        ({"recipe": "mixed-adam-20"}, "'mixed-adam-20' keeps fp32 gradients, gradients, mast"),
+        ({"recipe": "fp32-adam", "rule": SGD()}, "and SGD uses gradients, weights, beside"),
+        ({"weights": {"in": {}}}, "each of the 3 layers, got those of 'in'; 'middle' is"),
+    ],
+    ids=str,
+)
+def test_refusals(options, words):
+    options = {"weights": initial_weights(LAYERS)} | options
+    with pytest.raises(ConfigError, match=words):
+        run_threads(lambda rank: zero.Zero(rank.group(), LAYERS, **options), 1)
 
-    with pytest.raises(ConfigError, match="stages 1, 2 and 3, and 0 for none; got 4"):
-        run_threads(lambda rank: make(rank, zero=4), 1)
-    with pytest.raises(ConfigError, match="'mixed-adam-20' keeps fp32 gradients, gradients, mast"):
-        run_threads(lambda rank: make(rank, recipe="mixed-adam-20"), 1)
-    with pytest.raises(ConfigError, match="and SGD uses gradients, weights, beside"):
-        run_threads(lambda rank: make(rank, recipe="fp32-adam", rule=SGD()), 1)
-    with pytest.raises(ConfigError, match="each of the 3 layers, got those of 'in'; 'middle' is"):
-        run_threads(lambda rank: zero.Zero(rank.group(), LAYERS, {"in": {}}), 1)
+
+def test_a_stage_that_is_not_planned_is_refused():
     with pytest.raises(ConfigError, match="got 4"):
         D.zero_step(SIZES, 2, 4, 4, 4)
-
-
-def test_moments_that_are_not_dealt_out_are_noticed(monkeypatch):
-    """Planted: every rank keeps all of the optimizer's states."""
-    honest = zero.Zero._made
-
-    def all_of_it(self, tensor, weights):
-        if tensor == "variance":
-            self._sharded[tensor] = False
-        return honest(self, tensor, weights)
-
-    monkeypatch.setattr(zero.Zero, "_made", all_of_it)
-    with pytest.raises(AssertionError):
-        test_bytes_held_are_the_planners("fp32-adam", 1, 4)
-
-
-def test_weights_that_are_not_gathered_are_noticed(monkeypatch):
-    """Planted: ZeRO-1 leaves the other ranks' parts as they were."""
-    monkeypatch.setattr(
-        zero.Zero, "_gather", lambda self, name, when, mine: self.arrays["weights"][name]
-    )
-    with pytest.raises(AssertionError):
-        test_weights_are_the_plain_replicas_to_the_bit("fp64-adam", 1)
-
-
-def test_a_wrong_step_number_is_noticed(monkeypatch):
-    """Planted: Adam's corrections as if every step were the first."""
-    honest = zero.Zero._update
-
-    def first(self, name):
-        steps, self.steps = self.steps, 1
-        honest(self, name)
-        self.steps = steps
-
-    monkeypatch.setattr(zero.Zero, "_update", first)
-    with pytest.raises(AssertionError, match="Mismatched elements"):
-        test_training_is_that_of_a_single_device(2, (3, 3, 2))
-
-
-def test_a_second_gathering_left_out_is_noticed(monkeypatch):
-    """Planted: ZeRO-3 that keeps the weights of the forward: right, but neither its memory nor
-    its traffic."""
-    kept = {}
-
-    def cached(self, name):
-        key = self.group.rank, self.steps, name
-        if key not in kept:
-            flat = self._gather(name, "forward", self.arrays["weights"][name])
-            kept[key] = self._packings[name].unpack(flat)
-        return kept[key]
-
-    monkeypatch.setattr(zero.Zero, "__getitem__", cached)
-    with pytest.raises(AssertionError, match="rank 0"):
-        test_traffic_is_the_predicted("fp64-adam", None, 3)

@@ -36,6 +36,7 @@ from tiledask.lab.bench.idle import cases
 
 pytestmark = pytest.mark.cluster
 
+ENGINES = pytest.mark.parametrize("engine", ["tasks", "loop"])
 SHAPE = {"width": 12, "hidden": 20, "dtype": "float64"}
 RNG = np.random.default_rng(0)
 BATCH, TARGET = RNG.standard_normal((11, 12)), RNG.standard_normal((11, 12))
@@ -132,7 +133,7 @@ def test_the_engines_agree_to_the_bit(cluster, name):
             assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+@ENGINES
 def test_a_forward_and_a_backward_at_once_start_and_end_together(cluster, engine):
     s = td.schedule("dualpipev", 4, 6)
     times = {"forward": 0.01, "backward": 0.02, "overlapped": 0.024}
@@ -150,68 +151,13 @@ def test_a_forward_and_a_backward_at_once_start_and_end_together(cluster, engine
     assert run.late > 0 or run.replayed.makespan == pytest.approx(run.simulated.makespan, abs=1e-4)
 
 
-def test_a_split_backward(cluster):
-    schedule = td.Schedule.from_text("0F0,0F1,0I0,0I1,0W0,0W1; 1F0,1I0,1F1,1I1,1W1,1W0")
-    stages = stack((0, 2, 3), **SHAPE)
-    assert_same(td.run_schedule(schedule, stages, BATCH, cluster, target=TARGET), stages, schedule)
-
-
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+@ENGINES
 def test_forward_only(cluster, engine):
     stages = stack((0, 2, 5), **SHAPE)
     schedule = td.schedule("gpipe", 2, 3, forward_only=True)
     run = td.run_schedule(schedule, stages, BATCH, cluster, engine=engine)
     np.testing.assert_allclose(run.outputs, one_device(stages)[0], rtol=0, atol=1e-12)
     assert (run.loss, run.gradients) == (None, ())
-
-
-def test_one_micro_batch_has_the_bits_of_one_worker(cluster):
-    whole = td.run_schedule(
-        td.schedule("naive", 1, 1), stack((0, 6), **SHAPE), BATCH, cluster, target=TARGET
-    )
-    split = td.run_schedule(
-        td.schedule("naive", 3, 1), stack((0, 1, 4, 6), **SHAPE), BATCH, cluster, target=TARGET
-    )
-    assert split.outputs.tobytes() == whole.outputs.tobytes()
-
-
-def test_stages_cost_their_activations_and_nothing_else(cluster):
-    run = td.run_schedule(
-        td.schedule("1f1b", 3, 2), stack((0, 1, 2, 3), **SHAPE), BATCH, cluster, target=TARGET
-    )
-    # 2 boundaries, there and back, 11 rows of 12 float64
-    assert run.traffic.measured.total == 2 * 2 * 11 * 12 * 8
-    assert run.traffic.measured.count == 2 * 2 * 2
-
-
-def test_time_adds_up_and_nothing_starts_before_what_it_needs(cluster):
-    schedule = td.schedule("1f1b", 3, 4)
-    run = td.run_schedule(
-        schedule,
-        stack((0, 1, 2, 3), **SHAPE),
-        BATCH,
-        cluster,
-        target=TARGET,
-        forward=0.02,
-        backward=0.04,
-    )
-    t = run.timeline
-    assert t.origin == "measured"
-    assert t.busy + t.idle == pytest.approx(t.devices * t.makespan, abs=1e-9)
-    assert t.busy >= 3 * 4 * 0.06 - 1e-5  # every action kept its device as long as it was told
-    assert t.makespan >= td.simulate(schedule, forward=0.02, backward=0.04).makespan - 1e-5
-    when = {(r.kind, r.stage, r.microbatch): r for r in t.to_frame().itertuples() if r.kind != "T"}
-    for i in range(4):
-        for s in range(2):
-            assert when["F", s, i].end <= when["F", s + 1, i].start
-            assert when["B", s + 1, i].end <= when["B", s, i].start
-
-
-def test_an_action_that_needs_longer_than_its_time_is_reported(cluster):
-    run = td.run_schedule(
-        td.schedule("gpipe", 1, 1, forward_only=True), [Sleeper(12)], BATCH, cluster, forward=0.01
-    )
-    assert run.late > 0.03
 
 
 class Sleeper:
@@ -230,81 +176,65 @@ class Sleeper:
         return x, None
 
 
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+def test_late_is_the_longest(cluster):
+    schedule = td.schedule("gpipe", 2, 1, forward_only=True)
+    stages = [Sleeper(12), *stack((0, 1), **SHAPE)]  # the second is on time
+    run = td.run_schedule(schedule, stages, BATCH, cluster, forward=[0.01, 0.3])
+    assert run.late > 0.03
+
+
+@ENGINES
 def test_a_run_that_takes_too_long_ends(cluster, engine):
+    schedule, stages = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
+    options = {"target": TARGET, "forward": 0.5, "timeout": 0.2, "engine": engine}
     with pytest.raises(DeadlineError, match=r"not done after 0\.2 s"):
-        td.run_schedule(
-            td.schedule("gpipe", 2, 2),
-            stack((0, 1, 2), **SHAPE),
-            BATCH,
-            cluster,
-            target=TARGET,
-            forward=0.5,
-            timeout=0.2,
-            engine=engine,
-        )
+        td.run_schedule(schedule, stages, BATCH, cluster, **options)
     # and nothing of it is left in the way of the next
     after = td.run_schedule(td.schedule("gpipe", 2, 2), cluster=cluster, engine=engine)
     assert (after.outputs == 2).all()
 
 
-def faulty():
-    stages = stack((0, 1, 2), **SHAPE)
-    s = td.schedule("gpipe", 2, 2)
-    yield ScheduleError, "2 stages and the model 1", (s, stages[:1], BATCH), {"target": TARGET}
-    yield (
-        PlacementError,
-        "5 devices, the cluster 4 slots",
+TWO, STAGES = td.schedule("gpipe", 2, 2), stack((0, 1, 2), **SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"stages": STAGES[:1]}, ScheduleError, "2 stages and the model 1"),
         (
-            td.schedule("gpipe", 5, 2),
-            stack(range(6), **SHAPE),
-            BATCH,
+            {"schedule": td.schedule("gpipe", 5, 2), "stages": stack(range(6), **SHAPE)},
+            PlacementError,
+            "5 devices, the cluster 4 slots",
         ),
-        {"target": TARGET},
-    )
-    yield (
-        PlacementError,
-        r"shape \(11, 5\) and the stages take \[tokens, 12\]",
-        (s, stages, BATCH[:, :5]),
-        {"target": TARGET},
-    )
-    yield (
-        PlacementError,
-        "1 tokens cannot be cut into 2",
-        (s, stages, BATCH[:1]),
-        {"target": TARGET[:1]},
-    )
-    yield PlacementError, "needs target=", (s, stages, BATCH), {}
-    yield PlacementError, r"target has shape \(3, 12\)", (s, stages, BATCH), {"target": TARGET[:3]}
-    yield (
-        ScheduleError,
-        r"forward must be one number, 2 .* shape \(3,\)",
-        (s, stages, BATCH),
-        {"target": TARGET, "forward": [1, 2, 3]},
-    )
-    yield (
-        ScheduleError,
-        "backward must be finite and 0 or more seconds, got -1",
-        (s, stages, BATCH),
-        {"target": TARGET, "backward": -1},
-    )
-    yield (
-        ScheduleError,
-        "latency must be one number or one per boundary",
-        (s, stages, BATCH),
-        {"target": TARGET, "latency": [1, 2, 3]},
-    )
-    yield ConfigError, "no engine 'threads'; there are tasks, loop", (s,), {"engine": "threads"}
-    broken = td.Schedule.from_text("0F0,0B0; 1B0,1F0")
-    yield ScheduleError, "backward before forward", (broken, stages, BATCH), {"target": TARGET}
-
-
-def test_what_cannot_run_is_refused_before_it_does(cluster):
-    for error, message, args, options in faulty():
-        with pytest.raises(error, match=message):
-            td.run_schedule(*args, cluster=cluster, **options)
-    with pytest.raises(ConfigError, match="needs cluster="):
-        td.run_schedule(td.schedule("gpipe", 2, 2))
+        (
+            {"batch": BATCH[:, :5]},
+            PlacementError,
+            r"shape \(11, 5\) and the stages take \[tokens, 12\]",
+        ),
+        (
+            {"batch": BATCH[:1], "target": TARGET[:1]},
+            PlacementError,
+            "1 tokens cannot be cut into 2",
+        ),
+        ({"target": None}, PlacementError, "needs target="),
+        ({"target": TARGET[:3]}, PlacementError, r"target has shape \(3, 12\)"),
+        ({"forward": [1, 2, 3]}, ScheduleError, r"forward must be one number, 2 .* shape \(3,\)"),
+        ({"backward": -1}, ScheduleError, "backward must be finite and 0 or more seconds, got -1"),
+        ({"latency": [1, 2, 3]}, ScheduleError, "latency must be one number or one per boundary"),
+        ({"engine": "threads"}, ConfigError, "no engine 'threads'; there are tasks, loop"),
+        (
+            {"schedule": td.Schedule.from_text("0F0,0B0; 1B0,1F0")},
+            ScheduleError,
+            "backward before forward",
+        ),
+        ({"cluster": None}, ConfigError, "needs cluster="),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_run_is_refused_before_it_does(cluster, changes, error, words):
+    usual = {"schedule": TWO, "stages": STAGES, "batch": BATCH, "target": TARGET}
+    with pytest.raises(error, match=words):
+        td.run_schedule(**usual | {"cluster": cluster} | changes)
 
 
 def test_serving_stages_hold_two_bytes_a_weight():
@@ -328,7 +258,7 @@ def test_weights_belong_to_the_layer_and_not_to_the_stage():
             np.testing.assert_array_equal(a[name], b[name])
 
 
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+@ENGINES
 def test_transfers_are_drawn_where_they_arrive(cluster, engine):
     schedule = td.schedule("gpipe", 2, 3, forward_only=True)
     run = td.run_schedule(schedule, stack((0, 1, 2), **SHAPE), BATCH, cluster, engine=engine)
@@ -341,7 +271,7 @@ def test_transfers_are_drawn_where_they_arrive(cluster, engine):
 # -- dummies --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+@ENGINES
 def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     schedule = td.schedule("zb-h1", 3, 4)
     times = np.arange(1, 13).reshape(3, 4) / 1000
@@ -360,11 +290,8 @@ def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     assert run.traffic.measured == run.traffic.predicted
     assert run.traffic.measured.total == 2 * 2 * 4 * 8  # a number per boundary and micro-batch
     assert_in_order(run, schedule)
-    when = {
-        (r.kind, r.stage, r.microbatch): r
-        for r in run.timeline.to_frame().itertuples()
-        if r.kind != "T"
-    }
+    rows = run.timeline.to_frame().query("kind != 'T'").itertuples()
+    when = {(r.kind, r.stage, r.microbatch): r for r in rows}
     rounding = 1e-6
     for (kind, s, i), row in when.items():
         seconds = {"F": times[s, i], "I": 0.002, "W": [0, 0, 0.1][s]}[kind]
@@ -387,7 +314,7 @@ def test_dummies_carry_blocks_of_the_size_given(cluster):
     assert run.simulated is None
 
 
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+@ENGINES
 def test_idle_time_is_split_without_rest(cluster, engine):
     run = td.run_schedule(
         td.schedule("1f1b", 4, 4), cluster=cluster, forward=0.01, backward=0.02, engine=engine
@@ -415,20 +342,14 @@ def test_a_run_shows_what_it_measured(cluster):
 # -- what others hear of it -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["tasks", "loop"])
+@ENGINES
 def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     schedule = td.schedule("1f1b", 2, 3)
     run = td.run_schedule(schedule, cluster=cluster, forward=0.01, backward=0.01, engine=engine)
     announced = cluster.client.get_events(TOPIC)[-1][1]
-    said = announced.pop("run")
-    idle = announced.pop("predicted_idle")
-    assert announced == {
-        "schedule": "1f1b",
-        "devices": 2,
-        "microbatches": 3,
-        "actions": 12,
-        "workers": {str(d): cluster.address(d) for d in range(2)},
-    }
+    said, idle = announced.pop("run"), announced.pop("predicted_idle")
+    expected = {"schedule": "1f1b", "devices": 2, "microbatches": 3, "actions": 12}
+    assert announced == expected | {"workers": {str(d): cluster.address(d) for d in range(2)}}
     simulated = td.simulate(schedule, 0.01, 0.01)
     assert list(idle) == [each / simulated.makespan for each in simulated.idle_per_device]
     events = [event for _, event in cluster.client.get_events(said)]
@@ -478,25 +399,12 @@ def test_tasks_do_again_what_a_dead_worker_had_done(cluster):
 
 def test_a_loop_says_that_a_worker_died(cluster):
     killing = kill_soon(cluster, 1, 0.4)
+    options = {"forward": 0.1, "backward": 0.1, "engine": "loop", "timeout": 120}
     with pytest.raises(ClusterLostError, match=r"device 1 died|to device 1, whose worker"):
-        td.run_schedule(
-            td.schedule("1f1b", 3, 8),
-            cluster=cluster,
-            forward=0.1,
-            backward=0.1,
-            engine="loop",
-            timeout=120,
-        )
+        td.run_schedule(td.schedule("1f1b", 3, 8), cluster=cluster, **options)
     killing.join()
     again = td.run_schedule(td.schedule("1f1b", 3, 2), cluster=cluster, engine="loop")
     assert (again.outputs == 3).all()
-
-
-def test_late_is_the_longest(cluster):
-    schedule = td.schedule("gpipe", 2, 1, forward_only=True)
-    stages = [Sleeper(12), *stack((0, 1), **SHAPE)]  # the second is on time
-    run = td.run_schedule(schedule, stages, BATCH, cluster, forward=[0.01, 0.3])
-    assert run.late > 0.03
 
 
 def test_a_run_says_what_its_slots_held(cluster):

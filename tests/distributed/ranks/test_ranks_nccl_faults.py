@@ -30,78 +30,6 @@ def planted(module, name, *pairs):
         yield
 
 
-SEND, RECV = (
-    f"self._comm.{call}(x.data.ptr, x.nbytes, byte, peer, stream.ptr)" for call in ("send", "recv")
-)
-UNTIL = "self._until(exchange, lambda: pending.done)"
-FAULTS = {
-    "received from the wrong side of the ring": (
-        tile_nccl,
-        "Communicator",
-        [(RECV, RECV.replace("peer", "(peer + 2) % 3"))],
-        "wait for each other for ever",
-    ),
-    "sent to the wrong side of the ring": (
-        tile_nccl,
-        "Communicator",
-        [(SEND, SEND.replace("peer", "(peer + 1) % 3"))],
-        "wait for each other for ever|meets",
-    ),
-    "a group that is never ended": (
-        tile_nccl,
-        "Communicator",
-        [("self._nccl.groupEnd()", "pass")],
-        "in a group that has not ended",
-    ),
-    "calls one by one": (
-        tile_nccl,
-        "Communicator",
-        [("self._nccl.groupStart()", "pass"), ("self._nccl.groupEnd()", "pass")],
-        "wait for each other for ever",
-    ),
-    "elements for bytes": (
-        tile_nccl,
-        "Communicator",
-        [(RECV, RECV.replace("nbytes", "size"))],
-        "bytes. meets",
-    ),
-    "as much from a neighbour as one has oneself": (
-        ranks_nccl,
-        "Devices",
-        [
-            (
-                "for name, shape in coming.parts]",
-                "for (name, _), shape in zip(coming.parts, self.mine)]",
-            ),
-            (
-                "self._transport.post(exchange.members[to], call, [])",
-                "self._transport.post(exchange.members[to], call, []); "
-                "self.mine = [part.shape for part in parts]",
-            ),
-        ],
-        "bytes. meets",
-    ),
-    "begun before the program's kernels": (
-        tile_nccl,
-        "Communicator",
-        [('send and receive"):\n            stream.wait_event(after)', 'send and receive"):')],
-        "may begin before the kernels",
-    ),
-    "read before it is done": (
-        ranks_nccl,
-        "Devices",
-        [(UNTIL, "pass")],
-        "a kernel reads what recv from",
-    ),
-    "a buffer used again before it is done": (
-        ranks_nccl,
-        "Devices",
-        [(UNTIL, f"sent = args[0][0][1]; sent.__iadd__(1); {UNTIL}")],
-        "a kernel writes what send",
-    ),
-}
-
-
 def ragged_ring(rank):
     """Parts of 2, 1 and 1 rows, made by a kernel just before they are sent."""
     rows = (2, 1, 1)[rank.index]
@@ -109,41 +37,69 @@ def ragged_ring(rank):
     return host([rank.group().all_gather(x, algorithm="ring")])
 
 
-FAULTS_OF_NCCLS_OWN = {
-    "more than there is": (
-        "given, into, x.nbytes, byte, stream",
-        "given, into, out.nbytes, byte, stream",
-        "memory that is none of GPU",
+COMM, DEVICES = (tile_nccl, "Communicator"), (ranks_nccl, "Devices")
+SEND, RECV = (
+    f"self._comm.{call}(x.data.ptr, x.nbytes, byte, peer, stream.ptr)" for call in ("send", "recv")
+)
+UNTIL = "self._until(exchange, lambda: pending.done)"
+START, END = "self._nccl.groupStart()", "self._nccl.groupEnd()"
+OWN = "given, into, x.nbytes, byte, stream"
+FOR_EVER = "wait for each other for ever"
+MINE = "for name, shape in coming.parts]", "for (name, _), shape in zip(coming.parts, self.mine)]"
+POST = "self._transport.post(exchange.members[to], call, [])"
+BEGUN = 'send and receive"):', 'call its {kind}"):'
+EARLY = "may begin before the kernels"
+FAULTS = {
+    "received from the wrong side": (
+        COMM,
+        FOR_EVER,
+        (RECV, RECV.replace("peer", "(peer + 2) % 3")),
     ),
-    "another root": (
-        "x.nbytes, byte, root, stream",
-        "x.nbytes, byte, comm.rank, stream",
-        "broadcast of rank . .* meets broadcast",
+    "sent to the wrong side": (COMM, "ever|meets", (SEND, SEND.replace("peer", "(peer + 1) % 3"))),
+    "a group that is never ended": (COMM, "in a group that has not ended", (END, "pass")),
+    "calls one by one": (COMM, FOR_EVER, (START, "pass"), (END, "pass")),
+    "elements for bytes": (COMM, "bytes. meets", (RECV, RECV.replace("nbytes", "size"))),
+    "as much from a neighbour as one has oneself": (
+        *(DEVICES, "bytes. meets", MINE),
+        (POST, f"{POST}; self.mine = [part.shape for part in parts]"),
     ),
     "begun before the program's kernels": (
-        'call its {kind}"):\n            self._stream.wait_event(after)',
-        'call its {kind}"):',
-        "may begin before the kernels",
+        *(COMM, EARLY),
+        (f"{BEGUN[0]}\n            stream.wait_event(after)", BEGUN[0]),
+    ),
+    "read before it is done": (DEVICES, "a kernel reads what recv from", (UNTIL, "pass")),
+    "used again before it is done": (
+        *(DEVICES, "a kernel writes what send"),
+        (UNTIL, f"sent = args[0][0][1]; sent.__iadd__(1); {UNTIL}"),
+    ),
+}
+FAULTS_OF_NCCLS_OWN = {
+    "more than there is": (
+        COMM,
+        "memory that is none of GPU",
+        (OWN, OWN.replace("x.nb", "out.nb")),
+    ),
+    "another root": (
+        *(COMM, "broadcast of rank . .* meets broadcast"),
+        ("x.nbytes, byte, root, stream", "x.nbytes, byte, comm.rank, stream"),
+    ),
+    "their own, begun before the program's kernels": (
+        *(COMM, EARLY),
+        (f"{BEGUN[1]}\n            self._stream.wait_event(after)", BEGUN[1]),
     ),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_NCCLS_OWN)
-def test_a_planted_fault_of_nccls_own_is_found(gpus, fault):
-    before, after, words = FAULTS_OF_NCCLS_OWN[fault]
-    with (
-        planted(tile_nccl, "Communicator", (before, after)),
-        pytest.raises(TwinFault, match=words),
-    ):
-        gpus.run(own, 2)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *FAULTS_OF_NCCLS_OWN])
 def test_a_planted_fault_is_found(gpus, fault):
-    module, name, pairs, words = FAULTS[fault]
-    assert gpus.run(ragged_ring, 3).results[0][0].sum() == 24.0
+    of_own = fault in FAULTS_OF_NCCLS_OWN
+    (module, name), words, *pairs = (FAULTS | FAULTS_OF_NCCLS_OWN)[fault]
     with planted(module, name, *pairs), pytest.raises(TwinFault, match=words):
-        gpus.run(ragged_ring, 3)
+        gpus.run(*((own, 2) if of_own else (ragged_ring, 3)))
+
+
+def test_without_a_fault_nothing_is_found(gpus):
+    assert gpus.run(ragged_ring, 3).results[0][0].sum() == 24.0
 
 
 @pytest.mark.long

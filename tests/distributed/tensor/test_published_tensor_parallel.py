@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from oracles.gradients import draw
 from oracles.published_cases import assert_nothing_in_silence, check_of, load_cases, matching
-from test_tensor_block import NO_SHARING, B, H, S, check_block
-from test_tensor_layers import check_feed_forward, check_loss
+from test_tensor_layers import check_layer, check_loss, feed_forward
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.threads import run_threads
@@ -75,96 +74,67 @@ def ring_identity(case):
 # -- a layer's counts and bytes --------------------------------------------------------------------
 
 
-def counts_of_a_fused_layer(case):
-    for t in (2, 4):
-        mine = check_block(t, gated=False, heads=NO_SHARING).records.where(rank=0)
-        assert len(mine.where("forward", kind="all_reduce")) == case["expected"]["fwd"]
-        assert len(mine.where("backward", kind="all_reduce")) == case["expected"]["bwd"]
-        assert len(mine) == 4
+def layer(t, b=1, s=7, h=8, sequence=False, regather=False, fused=True, gated=False):
+    """What is planned of a block of which no kv head is on two ranks."""
+    stream = Stream(b, s, h, t, sequence, regather)
+    return plan.decoder_block(stream, 96, 96, 128, fused=fused, gated=gated)
 
 
-def counts_of_a_layer_not_fused(case):
+def counts(case):
+    """Of a layer with q, k and v in one matrix; or apart, as gate and up, with the elements."""
     e = case["expected"]
-    for t, elements, fused in zip(
-        case["inputs"]["tp"], e["ring_elements_over_bsh"], e["SC21"], strict=True
-    ):
-        done = check_block(t, fused=False, heads=NO_SHARING)
-        mine = done.records.where(rank=t - 1)
-        assert len(mine.where("forward", kind="all_reduce")) == e["fwd"]
-        assert len(mine.where("backward", kind="all_reduce")) == e["bwd"]
-        received = sum(r.received for r in done.records) / 8 / t
-        assert received / (B * S * H) == pytest.approx(elements, rel=1e-14)
-        done = check_block(t, heads=NO_SHARING)
-        received = sum(r.received for r in done.records) / 8 / t
-        assert received / (B * S * H) == pytest.approx(fused, rel=1e-14)
+    apart = "ring_elements_over_bsh" in e
+    for t in case["inputs"].get("tp", (2, 4)):
+        calls = layer(t, fused=not apart, gated=apart)
+        assert {call.kind for call in calls.calls} == {"all_reduce"}
+        assert (len(calls.forward), len(calls.backward)) == (e["fwd"], e["bwd"])
+    if apart:
+        for t, elements, fused in zip(
+            case["inputs"]["tp"], e["ring_elements_over_bsh"], e["SC21"], strict=True
+        ):
+            for one, wanted in ((False, elements), (True, fused)):
+                sent = per_rank(layer(t, s=t, fused=one, gated=True).calls, t) / (t * 8)
+                assert sent == pytest.approx(wanted, rel=1e-14)
 
 
 def volume_of_a_layer(case):
     i, e = case["inputs"], case["expected"]
-    calls = plan.decoder_block(Stream(i["b"], i["s"], i["h"], i["t"]), 96, 96, 128, gated=False)
-    assert per_rank(calls.calls, i["t"]) == e["elements"]
-    assert per_rank(calls.calls, i["t"], itemsize=2) == e["bytes_fp16"]
+    calls = layer(i["t"], i["b"], i["s"], i["h"]).calls
+    assert per_rank(calls, i["t"]) == e["elements"]
+    assert per_rank(calls, i["t"], itemsize=2) == e["bytes_fp16"]
 
 
 def volume_of_sharded_tokens(case):
-    """Counted on 8 ranks, 7 tokens; the norms' weights are not in the paper's count."""
+    """The norms' weights are not in the paper's count."""
     t = case["inputs"]["t"]
     (elements,) = case["expected"].values()
-    done = check_block(t, sequence=True, regather=case["id"] == "kor_sp_extra_ag", heads=NO_SHARING)
-    received = sum(r.received for r in done.records if "norm" not in r.label)
-    assert received / 8 / t / (B * S * H) == pytest.approx(elements, rel=1e-14)
-
-
-def two_blocks(rank, fused, embeddings, output):
-    """Two blocks with what is before and behind them, labelled by layer; nothing is compared."""
-    group, heads, vocabulary = rank.group(), NO_SHARING, 13
-    made = {}
-    for n, p in tile.self_attention_parameters(H, heads, fused).items():
-        made[f"attention.{n}"] = p
-    for n, p in tile.mlp_parameters(H, 11).items():
-        made[f"mlp.{n}"] = p
-    made |= {f"{n}.w": tile.Parameter((H,), "ones") for n in ("norm_1", "norm_2")}
-    layout, block = T.block_layout(heads, 11, group.size), T.DecoderBlock(heads, gated=False)
-    weights = [T.draw_sharded(group, made, layout, n, dtype="float64") for n in (0, 1)]
-    (table,) = draw((vocabulary, H))
-    tokens = np.arange(B * S).reshape(B, S) % vocabulary
-    x, kept = T.replicate(np.ones((B, S, H))), []
-    for _ in range(embeddings):
-        x, _ = T.embedding(group, tokens, T.shard(group, table, 0))
-    for n in (0, 1):
-        with rank.label(f"layer {n}"):
-            x, each = T.decoder_block(group, x, weights[n], block)
-            kept.append(each)
-    dx = x
-    if output:
-        head = T.shard(group, table.T.copy(), 1)
-        logits, of_head = T.column_linear(group, x, head, name="output")
-        with rank.label("output/forward"):
-            whole = T.gathered(group, logits)
-        dlogits = T.shard(group, whole.local, -1)  # the loss is the same on all: nothing to sum
-        dx, _, _ = T.column_linear_grad(group, dlogits, of_head, head)
-    for n in (1, 0):
-        with rank.label(f"layer {n}"):
-            dx, _ = T.decoder_block_grad(group, dx, kept[n], weights[n], block)
+    calls = layer(t, s=t, sequence=True, regather=case["id"] == "kor_sp_extra_ag").calls
+    counted = per_rank([call for call in calls if "norm" not in call.label], t)
+    assert counted / (t * 8) == pytest.approx(elements, rel=1e-14)
 
 
 def pytorch_transformer(case):
     """q, k, v and w1 of both layers and the output projection sum dx: 9; 2 embeddings and 2 x 2
     row-parallel layers sum y: 6."""
-    records = run_threads(two_blocks, 2, False, 2, True).records.where(rank=0)
-    e = case["expected"]
-    assert len(records.where("forward", kind="all_reduce")) == e["fwd_ar"]
-    assert len(records.where("forward", kind="all_gather")) == e["fwd_ag"]
-    assert len(records.where("backward", kind="all_reduce")) == e["bwd_ar"]
+    e, x = case["expected"], Stream(1, 7, 8, 2)
+    ends = plan.embedding(x), plan.embedding(x), plan.column_linear(x, "output")
+    calls = layer(2, fused=False).then(layer(2, fused=False), *ends)
+    assert {call.kind for call in calls.calls} == {"all_reduce"}
+    assert (len(calls.forward), len(calls.backward)) == (e["fwd_ar"], e["bwd_ar"])
+
+    def gathers(rank):
+        logits = T.shard(rank.group(), np.ones((1, 13)), 1)
+        return T.gathered(rank.group(), logits)
+
+    assert len(run_threads(gathers, 2).records.where(rank=0, kind="all_gather")) == e["fwd_ag"]
 
 
 def alpa_bert(case):
     """4L, and one less where nobody asks for the gradient of the first layer's input."""
-    records = run_threads(two_blocks, 4, True, 0, False).records.where(rank=0)
-    for_nobody = records.where("layer 0/attention/wqkv/backward", kind="all_reduce")
-    assert len(for_nobody) == 1
-    assert len(records) == 4 * case["inputs"]["L"]
-    assert len(records) - len(for_nobody) == case["expected"]["all_reduce"]
+    each = layer(4).calls
+    for_nobody = [call for call in each if call.label == "attention/wqkv/backward"]
+    counted = case["inputs"]["L"] * len(each) - len(for_nobody)
+    assert counted == case["expected"]["all_reduce"]
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -282,7 +252,7 @@ def uneven_feed_forward(case):
     """DTensor raises on these; here they are right to 1e-12."""
     for inner, t in zip(case["inputs"]["d_ff"], case["inputs"]["tp"], strict=True):
         for kind in ("fused", "apart"):
-            check_feed_forward(t, kind, inner, False, False)
+            check_layer(feed_forward(kind, inner), t)
 
 
 def elements_on_a_grid(n, mesh):
@@ -352,7 +322,7 @@ def not_associative(case):
 CHECKS = {
     r"nccl_factor_.*": nccl_factor,
     r"ring_identity": ring_identity,
-    r"m19_counts": counts_of_a_fused_layer,
+    r"m19_counts|picotron_layer_counts": counts,
     r"m19_params_.*": parameters,
     r"m19_vocab_pad": vocabulary_padded,
     r"m19_logits": logits_not_gathered,
@@ -360,7 +330,6 @@ CHECKS = {
     r"sc21_bubble_.*|sc21_interleave": bubbles,
     r"kor_mtnlg": activations,
     r"kor_sp_.*": volume_of_sharded_tokens,
-    r"picotron_layer_counts": counts_of_a_layer_not_fused,
     r"pytorch_transformer_counts": pytorch_transformer,
     r"alpa_counts_bert": alpa_bert,
     r"megatron_ce_label_smoothing": label_smoothing,

@@ -52,6 +52,21 @@ def go(shape=(1, 1, 1), model=SMALL, data=TEXT, **options):
         ({"cut": (2.0,)}, r"a cut is the number of layers of each stage, got \(2\.0,\)"),
         ({"cut": (1, 1)}, r"has 1 stages, the cut \(1, 1\) has 2"),
         ({"clip": float("nan")}, "clipped to a norm above 0, got nan"),
+        ({"clip": -1}, "clipped to a norm above 0, got -1"),
+        ({"shape": (2, 2)}, r"a mesh \(dp, tp, pp\), three numbers; got \(2, 2\)"),
+        ({"shape": 8}, r"three numbers; got \(8,\)"),
+        ({"model": GPT(49, 16, 2, 4, 8)}, "50 different tokens, the model 49"),
+        ({"shape": (1, 1, 2), "cut": (2,)}, r"has 2 stages, the cut \(2,\) has 1"),
+        ({"zero": 4}, "ZeRO has stages 1, 2 and 3, and 0 for none; got 4"),
+        ({"dtype": "int8"}, "dtype is one of float32, float64, float16, bfloat16"),
+        (
+            {"dtype": "float16", "recipe": "fp32-adam"},
+            r"keeps weights of 4 B .* a number in float16 has 2 B",
+        ),
+        (
+            {"dtype": "float16", "recipe": "mixed-adam-16", "rule": SGD(0.5, momentum=0.9)},
+            "SGD uses gradients, momentum, weights, beside master",
+        ),
     ],
     ids=said,
 )
@@ -67,6 +82,7 @@ def test_what_makes_no_sense_is_said(options, words):
         ({"hidden": 8.0}, r"a GPT's hidden is a whole number of 1 or more, got 8\.0"),
         ({"ffn": 0}, "a GPT's ffn is a whole number of 1 or more, got 0"),
         ({"kv_heads": 0}, "a GPT's kv_heads is a whole number of 1 or more, got 0"),
+        ({"hidden": 15, "heads": 4}, "a width that its heads share: got hidden=15, heads=4"),
         ({"heads": 3}, "got hidden=8, heads=3; take a multiple of 3"),
         ({"heads": 4, "kv_heads": 3}, "kv heads divide the heads, .* kv_heads=3, heads=4"),
         ({"heads": 2, "kv_heads": 4}, "kv heads divide the heads, .* kv_heads=4, heads=2"),
@@ -83,25 +99,52 @@ def test_a_model_that_cannot_be_is_said(changes, words):
         GPT(**usual | changes)
 
 
-def test_schedules_that_ranks_cannot_carry_out():
-    with pytest.raises(ConfigError, match=r"schedule=tiledask.schedule\('wave', 4, 3, devices=2\)"):
-        go((1, 1, 2), schedule="wave", microbatches=3)
-    made = td.schedule("wave", 4, 3, devices=2)  # as the message says
-    assert len(go((1, 1, 2), schedule=made).losses) == 1
-    with pytest.raises(ConfigError, match="for 3 micro-batches, and microbatches= says 4; leave"):
-        go((1, 1, 2), schedule=made, microbatches=4)
-    with pytest.raises(ConfigError, match="splits its backwards"):
-        go((1, 1, 2), schedule="zb-v")
-    with pytest.raises(ConfigError, match=r"a schedule of 3 devices .* on 2 devices, with 1 of"):
-        go((1, 1, 3), schedule=made)
-    with pytest.raises(ConfigError, match=r"that has each stage once, .* with 2 of each"):
-        go((1, 1, 2), schedule="chimera", microbatches=2)
-    with pytest.raises(ConfigError, match="has no backwards, so nothing is learned"):
-        go((1, 1, 2), schedule=td.schedule("gpipe", 2, 2, forward_only=True))
-    with pytest.raises(ScheduleError, match="no schedule 'zigzag'; there are"):
-        go(schedule="zigzag")
-    with pytest.raises(PartitionError, match="give each stage 0 or more that add up to 2"):
-        go((1, 1, 3), cut=(3, -1, 0))
+WAVE = td.schedule("wave", 4, 3, devices=2)
+
+
+@pytest.mark.parametrize(
+    ("pp", "options", "error", "words"),
+    [
+        (
+            2,
+            {"schedule": "wave", "microbatches": 3},
+            ConfigError,
+            r"schedule=tiledask.schedule\('wave', 4, 3, devices=2\)",
+        ),
+        (
+            2,
+            {"schedule": WAVE, "microbatches": 4},
+            ConfigError,
+            "for 3 micro-batches, and microbatches= says 4; leave",
+        ),
+        (2, {"schedule": "zb-v"}, ConfigError, "splits its backwards"),
+        (2, {"schedule": "zb-h1"}, ConfigError, "splits its backwards"),
+        (3, {"schedule": WAVE}, ConfigError, r"a schedule of 3 devices .* on 2 devices, with 1 of"),
+        (2, {"schedule": td.schedule("gpipe", 3, 2)}, ConfigError, "takes a schedule of 2 devices"),
+        (
+            2,
+            {"schedule": "chimera", "microbatches": 2},
+            ConfigError,
+            r"that has each stage once, .* with 2 of each",
+        ),
+        (
+            2,
+            {"schedule": td.schedule("gpipe", 2, 2, forward_only=True)},
+            ConfigError,
+            "has no backwards, so nothing is learned",
+        ),
+        (1, {"schedule": "zigzag"}, ScheduleError, "no schedule 'zigzag'; there are"),
+        (3, {"cut": (3, -1, 0)}, PartitionError, "give each stage 0 or more that add up to 2"),
+        (2, {"cut": (2, 2)}, PartitionError, "stages of 2, 2 layers are 4 together, the model has"),
+    ],
+)
+def test_schedules_and_cuts_that_ranks_cannot_carry_out(pp, options, error, words):
+    with pytest.raises(error, match=words):
+        go((1, 1, pp), **options)
+
+
+def test_a_schedule_is_made_as_the_message_says():
+    assert len(go((1, 1, 2), schedule=WAVE).losses) == 1
 
 
 class Wrong:
@@ -177,14 +220,7 @@ def test_a_folder_that_is_not_there_is_made_and_may_be_relative(tmp_path, monkey
         ((1, 8, 1), GPT(97, 6, 1, 3, 1, ffn=1), 1, {"sequence_parallel": True}),
         ((1, 3, 2), GPT(59, 10, 2, 5, 2), 4, {"microbatches": 2}),
     ],
-    ids=[
-        "one row for eight copies",
-        "eight stages for two layers",
-        "ten heads on four",
-        "one kv head for eight ranks",
-        "fewer tokens than ranks",
-        "ten columns on three",
-    ],
+    ids=["a row, 8 dp", "8 stages", "10 heads, 4", "a kv head", "few tokens", "10 columns, 3"],
 )
 def test_sizes_that_do_not_fit_are_right_all_the_same(shape, model, batch, options):
     rule = SGD(0.1, momentum=0.9)
@@ -199,17 +235,8 @@ def test_a_tied_table_on_the_first_and_the_last_of_several_stages_a_device(zero)
     model, rule = GPT(59, 8, 3, 2, 4, tied=True), Adam(1e-2, tiny=1e-6)
     for name in ("interleaved", "wave"):
         made = td.schedule(name, 4, 3, devices=2)
-        got = go(
-            (2, 1, 2),
-            model,
-            steps=2,
-            batch=5,
-            rule=rule,
-            dtype="float64",
-            zero=zero,
-            schedule=made,
-            cut=(0, 2, 0, 1),
-        )
+        options = {"schedule": made, "cut": (0, 2, 0, 1), "rule": rule, "zero": zero}
+        got = go((2, 1, 2), model, steps=2, batch=5, dtype="float64", **options)
         assert_single(got, 5, rule)
 
 

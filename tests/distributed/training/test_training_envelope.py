@@ -7,43 +7,27 @@ Holds `tiledask.distributed.training.grad_norm`, `tiledask.distributed.training.
 `tiledask.distributed.training.stages` and `tiledask.distributed.training.states`.
 """
 
-import shutil
 from collections import defaultdict
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from oracles.drawn_layouts import Layout, dealt, drawn_layouts
+from oracles.drawn_layouts import BATCH, MODELS, RULES, Layout, dealt, drawn_layouts, run
 from oracles.planned_calls import assert_planned
-from oracles.single_gpt import TEXT, farthest, gradient
+from oracles.single_gpt import assert_single, reference
 
 import tiledask as td
-from tiledask.distributed.training import GPT, saved, stages, train
+from tiledask.distributed.training import stages
 from tiledask.distributed.training.grad_norm import Guard
 from tiledask.distributed.training.states import States
-from tiledask.errors import PlacementError
 from tiledask.lab.precision import acceptable
-from tiledask.tile import layers as L
-from tiledask.tile.optimizers import SGD, Adam, AdamW, LossScale, advance, begin
+from tiledask.tile.optimizers import LossScale
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TOLERANCE = 1e-10
-STEPS, BATCH = 5, 5
-MODELS = {
-    "GPT-2": GPT(59, hidden=12, layers=3, heads=3, sequence=6),
-    "GPT-2 tied": GPT(59, 12, 2, 3, 6, tied=True),
-    "Llama": GPT(53, 12, 2, 3, 6, kv_heads=1, ffn=17, gated=True),
-    "Llama tied": GPT(59, 16, 3, 4, 5, kv_heads=2, ffn=7, gated=True, tied=True),
-}
-RULES = {
-    "SGD": SGD(0.1, momentum=0.9),
-    "Adam": Adam(1e-2, tiny=1e-6),
-    "AdamW": AdamW(1e-2, tiny=1e-6, weight_decay=0.1),
-}
+STEPS = 5
 SCALE = LossScale(2.0**10, interval=2)
 
 
@@ -57,11 +41,14 @@ class Case(NamedTuple):
     def __str__(self):
         return f"{self.model},{self.rule}: {self.layout}"
 
-    def run(self, layout=None, ranks=None, **options):
-        layout = layout or self.layout
-        usual = {"steps": STEPS, "batch": BATCH, "rule": RULES[self.rule], "timeout": 120.0}
-        usual |= layout.options | {"progress": False}
-        return train(MODELS[self.model], TEXT, ranks or layout.shape, **usual | options)
+    def run(self, layout=None, **options):
+        return run(self.model, self.rule, layout or self.layout, **{"steps": STEPS} | options)
+
+    def assert_single(self, got, **options):
+        assert_single(got, BATCH, RULES[self.rule], **options)
+
+    def reference(self, steps=STEPS, **options):
+        return reference(MODELS[self.model], steps, BATCH, RULES[self.rule], **options)
 
     @property
     def alone(self):
@@ -79,60 +66,6 @@ def drawn_cases(count, seed):
 CASES = drawn_cases(4, seed=27997)
 """The seed of few ranks whose cases have everything."""
 MORE = drawn_cases(8, seed=115)
-
-
-# -- one device, written out -----------------------------------------------------------------------
-
-
-class Single(NamedTuple):
-    """What one device's training is, in float64."""
-
-    losses: np.ndarray
-    norms: np.ndarray
-    scales: np.ndarray
-    weights: dict
-
-
-KNOWN = {}
-
-
-def single(name, rule, clip=None, scale=None, overflows=(), steps=STEPS):
-    """One device that clips to ``clip``, scales, and overflows in some steps."""
-    key = name, rule, clip, scale, overflows, steps
-    if key not in KNOWN:
-        model, rule, weights = MODELS[name], RULES[rule], {}
-        for unit in model.units:
-            drawn = L.initialise(model.parameters(unit), 0, prefix=f"{unit}.", dtype="float64")
-            weights |= {f"{unit}.{n}": w for n, w in drawn.items()}
-        state, made = begin(weights, rule), []
-        for step in range(steps):
-            batch = TEXT.batch(0, step, BATCH, model.sequence)
-            loss, grads = gradient(model, state.weights, *batch)
-            by = scale.scale if scale else 1.0
-            grads = {n: g * by for n, g in grads.items()}
-            if step in overflows:
-                grads["embedding.table"][0] = np.inf
-            state, scale, norm = advance(state, rule, grads, scale, limit=clip)
-            made.append((loss, norm, by))
-        KNOWN[key] = Single(*np.array(made).T, state.weights)
-    return KNOWN[key]
-
-
-def assert_single(got, case, expected):
-    first = got.first
-    near = {"rtol": TOLERANCE, "atol": 0}
-    np.testing.assert_allclose(got.scales, expected.scales[first:], rtol=0, err_msg="scales")
-    np.testing.assert_allclose(got.losses, expected.losses[first:], **near, err_msg="losses")
-    norms = expected.norms[first:]
-    assert (np.isfinite(got.norms) == np.isfinite(norms)).all(), "other steps overflow"
-    finite = np.isfinite(norms)
-    np.testing.assert_allclose(got.norms[finite], norms[finite], **near, err_msg="norms")
-    far, name = farthest(got.weights, expected.weights, MODELS[case.model], RULES[case.rule])
-    assert far <= TOLERANCE, f"{name}: {far:.2g}"
-    assert_planned(got)
-    frame = got.to_frame()
-    assert np.array_equal(frame.norm, got.norms, equal_nan=True)
-    assert "loss_scale" not in frame or frame.loss_scale.tolist() == got.scales.tolist()
 
 
 # -- clipping and scaling, to 1e-10 ----------------------------------------------------------------
@@ -156,14 +89,9 @@ def test_the_cases_have_everything():
 )
 def test_the_norm_is_one_device_s(case):
     """Shards, replicas, shared kv heads and a table on two stages: each number counts once."""
-    check_norm(case)
-
-
-def check_norm(case):
     clip = 0.5
-    expected = single(case.model, case.rule, clip, steps=3)
-    assert expected.norms.min() > clip  # or nothing is clipped
-    assert_single(case.run(dtype="float64", clip=clip, steps=3), case, expected)
+    assert case.reference(3, clip=clip).norms.min() > clip  # or nothing is clipped
+    case.assert_single(case.run(clip=clip, steps=3), clip=clip)
 
 
 def overflowing(patch, at, unit, step, value=np.inf):
@@ -210,9 +138,9 @@ def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout,
 
     monkeypatch.setattr(Guard, "factor", overheard)
     overflowing(monkeypatch, at, unit, step=1, value=(np.inf, np.nan)[which == "last"])
-    got = case.run(dtype="float64", clip=0.5, scale=SCALE)
+    got = case.run(clip=0.5, scale=SCALE)
     assert got.skipped == [1]
-    assert_single(got, case, single(model, "Adam", 0.5, SCALE, overflows=(1,)))
+    case.assert_single(got, clip=0.5, scale=SCALE, overflows=(1,))
     assert got.scales.tolist() == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**10]
     assert len(spoken) == np.prod(layout.shape)
     one, *others = spoken.values()
@@ -231,17 +159,16 @@ def test_a_training_goes_on_with_its_scale_and_its_count(monkeypatch, tmp_path, 
     Adam's count of the steps that were taken."""
     case = Case("GPT-2 tied", "Adam", Layout((2, 1, 2), "interleaved", (1, 0, 0, 1), 3, 2, True))
     after = Layout((1, 3, 2), "1f1b", (1, 1), 0, 3, False)
-    options = {"dtype": "float64", "clip": 0.5, "scale": SCALE, "folder": tmp_path}
-    expected = single(case.model, case.rule, 0.5, SCALE, overflows=(2,))
-    assert expected.scales.tolist() == [2.0**10, 2.0**10, 2.0**11, 2.0**10, 2.0**10]
+    options = {"clip": 0.5, "scale": SCALE}
+    scales = [2.0**10, 2.0**10, 2.0**11, 2.0**10, 2.0**10]
     with monkeypatch.context() as patch:
         overflowing(patch, (0, 0, 0), "embedding", step=2)
-        first = case.run(steps=split, **options)
+        first = case.run(steps=split, folder=tmp_path, **options)
     with monkeypatch.context() as patch:
         overflowing(patch, (0, 0, 0), "embedding", step=2 - split)
-        then = case.run(after, **options)
-    assert first.scales.tolist() == expected.scales[:split].tolist()
-    assert_single(then, case, expected)
+        then = case.run(after, folder=tmp_path, **options)
+    assert [*first.scales, *then.scales] == scales
+    case.assert_single(then, overflows=(2,), **options)
 
 
 @pytest.mark.long
@@ -289,7 +216,7 @@ def test_losses_stay_inside_of_the_envelope(case, dtype):
     assert not got.skipped  # or another step is left out elsewhere, and nothing can be compared
     assert not alone.skipped
     assert_inside(alone.losses, got.losses, case, dtype)
-    assert_inside(single(case.model, case.rule, 1.0, steps=3).losses, got.losses, case, dtype)
+    assert_inside(case.reference(3, clip=1.0).losses, got.losses, case, dtype)
     assert got.scales.tolist() == alone.scales.tolist()
     assert {w.dtype.name for w in got.weights.values()} == {dtype}
     assert_planned(got)
@@ -344,81 +271,3 @@ def test_a_fault_is_outside_of_the_envelope(monkeypatch, dtype, grade):
     assert_inside(alone.losses[:1], got.losses[:1], SPLIT, dtype)
     with pytest.raises(AssertionError, match=rf"step 2: Drift\({grade}: 0.061 apart"):
         assert_inside(alone.losses, got.losses, SPLIT, dtype)
-
-
-@pytest.mark.long
-def test_ranks_that_decide_alone_are_noticed(monkeypatch):
-    """Planted: each rank looks at its own gradients only, to clip them and to leave a step out."""
-    honest = Guard.factor
-
-    def alone(self, squares):
-        self.group = self.group.among([self.group.rank])
-        return honest(self, squares)
-
-    monkeypatch.setattr(Guard, "factor", alone)
-    with pytest.raises((AssertionError, PlacementError), match=r"norms|both hold parts of"):
-        check_norm(SPLIT._replace(layout=Layout((1, 2, 2), "gpipe", (2, 1), 0, 2, False)))
-    overflowing(monkeypatch, (0, 1, 1), "layer 1", step=1)
-    with pytest.raises(PlacementError, match=r"both hold parts of|on two stages|copies 0 and 1"):
-        SPLIT.run(dtype="float64", scale=SCALE)
-
-
-@pytest.mark.long
-def test_numbers_that_are_counted_twice_are_noticed(monkeypatch):
-    """Planted: of norms that ranks share, kv heads that they share, a table that stages share."""
-    monkeypatch.setattr(stages.Stages, "_counted", lambda self, unit: None)
-    for model, shape, cut in (
-        ("GPT-2", (1, 2, 1), (3,)),
-        ("GPT-2 tied", (1, 1, 2), (1, 1)),
-        ("Llama", (1, 4, 1), (2,)),
-    ):
-        with pytest.raises(AssertionError, match=r"losses|norms"):
-            check_norm(Case(model, "SGD", Layout(shape, "gpipe", cut, 0, 1, False)))
-
-
-@pytest.mark.long
-def test_a_scale_that_is_not_divided_out_is_noticed(monkeypatch):
-    honest = stages.head_grad
-    monkeypatch.setattr(stages, "head_grad", lambda flow, kept, w, scale: honest(flow, kept, w))
-    got = SPLIT.run(SPLIT.alone, dtype="float64", clip=0.5, scale=SCALE)
-    with pytest.raises(AssertionError, match=r"losses|norms"):
-        assert_single(got, SPLIT, single(SPLIT.model, SPLIT.rule, 0.5, SCALE))
-
-
-FORGETFUL = Case("GPT-2", "Adam", Layout((2, 1, 1), "1f1b", (3,), 0, 2, False))
-
-
-@pytest.fixture(scope="module")
-def after_an_overflow(one_thread, tmp_path_factory):
-    """A folder with the checkpoint of three steps by Adam, the second of them left out."""
-    folder = tmp_path_factory.mktemp("overflow")
-    with pytest.MonkeyPatch.context() as patch:
-        overflowing(patch, (0, 0, 0), "embedding", step=1)
-        FORGETFUL.run(steps=3, dtype="float64", scale=SCALE, folder=folder)
-    return folder
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("forgotten", ["good", "scale", "updates"])
-def test_what_is_not_taken_up_again_is_noticed(monkeypatch, after_an_overflow, tmp_path, forgotten):
-    """Planted: a scale that grows a step late, that begins anew; an Adam that counts a step that
-    was left out."""
-    case = FORGETFUL
-    options = {"dtype": "float64", "scale": SCALE, "folder": tmp_path}
-    shutil.copytree(after_an_overflow, tmp_path, dirs_exist_ok=True)
-    honest = saved.load
-
-    def forgets(stages, job):
-        honest(stages, job)
-        if forgotten == "updates":
-            stages.states.steps = job.first
-        else:
-            fresh = getattr(SCALE, forgotten)
-            stages.guard.scale = replace(stages.guard.scale, **{forgotten: fresh})
-
-    expected = single(case.model, case.rule, None, SCALE, overflows=(1,))
-    with monkeypatch.context() as patch:
-        patch.setattr(saved, "load", forgets)
-        then = case.run(**options)
-    with pytest.raises(AssertionError, match="losses" if forgotten == "updates" else "scales"):
-        assert_single(then, case, expected)

@@ -15,7 +15,7 @@ from oracles.waiting import wait_until
 
 import tiledask as td
 from tiledask.distributed.training import GPT, Progress, progress, reports, train
-from tiledask.distributed.training.by_layer import CallSite, Sums, place_of
+from tiledask.distributed.training.by_layer import place_of
 from tiledask.errors import ConfigError
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import LossScale
@@ -38,11 +38,8 @@ def assert_told(seen: list[Progress], got, tokens=BATCH * MODEL.sequence):
     assert [p.step for p in seen] == list(frame.index)
     assert {p.steps for p in seen} == {got.first + len(got.losses)}
     np.testing.assert_allclose([p.loss for p in seen], got.losses, rtol=1e-13)
-    for name, column in (
-        ("sent", "bytes_sent"),
-        ("messages", "messages"),
-        ("barriers", "barriers"),
-    ):
+    for name in ("sent", "messages", "barriers"):
+        column = "bytes_sent" if name == "sent" else name
         assert [getattr(p, name) for p in seen] == frame[column].tolist()
     assert all(p.seconds > 0 and p.tokens == tokens and p.floor == TEXT.floor for p in seen)
 
@@ -125,12 +122,8 @@ def test_a_bar_of_a_short_training_never_appears(capfd):
 
 @pytest.mark.parametrize("wrong", [3, "bar", [print]])
 def test_what_cannot_listen_is_refused(wrong):
-    with pytest.raises(
-        ConfigError,
-        match=f"progress is None, True, False .* got {type(wrong)}".replace("<class '", "").replace(
-            "'>", ""
-        ),
-    ):
+    words = f"progress is None, True, False .* got {type(wrong).__name__}"
+    with pytest.raises(ConfigError, match=words):
         run(progress=wrong)
 
 
@@ -138,28 +131,27 @@ def test_what_cannot_listen_is_refused(wrong):
 
 
 @pytest.mark.long
-def test_a_listener_that_raises_is_called_no_more():
+@pytest.mark.parametrize(
+    ("error", "at", "words"),
+    [
+        (ZeroDivisionError("of my own"), 1, "raised ZeroDivisionError at step 1: of my own"),
+        (SystemExit(3), 0, "raised SystemExit at step 0"),
+        (KeyboardInterrupt(), 0, "raised KeyboardInterrupt at step 0"),
+    ],
+    ids=["of its own", "exit", "interrupt"],
+)
+def test_a_listener_that_raises_is_called_no_more_and_ends_nothing(error, at, words):
     seen = []
 
     def broken(p):
         seen.append(p.step)
-        if p.step == 1:
-            raise ZeroDivisionError("of my own")
+        if p.step == at:
+            raise error
 
-    with pytest.warns(RuntimeWarning, match="raised ZeroDivisionError at step 1: of my own"):
+    with pytest.warns(RuntimeWarning, match=words):
         got = run(progress=broken)
-    assert seen == [0, 1]
+    assert seen == [*range(at + 1)]
     assert len(got.losses) == STEPS
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_listener_cannot_end_the_training(error):
-    def broken(p):
-        raise error
-
-    with pytest.warns(RuntimeWarning, match=f"raised {type(error).__name__} at step 0"):
-        assert len(run(progress=broken).losses) == STEPS
 
 
 @pytest.mark.long
@@ -322,12 +314,6 @@ def test_steps_that_were_left_out_do_not_count():
     assert 0 < len(got.skipped) < 12
     frame = got.layers()
     assert frame["bytes"].tolist() == frame["predicted_bytes"].tolist()
-
-
-def test_sums():
-    a = Sums(1, 1, 10, 2, 0.5)
-    assert a.plus(a) == Sums(2, 2, 20, 4, 1.0)
-    assert CallSite("layer 3/mlp/w_1", "forward", "tensor").unit == "layer 3"
 
 
 # -- on workers --------------------------------------------------------------------------------
