@@ -147,9 +147,6 @@ def test_it_says_what_it_is(cluster):
     assert "0:4 x 3:6" in array._repr_html_()
 
 
-# -- collectives ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (1, 3)])
 def test_every_move_keeps_the_array_and_counts_its_bytes(cluster, mesh):
     a = np.random.default_rng(2).integers(-9, 9, (7, 10)).astype("f8")
@@ -191,9 +188,6 @@ def test_addends_are_summed(cluster, ranks, target, name, factor):
     assert whole.traffic.predicted == whole.traffic.measured
     # nccl-tests PERFORMANCE.md: (n-1)/n of the array a rank, twice that for an all_reduce
     assert whole.traffic.measured.total == factor * (ranks - 1) * expected.nbytes
-
-
-# -- what must not be silently wrong --------------------------------------------------------------
 
 
 def test_blocks_are_cast_to_what_was_asked(cluster):

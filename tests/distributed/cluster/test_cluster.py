@@ -102,14 +102,6 @@ def test_slots_and_blocks_outlive_a_worker_that_was_killed(cluster):
     np.testing.assert_array_equal(td.to_numpy(array, timeout=30), a)
 
 
-def test_workers_ignore_the_interrupt_that_stops_a_notebook(cluster):
-    before = [m["pid"] for m in cluster.run(on_worker.machine)]
-    for pid in before:
-        os.kill(pid, signal.SIGINT)
-    time.sleep(0.3)
-    assert [m["pid"] for m in cluster.run(on_worker.machine)] == before
-
-
 def test_a_deadline_says_what_it_waited_for_and_leaves_what_it_did_not_make(
     cluster, monkeypatch, tmp_path
 ):
@@ -209,6 +201,7 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
     ("arguments", "message"),
     [
         ({"workers": 0}, "workers is a whole number of 1 or more, got 0"),
+        ({"device": "cpu", "timeout": -1}, "a timeout is a number"),
         ({"workers": True}, "workers is a whole number"),
         ({"workers": 2.5}, "workers is a whole number"),
         ({"workers": 10**6}, "workers fit"),
@@ -220,9 +213,10 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
         ({"device": "cpu", "memory_cap": "1MB"}, "memory_cap='1MB' is 1 MB; below 8 MB"),
     ],
 )
-def test_impossible_requests_are_refused_before_anything_starts(arguments, message):
+def test_impossible_requests_are_refused_and_replace_nothing(cluster, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        td.start_cluster(**arguments)
+        td.start_cluster(**arguments, replace=True)
+    assert cluster.run(abs, -1) == [1] * cluster.slots
 
 
 @pytest.mark.parametrize(
@@ -380,9 +374,6 @@ def test_tls_on_request():
     with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
         assert cluster.address(0).startswith("tls://")
         assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
-
-
-# -- deadlines, whatever happens ------------------------------------------------------------------
 
 
 def test_tasks_get_aligned_arrays_and_transposed_ones_are_not_copied(cluster):
@@ -545,9 +536,6 @@ def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
     in_order(timeout=20)
 
 
-# -- several in one process ------------------------------------------------------------------------
-
-
 def workers_at(port):
     """How many workers the dashboard at ``port`` knows of."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/counts.json", timeout=10) as page:
@@ -578,14 +566,6 @@ def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(m
                 first.check_alive()
             assert (port_of(third), workers_at(port)) == (port, 1)
             assert "still run" not in capfd.readouterr().out
-
-
-def test_a_request_that_is_refused_replaces_nothing(cluster):
-    with pytest.raises(ConfigError):
-        td.start_cluster(0, replace=True)
-    with pytest.raises(ConfigError):
-        td.start_cluster(1, device="cpu", replace=True, timeout=-1)
-    assert cluster.run(abs, -1) == [1] * cluster.slots
 
 
 def test_a_client_of_ones_own_stays_the_default_unless_asked_otherwise():

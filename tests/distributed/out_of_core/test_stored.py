@@ -364,6 +364,9 @@ def test_no_damage_is_accepted_that_could_be_seen(tmp_path, kind):
     assert all(path in words for path, words in refused)
     if kind == "own":
         assert "crc32c" in checked
+        assert any(
+            re.search(r"chunk c/\d/\d is damaged: its \d+ bytes", said) for _, said in refused
+        )
 
 
 def test_what_is_checked_is_said(tmp_path):

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -168,26 +166,21 @@ def test_the_same_plan_gives_the_same_bits(cluster, tmp_path):
 
 def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
     a, b = operands(tmp_path, 600, 600, 600, "f8")
-    target, seen, killed, recomputed = tmp_path / "c.npy", {}, [], []
-    victim = cluster.run(on_worker.machine)[1]["pid"]
+    c, seen, killed = create_array(tmp_path / "c.npy", a.shape, "f8"), {}, []
+    recomputed, victim = [], cluster.run(on_worker.machine)[1]["pid"]
 
-    def watch():
-        c = open_array_when_there(target)
-        while not killed or os.path.exists(records_of(c)):
-            for name, (summed, when) in records(c).items():
-                if summed == a.shape[1] and seen.setdefault(name, when) != when:
-                    recomputed.append(name)
-            if len(seen) >= 2 and not killed:
-                os.kill(victim, signal.SIGKILL)
-                killed.append(victim)
-            time.sleep(0.01)
+    def progress(*_):
+        for name, (summed, when) in records(c).items():
+            if summed == a.shape[1] and seen.setdefault(name, when) != when:
+                recomputed.append(name)
+        if len(seen) >= 2 and not killed:
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    c = multiply_stored(a, b, target, cluster, memory_limit="9MB", timeout=200, **slow(12))
-    watcher.join()
-    assert len(c.plan.tiles) >= 2 * cluster.slots
-    check(c, a, b, all_read=False)
+    options = {"memory_limit": "9MB", "timeout": 200, "progress": progress, **slow(12)}
+    d = multiply_stored(a, b, c, cluster, **options)
+    assert len(d.plan.tiles) >= 2 * cluster.slots
+    check(d, a, b, all_read=False)
     assert killed
     assert not recomputed
     assert cluster.run(on_worker.machine)[1]["pid"] != victim
@@ -254,29 +247,18 @@ def begun(cluster, tmp_path):
     """(A, B, C, options) of a product that was interrupted half way, in the middle of tiles."""
     a, b = operands(tmp_path, K, K, K, "f8", lies=("C", 50))
     c = create_array(tmp_path / "c.npy", (K, K), "f8")
-    options = {"memory_limit": "9MB", **slow()}
+    options, told = {"memory_limit": "9MB", **slow()}, []
 
-    class EnoughError(Exception):
-        pass
+    def interrupt(*_):
+        if not told and [summed for summed, _ in records(c).values()].count(K) >= 2:
+            told.append(True)
+            signal.raise_signal(signal.SIGUSR1)
 
-    def enough(*_):
-        raise EnoughError
-
-    def watch():
-        while not over.wait(0.005):
-            if [summed for summed, _ in records(c).values()].count(K) >= 2:
-                signal.raise_signal(signal.SIGUSR1)
-                return
-
-    over, before = threading.Event(), signal.signal(signal.SIGUSR1, enough)
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        with pytest.raises(EnoughError):
-            multiply_stored(a, b, c, cluster, **options)
+        with pytest.raises(KeyboardInterrupt):
+            multiply_stored(a, b, c, cluster, **options, progress=interrupt)
     finally:
-        over.set()
-        watcher.join()
         signal.signal(signal.SIGUSR1, before)
     return a, b, c, options
 
