@@ -52,14 +52,6 @@ def nap(noted, seconds):
     time.sleep(seconds)
 
 
-def until_there(path):
-    """Wait for the file ``path``, a minute at most."""
-    for _ in range(6000):
-        if path.exists():
-            return
-        time.sleep(0.01)
-
-
 def fill_up():
     """Take all that there is, and keep it while the event loop sends and receives."""
     held = []
@@ -105,7 +97,7 @@ def test_slots_and_blocks_outlive_a_worker_that_was_killed(cluster):
 def test_a_deadline_says_what_it_waited_for_and_leaves_what_it_did_not_make(
     cluster, monkeypatch, tmp_path
 ):
-    there = cluster.submit(1, until_there, tmp_path / "go on", name="nap")
+    there = cluster.submit(1, wait_until, (tmp_path / "go on").exists, name="nap")
     answer = cluster.submit(1, abs, -7)
     words = r"the nap: 1 of 1 tasks not done after 0\.3 s.*slot 1"
     with pytest.raises(DeadlineError, match=words):
@@ -389,7 +381,7 @@ def test_tasks_get_aligned_arrays_and_transposed_ones_are_not_copied(cluster):
 
 
 def test_a_cancelled_task_says_so(cluster, tmp_path):
-    future = cluster.submit(0, until_there, tmp_path / "go on")
+    future = cluster.submit(0, wait_until, (tmp_path / "go on").exists)
     cluster.client.cancel([future], force=True)
     with pytest.raises(ClusterLostError, match=r"was cancelled.*the cluster runs on"):
         cluster.wait([future], "gone", timeout=100)
