@@ -185,6 +185,13 @@ def test_products_that_make_no_sense(cluster):
             call()
 
 
+def test_what_the_workers_have_is_the_limit(cluster, monkeypatch):
+    (a,) = on_grid(cluster, np.ones((64, 64)))
+    monkeypatch.setattr(cluster, "memory_limit", 1000)
+    with pytest.raises(DoesNotFitError, match="allowed are 1 kB"):
+        td.matmul(a, a)
+
+
 def test_threads_that_multiply_at_once_are_counted_apart(cluster):
     operands = on_grid(cluster, *(integers((16 * n, 16 * n), n) for n in (1, 2, 3)))
     with ThreadPoolExecutor(3) as pool:
