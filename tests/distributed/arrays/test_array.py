@@ -18,25 +18,29 @@ from tiledask.errors import DoesNotFitError, PlacementError
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
-@pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Replicate())])
-def test_round_trip(cluster, dtype, placements):
-    a = (np.arange(7 * 5).reshape(7, 5) % 11).astype(dtype)
-    array = td.distribute(a, td.Mesh(cluster, (2, 2)), placements)
-    back = td.to_numpy(array)
-    np.testing.assert_array_equal(back, a)
-    assert back.dtype == array.dtype == a.dtype
-    assert array.shape == (7, 5)
-    assert array.nbytes == a.nbytes
+def arrays():
+    """(array, mesh, placements): types, fewer rows than ranks, dimensions, strides, orders."""
+    for dtype in ("float32", "float64", "float16", "int32"):
+        for placements in ((Shard(0), Shard(1)), (Shard(1), Replicate())):
+            yield (np.arange(7 * 5).reshape(7, 5) % 11).astype(dtype), (2, 2), placements
+    for shape in ((1, 1), (3, 1), (1, 9), (4, 4)):
+        yield np.random.default_rng(0).standard_normal(shape), (4,), (Shard(0),)
+    a = np.arange(48.0).reshape(6, 8)
+    for view in (a.T, a[::2, 1::3]):
+        yield view, (2, 2), (Shard(0), Shard(1))
+    yield np.arange(5.0), (2, 2), (Shard(0), Replicate())
+    yield np.arange(60.0).reshape(3, 4, 5), (2, 2), (Shard(2), Shard(0))
+    yield np.arange(4, dtype=">f8"), (2,), (Shard(0),)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 9), (4, 4)])
-def test_fewer_rows_than_ranks_leave_some_blocks_empty(cluster, shape):
-    a = np.random.default_rng(0).standard_normal(shape)
-    array = td.distribute(a, td.Mesh(cluster, (4,)), (Shard(0),))
-    np.testing.assert_array_equal(td.to_numpy(array), a)
-    assert sum(array.block_bytes) == a.nbytes
+def test_arrays_come_back_as_they_went(cluster):
+    for a, mesh, placements in arrays():
+        array = td.distribute(a, td.Mesh(cluster, mesh), placements)
+        back = td.to_numpy(array)
+        np.testing.assert_array_equal(back, a)
+        assert back.dtype == array.dtype == a.dtype.newbyteorder("=")
+        assert (array.shape, array.nbytes) == (a.shape, a.nbytes)
+        assert Replicate() in placements or sum(array.block_bytes) == a.nbytes
 
 
 @pytest.mark.parametrize("maker", ["creation", "dask_arrays"])
@@ -47,13 +51,6 @@ def test_whoever_makes_an_array_brings_along_what_multiplies_it(maker):
         assert operators["@"].__name__ == "matmul"
     """
     subprocess.run([sys.executable, "-c", dedent(code)], check=True)
-
-
-def test_vectors_and_cubes(cluster):
-    mesh = td.Mesh(cluster, (2, 2))
-    vector, cube = np.arange(5.0), np.arange(60.0).reshape(3, 4, 5)
-    for a, placements in ((vector, (Shard(0), Replicate())), (cube, (Shard(2), Shard(0)))):
-        np.testing.assert_array_equal(td.to_numpy(td.distribute(a, mesh, placements)), a)
 
 
 def test_two_axes_may_split_one_dimension(cluster):
@@ -70,13 +67,6 @@ def test_changing_the_original_changes_nothing(cluster):
     assert (td.to_numpy(array) == 1).all()
 
 
-def test_transposed_and_strided_originals(cluster):
-    a = np.arange(48.0).reshape(6, 8)
-    for view in (a.T, a[::2, 1::3]):
-        array = td.distribute(view, td.Mesh(cluster, (2, 2)), (Shard(0), Shard(1)))
-        np.testing.assert_array_equal(td.to_numpy(array), view)
-
-
 def test_blocks_can_be_made_where_they_live(cluster):
     def block(index):
         rows, columns = np.ogrid[index]
@@ -86,27 +76,39 @@ def test_blocks_can_be_made_where_they_live(cluster):
     np.testing.assert_array_equal(td.to_numpy(array), np.add.outer(np.arange(7) * 10, np.arange(5)))
 
 
-def test_a_block_of_the_wrong_shape_is_refused(cluster):
-    with pytest.raises(PlacementError, match=r"gave a block of shape \(1, 1\)"):
-        td.from_function(
-            lambda index: np.ones((1, 1)), (8, 8), "f8", td.Mesh(cluster, (2,)), (Shard(0),)
-        )
-
-
-@pytest.mark.parametrize(
-    ("a", "placements", "message"),
-    [
-        (np.ones((4, 4)), (Partial(), Replicate()), "partial sums are not unique"),
-        (np.ones((4, 4)), (Shard(0),), "2 axes .* got 1"),
-        (np.ones((4, 4)), (Shard(0), Shard(5)), r"Shard\(5\) needs a dimension"),
+def refused(cluster):
+    """(words of the error, the call): PlacementErrors, then TypeErrors."""
+    mesh, two, ones = td.Mesh(cluster, (2, 2)), td.Mesh(cluster, (2,)), np.ones((4, 4))
+    for a, placements, message in (
+        (ones, (Partial(), Replicate()), "partial sums are not unique"),
+        (ones, (Shard(0),), "2 axes .* got 1"),
+        (ones, (Shard(0), Shard(5)), r"Shard\(5\) needs a dimension"),
         (np.ones(4, complex), (Shard(0), Replicate()), "dtype complex128"),
         (np.array(["a"]), (Shard(0), Replicate()), "dtype <U1"),
         (np.array([None]), (Shard(0), Replicate()), "dtype object"),
-    ],
-)
-def test_what_cannot_be_distributed(cluster, a, placements, message):
-    with pytest.raises(PlacementError, match=message):
-        td.distribute(a, td.Mesh(cluster, (2, 2)), placements)
+        (np.ma.masked_array(ones, mask=np.eye(4)), (Shard(0), Shard(1)), "masked.*filled"),
+    ):
+        yield message, lambda a=a, placements=placements: td.distribute(a, mesh, placements)
+    for value, dtype, message in (
+        (np.ones((1, 1)), "f8", r"gave a block of shape \(1, 1\)"),
+        (np.full((2, 2), 1j), "f8", "which would lose"),
+        (np.full((2, 2), 1.7), "i4", "which would lose"),
+    ):
+        made = lambda index, value=value: value  # noqa: E731
+        yield message, lambda made=made, d=dtype: td.from_function(made, (4, 2), d, two, Shard(0))
+    x = td.distribute(ones, td.Mesh(cluster, (np.int64(2),)), Shard(0))
+    yield "partial sums are not unique", lambda: td.redistribute(x, Partial())
+    yield r"on a mesh, got Cluster; td\.Mesh", lambda: td.distribute(ones, cluster, Shard(0))
+    yield "a mesh is made of a cluster's slots, got NoneType", lambda: td.Mesh(None, (2,))
+    yield "moves a sharded array, got ndarray", lambda: td.redistribute(ones, Shard(0))
+    yield "unsupported operand", lambda: ones @ x
+
+
+def test_what_is_no_array_or_mesh_or_placement_is_refused(cluster):
+    cases = list(refused(cluster))
+    for i, (message, call) in enumerate(cases):
+        with pytest.raises(PlacementError if i < len(cases) - 4 else TypeError, match=message):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +145,6 @@ def test_it_says_what_it_is(cluster):
     array = td.distribute(np.ones((4, 6), "f4"), td.Mesh(cluster, (2,)), (Shard(1),))
     assert repr(array) == "ShardedArray(4x6 float32, mesh (2,), Shard(1))"
     assert "0:4 x 3:6" in array._repr_html_()
-
-
-# -- collectives ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (1, 3)])
@@ -191,51 +190,11 @@ def test_addends_are_summed(cluster, ranks, target, name, factor):
     assert whole.traffic.measured.total == factor * (ranks - 1) * expected.nbytes
 
 
-def test_addends_are_summed_on_the_way_home_too(cluster):
-    product, expected = partial_array(cluster, 3)
-    np.testing.assert_array_equal(td.to_numpy(product), expected)
-
-
-def test_the_second_move_is_counted_like_the_first(cluster):
-    array = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (2,)), (Shard(0),))
-    totals = [td.redistribute(array, Replicate()).traffic.measured.total for _ in range(2)]
-    assert totals == [512, 512]
-
-
-def test_an_array_cannot_become_addends(cluster):
-    array = td.distribute(np.ones((8, 8)), td.Mesh(cluster, (2,)), (Shard(0),))
-    with pytest.raises(PlacementError, match="partial sums are not unique"):
-        td.redistribute(array, Partial())
-
-
-# -- what must not be silently wrong --------------------------------------------------------------
-
-
 def test_blocks_are_cast_to_what_was_asked(cluster):
     mesh = td.Mesh(cluster, (2,))
     x = td.from_function(lambda index: np.ones((2, 3), "f8"), (4, 3), "f4", mesh, Shard(0))
     kinds = [cluster.submit(0, lambda block: block.dtype.str, x.blocks[0])]
     assert cluster.gather(kinds, "dtype") == ["<f4"]
-
-
-@pytest.mark.parametrize(("value", "dtype"), [(1j, "f8"), (1.7, "i4")])
-def test_blocks_that_would_lose_their_values_are_refused(cluster, value, dtype):
-    with pytest.raises(PlacementError, match="which would lose"):
-        td.from_function(
-            lambda index: np.full((2, 2), value), (4, 2), dtype, td.Mesh(cluster, (2,)), Shard(0)
-        )
-
-
-def test_masked_arrays_are_refused(cluster):
-    masked = np.ma.masked_array(np.ones((4, 4)), mask=np.eye(4))
-    with pytest.raises(PlacementError, match=r"masked.*filled"):
-        td.distribute(masked, td.Mesh(cluster, (2,)), Shard(0))
-
-
-def test_foreign_byte_order_comes_back_native(cluster):
-    array = td.distribute(np.arange(4, dtype=">f8"), td.Mesh(cluster, (2,)), Shard(0))
-    assert array.dtype.isnative
-    np.testing.assert_array_equal(td.to_numpy(array), np.arange(4.0))
 
 
 def test_the_sign_of_zero_survives_a_move(cluster):
@@ -268,18 +227,6 @@ def test_a_piece_is_cut_once(cluster):
     sent = [sender.send(x.blocks[0], (slice(0, 1), slice(0, 4))) for _ in range(3)]
     assert len({future.key for future in sent}) == 3
     assert len(sender._cut) == 1
-
-
-def test_plain_things_are_not_meshes_or_sharded_arrays(cluster):
-    with pytest.raises(TypeError, match=r"on a mesh, got Cluster; td\.Mesh"):
-        td.distribute(np.ones(4), cluster, Shard(0))
-    with pytest.raises(TypeError, match="a mesh is made of a cluster's slots, got NoneType"):
-        td.Mesh(None, (2,))
-    with pytest.raises(TypeError, match="redistribute moves a sharded array, got ndarray"):
-        td.redistribute(np.ones(4), Shard(0))
-    x = td.distribute(np.ones((4, 4)), td.Mesh(cluster, (np.int64(2),)), Shard(0))
-    with pytest.raises(TypeError):
-        np.ones((4, 4)) @ x
 
 
 def test_huge_shapes_are_refused_by_arithmetic(cluster):

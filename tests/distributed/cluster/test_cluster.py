@@ -29,7 +29,7 @@ from oracles.waiting import wait_until
 import tiledask as td
 from tiledask.distributed.cluster import host_memory, start
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.cluster.cluster import Cluster, _aligned
+from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.tile import backend
 
@@ -50,14 +50,6 @@ def nap(noted, seconds):
     """Say so in the file ``noted``, and sleep."""
     noted.touch()
     time.sleep(seconds)
-
-
-def until_there(path):
-    """Wait for the file ``path``, a minute at most."""
-    for _ in range(6000):
-        if path.exists():
-            return
-        time.sleep(0.01)
 
 
 def fill_up():
@@ -84,75 +76,76 @@ def kill_worker(cluster, slot):
 
 
 def test_every_task_runs_in_its_slot(cluster):
-    slots = [i % cluster.slots for i in range(60)]
+    slots, seen = [i % cluster.slots for i in range(60)], []
     futures = [cluster.submit(slot, where, name="where") for slot in slots]
-    assert cluster.gather(futures, "pins") == slots
-
-
-def test_results_of_run_are_in_slot_order(cluster):
+    cluster.wait(futures, "pins", progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(i, 60) for i in range(1, 61)]
+    assert cluster.gather((future for future in futures), "pins") == slots
     assert cluster.run(where) == list(range(cluster.slots))
 
 
-def test_pins_follow_a_worker_that_was_killed(cluster):
+def test_slots_and_blocks_outlive_a_worker_that_was_killed(cluster):
+    a = np.random.default_rng(1).standard_normal((37, 11))
+    array = td.distribute(a, td.Mesh(cluster, (cluster.slots,)), (td.Shard(0),))
     kill_worker(cluster, 1)
     futures = [cluster.submit(slot, where) for slot in (1, 0, 1)]
     assert cluster.gather(futures, "after the kill", timeout=30) == [1, 0, 1]
-
-
-def test_lost_blocks_are_made_again_with_the_same_bits(cluster):
-    a = np.random.default_rng(1).standard_normal((37, 11))
-    array = td.distribute(a, td.Mesh(cluster, (cluster.slots,)), (td.Shard(0),))
-    kill_worker(cluster, 0)
+    assert cluster.run(where) == list(range(cluster.slots))
     np.testing.assert_array_equal(td.to_numpy(array, timeout=30), a)
 
 
-def test_workers_ignore_the_interrupt_that_stops_a_notebook(cluster):
-    before = [m["pid"] for m in cluster.run(on_worker.machine)]
-    for pid in before:
-        os.kill(pid, signal.SIGINT)
-    time.sleep(0.3)
-    assert [m["pid"] for m in cluster.run(on_worker.machine)] == before
-
-
-def test_one_blas_thread_a_worker(cluster):
-    machines = cluster.run(on_worker.machine)
-    assert {m["OPENBLAS_NUM_THREADS"] for m in machines} == {"1"}
-    assert len({m["pid"] for m in machines}) == cluster.slots
-
-
-def test_a_deadline_says_what_it_waited_for(cluster, tmp_path):
-    future = cluster.submit(1, until_there, tmp_path / "go on", name="nap")
-    with pytest.raises(DeadlineError, match=r"the nap: 1 of 1 tasks not done after 0\.3 s.*slot 1"):
-        cluster.wait([future], "the nap", timeout=0.3)
+def test_a_deadline_says_what_it_waited_for_and_leaves_what_it_did_not_make(
+    cluster, monkeypatch, tmp_path
+):
+    there = cluster.submit(1, wait_until, (tmp_path / "go on").exists, name="nap")
+    answer = cluster.submit(1, abs, -7)
+    words = r"the nap: 1 of 1 tasks not done after 0\.3 s.*slot 1"
+    with pytest.raises(DeadlineError, match=words):
+        cluster.wait([there], "the nap", timeout=0.3)
+    for get in (cluster.wait, cluster.gather):
+        with pytest.raises(DeadlineError):
+            get([there, answer], "both", timeout=0.1)
+    monkeypatch.setattr("tiledask.distributed.cluster.cluster.DEADLINE", 0.2)
+    with pytest.raises(DeadlineError, match=r"after 0\.2 s"):
+        cluster.wait([there], "nap")
     (tmp_path / "go on").touch()
-    assert cluster.gather([cluster.submit(1, where)], "after the deadline", timeout=30) == [1]
+    assert cluster.gather([answer], "the answer", timeout=30) == [7]
 
 
-def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster):
-    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
-        cluster.wait([cluster.submit(1, fail)], "the failing one")
+def late():
+    raise TimeoutError("mine")
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "words"),
+    [
+        ((fail,), ZeroDivisionError, "on purpose"),
+        ((late,), TimeoutError, "mine"),
+        ((sys.exit, 3), RuntimeError, "the task raised SystemExit: 3"),
+    ],
+)
+def test_an_error_comes_back_with_its_slot_and_the_cluster_goes_on(cluster, task, error, words):
+    futures = [cluster.submit(1, *task), cluster.submit(0, time.sleep, 1)]
+    with pytest.raises(error, match=words) as caught:
+        cluster.wait(futures, "the failing one", 30)
     assert "slot 1 during the failing one" in caught.value.__notes__[0]
     assert cluster.gather([cluster.submit(1, where)], "after the error") == [1]
 
 
-def test_an_interrupted_wait_cancels_its_tasks(cluster, tmp_path):
-    futures = [cluster.submit(0, nap, tmp_path / str(i), 0.2) for i in range(50)]
-
-    def interrupt(done, of):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cluster.wait(futures, "naps", progress=interrupt, cancel=True)
-    del futures
-    assert cluster.gather([cluster.submit(0, where)], "after the interrupt", timeout=60) == [0]
-    assert 1 <= len(list(tmp_path.iterdir())) < 50
+def interrupt(done, of):
+    raise KeyboardInterrupt
 
 
-def test_progress_is_told_of_every_task(cluster):
-    seen = []
-    futures = [cluster.submit(i % 2, where) for i in range(5)]
-    cluster.wait(futures, "five", progress=lambda done, of: seen.append((done, of)))
-    assert seen == [(i, 5) for i in range(1, 6)]
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [(KeyboardInterrupt, {"progress": interrupt}), (DeadlineError, {"timeout": 0.3})],
+)
+def test_a_wait_that_is_broken_off_cancels_its_tasks(cluster, tmp_path, error, options):
+    naps = [cluster.submit(0, nap, tmp_path / str(i), 0.2) for i in range(50)]
+    with pytest.raises(error):
+        cluster.wait(naps, "naps", cancel=True, **options)
+    assert cluster.gather([cluster.submit(0, where)], "after them", timeout=60) == [0]
+    assert 1 <= len(list(tmp_path.iterdir())) < len(naps)  # and their futures are still held
 
 
 def test_everything_listens_on_this_machine_only(cluster):
@@ -168,33 +161,39 @@ def test_everything_listens_on_this_machine_only(cluster):
     assert cluster.dashboard_link.startswith("http://127.0.0.1:")
 
 
-def test_the_dashboard_takes_no_pages_of_other_hosts(cluster):
-    port = int(cluster.dashboard_link.split(":")[2].split("/")[0])
+def port_of(cluster):
+    return int(cluster.dashboard_link.split(":")[2].split("/")[0])
 
-    def connect(origin):
-        """Status of a websocket handshake that claims to come from a page of ``origin``."""
-        lines = [
-            "GET /status/ws HTTP/1.1",
-            f"Host: 127.0.0.1:{port}",
-            f"Origin: {origin}",
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            "Sec-WebSocket-Version: 13",
-            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-        ]
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
-            stream.sendall("\r\n".join([*lines, "", ""]).encode())
-            return int(stream.recv(64).split()[1])
 
-    assert connect("http://evil.example") == 403
-    assert connect(f"http://localhost:{port}") != 403
-    assert connect("http://localhost:8888") != 403  # JupyterLab's extension
+def status_of_websocket(port, origin):
+    """Status of a websocket handshake that claims to come from a page of ``origin``."""
+    handshake = f"""GET /status/ws HTTP/1.1
+        Host: 127.0.0.1:{port}
+        Origin: {origin}
+        Upgrade: websocket
+        Connection: Upgrade
+        Sec-WebSocket-Version: 13
+        Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="""
+    lines = [line.strip() for line in handshake.splitlines()]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
+        stream.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(stream.recv(64).split()[1])
+
+
+def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
+    port = port_of(cluster)
+    assert status_of_websocket(port, "http://evil.example") == 403
+    assert status_of_websocket(port, f"http://localhost:{port}") != 403
+    assert status_of_websocket(port, "http://localhost:8888") != 403  # JupyterLab's extension
+    monkeypatch.setenv("TILEDASK_DASHBOARD_ORIGINS", "hub:1 b:2")
+    assert {"hub:1", "b:2"} < set(start._origins(5))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"workers": 0}, "workers is a whole number of 1 or more, got 0"),
+        ({"device": "cpu", "timeout": -1}, "a timeout is a number"),
         ({"workers": True}, "workers is a whole number"),
         ({"workers": 2.5}, "workers is a whole number"),
         ({"workers": 10**6}, "workers fit"),
@@ -203,11 +202,13 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster):
         ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
         ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),
         ({"dashboard_port": 70000}, "0 .* to 65535, got 70000"),
+        ({"device": "cpu", "memory_cap": "1MB"}, "memory_cap='1MB' is 1 MB; below 8 MB"),
     ],
 )
-def test_impossible_requests_are_refused_before_anything_starts(arguments, message):
+def test_impossible_requests_are_refused_and_replace_nothing(cluster, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        td.start_cluster(**arguments)
+        td.start_cluster(**arguments, replace=True)
+    assert cluster.run(abs, -1) == [1] * cluster.slots
 
 
 @pytest.mark.parametrize(
@@ -238,9 +239,13 @@ def test_ucx_is_used_only_where_it_is_asked_for(monkeypatch):
             start._gpu_protocol(None)
 
 
-def test_a_slot_that_does_not_exist(cluster):
-    with pytest.raises(ConfigError, match=r"slot 99 does not exist.*slots 0\.\."):
-        cluster.submit(99, where)
+def test_slots_and_timeouts_that_do_not_exist(cluster):
+    for slot in (99, -1, 1.0, True, "0", None):
+        with pytest.raises(ConfigError, match=r"slot .* does not exist.*slots 0\.\."):
+            cluster.submit(slot, where)
+    for timeout in (0, -1, float("nan"), float("inf"), True, "1s"):
+        with pytest.raises(ConfigError, match="a timeout is a number of seconds above 0"):
+            cluster.wait([], "nothing", timeout=timeout)
 
 
 def test_a_closed_cluster_says_so_and_leaves_no_process_or_file():
@@ -301,11 +306,10 @@ def test_a_failure_that_was_caught_keeps_no_blocks(cluster):
             cluster.gather([cluster.submit(0, len, block, block)], "task", 30)
         return block.key
 
-    key, deadline = refused(), time.monotonic() + 30
+    key = refused()
     gc.collect()
-    while any(cluster.run(lambda key, dask_worker: key in dask_worker.data, key)):
-        assert time.monotonic() < deadline, "the block of the failed task is held"
-        time.sleep(0.02)
+    holds = lambda key, dask_worker: key in dask_worker.data  # noqa: E731
+    wait_until(lambda: not any(cluster.run(holds, key)), "the failed task's block to go")
 
 
 def test_dask_looks_less_often_unless_somebody_chose_how_often():
@@ -339,100 +343,49 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     assert done.returncode != 0
 
 
-def test_the_start_says_which_devices_and_why(capfd):
-    with td.start_cluster(workers=1, device="cpu") as cluster:
-        assert "1 CPU worker" in repr(cluster)
-        assert cluster.dashboard_link in cluster._repr_html_()
-    out = capfd.readouterr().out
-    assert "1 CPU worker" in out
-    assert "CPU workers were asked for" in out
-    assert "dashboard: http://127.0.0.1:" in out
-
-
-def test_a_port_that_is_taken_is_replaced_and_what_watches_it_is_said(monkeypatch, capfd):
+def test_the_start_says_which_devices_and_why_and_which_port_in_place_of_one_that_is_taken(
+    monkeypatch, capfd
+):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", str(port))
         with td.start_cluster(1, device="cpu") as cluster:
+            assert "1 CPU worker" in repr(cluster)
+            assert cluster.dashboard_link in cluster._repr_html_()
             assert port_of(cluster) not in (port, 0)
-            assert f"port {port} belongs to another process" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    for said in ("1 CPU worker", "CPU workers were asked for", "dashboard: http://127.0.0.1:"):
+        assert said in out
+    assert f"port {port} belongs to another process" in out
 
 
-def test_blocks_are_aligned_and_contiguous_on_entry():
-    raw = np.zeros(8 * 12 + 1, np.uint8)
-    askew = raw[1:].view(np.float64).reshape(3, 4)
-    assert not askew.flags.aligned
-    for array in (askew, np.zeros((3, 8))[:, ::2]):
-        entered = _aligned(array)
-        assert entered.flags.aligned
-        assert entered.flags.c_contiguous
-        np.testing.assert_array_equal(entered, array)
-    columns = np.asfortranarray(np.ones((3, 4)))
-    assert _aligned(columns) is columns  # a transposed block is not copied
-    assert _aligned("text") == "text"
-
-
-@pytest.mark.parametrize("security", [True])
-def test_tls_on_request(security):
+def test_tls_on_request():
     pytest.importorskip("cryptography", reason="TLS needs the package cryptography")
-    with td.start_cluster(workers=1, device="cpu", tls=security, quiet=True) as cluster:
+    with td.start_cluster(workers=1, device="cpu", tls=True, quiet=True) as cluster:
         assert cluster.address(0).startswith("tls://")
         assert cluster.gather([cluster.submit(0, where)], "over TLS") == [0]
 
 
-# -- deadlines, whatever happens ------------------------------------------------------------------
-
-
-def test_tasks_get_aligned_arrays(cluster):
-    def aligned(x):
-        return x.flags.aligned and x.flags.c_contiguous
+def test_tasks_get_aligned_arrays_and_transposed_ones_are_not_copied(cluster):
+    def layout(x):
+        return x.flags.aligned, x.flags.c_contiguous, x.flags.f_contiguous
 
     raw = np.zeros(8 * 12 + 1, np.uint8)
-    views = (raw[1:].view("f8"), np.zeros((4, 8))[:, ::2])
-    futures = [cluster.submit(0, aligned, view) for view in views]
-    assert cluster.gather(futures, "entry") == [True, True]
-
-
-def test_after_a_deadline_nothing_is_left_running(cluster, tmp_path):
-    naps = [cluster.submit(0, nap, tmp_path / str(i), 0.5) for i in range(20)]
-    with pytest.raises(DeadlineError):
-        cluster.wait(naps, "naps", timeout=0.2, cancel=True)
-    cluster.gather([cluster.submit(0, where)], "next", timeout=60)
-    assert len(list(tmp_path.iterdir())) < len(naps)  # and their futures are still held
-
-
-def test_the_default_deadline_is_used(cluster, monkeypatch, tmp_path):
-    monkeypatch.setattr("tiledask.distributed.cluster.cluster.DEADLINE", 0.2)
-    with pytest.raises(DeadlineError, match=r"after 0\.2 s"):
-        cluster.wait([cluster.submit(0, until_there, tmp_path / "go on")], "nap")
-    (tmp_path / "go on").touch()
-
-
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "1s"])
-def test_impossible_timeouts(cluster, timeout):
-    with pytest.raises(ConfigError, match="a timeout is a number of seconds above 0"):
-        cluster.wait([], "nothing", timeout=timeout)
+    views = raw[1:].view("f8").reshape(3, 4), np.zeros((4, 8))[:, ::2], np.ones((4, 3)).T
+    assert not views[0].flags.aligned
+    futures = [cluster.submit(0, layout, view) for view in views]
+    aligned = [(True, True, False)] * 2 + [(True, False, True)]
+    assert cluster.gather(futures, "entry") == aligned
 
 
 def test_a_cancelled_task_says_so(cluster, tmp_path):
-    future = cluster.submit(0, until_there, tmp_path / "go on")
+    future = cluster.submit(0, wait_until, (tmp_path / "go on").exists)
     cluster.client.cancel([future], force=True)
     with pytest.raises(ClusterLostError, match=r"was cancelled.*the cluster runs on"):
         cluster.wait([future], "gone", timeout=100)
     (tmp_path / "go on").touch()
-
-
-def test_a_wait_that_ends_early_leaves_what_it_did_not_make(cluster, tmp_path):
-    nap = cluster.submit(0, until_there, tmp_path / "go on")
-    answer = cluster.submit(0, abs, -7)
-    with pytest.raises(DeadlineError):
-        cluster.wait([nap, answer], "both", timeout=0.1)
-    with pytest.raises(DeadlineError):
-        cluster.gather([nap, answer], "both", timeout=0.1)
-    (tmp_path / "go on").touch()
-    assert cluster.gather([answer], "the answer", timeout=30) == [7]
 
 
 @contextlib.contextmanager
@@ -526,25 +479,6 @@ def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():
         Cluster.run(answering(FileNotFoundError(2, "No such file", "x")), open, "x")
 
 
-def test_results_of_run_stay_in_slot_order_after_a_restart(cluster):
-    kill_worker(cluster, 0)
-    assert cluster.run(where) == list(range(cluster.slots))
-
-
-def test_threads_reach_the_workers(monkeypatch):
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
-    with td.start_cluster(1, device="cpu", threads=2, quiet=True) as started:
-        assert started.run(on_worker.machine)[0]["OPENBLAS_NUM_THREADS"] == "2"
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
-
-
-def test_more_origins_may_be_named(monkeypatch):
-    from tiledask.distributed.cluster.start import _origins
-
-    monkeypatch.setenv("TILEDASK_DASHBOARD_ORIGINS", "hub:1 b:2")
-    assert {"hub:1", "b:2"} < set(_origins(5))
-
-
 @pytest.mark.slow
 def test_a_slot_survives_two_deaths_fifteen_seconds_apart():
     with td.start_cluster(2, device="cpu", quiet=True) as started:
@@ -560,25 +494,6 @@ def test_start_keeps_its_deadline():
     with pytest.raises(DeadlineError, match=r"did not start within 0\.05 s"):
         td.start_cluster(4, device="cpu", timeout=0.05, quiet=True)
     assert time.monotonic() - begun < 30
-
-
-def test_a_cap_too_small_for_a_worker_itself():
-    with pytest.raises(ConfigError, match=r"memory_cap='1MB' is 1 MB; below 8 MB"):
-        td.start_cluster(1, device="cpu", memory_cap="1MB")
-
-
-def test_a_tasks_own_timeout_is_not_the_waits(cluster):
-    def late():
-        raise TimeoutError("mine")
-
-    futures = [cluster.submit(0, late), cluster.submit(1, time.sleep, 1)]
-    with pytest.raises(TimeoutError, match="mine"):
-        cluster.wait(futures, "both", 30)
-
-
-def test_a_task_that_exits_is_an_error(cluster):
-    with pytest.raises(RuntimeError, match="the task raised SystemExit: 3"):
-        cluster.wait([cluster.submit(0, sys.exit, 3)], "exit", 30)
 
 
 def test_a_task_that_kills_its_worker_each_time_is_named():
@@ -598,32 +513,6 @@ def test_run_asks_again_when_a_worker_dies_meanwhile(cluster):
     assert cluster.run(on_worker.machine)[2]["pid"] != pid
 
 
-def test_gather_takes_a_generator(cluster):
-    assert cluster.gather((cluster.submit(i, abs, -i) for i in range(3)), "all") == [0, 1, 2]
-
-
-@pytest.mark.parametrize("slot", [-1, 1.0, True, "0", None])
-def test_slots_are_whole_numbers(cluster, slot):
-    with pytest.raises(ConfigError, match="does not exist"):
-        cluster.submit(slot, where)
-
-
-def test_the_spool_goes_with_a_process_that_closes_nothing(tmp_path):
-    script = tmp_path / "forgets.py"
-    script.write_text(
-        "import tiledask as td\n"
-        "if __name__ == '__main__':\n"
-        "    cluster = td.start_cluster(1, device='cpu', quiet=True)\n"
-        "    print(cluster.spool)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=True
-    )
-    folder = done.stdout.strip()
-    assert "tiledask-" in folder
-    assert not os.path.exists(folder)
-
-
 def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
     started = td.start_cluster(2, device="cpu", quiet=True)
     pids = [machine["pid"] for machine in started.run(on_worker.machine)]
@@ -639,32 +528,10 @@ def test_a_cluster_that_does_not_end_in_order_ends_all_the_same(monkeypatch):
     in_order(timeout=20)
 
 
-# -- several in one process ------------------------------------------------------------------------
-
-
 def workers_at(port):
     """How many workers the dashboard at ``port`` knows of."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/counts.json", timeout=10) as page:
         return json.load(page)["workers"]
-
-
-def opens_a_websocket(port):
-    lines = [
-        "GET /status/ws HTTP/1.1",
-        f"Host: 127.0.0.1:{port}",
-        f"Origin: http://127.0.0.1:{port}",
-        "Upgrade: websocket",
-        "Connection: Upgrade",
-        "Sec-WebSocket-Version: 13",
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    ]
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as stream:
-        stream.sendall("\r\n".join([*lines, "", ""]).encode())
-        return int(stream.recv(64).split()[1]) != 403
-
-
-def port_of(cluster):
-    return int(cluster.dashboard_link.split(":")[2].split("/")[0])
 
 
 def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(monkeypatch, capfd):
@@ -677,7 +544,7 @@ def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(m
             moved = port_of(first)
             assert moved != port
             assert workers_at(moved) == 1
-            assert opens_a_websocket(moved)
+            assert status_of_websocket(moved, f"http://127.0.0.1:{moved}") != 403
             out = capfd.readouterr().out
             assert out.count("2 CPU workers") == 1
             assert "1 CPU workers of an earlier cluster still run" in out
@@ -691,14 +558,6 @@ def test_the_dashboards_port_follows_the_newest_and_the_first_says_where_it_is(m
                 first.check_alive()
             assert (port_of(third), workers_at(port)) == (port, 1)
             assert "still run" not in capfd.readouterr().out
-
-
-def test_a_request_that_is_refused_replaces_nothing(cluster):
-    with pytest.raises(ConfigError):
-        td.start_cluster(0, replace=True)
-    with pytest.raises(ConfigError):
-        td.start_cluster(1, device="cpu", replace=True, timeout=-1)
-    assert cluster.run(abs, -1) == [1] * cluster.slots
 
 
 def test_a_client_of_ones_own_stays_the_default_unless_asked_otherwise():

@@ -2,8 +2,8 @@
 
 import gc
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +15,12 @@ from tiledask.tile import backend
 from tiledask.tile.memory.pool import Refused
 
 MB = 10**6
-pytestmark = pytest.mark.skipif(
-    bool(find_spec("cupy")), reason="CuPy is installed, and the stand-in would take its place"
-)
-
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        bool(find_spec("cupy")), reason="CuPy is installed, and the stand-in would take its place"
+    ),
+]
 
 _modules = {}
 """The stand-in's, for all tests: Dask keeps what it once learnt of a class."""
@@ -63,7 +65,6 @@ def message(nbytes, **options):
     return rmm.DeviceBuffer(size=nbytes, **options)
 
 
-@pytest.mark.long
 def test_arrays_and_messages_are_counted_together(cupy):
     share()
     held = host_memory.reset_peak("cupy")
@@ -82,7 +83,6 @@ def test_arrays_and_messages_are_counted_together(cupy):
     assert device_memory.held() == held
 
 
-@pytest.mark.long
 def test_nothing_else_is_asked_for_where_rmm_is_not_installed(cupy, monkeypatch):
     monkeypatch.setattr(device_memory, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "rmm", raising=False)
@@ -92,7 +92,6 @@ def test_nothing_else_is_asked_for_where_rmm_is_not_installed(cupy, monkeypatch)
         cupy.empty(21 * MB, "u1")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("taken", [lambda n: sys.modules["cupy"].empty(n, "u1"), message])
 def test_a_cap_refuses_arrays_and_messages_in_the_same_words(cupy, taken):
     share(cap=20 * MB)
@@ -107,34 +106,22 @@ def test_a_cap_refuses_arrays_and_messages_in_the_same_words(cupy, taken):
     taken(9 * MB)
 
 
-@pytest.mark.long
 def test_two_threads_do_not_both_take_what_is_left(cupy, monkeypatch):
     share(cap=20 * MB)
-    pool, got = device_memory._pool, []
+    pool = device_memory._pool
 
     def slowly(nbytes):
         time.sleep(0.02)
         return pool.malloc(nbytes)
 
-    monkeypatch.setattr(
-        device_memory, "_pool", SimpleNamespace(malloc=slowly, used_bytes=pool.used_bytes)
-    )
-
-    def take():
-        try:
-            got.append(cupy.empty(12 * MB, "u1"))
-        except MemoryError:
-            got.append(None)
-
-    threads = [threading.Thread(target=take) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sorted(x is None for x in got) == [False, True]
+    slow = SimpleNamespace(malloc=slowly, used_bytes=pool.used_bytes)
+    monkeypatch.setattr(device_memory, "_pool", slow)
+    with ThreadPoolExecutor(2) as threads:
+        taken = [threads.submit(cupy.empty, 12 * MB, "u1") for _ in range(2)]
+        errors = [future.exception(30) for future in taken]
+    assert sorted(isinstance(error, MemoryError) for error in errors) == [False, True]
 
 
-@pytest.mark.long
 def test_a_full_gpu_says_what_is_free_and_of_how_much(cupy):
     share()
     theirs = cupy.cuda.runtime.malloc(60 * MB)  # of another program
@@ -146,7 +133,6 @@ def test_a_full_gpu_says_what_is_free_and_of_how_much(cupy):
     cupy.empty(50 * MB, "u1")
 
 
-@pytest.mark.long
 def test_a_peak_is_of_what_was_held_at_once_whatever_the_streams(cupy):
     share()
     before = device_memory.reset_peak()
@@ -159,7 +145,6 @@ def test_a_peak_is_of_what_was_held_at_once_whatever_the_streams(cupy):
     assert device_memory.reset_peak() == device_memory.peak_bytes() == before + array.nbytes
 
 
-@pytest.mark.long
 def test_a_new_peak_costs_no_memory_that_is_kept(cupy):
     share()
     for size in (8, 3):
@@ -171,7 +156,6 @@ def test_a_new_peak_costs_no_memory_that_is_kept(cupy):
     assert sys.modules["cupy"]._machine.device().mallocs == asked
 
 
-@pytest.mark.long
 def test_a_message_gets_memory_in_the_order_of_its_own_stream(cupy):
     share()
     address = cupy.empty(8 * MB, "u1").data.ptr  # free again, for this stream
@@ -181,7 +165,6 @@ def test_a_message_gets_memory_in_the_order_of_its_own_stream(cupy):
     assert message(8 * MB).ptr == address
 
 
-@pytest.mark.long
 def test_a_gpu_that_several_share_is_left_to_the_others(cupy):
     share(most=40 * MB, sharers=2)
     with pytest.raises(MemoryError, match="limit set to: 40,000,000"):
@@ -191,36 +174,23 @@ def test_a_gpu_that_several_share_is_left_to_the_others(cupy):
     del held
 
 
-@pytest.mark.long
 def test_a_worker_without_its_gpu_says_why(cupy, monkeypatch):
     monkeypatch.setattr(device_memory.OnePool, "_share_pool", lambda self: 1 / 0)
     device_memory.OnePool().setup()
     assert device_memory.problem() == "ZeroDivisionError: division by zero"
 
 
-# -- what a plan may take of it -------------------------------------------------------------------
-
-
-def worker_with(data, slot=0):
-    manager = SimpleNamespace(
-        memory_limit=10**12,
-        memory_pause_fraction=0.8,
-        memory_spill_fraction=0.7,
-        memory_target_fraction=0.6,
-    )
-    state = SimpleNamespace(total_resources={f"slot{slot}": 1})
+def worker_with(data):
+    shares = {f"memory_{name}_fraction": 0.8 for name in ("pause", "spill", "target")}
+    manager = SimpleNamespace(memory_limit=10**12, **shares)
+    state = SimpleNamespace(total_resources={"slot0": 1})
     return SimpleNamespace(data=data, memory_manager=manager, state=state)
 
 
-def spilling(folder, limit):
-    found = pytest.importorskip("dask_cuda.device_host_file", reason="dask-cuda is for Linux")
-    return found.DeviceHostFile(str(folder), device_memory_limit=limit, memory_limit=10**12)
-
-
-@pytest.mark.long
 def test_blocks_of_the_plan_are_part_of_its_room_on_a_gpu(cupy, tmp_path):
     share()
-    data = spilling(tmp_path, 90 * MB)
+    found = pytest.importorskip("dask_cuda.device_host_file", reason="dask-cuda is for Linux")
+    data = found.DeviceHostFile(str(tmp_path), device_memory_limit=90 * MB, memory_limit=10**12)
     data["a"], data["b"] = cupy.empty(20 * MB, "u1"), cupy.empty(10 * MB, "u1")
     mine, others = (
         room._bounds(keys, "cupy", 90 * MB, False, worker_with(data)) for keys in ([["a"]], [[]])
@@ -231,7 +201,6 @@ def test_blocks_of_the_plan_are_part_of_its_room_on_a_gpu(cupy, tmp_path):
     assert "Dask-CUDA moves blocks, by their sum, to the host from 90 MB on" in mine[2].rule
 
 
-@pytest.mark.long
 def test_what_others_took_of_the_gpu_is_no_room(cupy, tmp_path):
     share()
     theirs = cupy.cuda.runtime.malloc(60 * MB)
@@ -242,7 +211,6 @@ def test_what_others_took_of_the_gpu_is_no_room(cupy, tmp_path):
     cupy.cuda.runtime.free(theirs)
 
 
-@pytest.mark.long
 def test_under_a_cap_the_cap_is_what_binds_and_what_is_raised(cupy):
     share(cap=20 * MB)
     block = cupy.empty(5 * MB, "u1")
@@ -252,7 +220,6 @@ def test_under_a_cap_the_cap_is_what_binds_and_what_is_raised(cupy):
     del block
 
 
-@pytest.mark.long
 def test_memory_that_a_gpu_shares_with_the_host_is_under_the_hosts_rules(cupy, monkeypatch):
     share(cap=None, most=90 * MB)
     shared = SimpleNamespace(devices=(backend.GpuInfo(0, "GB10", "12.1", 10**9, True),))

@@ -12,6 +12,7 @@ import dask
 import numpy as np
 import psutil
 import pytest
+from oracles.waiting import wait_until
 from threadpoolctl import threadpool_info
 
 import tiledask as td
@@ -24,14 +25,6 @@ pytestmark = [
 ]
 
 QUIET = {"device": "cpu", "quiet": True}
-
-
-def until(holds, seconds=60):
-    """Return when ``holds()``; an error if it does not within ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def has_ended(process):
@@ -70,12 +63,13 @@ def test_the_next_cluster_comes_from_the_same_server_and_one_beside_it_too():
 def test_a_worker_that_replaces_another_is_forked_too(cluster):
     server, (pid, *others) = parents(cluster), cluster.run(os.getpid)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: cluster.run(os.getpid)[0] != pid)
+    wait_until(lambda: cluster.run(os.getpid)[0] != pid)
     assert cluster.run(os.getpid)[1:] == others
     assert parents(cluster) == server
 
 
 def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
     with td.start_cluster(1, **QUIET) as one:
         monkeypatch.setenv("TILEDASK_OF_THIS_TEST", "new")
         with td.start_cluster(1, **QUIET, threads=2) as two:
@@ -92,6 +86,7 @@ def test_two_clusters_at_once_have_their_own_blas_threads_and_environments(monke
                 begun_with = psutil.Process(server).environ()
                 assert begun_with["OPENBLAS_NUM_THREADS"] == str(1 + (cluster is two))
                 assert begun_with["PYTHONHASHSEED"] == after[1]
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "7"
 
 
 def test_the_import_path_is_the_clients(tmp_path, monkeypatch):
@@ -112,7 +107,7 @@ def test_a_server_that_dies_takes_its_workers_and_the_slots_are_refilled():
     with td.start_cluster(1, **QUIET) as cluster:
         before = cluster.run(os.getpid)
         os.kill(forkserver._newest.pid, signal.SIGKILL)
-        until(lambda: not set(cluster.run(os.getpid)) & set(before), 200)
+        wait_until(lambda: not set(cluster.run(os.getpid)) & set(before))
         assert parents(cluster) == {os.getpid()}  # spawned, as ever
     with td.start_cluster(1, **QUIET) as cluster:
         assert parents(cluster) == {forkserver._newest.pid}
@@ -132,55 +127,52 @@ def test_what_is_not_used_any_more_ends(monkeypatch):
     assert second is not first
     if sys.getrefcount(first) == 2:  # no cluster of another test has it
         del first
-        until(lambda: has_ended(process))
+        wait_until(lambda: has_ended(process))
 
 
 STARTS = """
-import os, time
+import os, signal, time
 import tiledask as td
+signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background of a shell
 cluster = td.start_cluster(2, device="cpu", quiet=True)
-"""
-SAYS = "print(*cluster.run(os.getpid), *set(cluster.run(os.getppid)), flush=True)"
-KILLED = f"{STARTS}{SAYS}\ntime.sleep(600)"
-# who is started in the background of a shell ignores Ctrl-C
-INTERRUPTED = f"""
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-{STARTS}
+naps = [cluster.submit(i % 2, time.sleep, 0.5) for i in range(1000)]
 try:
-    {SAYS}
-    time.sleep(600)
+    print(*cluster.run(os.getpid), *set(cluster.run(os.getppid)), flush=True)
+    cluster.wait(naps, "naps", cancel=True, timeout=500)
 except KeyboardInterrupt:
-    {SAYS}
+    print(*cluster.run(os.getpid), *set(cluster.run(os.getppid)), flush=True)
+    print(*cluster.gather([cluster.submit(i, abs, -i) for i in range(2)], "others", 30))
     cluster.close()
 """
 
 
-def test_nothing_outlives_a_client_that_is_killed():
-    """Nor need it have a file, or a main guard."""
-    asked = [sys.executable, "-c", KILLED]
-    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as client:
-        pids = [int(pid) for pid in client.stdout.readline().split()]
-        processes = [psutil.Process(pid) for pid in pids]
-        processes[0].suspend()  # nor one that cannot see its client go
-        client.kill()
+@pytest.fixture
+def client():
+    """(a process that started a cluster without a file or a main guard, its workers and server)."""
+    asked, pipe = [sys.executable, "-c", STARTS], subprocess.PIPE
+    with subprocess.Popen(asked, stdout=pipe, text=True, start_new_session=True) as process:
+        yield process, [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
+
+
+def test_nothing_outlives_a_client_that_is_killed(client):
+    process, pids = client
+    processes = [psutil.Process(pid) for pid in pids]
+    processes[0].suspend()  # nor one that cannot see its client go
+    process.kill()
     assert len(pids) == 3
-    until(lambda: all(map(has_ended, processes)))
+    wait_until(lambda: all(map(has_ended, processes)))
 
 
-def test_ctrl_c_reaches_the_whole_group_and_ends_the_client_alone():
-    asked = [sys.executable, "-c", INTERRUPTED]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(asked, stdout=pipe, text=True, start_new_session=True) as client:
-        try:
-            *workers, server = map(int, client.stdout.readline().split())
-            os.killpg(client.pid, signal.SIGINT)
-            said, _ = client.communicate(timeout=120)
-        finally:
-            client.kill()
-    assert [*map(int, said.split())] == [*workers, server]
-    assert client.returncode == 0
-    until(lambda: not psutil.pid_exists(server) or has_ended(psutil.Process(server)))
+def test_ctrl_c_reaches_the_whole_group_and_ends_the_clients_wait_alone(client):
+    process, pids = client
+    time.sleep(0.5)  # into the wait
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert [*map(int, said.split())] == [*pids, 0, 1]
+    assert process.returncode == 0
+    server = pids[-1]
+    wait_until(lambda: not psutil.pid_exists(server) or has_ended(psutil.Process(server)))
 
 
 def test_workers_print_where_the_client_prints_when_they_start(capfd):

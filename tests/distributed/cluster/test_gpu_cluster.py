@@ -4,14 +4,12 @@ On the stand-ins Dask-CUDA is the real one: processes, slots, devices, memory, r
 device computes is not tried.
 """
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles.stand_ins import on_stand_ins
 
 import tiledask as td
 from tiledask.distributed.cluster import start
@@ -19,8 +17,6 @@ from tiledask.errors import ConfigError
 from tiledask.lab.precision import acceptable
 from tiledask.tile import probe
 from tiledask.tile.backend import GpuInfo
-
-HERE = Path(__file__).parents[2]
 
 WORKERS = """
 import gc, os, signal, time
@@ -101,31 +97,14 @@ if __name__ == "__main__":
 """
 
 
-def on_stand_ins(tmp_path, script, **environ):
+def printed_by(script, folder, **environ):
     """What ``script`` prints on GPUs that are not there, of 100 MB, behind a driver that is not."""
     pytest.importorskip("dask_cuda", reason="dask-cuda is not installed: pip install -e .[test]")
-    path = tmp_path / "on_gpus.py"
+    path = folder / "on_gpus.py"
     path.write_text(script)
-    folders = HERE / "twins" / "standin" / "driver", HERE / "twins" / "standin", HERE.parent
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
-        "STANDIN_GPUS": "2",
-        "STANDIN_GPU_MEMORY": "200e6",
-        "STANDIN_GPU_FOLDER": str(tmp_path / "gpus"),
-        "TILEDASK_CACHE": str(tmp_path / "cache"),
-        **environ,
-    }
-    env.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-    return done.stdout.splitlines()
+    out, errors, code = on_stand_ins(folder, path, **{"STANDIN_GPU_MEMORY": "200e6"} | environ)
+    assert code == 0, (out + errors)[-5000:]
+    return out.splitlines()
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Dask-CUDA is for Linux")
@@ -134,18 +113,16 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="Dask-CUDA is for Lin
 @linux
 @pytest.mark.cluster
 def test_gpu_workers_have_their_slots_devices_and_pools_also_after_a_restart(tmp_path):
-    assert on_stand_ins(tmp_path, WORKERS)[-1] == "all of it"
+    assert printed_by(WORKERS, tmp_path)[-1] == "all of it"
 
 
 @linux
 @pytest.mark.cluster
 def test_gpus_without_memory_of_their_own_have_workers_too(tmp_path):
-    said = on_stand_ins(tmp_path, SHARED, STANDIN_GPU_INTEGRATED="1", STANDIN_GPUS="1")
+    said = printed_by(SHARED, tmp_path, STANDIN_GPU_INTEGRATED="1", STANDIN_GPUS="1")
     assert "a worker has 270 MB of the memory that its GPU shares with the host" in said[0]
     assert said[-1] == "all of it"
 
-
-# -- what each worker has of its GPU --------------------------------------------------------------
 
 GB = 10**9
 BIG, SMALL = GpuInfo(0, "H200", "9.0", 141 * GB), GpuInfo(1, "T400", "7.5", 4 * GB)
@@ -198,9 +175,6 @@ def test_a_worker_that_cannot_use_its_gpu_ends_the_start_with_its_reason():
     start._refuse_broken(["", ""])
     with pytest.raises(ConfigError, match=r"slot 1 cannot use its GPU \(busy\).*nvidia-smi -c 0"):
         start._refuse_broken(["", "busy"])
-
-
-# -- where there is a GPU -------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

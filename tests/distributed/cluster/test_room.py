@@ -114,15 +114,10 @@ def test_a_mesh_is_promised_where_one_fits_and_not_where_none_does():
     assert "a mesh of 4 ranks (this is 2)" in refused(a, a, RUNTIME + 2_500_000)
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k", "chunks"),
-    [
-        (40, 30, 20, None),
-        (1, 1, 1, None),
-        (10, 10, 10, (64, 64)),
-        (40, 30, 20, (7, 9)),
-    ],
-)
+SIZES = [(40, 30, 20, None), (1, 1, 1, None), (10, 10, 10, (64, 64)), (40, 30, 20, (7, 9))]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "chunks"), SIZES)
 def test_the_least_that_a_product_of_files_is_promised_is_what_its_planner_takes(m, n, k, chunks):
     forms = [StorageLayout(shape, 4, chunks=chunks) for shape in ((m, k), (k, n), (m, n))]
     problem = Problem(*forms, accumulator=4)
@@ -156,9 +151,6 @@ def test_more_memory_is_named_for_every_rule_that_is_in_the_way():
     assert 0.7 * limit - 0.1e9 >= 0.65e9 + 0.99 * MARGIN
     assert 0.6 * limit >= 0.65e9
     assert room.raised(10**18) == ""
-
-
-# -- on workers near their limit ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,8 @@ def client():
     started = []
 
     def start(then):
-        process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT.format(then=then)], stdout=subprocess.PIPE, text=True
-        )
+        asked = [sys.executable, "-c", CLIENT.format(then=then)]
+        process = subprocess.Popen(asked, stdout=subprocess.PIPE, text=True)
         started.append(process)
         return process, Path(process.stdout.readline().strip())
 
@@ -50,10 +50,6 @@ def client():
     for process in started:
         process.kill()
         process.communicate()
-
-
-class Owner:
-    pass
 
 
 @pytest.mark.long
@@ -67,7 +63,7 @@ def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(te
     older.mkdir()
     before = {folder for _, folder in killed} | {living, older}
     assert {p for p in temporary.iterdir() if p.name.startswith("tiledask-")} == before
-    owner = Owner()
+    owner = threading.Event()  # anything
     mine, remove = open_spool(owner)
     assert set(temporary.glob("tiledask-*")) == {living, older, mine}
     assert remove_spools_of_the_dead() == []  # this process's own lives as well
@@ -77,9 +73,8 @@ def test_the_next_start_removes_the_spools_of_killed_clients_and_of_no_others(te
 
 
 def test_a_spool_stays_while_a_child_of_the_killed_client_may_use_it(temporary, client):
-    process, folder = client(
-        "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
-    )
+    forks = "child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
+    process, folder = client(forks)
     child = int(process.stdout.readline())
     try:
         process.kill()

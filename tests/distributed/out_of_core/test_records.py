@@ -37,7 +37,6 @@ def test_what_is_kept_is_found_again(folder):
         records = StreamRecords(folder, "first")
         assert not records.exist
         records.begin({"cuts": [1, 2]})
-        assert records.tile(REGION) is None
         records.strike(REGION)  # there is nothing to strike out
         assert records.tile(REGION) is None
         records.keep(REGION, TileRecord(12, 99))
@@ -61,31 +60,19 @@ def test_a_folder_without_a_plan_goes(folder):
     assert StreamRecords(folder, "third").exist
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "3",
-        '{"region": [[3, 7], [0, 5]], "summed": 4}',
-        '{"region": [[3, 7], [0, 6]], "summed": 4, "check": 1}',
-        '{"region": [[3, 7], [0, 5]], "summed": -4, "check": 1}',
-        '{"region": [[3, 7], [0, 5]], "summed": "all", "check": 1}',
-        "\x00\xff",
-    ],
-)
+RECORD = '{"region": [[3, 7], [0, 5]], "summed": 4, "check": 1}'
+CHANGED = (("5", "6"), ("4", "-4"), ("4,", '"all",'), (', "check": 1', ""))
+DAMAGED = ["", "{", "[]", "3", "\x00\xff", *(RECORD.replace(*change) for change in CHANGED)]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_record_is_refused(folder, text):
     records = StreamRecords(folder, "first")
     with records.claimed():
         records.begin({})
         records.keep(REGION, TileRecord(4, 1))
         file = Path(folder, "tile-3-0.json")
-        assert json.loads(file.read_text()) == {
-            "region": [[3, 7], [0, 5]],
-            "summed": 4,
-            "check": 1,
-        }
+        assert json.loads(file.read_text()) == json.loads(RECORD)
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"tile-3-0\.json is damaged"):
             records.tile(REGION)
@@ -105,15 +92,6 @@ def test_a_record_is_whole_or_not_there(folder, monkeypatch):
         assert records.tile(REGION) is None
         records.forget()
         assert not [name for name in os.listdir(folder) if "partial" in name]
-
-
-def test_two_clients_do_not_share_a_result(folder):
-    with (
-        StreamRecords(folder, "first").claimed(),
-        pytest.raises(ConfigError, match=r"another process is working on .*c\.npy right now"),
-        StreamRecords(folder, "second").claimed(),
-    ):
-        pass
 
 
 def test_workers_stop_when_the_run_is_over(folder):
@@ -146,23 +124,37 @@ def worker_that_works_until_stopped(records, log):
             time.sleep(0.01)
 
 
+@pytest.fixture
+def worker(folder):
+    """Starts a worker of a run; the log of what it does."""
+    started = []
+
+    def start(run):
+        log = []
+        thread = threading.Thread(
+            target=worker_that_works_until_stopped, args=(StreamRecords(folder, run), log)
+        )
+        thread.start()
+        started.append(thread)
+        while not log:
+            time.sleep(0.01)
+        return log
+
+    yield start
+    for thread in started:
+        thread.join()
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["ends", "raises"])
-def test_a_client_that_ends_waits_for_its_workers(folder, how):
-    records, log = StreamRecords(folder, "first"), []
-    worker = threading.Thread(target=worker_that_works_until_stopped, args=(records, log))
-    try:
-        with records.claimed():
-            records.begin({})
-            worker.start()
-            while not log:
-                time.sleep(0.01)
-            if how == "raises":
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        pass
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_client_that_ends_waits_for_its_workers(folder, worker, error):
+    records = StreamRecords(folder, "first")
+    with suppress(KeyboardInterrupt), records.claimed():
+        records.begin({})
+        log = worker("first")
+        if error:
+            raise error
     assert log == ["works", "stops"]
-    worker.join()
 
 
 CLIENT = """
@@ -176,27 +168,18 @@ with StreamRecords(sys.argv[1], "killed").claimed():
 
 
 @pytest.mark.long
-def test_the_workers_of_a_dead_client_are_stopped_and_waited_for(folder, monkeypatch):
+def test_the_workers_of_a_dead_client_are_stopped_and_waited_for(folder, worker):
     client = subprocess.Popen([sys.executable, "-c", CLIENT, folder], stdout=subprocess.PIPE)
     assert client.stdout.readline() == b"claimed\n"
-    log = []
-    worker = threading.Thread(
-        target=worker_that_works_until_stopped, args=(StreamRecords(folder, "killed"), log)
-    )
-    worker.start()
-    while not log:
-        time.sleep(0.01)
-    with (
-        pytest.raises(ConfigError, match="another process"),
-        StreamRecords(folder, "next").claimed(),
-    ):
+    log = worker("killed")
+    words = r"another process is working on .*c\.npy right now"
+    with pytest.raises(ConfigError, match=words), StreamRecords(folder, "next").claimed():
         pass
     client.send_signal(signal.SIGKILL)
     client.wait()
     with StreamRecords(folder, "next").claimed():
         assert log == ["works", "stops"]
         assert StreamRecords(folder, "next").exist
-    worker.join()
 
 
 def test_a_worker_that_never_lets_go_is_named(folder, monkeypatch):

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_rates_are_possible(cluster, dtype):
     rates = rates_of(cluster, dtype)
-    print(rates)
     assert rates.run >= 0  # of memory that lies together: nothing, where copying is that fast
     for name in ("flops", "touch", "call", "read", "message", "task", "request"):
         assert 0 < getattr(rates, name) < np.inf, name

@@ -4,16 +4,19 @@ Holds `tiledask.distributed.transport.mailbox`, `tiledask.distributed.transport.
 `tiledask.tile.ipc`.
 """
 
+import ctypes
 import errno
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
+from oracles.stand_ins import TESTS, on_stand_ins
 
 import tiledask as td
 from tiledask.distributed.transport import remote_read
@@ -49,6 +52,7 @@ def arrays():
     yield "one extent of 1", x[:, :1]
     yield "a matrix", x[0].astype("f4")
     yield "a vector", x[0, 0]
+    yield "a number", np.array(2.5)
     yield "half", x.astype("f2")
     yield "bfloat16", x.astype(td.tile.as_dtype("bfloat16"))
     yield "bytes", rng.integers(0, 255, (50, 3), dtype="u1")
@@ -71,27 +75,15 @@ def test_parts_are_read_as_they_are(name):
 
 
 @linux
-def test_an_array_without_dimensions():
-    part = _read_memory(ticket_of(np.array(2.5)), (), np.empty(8, np.uint8))
-    assert part.shape == ()
-    assert part == 2.5
-
-
-@linux
-def test_more_stretches_than_one_call_takes(monkeypatch):
+def test_more_stretches_and_longer_ones_than_one_call_takes(monkeypatch):
     x = np.arange(5000 * 6, dtype="i4").reshape(5000, 6)
-    ends = (0, 5000), (1, 3)
-    expected = x[:, 1:3]
-    part = _read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
-    np.testing.assert_array_equal(part, expected)
-    # and stretches longer than one call takes
-    monkeypatch.setattr(remote_read, "_MOST_BYTES", 1000)
-    part = _read_memory(ticket_of(x), ((10, 4000), (0, 6)), np.empty(3990 * 24, np.uint8))
-    np.testing.assert_array_equal(part, x[10:4000])
-    monkeypatch.setattr(remote_read, "_MOST_BYTES", 13)
-    np.testing.assert_array_equal(
-        _read_memory(ticket_of(x), ((3, 7), (1, 6)), np.empty(80, np.uint8)), x[3:7, 1:6]
-    )
+    rows = (((0, 5000), (1, 3)), None), (((10, 4000), (0, 6)), 1000), (((3, 7), (1, 6)), 13)
+    for ends, most in rows:
+        if most:
+            monkeypatch.setattr(remote_read, "_MOST_BYTES", most)
+        expected = x[tuple(slice(*each) for each in ends)]
+        part = _read_memory(ticket_of(x), ends, np.empty(expected.nbytes, np.uint8))
+        np.testing.assert_array_equal(part, expected)
 
 
 @linux
@@ -122,23 +114,18 @@ def test_a_process_that_is_gone_or_another():
 
 
 @linux
-def test_a_kernel_that_forbids_it_is_reported(monkeypatch):
-    def forbidden(*_):
-        import ctypes
+def test_a_kernel_that_forbids_it_and_a_probe_that_reads_nonsense_are_reported(monkeypatch):
+    def why_not(array):
+        return remote_read._why_not("probe", "numpy", [ticket_of(array)])
 
+    def forbidden(*_):
         ctypes.set_errno(errno.EPERM)
         return -1
 
+    assert why_not(np.arange(8, 16) + os.getpid()) == ""
+    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have" in why_not(np.ones(8, int))
     monkeypatch.setattr(remote_read, "_readv", lambda: forbidden)
-    assert "not permitted" in remote_read._why_not("probe", "numpy", [ticket_of(np.arange(8))])
-
-
-@linux
-def test_a_probe_that_reads_nonsense_is_reported():
-    told = remote_read._why_not("probe", "numpy", [ticket_of(np.ones(8, int))])
-    assert "read [1, 1, 1, 1, 1, 1, 1, 1], which it does not have" in told
-    ours = ticket_of(np.arange(8, 16) + os.getpid())
-    assert remote_read._why_not("probe", "numpy", [ours]) == ""
+    assert "not permitted" in why_not(np.arange(8))
 
 
 @pytest.mark.cluster
@@ -153,15 +140,9 @@ def test_the_way_is_found_out_once(cluster):
 
 @pytest.mark.parametrize("backend", ["numpy", "cupy"])
 def test_on_other_systems_blocks_travel_as_messages(monkeypatch, backend):
-    class Pretended:
-        transport = ""
-
-    Pretended.backend = backend
     monkeypatch.setattr(remote_read.sys, "platform", "darwin")
-    assert remote_read._find_transport(Pretended()) == (
-        "comm",
-        "process_vm_readv is Linux's, this is darwin",
-    )
+    told = "comm", "process_vm_readv is Linux's, this is darwin"
+    assert remote_read._find_transport(SimpleNamespace(transport="", backend=backend)) == told
 
 
 @pytest.mark.cluster
@@ -192,104 +173,40 @@ def test_a_block_that_is_not_in_memory_has_no_ticket(cluster):
         lender.end()
 
 
-# -- from GPU to GPU, on the stand-in for CuPy ---------------------------------------------------
-
-TESTS = Path(__file__).parents[2]
-PROCESSES = (
-    "parts_of_every_layout",
-    "a_block_within_an_allocation",
-    "ones_own_memory_is_not_opened",
-    "what_was_begun_is_done_before_it_is_lent",
-    "taken_back_before_the_copy",
-    "taken_back_during_the_copy",
-    "the_owner_dies",
-    "an_error_of_a_copy",
-    "an_address_that_is_used_again",
-    "memory_without_a_handle",
-    "few_are_open_at_a_time",
-    "closing_waits_for_the_copy",
-    "freed_while_it_is_open",
-)
-WORKERS = (
-    "copied_from_gpu_to_gpu",
-    "said_what_is_used",
-    "as_messages",
-    "blocks_without_handles",
-    "handles_that_nobody_opens",
-    "copies_wait_for_kernels",
-    "a_worker_dies",
-)
-
-
 def neighbours(folder, *which):
     """{case: what went wrong} of gpu_neighbours.py, which runs where CuPy is the stand-in."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{TESTS / 'twins' / 'standin'}:{TESTS.parent}",
-        "STANDIN_GPUS": "2",
-        "STANDIN_GPU_FOLDER": str(folder / "gpus"),
-        "TILEDASK_CACHE": str(folder / "cache"),
-        "DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC": "1",
-        "DASK_CUDA_TEST_SINGLE_GPU": "1",
-    }
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run(
-        [sys.executable, TESTS / "twins" / "gpu_neighbours.py", *which],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=environment,
-        check=False,
-    )
-    told = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
-    assert told, done.stderr[-3000:]
+    alone = {f"DASK_CUDA_TEST_{name}": "1" for name in ("DISABLE_DEVICE_SPECIFIC", "SINGLE_GPU")}
+    out, errors, _ = on_stand_ins(folder, TESTS / "twins" / "gpu_neighbours.py", *which, **alone)
+    told = [line for line in out.splitlines() if line.startswith("TOLD ")]
+    assert told, errors[-3000:]
     return json.loads(told[-1].removeprefix("TOLD "))
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory):
-    return neighbours(tmp_path_factory.mktemp("processes"))
-
-
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory):
-    pytest.importorskip("dask_cuda", reason="dask-cuda is not installed: pip install -e .[test]")
-    return neighbours(tmp_path_factory.mktemp("workers"), "cluster")
 
 
 @pytest.mark.long
 @linux
-@pytest.mark.parametrize("case", PROCESSES)
-def test_processes_that_copy_from_each_others_gpus(processes, case):
-    assert sorted(processes) == sorted(PROCESSES)
-    assert not processes[case], processes[case]
+def test_processes_that_copy_from_each_others_gpus(tmp_path):
+    told = neighbours(tmp_path)
+    assert len(told) == 13
+    assert not any(told.values()), told
 
 
 @linux
 @pytest.mark.cluster
-@pytest.mark.parametrize("case", WORKERS)
-def test_workers_that_copy_from_each_others_gpus(workers, case):
-    assert sorted(workers) == sorted(WORKERS)
-    assert not workers[case], workers[case]
+def test_workers_that_copy_from_each_others_gpus(tmp_path):
+    pytest.importorskip("dask_cuda", reason="dask-cuda is not installed: pip install -e .[test]")
+    told = neighbours(tmp_path, "cluster")
+    assert len(told) == 7
+    assert not any(told.values()), told
 
 
 def test_borrowers_close_before_owners_let_go():
-    class Pretended:
-        transport, asked = "ipc", []
-
-        def run(self, function, *_, **__):
-            self.asked.append(function.__name__)
-
-    remote_read.Lender(Pretended(), "exchange").end()
-    assert Pretended.asked == ["_close", "_end"]
+    asked = []
+    run = lambda function, *_, **__: asked.append(function.__name__)  # noqa: E731
+    remote_read.Lender(SimpleNamespace(transport="ipc", run=run), "exchange").end()
+    assert asked == ["_close", "_end"]
 
 
 def test_a_probe_that_does_not_end_leaves_messages():
-    class Pretended:
-        backend = "numpy"
-
-        def run(self, *_, **__):
-            raise DeadlineError("one worker is frozen")
-
-    way, why = remote_read._find_transport(Pretended())
+    run = mock.Mock(side_effect=DeadlineError("one worker is frozen"))
+    way, why = remote_read._find_transport(SimpleNamespace(backend="numpy", run=run))
     assert (way, "trying it did not end: one worker is frozen" in why) == ("comm", True)
