@@ -7,6 +7,7 @@ Holds `tiledask.lab.dashboard.board`, `tiledask.lab.dashboard.pipelines`,
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -68,6 +69,11 @@ def collecting(**names: str) -> Recorder:
     return made
 
 
+@pytest.fixture
+def made() -> Recorder:
+    return collecting(a="0", b="1")
+
+
 def comes(made: Recorder, address: str, name: str) -> None:
     idle = {"executing": {}, "processing": set(), "last_seen": 0}
     made.scheduler.workers[address] = SimpleNamespace(address=address, name=name, **idle)
@@ -93,8 +99,7 @@ def acted(made: Recorder, action: tuple, device: int, start: float, end: float, 
     made.log_event("tiledask-run-a", event)
 
 
-def test_only_finished_tasks_are_kept():
-    made = collecting(a="0")
+def test_only_finished_tasks_are_kept(made):
     made.transition("x", "released", "waiting", stimulus_id="s")
     made.transition("x", "waiting", "processing", stimulus_id="s", worker="a")
     made.transition("x", "processing", "released", stimulus_id="s", worker="a")
@@ -104,8 +109,7 @@ def test_only_finished_tasks_are_kept():
     assert [task.key for task in made.tasks] == ["x", "y"]
 
 
-def test_memory_is_bounded(monkeypatch):
-    made = collecting(a="0")
+def test_memory_is_bounded(made, monkeypatch):
     for i in range(recorder.KEPT_TASKS + 10):
         ran(made, "a", f"x-{i}", ("compute", i, i + 1))
     assert len(made.tasks) == recorder.KEPT_TASKS
@@ -123,23 +127,16 @@ def test_memory_is_bounded(monkeypatch):
     assert len(made.names) == recorder.KEPT_NAMES
 
 
+ACTION = {"action": ("F", 0, 0), "device": 0, "start": 0, "end": 1}
+WRONG = {"device": ("x", -1), "action": (("F", 0), ("Q", 0, 0)), "start": (2,), "end": (math.nan,)}
+
+
 @pytest.mark.parametrize(
     "event",
-    [
-        None,
-        3,
-        "F",
-        {},
-        {"action": ("F", 0)},
-        {"action": ("F", 0, 0), "device": "x"},
-        {"action": ("Q", 0, 0), "device": 0, "start": 0, "end": 1},
-        {"action": ("F", 0, 0), "device": -1, "start": 0, "end": 1},
-        {"action": ("F", 0, 0), "device": 0, "start": 2, "end": 1},
-        {"action": ("F", 0, 0), "device": 0, "start": 0, "end": float("nan")},
-    ],
+    [None, 3, "F", {}, *(ACTION | {field: x} for field, values in WRONG.items() for x in values)],
+    ids=str,
 )
-def test_what_is_no_action_is_passed_over(event):
-    made = collecting(a="0")
+def test_what_is_no_action_is_passed_over(made, event):
     for said in (None, 3, {}, {"run": 3}):
         made.log_event("tiledask-runs", said)
     assert not made.runs
@@ -171,8 +168,7 @@ def pipeline(made: Recorder, until: int = 8) -> None:
         acted(made, (kind, device, i), device, begin, begin + length, worker="ab"[device])
 
 
-def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt():
-    made = collecting(a="0", b="1")
+def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     pipeline(made)
     ran(made, "b", "hand-1", ("transfer", 100.9, 101.0), ("compute", 101.0, 101.1))
     ran(made, "b", "later-1", ("transfer", 120.0, 121.0))  # not of this run
@@ -185,22 +181,15 @@ def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt():
     assert drawn.predicted == (0.25, 0.5)
     (mark,) = drawn.transfers
     assert (mark.start, mark.end) == pytest.approx((0.9, 1.0))
-    facts = dict(drawn.facts)
-    assert facts == {
-        "schedule": "1f1b",
-        "devices": "2",
-        "micro-batches": "2",
-        "actions done": "8 of 8",
-        "makespan": "9 s",
-        "idle measured": "33.3%",
-        "idle predicted": "37.5%",
-    }
+    assert " | ".join(map(": ".join, drawn.facts)) == (
+        "schedule: 1f1b | devices: 2 | micro-batches: 2 | actions done: 8 of 8 | makespan: 9 s | "
+        "idle measured: 33.3% | idle predicted: 37.5%"
+    )
     words = [word for _, word in drawn.legend]
     assert words == ["forward", "backward", "transfer to the device"]
 
 
-def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices():
-    made = collecting(a="0", b="1")
+def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     pipeline(made, until=0)
     drawn = shown(made.record())
     assert (drawn.rows, drawn.boxes, drawn.makespan) == (("device 0", "device 1"), (), 0.0)
@@ -213,8 +202,7 @@ def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices():
     assert said.items() <= dict(drawn.facts).items()
 
 
-def test_a_later_stage_of_a_device_is_paler():
-    made = collecting(a="0")
+def test_a_later_stage_of_a_device_is_paler(made):
     for stage, start in ((0, 0), (3, 1)):
         acted(made, ("F", stage, 0), 0, start, start + 1)
     first, later = shown(made.record()).boxes
@@ -223,8 +211,7 @@ def test_a_later_stage_of_a_device_is_paler():
     assert first.colour != later.colour
 
 
-def test_an_action_that_ran_again_counts_as_it_ran_last_and_what_it_waited_for_is_a_transfer():
-    made = collecting(a="0", b="1")
+def test_an_action_that_ran_again_counts_as_it_ran_last_and_what_it_waited_for_is_a_transfer(made):
     acted(made, ("F", 0, 0), 0, 0.0, 1.0, worker="a")
     acted(made, ("F", 0, 0), 0, 5.0, 6.0, worker="c")  # its worker died and came back
     acted(made, ("B", 0, 0), 0, 6.0, 8.0, worker="c")
@@ -275,8 +262,7 @@ def test_boxes_of_a_worker_never_cover_each_other(tasks):
             assert apart or abs(a.row - b.row) >= (a.height + b.height) / 2 - 1e-9
 
 
-def test_a_worker_that_came_back_keeps_its_row():
-    made = collecting(a="0", b="1")
+def test_a_worker_that_came_back_keeps_its_row(made):
     ran(made, "a", "x-1", ("compute", 0, 1))
     del made.scheduler.workers["a"]
     made.remove_worker(made.scheduler, "a", stimulus_id="x")
@@ -296,8 +282,7 @@ def test_workers_are_in_the_order_of_their_numbers():
     Board(drawn)
 
 
-def test_more_names_than_colours_share_the_last_one():
-    made = collecting(a="0")
+def test_more_names_than_colours_share_the_last_one(made):
     for i in range(30):
         ran(made, "a", (f"name{chr(97 + i % 26)}{i}", 0), ("compute", i, i + 1))
     drawn = shown(made.record())
@@ -321,8 +306,7 @@ def test_a_long_task_is_there_before_it_ends(monkeypatch):
     assert not made.record().running
 
 
-def test_the_newest_is_shown():
-    made = collecting(a="0", b="1")
+def test_the_newest_is_shown(made):
     now = recorder.time()
     ran(made, "a", "old-1", ("compute", now - 60, now - 59))
     assert shown(made.record()).title == "Tasks per worker"
@@ -372,33 +356,22 @@ def trains(made: Recorder, until: int = 3, ranks: tuple = (0, 1), **more) -> Non
 
 def stepped(made: Recorder, rank: int, step: int) -> None:
     done = step + 1
-    sums = [
-        [*WO, 2 * done, 2 * done, 100 * done, 4 * done, 0.2 * done],
-        [*GRADIENTS, done, done, 900 * done, 2 * done, 0.1 * done],
-    ]
+    each = (WO, (2, 2, 100, 4, 0.2)), (GRADIENTS, (1, 1, 900, 2, 0.1))
+    sums = [[*where, *(done * n for n in numbers)] for where, numbers in each]
     steps = [[step, 2.0 - step / 2, 101.0 + step + rank / 10, 1000, 6, 3]]
     made.log_event(TRAINING, {"rank": rank, "begin": 100.0, "steps": steps, "sums": sums})
 
 
-def test_a_training_is_drawn_by_layer():
-    made = collecting(a="0", b="1")
+def test_a_training_is_drawn_by_layer(made):
     trains(made)
     drawn = shown(made.record())
     assert drawn.title.endswith(", done")
-    facts = dict(drawn.facts)
-    assert facts == {
-        "layout": "dp 2, tp 1, pp 1",
-        "ZeRO": "1",
-        "schedule": "1f1b, 2 micro-batches",
-        "parameters": "1,234, float32",
-        "steps done": "3 of 3",
-        "loss": "2.0000",
-        "time per step": "1.03 s",
-        "tokens/s": "62",
-        "barriers": "3 a step",
-        "bytes": "2 kB a step, 6 kB so far",
-        "messages": "12 a step, 36 so far",
-    }
+    assert " | ".join(map(": ".join, drawn.facts)) == (
+        "layout: dp 2, tp 1, pp 1 | ZeRO: 1 | schedule: 1f1b, 2 micro-batches | "
+        "parameters: 1,234, float32 | steps done: 3 of 3 | loss: 2.0000 | time per step: 1.03 s | "
+        "tokens/s: 62 | barriers: 3 a step | bytes: 2 kB a step, 6 kB so far | "
+        "messages: 12 a step, 36 so far"
+    )
     assert drawn.layers == ("layer 0", "head")
     assert [(b.row, b.start, b.end) for b in drawn.barriers] == [(0, 0, 2), (1, 0, 1)]
     assert [(b.row, b.start, b.end) for b in drawn.bytes] == [(0, 0, 200), (1, 0, 1800)]
@@ -414,8 +387,7 @@ def test_a_training_is_drawn_by_layer():
     assert drawn.table[1] == ("head", "1", "1", "1,800", "1,800")
 
 
-def test_a_training_under_way_shows_what_there_is():
-    made = collecting(a="0", b="1")
+def test_a_training_under_way_shows_what_there_is(made):
     trains(made, until=0)
     drawn = shown(made.record())
     assert drawn.title.endswith(", running")
@@ -433,8 +405,7 @@ def test_a_training_under_way_shows_what_there_is():
     assert re.search(r"nothing heard for 60(\.\d)? s$", shown(made.record()).title)
 
 
-def test_a_training_that_failed_says_of_what():
-    made = collecting(a="0", b="1")
+def test_a_training_that_failed_says_of_what(made):
     trains(made, until=1)
     made.log_event(TRAINING, {"failed": "MemoryError: of rank 1"})
     drawn = shown(made.record())
@@ -449,8 +420,7 @@ def test_a_training_that_failed_says_of_what():
     assert shown(made.record()).title == "Tasks per worker"
 
 
-def test_a_training_that_went_on_counts_from_the_first_step():
-    made = collecting(a="0")
+def test_a_training_that_went_on_counts_from_the_first_step(made):
     trains(made, until=0, first=2)
     assert dict(shown(made.record()).facts)["steps done"] == "2 of 3"
     for rank in (0, 1):
@@ -458,61 +428,47 @@ def test_a_training_that_went_on_counts_from_the_first_step():
     assert shown(made.record()).title.endswith(", done")
 
 
+WRONG_TRAINING = {
+    "many": ("shape", "tokens", "floor", "parameters"),
+    None: ("steps", "first"),
+    3: ("units", "predicted"),
+    ((7, "a", "b", "c", 1, 1, 1, 1, 0.0),): ("predicted",),
+    ((0, "a"),): ("predicted",),
+    (2, 2): ("shape",),
+}
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"shape": [2, 2]},
-        {"shape": "many"},
-        {"steps": None},
-        {"tokens": "x"},
-        {"units": 3},
-        {"predicted": [[7, "a", "b", "c", 1, 1, 1, 1, 0.0]]},
-        {"predicted": [[0, "a"]]},
-        {"predicted": 3},
-        {"floor": "low"},
-        {"first": None},
-        {"parameters": "many"},
-    ],
-    ids=str,
+    ("field", "wrong"), [(name, wrong) for wrong, names in WRONG_TRAINING.items() for name in names]
 )
-def test_what_announces_no_training_is_passed_over(change):
-    made = collecting(a="0")
-    trains(made, **change)
+def test_what_announces_no_training_is_passed_over(made, field, wrong):
+    trains(made, **{field: wrong})
     assert not made.trainings
     made.log_event(TRAINING, {"rank": 0})
     assert shown(made.record()).title == "Nothing has run yet"
 
 
+SUMS = [*WO, 1, 1, 100, 2, 0.5]
+REPORT = {"rank": 0, "begin": 0, "steps": [], "sums": []}
+
+
 @pytest.mark.parametrize(
     "report",
     [
-        None,
-        3,
-        {},
-        {"rank": 0},
-        {"rank": 0, "begin": 0, "steps": [[0]], "sums": []},
-        {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b"]]},
-        {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b", "c", 1, 1, "x", 1, 0.0]]},
-        {"rank": "x", "begin": 0, "steps": [], "sums": []},
-        {
-            "rank": 9,
-            "begin": 0,
-            "steps": [[0, 1.0, 2.0, 1, 1, 1]],
-            "sums": [[*WO, 1, 1, 9, 2, 0.5]],
-        },
+        *(None, 3, {}, {"rank": 0}, REPORT | {"steps": [[0]]}, REPORT | {"rank": "x"}),
+        *(REPORT | {"sums": [sums]} for sums in (["a", "b"], [*SUMS[:5], "x", *SUMS[6:]])),
+        REPORT | {"rank": 9, "steps": [[0, 1.0, 2.0, 1, 1, 1]], "sums": [SUMS]},
     ],
     ids=str,
 )
-def test_what_reports_no_step_is_passed_over(report):
-    made = collecting(a="0")
+def test_what_reports_no_step_is_passed_over(made, report):
     trains(made, until=2)
     before = shown(made.record())
     made.log_event(TRAINING, report)
     assert shown(made.record()) == before
 
 
-def test_what_trainings_take_is_bounded(monkeypatch):
-    made = collecting(a="0")
+def test_what_trainings_take_is_bounded(made, monkeypatch):
     trains(made, until=0, steps=10**6)
     made.trainings[TRAINING].steps = type(made.trainings[TRAINING].steps)(maxlen=50)
     for step in range(60):
@@ -530,8 +486,7 @@ def test_what_trainings_take_is_bounded(monkeypatch):
     assert KEPT_STEPS <= 10_000
 
 
-def test_a_record_stays_as_it_is():
-    made = collecting(a="0")
+def test_a_record_stays_as_it_is(made):
     trains(made, until=1)
     record = made.record()
     before = shown(record)
@@ -541,8 +496,7 @@ def test_a_record_stays_as_it_is():
     assert shown(made.record()) != before
 
 
-def test_the_newest_may_be_a_training():
-    made = collecting(a="0", b="1")
+def test_the_newest_may_be_a_training(made):
     now = recorder.time()
     pipeline(made)
     trains(made, until=1)
@@ -557,8 +511,7 @@ def test_the_newest_may_be_a_training():
     assert shown(made.record()).title == "Tasks per worker"
 
 
-def test_the_board_of_a_training_has_what_the_overview_has():
-    made = collecting(a="0", b="1")
+def test_the_board_of_a_training_has_what_the_overview_has(made):
     board = TrainingBoard(EMPTY)
     trains(made)
     drawn = shown(made.record())
@@ -575,8 +528,7 @@ def test_the_board_of_a_training_has_what_the_overview_has():
     assert board.loss.line.data == {"x": [], "y": []}
 
 
-def test_a_loss_that_is_not_finite_is_no_end_of_an_axis():
-    made = collecting(a="0")
+def test_a_loss_that_is_not_finite_is_no_end_of_an_axis(made):
     trains(made, until=1)
     lost = [[1, float("nan"), 102.0, 0, 0, 0]]
     made.log_event(TRAINING, {"rank": 0, "begin": 100.0, "sums": [], "steps": lost})
@@ -585,19 +537,7 @@ def test_a_loss_that_is_not_finite_is_no_end_of_an_axis():
     assert board.loss.up.end == pytest.approx(1.05 * 4.0)
 
 
-def test_the_board_has_what_the_activity_has():
-    made = collecting(a="0", b="1")
-    pipeline(made)
-    board = Board(shown(made.record()))
-    assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
-    assert board.idle.data["text"] == ["33.3%", "33.3%"]
-    assert board.predicted.data["x"] == [25, 50]
-    assert (board._across.start, board._across.end) == (0, 9)
-    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
-
-
-def test_a_zoom_is_left_alone_until_it_is_reset():
-    made = collecting(a="0", b="1")
+def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is_reset(made):
     pipeline(made, until=2)
     board = Board(shown(made.record()))
     board._across.update(start=0.5, end=0.7)  # as the browser does
@@ -606,7 +546,11 @@ def test_a_zoom_is_left_alone_until_it_is_reset():
     assert (board._across.start, board._across.end, board._across.reset_end) == (0.5, 0.7, 9)
     board._across.update(start=0, end=2)
     board.show(shown(made.record()))
-    assert board._across.end == 9
+    assert (board._across.start, board._across.end) == (0, 9)
+    assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
+    assert board.idle.data["text"] == ["33.3%", "33.3%"]
+    assert board.predicted.data["x"] == [25, 50]
+    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
 
 
 def test_short_times_are_in_their_unit():
@@ -617,8 +561,7 @@ def test_short_times_are_in_their_unit():
     assert "(ms)" in board.gantt.xaxis[0].axis_label
 
 
-def test_words_of_others_are_text():
-    made = collecting(a="0")
+def test_words_of_others_are_text(made):
     made.log_event("tiledask-runs", ANNOUNCED | {"schedule": EVIL})
     pipelines = shown(made.record())
     made = collecting(a="0")
@@ -659,20 +602,15 @@ def test_a_report_of_timelines(tmp_path):
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
 
 
-def test_a_report_is_made_beside_a_page_of_another_thread_that_was_closed(tmp_path):
+def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another_thread(tmp_path):
     closed, heard = Document(), lambda event: None
     closed.on_change(heard)
     with patch_curdoc(closed):  # which for Bokeh holds in all threads
         closed.destroy(heard)
         simulated = td.simulate(td.schedule("1f1b", 2, 2))
-        assert "Simulated" in td.report(tmp_path / "run.html", simulated).read_text("utf-8")
-
-
-@pytest.mark.long
-def test_a_report_takes_what_has_a_timeline(tmp_path):
-    simulated = td.simulate(td.schedule("gpipe", 2, 2))
-    run = SimpleNamespace(timeline=simulated, simulated=None)
-    assert "device 1" in td.report(tmp_path / "run.html", run).read_text("utf-8")
+        run = SimpleNamespace(timeline=simulated, simulated=None)
+        for what in (simulated, run):
+            assert "Simulated" in td.report(tmp_path / "run.html", what).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -706,11 +644,6 @@ def has_the_page(client: Client) -> None:
     assert "navbar" in framed
     assert 'href="tiledask"' in get(client, "status").replace("'", '"')
     assert json.loads(get(client, "individual-plots.json"))["Individual Tiledask"]
-
-
-@pytest.mark.cluster
-def test_a_cluster_that_we_start_has_the_page(cluster):
-    has_the_page(cluster.client)
 
 
 def handshake(client: Client, page: str, origin: str) -> int:
