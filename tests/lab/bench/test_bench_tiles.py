@@ -302,15 +302,14 @@ def test_sets_hold_more_than_l2_and_no_more_than_memory(gpu):
         gpu.sets_of(12 * 10**9)
 
 
-def test_a_kernel_that_never_ends_stops_the_bench_with_its_name(gpu, monkeypatch):
+def test_a_kernel_that_never_ends_or_breaks_its_context_stops_the_bench_with_its_name(
+    gpu, monkeypatch
+):
     monkeypatch.setattr(clock, "DEADLINE", 0.05)
     gpu.cp.never = True
     with pytest.raises(Stopped, match=r"waited 0.05 s for wgmma, bf16 .*--without"):
         gpu.wait("wgmma, bf16 4096")
-
-
-def test_a_broken_context_stops_the_bench_with_its_name(gpu):
-    gpu.cp.broken = True
+    gpu.cp.never, gpu.cp.broken = False, True
     with pytest.raises(Stopped, match=r"after wgmma failed .*illegal address.*--without"):
         gpu.still_alive("wgmma", RuntimeError("launch"))
 
@@ -330,16 +329,12 @@ for name, precision in json.loads(sys.argv[2]):
 def test_a_trial_finds_who_hangs_who_dies_and_who_fails_and_lets_the_others_go_on():
     pairs = [(n, "bf16") for n in ("good", "hangs", "dies", "fails", "fine")]
     refused = trial(pairs, "numpy", patience=2.0, command=(sys.executable, "-c", CHILD))
+    assert trial([("tiled", "fp32"), ("blas", "fp32")], "numpy", patience=60.0) == {}
     assert refused == {
         ("hangs", "bf16"): "a small product did not end within 2 s",
         ("dies", "bf16"): "its process ended with status 1: a fault with a name",
         ("fails", "bf16"): "it is wrong",
     }
-
-
-@pytest.mark.long
-def test_the_trial_itself_runs_kernels():
-    assert trial([("tiled", "fp32"), ("blas", "fp32")], "numpy", patience=60.0) == {}
 
 
 JOBS = (
@@ -370,8 +365,8 @@ def test_the_flow_on_numpy_end_to_end():
     assert "…" not in text
 
 
-def test_facts_have_every_field_and_survive_a_file():
-    facts, _ = whole(JOBS[:1])
+def test_facts_have_every_field_and_survive_a_file_and_who_is_left_out():
+    facts, text = whole(JOBS[:1], without=("tiled",))
     assert ", ".join(facts) == (
         "arrays, device, peers, settings, rounds at most, seconds at most, without, clocks, "
         "ladder, goals, rows, two level, left out, stopped"
@@ -384,6 +379,8 @@ def test_facts_have_every_field_and_survive_a_file():
     assert len(timed["all seconds"]) == timed["rounds"] == 3
     assert json.loads(json.dumps(facts)) == facts
     assert facts["settings"]["CUPY_TF32"] == "unset"
+    assert {r["way"]: r["why"] for r in facts["rows"]}["tiled"] == "--without names it"
+    assert "--without names it" in text
 
 
 def test_a_budget_that_is_spent_is_said_and_the_first_work_comes_first():
@@ -393,17 +390,6 @@ def test_a_budget_that_is_spent_is_said_and_the_first_work_comes_first():
     assert all("the 0 s of --seconds were over" in line for line in facts["left out"])
     assert "left out: fp32 64 cubed" in text
     assert "No goal could be measured." in text
-
-
-@pytest.mark.parametrize("again", [1.0, 2.0])
-def test_a_machine_that_had_other_work_is_said_to(again):
-    console = Console(record=True, width=200, file=io.StringIO())
-    run = Bench("numpy", JOBS, LATER, 1, console=console)
-    times = {"numpy.matmul": 1.0, "blas": 1.0, "numpy.matmul, again": again}
-    run.rows = [made_up(way, "fp32", seconds) for way, seconds in times.items()]
-    run.print_end()
-    said = "up to 50% faster or slower than itself" in console.export_text()
-    assert said == (again == 2.0)
 
 
 def breaking(monkeypatch, words, error):
@@ -423,12 +409,6 @@ def test_a_work_that_breaks_is_left_out_with_its_reason_and_the_next_one_runs(mo
     facts, _ = whole()
     assert facts["left out"] == ["fp32 64 cubed, A by rows, B by columns: MemoryError: no room"]
     assert {r["orders"] for r in facts["rows"]} == {"CC", "FC", "FF"}
-
-
-def test_what_is_named_by_without_is_left_out():
-    facts, text = whole(JOBS[:1], without=("tiled",))
-    assert {r["way"]: r["why"] for r in facts["rows"]}["tiled"] == "--without names it"
-    assert "--without names it" in text
 
 
 def test_a_device_that_stops_ends_the_bench_with_what_it_has(monkeypatch):
@@ -555,6 +535,17 @@ def made_up(way: str, precision: str, seconds: float, n: int = 4096, orders: str
     return facts | {"all seconds": [seconds] * 3} | dict.fromkeys(("min", "median", "max"), seconds)
 
 
+@pytest.mark.parametrize("again", [1.0, 2.0])
+def test_a_machine_that_had_other_work_is_said_to(again):
+    console = Console(record=True, width=200, file=io.StringIO())
+    run = Bench("numpy", JOBS, LATER, 1, console=console)
+    times = {"numpy.matmul": 1.0, "blas": 1.0, "numpy.matmul, again": again}
+    run.rows = [made_up(way, "fp32", seconds) for way, seconds in times.items()]
+    run.print_end()
+    said = "up to 50% faster or slower than itself" in console.export_text()
+    assert said == (again == 2.0)
+
+
 ROWS = [
     made_up(way, precision, seconds)
     for precision, times in {
@@ -641,15 +632,11 @@ def test_the_tables_of_a_gpu_fit_eighty_columns_and_cut_no_word():
     assert "left out" in text
 
 
-def test_the_library_comes_first_and_again_last():
+def test_the_library_comes_first_and_again_last_and_what_a_kernel_does_not_take_is_said():
     ways = ways_of(SMALL, ("tiled", "Triton"), "numpy")
     assert [w.name for w in ways] == [NUMPY, "tiled", "Triton", NUMPY + ", again"]
-
-
-def test_kernels_are_looked_up_and_what_they_do_not_take_is_said():
-    assert kernel_way(Gemm(8, 8, 8, "tf32"), "tiled").why_not == (
-        "tiled does not multiply float32 as TF32"
-    )
+    said = kernel_way(Gemm(8, 8, 8, "tf32"), "tiled").why_not
+    assert said == "tiled does not multiply float32 as TF32"
     if not probe().usable:
         assert probe().reason in kernel_way(Gemm(8, 8, 8, "bf16"), "cublas").why_not
 

@@ -128,12 +128,15 @@ def test_memory_is_bounded(made, monkeypatch):
 
 
 ACTION = {"action": ("F", 0, 0), "device": 0, "start": 0, "end": 1}
-WRONG = {"device": ("x", -1), "action": (("F", 0), ("Q", 0, 0)), "start": (2,), "end": (math.nan,)}
+WRONG = {"device": ("x", -1), "action": (("Q", 0, 0),), "start": (2,), "end": (math.nan,)}
 
 
 @pytest.mark.parametrize(
     "event",
-    [None, 3, "F", {}, *(ACTION | {field: x} for field, values in WRONG.items() for x in values)],
+    [
+        *(None, 3, "F", {}, {"action": ("F", 0)}),
+        *(ACTION | {field: x} for field, values in WRONG.items() for x in values),
+    ],
     ids=str,
 )
 def test_what_is_no_action_is_passed_over(made, event):
