@@ -165,30 +165,29 @@ def example() -> Comparison:
     )
 
 
-def test_a_comparison_counts_its_claims():
+def test_a_comparison_counts_its_claims_and_json_holds_everything():
     table = example()
     assert (table.checked, table.held, table.ok) == (3, 2, False)
     assert [claim.quantity for claim in table.failures] == ["the same & another tile"]
     assert repr(table) == "Comparison('Product <script>': 2 of 3 claims hold)"
-    assert Comparison("informs", [Claim("x", 1)]).ok
-    assert Comparison("informs", [Claim("x", 1)]).summary == "no claims"
+    without = Comparison("informs", [Claim("x", 1)])
+    assert (without.ok, without.summary) == (True, "no claims")
+    data = json.loads(json.dumps(table.to_dict(), allow_nan=False))
+    assert (data["ok"], data["held"], data["checked"]) == (False, 2, 3)
+    first, other, idle, crossings, blow_up = data["rows"]
+    assert (first["measured"], first["simulated"], first["holds"]) == (134217728, None, True)
+    assert (other["holds"], other["reason"], other["note"]) == (False, "differ by 1 B", "t=64")
+    assert (idle["rule"], crossings["holds"], blow_up["predicted"]) == (
+        ["within", 0.03],
+        None,
+        "inf",
+    )
 
 
 @pytest.mark.parametrize("rows", [(), ["x"]])
 def test_a_comparison_without_claims_is_refused(rows):
     with pytest.raises(ConfigError, match="one Claim or more"):
         Comparison("empty", rows)
-
-
-def test_json_holds_everything():
-    data = json.loads(json.dumps(example().to_dict(), allow_nan=False))
-    assert (data["ok"], data["held"], data["checked"]) == (False, 2, 3)
-    first, other, idle, crossings, blow_up = data["rows"]
-    assert (first["measured"], first["simulated"], first["holds"]) == (134217728, None, True)
-    assert (other["holds"], other["reason"], other["note"]) == (False, "differ by 1 B", "t=64")
-    assert idle["rule"] == ["within", 0.03]
-    assert crossings["holds"] is None
-    assert blow_up["predicted"] == "inf"
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 72, 80, 100, 200])
@@ -238,9 +237,8 @@ def test_html_escapes_and_has_every_digit():
     assert "Product &lt;script&gt;" in html
     assert "the same &amp; another tile<br><small>t=64</small>" in html
     assert "title='134,217,729 B'>134.2 MB<br><small>134,217,729 B</small>" in html
-    assert html.count("<tr class='holds'>") == 2
-    assert html.count("<tr class='fails'>") == 1
-    assert html.count("<tr class='informs'>") == 2
+    for kind, rows in (("holds", 2), ("fails", 1), ("informs", 2)):
+        assert html.count(f"<tr class='{kind}'>") == rows
     assert "<th scope='col'>predicted</th><th scope='col'>simulated</th>" in html
 
 

@@ -107,9 +107,6 @@ def test_the_row_that_is_not_explained_needs_as_much_as_one_that_ran():
     assert anomaly.peak == pytest.approx(ran.peak, rel=0.01)
 
 
-# -- single cases
-
-
 def test_bigscience_104b_share_of_a_device():
     case = CASES["bs-104b-jz"]
     inputs, expected = case["inputs"], case["expected"]

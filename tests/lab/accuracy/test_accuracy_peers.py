@@ -118,13 +118,10 @@ def test_regret_is_of_the_fastest_layout_that_has_a_time():
 
 def test_what_a_peer_has_not_is_a_reason():
     layout = {"tp": 1, "dp": 1, "pp": 1, "micro_batch": 1, "measured_ms": 1.0}
+    regret = asked("ranking regret", candidates=[layout])
     for peer, question, why in (
         (Standin(), asked("GPU hours"), "predicts no GPU hours"),
-        (
-            PeerAnswers(),
-            asked("ranking regret", candidates=[layout]),
-            "predicts no iteration seconds",
-        ),
+        (PeerAnswers(), regret, "predicts no iteration seconds"),
         (Standin(), asked("fits", cannot="the case is empty"), "the case is empty"),
     ):
         assert answer(peer, question)["why not"] == why
@@ -302,9 +299,8 @@ def test_the_record_is_what_the_programs_say_now(name, kept):
 
 def test_calculon_gives_the_numbers_of_its_own_validation():
     place = checkout("calculon")
-    own = printed(
-        [PYTHON, "bin/calculon", "llm-validation"], cwd=place, env=os.environ | {"PYTHONPATH": "."}
-    )
+    here = {"cwd": place, "env": os.environ | {"PYTHONPATH": "."}}
+    own = printed([PYTHON, "bin/calculon", "llm-validation"], **here)
     tables = [text.split("\nAve") for text in own.split("Model,|,Profile")]
     for case, line in (("kor-t5-22B", "megatron-22B"), ("kor-t5-175B", "gpt3-175B")):
         cases = [q for q in ASKED if q.case == case]

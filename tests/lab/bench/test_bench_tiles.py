@@ -142,15 +142,10 @@ def test_who_fails_or_cannot_take_part_is_listed_with_the_reason_and_others_go_o
 
     ways = [by("breaks", breaks), Contender("absent", None, "it is not here"), by("right", right)]
     rows = contest(SMALL, ways, CpuClock(), until(), 2, 0)
-    assert [(r["way"], r["state"], r["why"]) for r in rows] == [
-        ("breaks", "failed", "RuntimeError: out of luck"),
-        ("absent", "skipped", "it is not here"),
-        ("right", "timed", ""),
-    ]
-    assert goals.missing(rows) == [
-        f"breaks: failed, RuntimeError: out of luck ({SMALL})",
-        f"absent: skipped, it is not here ({SMALL})",
-    ]
+    said = ["breaks: failed, RuntimeError: out of luck", "absent: skipped, it is not here"]
+    found = [f"{r['way']}: {r['state']}, {r['why']}" for r in rows]
+    assert found == [*said, "right: timed, "]
+    assert goals.missing(rows) == [f"{each} ({SMALL})" for each in said]
 
 
 def test_a_device_that_stops_during_a_check_is_no_fault_of_one_contender_alone():
@@ -225,8 +220,7 @@ class FakeGpu:
     """NumPy, and of CuPy what a clock asks for. Its time is the host's, or ``at`` alone, and then a
     fill takes 1 ms."""
 
-    class Error(Exception):
-        pass
+    Error = type("Error", (Exception,), {})
 
     def __init__(self, l2: int, free: int, at: float | None = None):
         self.at, self.never, self.broken, self.freed, gpu = at, False, False, 0, self
@@ -565,10 +559,8 @@ ROWS = [
 
 def test_goals_are_met_or_not_by_what_was_measured():
     steps = goals.ladder(ROWS, {}, 4096, "cupy")
-    two = [
-        {"work": "w", "state": "timed", "workers": w, "median": 1.0, "alone, median": 0.94}
-        for w in (1, 2)
-    ]
+    beside = {"work": "w", "state": "timed", "median": 1.0, "alone, median": 0.94}
+    two = [beside | {"workers": w} for w in (1, 2)]
     found = {g["speed"]: (round(g["reached"], 3), g["met"]) for g in goals.goals(ROWS, two, steps)}
     assert found == {
         "wgmma_ws_persistent / cuBLAS": (1.026, True),
@@ -627,9 +619,7 @@ def test_the_tables_of_a_gpu_fit_eighty_columns_and_cut_no_word():
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "1.026" in text
-    assert "1.00 ✓" in text
-    assert "left out" in text
+    assert all(said in text for said in ("1.026", "1.00 ✓", "left out"))
 
 
 def test_the_library_comes_first_and_again_last_and_what_a_kernel_does_not_take_is_said():

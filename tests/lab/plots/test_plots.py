@@ -89,6 +89,7 @@ def multiplied(ranks: int, steps: int, unit: float = 1.0, *, summed: bool = Fals
     return SimpleNamespace(spent=tuple(every), made_by="summa")
 
 
+CONTIGUOUS, ROUND_ROBIN = [n // 6 for n in range(24)], [n % 4 for n in range(24)]
 NOT_MADE = SimpleNamespace(spent=(), made_by="distribute")
 CURVE = {
     "layers": [("8x8x1", 13e6, 58e6), ("4x4x4", 52e6, 37e6)],
@@ -138,9 +139,7 @@ FIGURES = {
     "traffic, none": lambda: plots.traffic_matrix(Traffic.of(1), Traffic.of(1)),
     "owners": lambda: plots.owners({"A": QUARTERS, "B": COPIES, "C": QUARTERS}),
     "owners, thin": lambda: plots.owners({"A": thin(64, 8), "B": thin(8, 64)}),
-    "layers": lambda: plots.layers_on_devices(
-        {"contiguous": [n // 6 for n in range(24)], "round robin": [n % 4 for n in range(24)]}
-    ),
+    "layers": lambda: plots.layers_on_devices({"cut": CONTIGUOUS, "round robin": ROUND_ROBIN}),
     "layers, 1": lambda: plots.layers_on_devices({"all": [0]}),
     "idle": lambda: plots.idle_bars({long_name(n): (0.5, 0.499, None) for n in range(2, 8)}),
     "intensity": lambda: plots.intensity(["8", "16", "32"], ["2x2", "4x1"], INTENSITIES, BYTES),
@@ -156,19 +155,9 @@ FIGURES = {
     "reads 2 x 4, many steps": lambda: plots.reads({"SUMMA": planned("summa", 2, 4, panel=1)}),
     "tradeoff": lambda: plots.tradeoff(CURVE, lambda memory: 3e10 / memory**0.5),
 }
-SPLIT_BACKWARD = Timeline.of(
-    2,
-    [
-        (device, kind, stage, 0, start, start + (2 if kind == "B" else 1))
-        for device, kind, stage, start in zip(
-            (0, 1, 0, 1, 1, 1, 0, 0),
-            "FFFFIWIB",
-            (0, 1, 2, 3, 3, 3, 2, 0),
-            (0, 1, 2, 3, 4, 5, 5, 7),
-            strict=True,
-        )
-    ],
-)
+LOOPED = sweep.same_work("interleaved-zb", 2, 2)
+WHOLE = (0, "B", 0, 2, LOOPED.makespan, LOOPED.makespan + 2)
+SPLIT_BACKWARD = Timeline.of(2, [*LOOPED.to_frame().itertuples(index=False, name=None), WHOLE])
 PAIRS = Timeline.of(
     2,
     [
@@ -516,9 +505,8 @@ def test_memory_timeline_of_many_devices_draws_the_fullest_and_says_what_is_miss
 def test_utilisation_draws_what_was_simulated_the_formula_and_what_was_measured():
     curves = sweep.utilisation_by_microbatches(["gpipe", "zb-h1"], 4, (1, 2, 8))
     measured = {"gpipe": {1: 0.24, 8: 0.71}}
-    (axes,) = plots.utilisation_against(
-        curves, formula=lambda m: m / (m + 3), measured=measured
-    ).axes
+    figure = plots.utilisation_against(curves, formula=lambda m: m / (m + 3), measured=measured)
+    (axes,) = figure.axes
     drawn = {line.get_gid(): dict(line.get_xydata()) for line in axes.lines}
     assert drawn["gpipe"] == curves["gpipe"] == pytest.approx({1: 1 / 4, 2: 2 / 5, 8: 8 / 11})
     assert drawn["zb-h1"] == curves["zb-h1"]
@@ -589,12 +577,7 @@ def test_owners_are_drawn_to_scale():
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "crossings"),
-    [
-        ([n // 6 for n in range(24)], 3),
-        ([n % 4 for n in range(24)], 23),
-        ([0], 0),
-        ([0, 0, 1, 0], 2),
-    ],
+    [(CONTIGUOUS, 3), (ROUND_ROBIN, 23), ([0], 0), ([0, 0, 1, 0], 2)],
 )
 def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings):
     (axes,) = plots.layers_on_devices({"cut": devices}).axes
@@ -609,11 +592,8 @@ def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings
 def test_idle_bars_are_as_high_as_the_shares():
     idle = {"naive": (0.5, 0.5, 0.512), "gpipe": (0.2727, None, 0.291)}
     (axes,) = plots.idle_bars(idle).axes
-    drawn = {
-        column: [h for _, _, _, h in boxes(axes, column)]
-        for column in ("predicted", "simulated", "measured")
-    }
-    assert drawn == {"predicted": [0.5, 0.2727], "simulated": [0.5], "measured": [0.512, 0.291]}
+    wanted = {"predicted": [0.5, 0.2727], "simulated": [0.5], "measured": [0.512, 0.291]}
+    assert {column: [h for _, _, _, h in boxes(axes, column)] for column in wanted} == wanted
     labels = [t.get_text().strip() for t in axes.texts]
     assert labels.count("—") == 1
     assert {"50.0", "51.2", "27.3", "29.1"} <= set(labels)

@@ -70,6 +70,10 @@ def each_shape(plans) -> dict:
     return {str(plan.layout): plan.step for plan in best.values()}
 
 
+def best_steps(found, names=FITTING) -> dict:
+    return {name: found[name][0].step for name in names}
+
+
 FIGURES = {
     **{f"map {n}": lambda f, r, n=n: plots.feasibility(f[n]) for n in (*TASKS, "devices")},
     **{f"front {n}": lambda f, r, n=n: plots.pareto(f[n]) for n in (*TASKS, "devices")},
@@ -80,10 +84,8 @@ FIGURES = {
     "map wide": lambda f, r: plots.feasibility(f["llama"], x="microbatch", y="interleave"),
     "front, 20 knees": lambda f, r: plots.pareto(f["small"], knees=20),
     "one step": lambda f, r: plots.step_breakdown(f["tight"][0].step),
-    "steps unlike": lambda f, r: plots.step_breakdown({n: f[n][0].step for n in FITTING}),
-    "steps in seconds": lambda f, r: plots.step_breakdown(
-        {n: f[n][0].step for n in FITTING}, shares=False
-    ),
+    "steps unlike": lambda f, r: plots.step_breakdown(best_steps(f)),
+    "steps in seconds": lambda f, r: plots.step_breakdown(best_steps(f), shares=False),
     "memory 63 stages": lambda f, r: memory("llama-3.1-405b", "1008xH100", pp=63, tp=8, dp=2),
     "memory 10 stages": lambda f, r: memory("gpt-200b", "160xA100-40GB", pp=10, tp=8, dp=2),
     "memory 1 stage": lambda f, r: memory("mixtral-8x7b", "32xH100", dp=32, ep=8, zero=3),
@@ -332,7 +334,7 @@ def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
 
 
 def test_steps_of_unlike_length_are_drawn_as_shares(found):
-    steps = {name: found[name][0].step for name in ("small", "llama")}
+    steps = best_steps(found, ("small", "llama"))
     (axes,) = plots.step_breakdown(steps).axes
     ends = {}
     for bar in axes.patches:
