@@ -159,7 +159,7 @@ SHARED = {**DEVICE, "name": "NVIDIA GB10", "memory": 0, "integrated": True}
 @pytest.mark.parametrize(
     ("gpu", "traces", "states", "said"),
     [
-        (GPU, True, "ok ok", {"GPU": "NVIDIA H200 (150 GB)", "workers": "2 GPU workers"}),
+        (GPU, True, "ok ok", {"GPU": "NVIDIA H200 (150 GB)", "workers": "^2 GPU workers"}),
         (
             GPU | {"devices": [SHARED]},
             True,
@@ -176,7 +176,7 @@ def test_what_a_gpu_is_to_the_machine(monkeypatch, gpu, traces, states, said):
     monkeypatch.setattr(doctor, "_driver_traces", lambda: traces)
     found = with_gpu(monkeypatch, gpu)
     assert [found[name].state for name in ("GPU", "CuPy")] == states.split()
-    assert all(words in found[name].found for name, words in said.items())
+    assert all(words in f"^{found[name].found}" for name, words in said.items())
     if gpu is NO_CUPY:
         assert ".[gpu]" in found["GPU"].fix
         assert ".[gpu]" in found["CuPy"].fix
@@ -214,7 +214,7 @@ def test_what_is_not_installed_is_missing(monkeypatch):
         (None, {"avx512f"}, None, ""),
     ],
 )
-def test_blas_that_takes_the_processor_for_an_older(monkeypatch, architecture, flags, forced, fix):
+def test_blas_set_for_an_older_processor_is_noted(monkeypatch, architecture, flags, forced, fix):
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     if forced:
         monkeypatch.setenv("OPENBLAS_CORETYPE", forced)
