@@ -127,8 +127,8 @@ def test_memory_is_bounded(made, monkeypatch):
     assert len(made.names) == recorder.KEPT_NAMES
 
 
-ACTION = {"action": ("F", 0, 0), "device": 0, "start": 0, "end": 1}
-WRONG = {"device": ("x", -1), "action": (("Q", 0, 0),), "start": (2,), "end": (math.nan,)}
+ACTION = {"action": ("F", 0, 1), "device": 0, "start": 0, "end": 1}
+WRONG = {"device": ("x", -1), "action": (("Q", 0, 1),), "start": (2,), "end": (math.nan,)}
 
 
 @pytest.mark.parametrize(

@@ -577,7 +577,7 @@ def test_owners_are_drawn_to_scale():
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "crossings"),
-    [(CONTIGUOUS, 3), (ROUND_ROBIN, 23), ([0], 0), ([0, 0, 1, 0], 2)],
+    [(CONTIGUOUS, 3), (ROUND_ROBIN, 23), ([0], 0), ([0, 1], 1), ([0, 0, 1, 0], 2)],
 )
 def test_layers_stand_in_their_lane_and_crossings_are_counted(devices, crossings):
     (axes,) = plots.layers_on_devices({"cut": devices}).axes
