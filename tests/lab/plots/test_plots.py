@@ -402,7 +402,8 @@ def test_panels_of_a_figure_share_the_time():
     two = plots.gantt(pipeline(4, 8), long, titles=["a", "b"])
     products = plots.panels({"SUMMA": multiplied(2, 4, 0.01), "Cannon": short})
     for figure, end in ((two, long.makespan), (products, 0.21)):
-        assert [axes.get_xlim() for axes in figure.axes] == [pytest.approx((0, end))] * 2
+        top, bottom = (axes.get_xlim() for axes in figure.axes)
+        assert top == bottom == pytest.approx((0, end), rel=1e-12)
 
 
 @pytest.mark.parametrize(
