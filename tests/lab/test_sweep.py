@@ -22,16 +22,13 @@ def test_every_schedule_does_the_same_work(name, devices, microbatches):
     assert timeline.busy_per_device == pytest.approx([4.0 * microbatches] * devices)
 
 
-def test_utilisation_is_the_closed_forms():
+def test_utilisation_is_the_closed_forms_in_as_many_chunks_as_are_given():
     by_m = sweep.utilisation_by_microbatches(["gpipe", "1f1b"], 4, (1, 2, 8))
     by_p = sweep.utilisation_by_devices(["gpipe", "naive"], (1, 2, 4), 8)
     for name in ("gpipe", "1f1b"):
         assert by_m[name] == pytest.approx({m: 1 - cf.bubble_fraction(4, m) for m in (1, 2, 8)})
     assert by_p["gpipe"] == pytest.approx({p: 1 - cf.bubble_fraction(p, 8) for p in (1, 2, 4)})
     assert by_p["naive"] == pytest.approx({p: 1 / p for p in (1, 2, 4)})
-
-
-def test_interleaving_takes_as_many_chunks_as_it_is_given():
     for chunks in (1, 2, 4):
         curve = sweep.utilisation_by_microbatches(["interleaved"], 4, [8], chunks=chunks)
         assert curve["interleaved"][8] == pytest.approx(1 - cf.bubble_fraction(4, 8, chunks))

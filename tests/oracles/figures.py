@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 from matplotlib.text import Text
 
-__all__ = ["clipped", "drawn_texts", "overlaps", "still_drawn"]
+__all__ = ["clipped", "drawn_texts", "overlaps", "still_drawn", "words"]
 
 
 def drawn_texts(figure) -> list[Text]:
@@ -23,6 +23,12 @@ def drawn_texts(figure) -> list[Text]:
     with patch.object(Text, "draw", note):
         figure.draw_without_rendering()
     return list(drawn)
+
+
+def words(figure) -> list[str]:
+    """Every word of a figure or of a part of it that is not hidden."""
+    found = figure.findobj(lambda a: isinstance(a, Text) and a.get_visible() and a.get_text())
+    return [text.get_text() for text in found]
 
 
 def clipped(figure, texts: Sequence[Text], by: float = 0.0) -> list[str]:

@@ -30,13 +30,8 @@ GIB = 2**30
 
 NOT_EXPLAINED = "bloom-206B-bf16-dp8tp4pp12mbs2-h128"
 """Ran out of memory; the estimate is as large as that of the 203 B row, which ran in 67 GB."""
-OTHERWISE = {
-    "bs-104b-jz",
-    "bloom-delta-fp32-grads",
-    "mleng-overheads",
-    "gpipe-bubble",
-    "zero-infinity-comm",
-}
+OTHERWISE = {"bs-104b-jz", "bloom-delta-fp32-grads", "mleng-overheads", "gpipe-bubble"}
+OTHERWISE |= {"zero-infinity-comm"}
 """Cases without a row, tested below."""
 WITHOUT_LAYOUT = {
     name
@@ -78,25 +73,14 @@ def test_check_rows_reach_the_goal_by_themselves():
 
 
 def test_fitted_rows_exist_and_leave_more_to_check():
-    timed = [
-        row
-        for group in page.groups()
-        if group.mean and "log, GB" not in group.name
-        for row in group.rows
-    ]
+    groups = [g for g in page.groups() if g.mean and "log, GB" not in g.name]
+    timed = [row for group in groups for row in group.rows]
     fitted = [row for row in timed if row.calibration]
-    assert len(fitted) == len(calibrated())
-    assert len(fitted) < len(timed) / 2
-
-
-# -- rows and groups themselves -------------------------------------------------------------------
+    assert len(fitted) == len(calibrated()) < len(timed) / 2
 
 
 def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
-    good, bad = (
-        PublishedRow("a", "q", 100, 100, allowed=0),
-        PublishedRow("b", "q", 100, 101, allowed=0),
-    )
+    good, bad = (PublishedRow("a", "q", 100, ours, allowed=0) for ours in (100, 101))
     assert PublishedSource.of("g", [good]).met
     assert not PublishedSource.of("g", [good, bad]).met
     assert PublishedSource.of("g", [good, bad]).reached == "1 of 2"
@@ -105,9 +89,6 @@ def test_a_row_that_is_off_is_not_exact_and_fails_its_group():
     assert not PublishedSource.of("g", measured, mean=0.05).met
     assert not PublishedSource.of("g", measured, mean=0.08, worst=0.09).met
     assert PublishedSource.of("g", measured, mean=0.08, worst=0.11).met
-
-
-# -- what sets the constants of memory ------------------------------------------------------------
 
 
 def test_the_allocators_share_is_what_every_second_row_shows():
@@ -124,9 +105,6 @@ def test_the_allocators_share_is_what_every_second_row_shows():
 def test_the_row_that_is_not_explained_needs_as_much_as_one_that_ran():
     anomaly, ran = bloom(CASES[NOT_EXPLAINED]), bloom(CASES["bloom-203B-bf16-dp8tp4pp12mbs2-h128"])
     assert anomaly.peak == pytest.approx(ran.peak, rel=0.01)
-
-
-# -- single cases
 
 
 def test_bigscience_104b_share_of_a_device():
@@ -181,39 +159,28 @@ def test_llama_at_32k():
 def test_deepspeeds_estimate_is_far_from_what_a_device_shows():
     inputs, expected = CASES["ds-issue-4527"]["inputs"], CASES["ds-issue-4527"]["expected"]
     sizes = int(inputs["total_params"]), int(inputs["largest_layer_params"])
-    own = deepspeed_estimate(
-        *sizes, gpus_per_node=inputs["gpus"], offload_optimizer=True, offload_weights=True
-    )
+    options = {"offload_optimizer": True, "offload_weights": True}
+    own = deepspeed_estimate(*sizes, gpus_per_node=inputs["gpus"], **options)
     assert own.device / GIB == pytest.approx(expected["estimator_gpu_gib"], abs=0.005)
     assert expected["measured_after_init_mib"] * 2**20 > 28 * own.device
 
 
-def test_a_40_gb_a100_holds_42_95e9_bytes():
-    assert load_device("A100-40GB").memory_mib * 2**20 == pytest.approx(42.95e9, rel=1e-4)
-
-
-def test_overheads_of_context_and_collectives():
+def test_overheads_of_context_and_collectives_and_the_bytes_of_a_device():
     expected = CASES["mleng-overheads"]["expected"]
     assert round(expected["cuda_ctx_eager_gib"] * GIB) == CUDA_CONTEXT
     assert round(expected["nccl_after_barrier_extra_gib"] * GIB) == NCCL_BUFFERS
+    assert load_device("A100-40GB").memory_mib * 2**20 == pytest.approx(42.95e9, rel=1e-4)
 
 
 def test_bloom_fp32_gradients_cost_4_bytes_a_parameter_that_zero_1_leaves_whole():
-    expected = CASES["bloom-delta-fp32-grads"]
+    case = CASES["bloom-delta-fp32-grads"]
+    wanted, tolerance = case["expected"]["measured_delta_gb"], case["tolerance"]["abs_gb"]
     model = gpt({"hidden": 14336, "layers": 70, "heads": 64, "vocab": 250880})
     layout = Layout(dp=8, tp=4, pp=12, microbatch=2, microbatches=128, zero=1, recompute="full")
     for recipe in ("mixed-adam-20", "deepspeed-bf16-adam"):
-        added = sum(
-            row.bytes
-            for row in estimate_memory(model, layout, recipe).ledger.rows
-            if row.place == 1 and row.tensor == "fp32 gradients"
-        )
-        assert added / 1e9 == pytest.approx(
-            expected["expected"]["measured_delta_gb"], abs=expected["tolerance"]["abs_gb"]
-        )
-
-
-# -- formulas of step times -----------------------------------------------------------------------
+        rows = estimate_memory(model, layout, recipe).ledger.rows
+        added = sum(r.bytes for r in rows if (r.place, r.tensor) == (1, "fp32 gradients"))
+        assert added / 1e9 == pytest.approx(wanted, abs=tolerance)
 
 
 def test_published_utilisations_follow_from_published_times():
@@ -241,9 +208,6 @@ def test_bubbles_by_formula():
     assert float(bubble_overhead(i["p"], i["m"], i["v"])) == e["interleaved_over_ideal"]
 
 
-# -- the page -------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_the_page_is_that_of_this_code_and_has_every_case_and_both_kinds_of_rows(
     tmp_path, capsys, monkeypatch
@@ -255,6 +219,4 @@ def test_the_page_is_that_of_this_code_and_has_every_case_and_both_kinds_of_rows
     kept = data_file("published", "ACCURACY.md").read_text("utf-8")
     assert file.read_text("utf-8") == kept, "run make accuracy and look at what changed"
     assert all(row.case in kept for group in page.groups() for row in group.rows)
-    assert "### Fitted" in kept
-    assert "### Check" in kept
-    assert "What is not modelled" in kept
+    assert all(part in kept for part in ("### Fitted", "### Check", "What is not modelled"))

@@ -29,9 +29,6 @@ def one(case, key=None) -> Question:
     return found
 
 
-# the questions --------------------------------------------------------------------------
-
-
 def test_every_question_can_be_asked_or_says_why_not():
     assert len({(q.case, q.quantity, q.key) for q in ASKED}) == len(ASKED) == 252
     for q in ASKED:
@@ -43,35 +40,30 @@ def test_every_question_can_be_asked_or_says_why_not():
 
 
 def test_published_numbers_come_in_bytes_and_seconds():
-    assert one("kor-fig1-22B-state").published == 45.5625 * GIB
-    assert one("zero-t1-7.5B-dp64", "os_gb").published == 31.4e9
-    assert one("kor-t4-22b-sequence").published == 0.019
-    days = one("sc21-t2-ptd-174.6B-384")  # 84 days for 300e9 tokens in steps of 1536 x 2048
-    assert days.published == pytest.approx(84 * 86400 * 1536 * 2048 / 300e9)
+    days = one("sc21-t2-ptd-174.6B-384")
     assert (days.run["tp"], days.run["pp"], days.run["dp"]) == (8, 12, 4)
-    tokens = one("titan-8b-fsdp8", "tps_per_gpu")  # 2 sequences of 8192 at 5762 a second
-    assert tokens.published == pytest.approx(2 * 8192 / 5762)
-
-
-def test_seconds_from_published_flops_follow_appendix_a():
     B, s, L, h, V = 1152, 4096, 96, 12288, 131072
-    flops = 72 * B * L * s * h**2 * (1 + s / (6 * h) + V / (12 * h * L))
-    assert one("mcore-h100-177B").published == pytest.approx(flops / (2304 * 432.8e12))
+    flops = 72 * B * L * s * h**2 * (1 + s / (6 * h) + V / (12 * h * L))  # appendix A
+    for case, key, wanted in (
+        ("kor-fig1-22B-state", None, 45.5625 * GIB),
+        ("zero-t1-7.5B-dp64", "os_gb", 31.4e9),
+        ("kor-t4-22b-sequence", None, 0.019),
+        # 84 days for 300e9 tokens in steps of 1536 x 2048
+        ("sc21-t2-ptd-174.6B-384", None, 84 * 86400 * 1536 * 2048 / 300e9),
+        ("titan-8b-fsdp8", "tps_per_gpu", 2 * 8192 / 5762),  # 2 sequences of 8192, 5762 a second
+        ("mcore-h100-177B", None, flops / (2304 * 432.8e12)),
+    ):
+        assert one(case, key).published == pytest.approx(wanted, rel=1e-12), case
 
 
-def test_rows_that_ran_out_of_memory_have_a_verdict_and_no_bytes():
+def test_rows_without_memory_have_a_verdict_alone_and_an_unknown_source_is_its_own():
     lost = {q.quantity for q in ASKED if q.case == "bloom-206B-bf16-dp8tp4pp12mbs2-h128"}
     ran = {q.quantity for q in ASKED if q.case == "bloom-177B-dp8tp1pp48mbs1"}
     assert (lost, ran) == ({"fits"}, {"fits", "peak bytes", "iteration seconds"})
     assert one("bloom-206B-bf16-dp8tp4pp12mbs2-h128").published == 0.0
-
-
-def test_a_case_of_an_unknown_source_is_its_own_source():
     case = {"id": "new-7b", "kind": "memory_exact", "inputs": {}, "expected": {"all_gb": 1}}
     assert [q.source for q in questions([case])] == ["new-7b"]
 
-
-# the process of a peer --------------------------------------------------------------------
 
 RUN = one("mcore-h100-1.7B").run  # 4 sequences a replica; micro-batch and recomputation open
 
@@ -125,23 +117,15 @@ def test_regret_is_of_the_fastest_layout_that_has_a_time():
 
 
 def test_what_a_peer_has_not_is_a_reason():
-    said = answer(Standin(), asked("GPU hours"))
-    assert said["why not"] == "predicts no GPU hours"
-    assert (
-        answer(
-            PeerAnswers(),
-            asked(
-                "ranking regret",
-                candidates=[{"tp": 1, "dp": 1, "pp": 1, "micro_batch": 1, "measured_ms": 1.0}],
-            ),
-        )["why not"]
-        == "predicts no iteration seconds"
-    )
-    said = answer(Standin(), asked("fits", cannot="the case is empty"))
-    assert said["why not"] == "the case is empty"
+    layout = {"tp": 1, "dp": 1, "pp": 1, "micro_batch": 1, "measured_ms": 1.0}
+    regret = asked("ranking regret", candidates=[layout])
+    for peer, question, why in (
+        (Standin(), asked("GPU hours"), "predicts no GPU hours"),
+        (PeerAnswers(), regret, "predicts no iteration seconds"),
+        (Standin(), asked("fits", cannot="the case is empty"), "the case is empty"),
+    ):
+        assert answer(peer, question)["why not"] == why
 
-
-# stand-ins for checkouts ------------------------------------------------------------------
 
 PRINTS = """
 import argparse
@@ -187,23 +171,7 @@ def cookbook(tmp_path):
 
 
 def test_printed_numbers_come_back_in_bytes_and_parameters(cookbook):
-    cases = [
-        q
-        for q in ASKED
-        if q.case
-        in (
-            "params-gpt2-124m",
-            "params-llama2-7b",
-            "pythia-70m",
-            "kor-fig1-175B-state",
-            "kor-fig1-175B-act-seqsel",
-            "bloom-177B-dp8tp1pp48mbs1",
-            "zero-t1-128B-dp16",
-        )
-    ]
-    rows = ask("eleutherai", str(cookbook), cases)
-    said = {(row["case"], row["quantity"]): row["value"] for row in rows}
-    assert said == {
+    wanted = {
         ("params-gpt2-124m", "parameters"): 124.44e6,
         ("params-llama2-7b", "parameters"): 7.25e9,  # an expansion of 2.6875 is no integer
         ("pythia-70m", "parameters"): pytest.approx(18.87e6),
@@ -215,6 +183,9 @@ def test_printed_numbers_come_back_in_bytes_and_parameters(cookbook):
         ("bloom-177B-dp8tp1pp48mbs1", "fits"): 0.0,
         ("zero-t1-128B-dp16", "state bytes"): None,
     }
+    cases = [q for q in ASKED if q.case in {case for case, _ in wanted}]
+    rows = ask("eleutherai", str(cookbook), cases)
+    assert {(row["case"], row["quantity"]): row["value"] for row in rows} == wanted
     assert {"published", "source", "key", "peer", "why not", "note"} <= set(rows[0])
 
 
@@ -255,9 +226,6 @@ def test_the_command_needs_a_checkout_and_says_which_one_is_wrong(tmp_path, caps
     assert "is no checkout of llm-analysis" in " ".join(capsys.readouterr().out.split())
 
 
-# errors -----------------------------------------------------------------------------------
-
-
 def row(value, published, quantity="peak bytes", case="a", source="s", peer="p"):
     facts = {"value": value, "published": published, "quantity": quantity}
     return facts | {"case": case, "source": source, "peer": peer}
@@ -265,13 +233,9 @@ def row(value, published, quantity="peak bytes", case="a", source="s", peer="p")
 
 def test_summary_means_sizes_and_keeps_the_sign_of_the_worst():
     rows = [
-        row(90, 100, case="a"),
-        row(130, 100, case="b"),
-        row(40, 100, case="c"),
-        row(None, 100, case="d"),
-        row(1.0, 0.0, "fits"),
-        row(0.0, 0.0, "fits"),
+        row(value, 100, case=case) for case, value in zip("abcd", (90, 130, 40, None), strict=True)
     ]
+    rows += [row(1.0, 0.0, "fits"), row(0.0, 0.0, "fits")]
     bytes_, fits = sorted(summary(rows), key=lambda group: -group["asked"])
     assert (bytes_["asked"], bytes_["expressed"]) == (4, 3)
     assert bytes_["mean error"] == pytest.approx(1 / 3)
@@ -279,9 +243,6 @@ def test_summary_means_sizes_and_keeps_the_sign_of_the_worst():
     assert judged(bytes_) == "3 of 4: 33.3 %, -60.0 %"
     assert judged(fits) == "1 of 2 right"
     assert error(row(None, 100)) is None
-
-
-# the record -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -308,8 +269,6 @@ def test_the_record_shows_what_is_known_of_the_three(kept):
     assert -0.109 < states["worst error"] < -0.108  # 16 bytes where the runs kept 18
     assert found["peak bytes", "BLOOM log", "eleutherai"]["mean error"] > 5
 
-
-# the programs themselves ------------------------------------------------------------------
 
 PLACES = {name: "TILEDASK_" + name.upper().replace("-", "_") for name in CHECKOUTS}
 PYTHON = os.environ.get("TILEDASK_PEERS_PYTHON", sys.executable)
@@ -340,9 +299,8 @@ def test_the_record_is_what_the_programs_say_now(name, kept):
 
 def test_calculon_gives_the_numbers_of_its_own_validation():
     place = checkout("calculon")
-    own = printed(
-        [PYTHON, "bin/calculon", "llm-validation"], cwd=place, env=os.environ | {"PYTHONPATH": "."}
-    )
+    here = {"cwd": place, "env": os.environ | {"PYTHONPATH": "."}}
+    own = printed([PYTHON, "bin/calculon", "llm-validation"], **here)
     tables = [text.split("\nAve") for text in own.split("Model,|,Profile")]
     for case, line in (("kor-t5-22B", "megatron-22B"), ("kor-t5-175B", "gpt3-175B")):
         cases = [q for q in ASKED if q.case == case]
@@ -356,15 +314,7 @@ def test_calculon_gives_the_numbers_of_its_own_validation():
     assert "Ave,,3.65%\nMax,,8.87%" in own
 
 
-def test_eleutherai_prints_812_gib_for_a_run_of_73_gb():
-    """With its default of 4 bytes a gradient; the run kept 2, which is what the record asks."""
-    place = checkout("eleutherai")
-    options = "-l 80 -hs 14400 -a 96 -v 250880 -s 2048 -b 1 -z 1 -pp 10 -tp 8 --num-gpus 80 -ca -pa"
-    own = printed([PYTHON, f"{place}/calc/calc_transformer_mem.py", *options.split()])
-    assert "Per-GPU Memory Required for Training: 812.54 GiB" in own
-
-
-def test_llm_analysis_gives_the_numbers_of_its_own_command_and_counts_in_gib():
+def test_llm_analysis_gives_the_numbers_of_its_own_command():
     place = checkout("llm-analysis")
     options = (
         "--model_name decapoda-research_llama-13b-hf --gpu_name a100-sxm-80gb "
@@ -373,8 +323,5 @@ def test_llm_analysis_gives_the_numbers_of_its_own_command_and_counts_in_gib():
         "--hbm_memory_efficiency 0.9"
     )
     command = [PYTHON, "-m", "llm_analysis.analysis", "train", *options.split()]
-    own = json.loads(printed(command, cwd=place))
     [ours] = ask("llm-analysis", place, [one("llama1-hours-13b")], PYTHON)
-    assert ours["value"] == pytest.approx(own["gpu_hours"])
-    code = "from llm_analysis.utils import _num_to_string as s; print(s(174566289408))"
-    assert printed([PYTHON, "-c", code], cwd=place).strip() == "162.58 G"  # 2**30 a "G"
+    assert ours["value"] == pytest.approx(json.loads(printed(command, cwd=place))["gpu_hours"])

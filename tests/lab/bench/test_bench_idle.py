@@ -87,7 +87,6 @@ def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.cluster
 def test_delays_of_nothing_explain_nothing_and_added_ones_are_found(cluster):
-    """A run with 10 ms of latency on top: the second simulation says what it took."""
     (case,) = idle.cases(["1f1b"], [3], [4])
     run = td.run_schedule(
         case.schedule, cluster=cluster, forward=0.02, backward=0.04, latency=0.01, engine="loop"
@@ -97,5 +96,4 @@ def test_delays_of_nothing_explain_nothing_and_added_ones_are_found(cluster):
     simulated = without.simulated.bubble_fraction
     assert idle._with_delays(nothing, 0.02) == pytest.approx(simulated)
     again = idle._with_delays(without, 0.02)
-    print(f"idle {run.timeline.bubble_fraction:.3f}, with its delays {again:.3f} simulated")
     assert again > simulated + 0.04

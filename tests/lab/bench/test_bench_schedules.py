@@ -9,18 +9,8 @@ import sys
 
 import pytest
 
-from tiledask.lab.bench import schedule_peers
-from tiledask.lab.bench.schedules import (
-    FIRST,
-    SIZES,
-    TORCH,
-    VIC,
-    WARM,
-    ScheduleProgram,
-    Size,
-    goals,
-    measure,
-)
+from tiledask.lab.bench import schedule_peers, schedules
+from tiledask.lab.bench.schedules import VIC, WARM, ScheduleProgram, Size, goals, measure
 
 SMALL = Size("interleaved", 2, 4, 6)
 OURS = ScheduleProgram(WARM, (sys.executable, "-I"), "ours", "cold")
@@ -36,7 +26,7 @@ def told(tmp_path, name=VIC, **facts) -> ScheduleProgram:
 
 def test_sizes_grow_to_sixteen_million_actions():
     for name in ("1f1b", "interleaved"):
-        actions = [size.actions for size in SIZES if size.name == name]
+        actions = [size.actions for size in schedules.SIZES if size.name == name]
         assert actions == sorted(actions)
         assert actions[-1] == 16_777_216
 
@@ -47,10 +37,8 @@ def test_a_run_says_what_it_did_and_a_peer_that_agrees_stands_beside_it(tmp_path
     assert run["actions"] == SMALL.actions == 48
     assert run["seconds"] > 0
     assert run["peak"] > 1_000_000
-    ways = [
-        told(tmp_path, WARM, **run),
-        told(tmp_path, makespan=run["makespan"], order=run["order"]),
-    ]
+    peer = told(tmp_path, makespan=run["makespan"], order=run["order"])
+    ways = [told(tmp_path, WARM, **run), peer]
     rows = measure([SMALL], ways, 1, 60, lambda _: None)
     assert [row["way"] for row in rows] == [WARM, VIC]
 
@@ -62,24 +50,31 @@ def test_a_peer_that_does_other_work_stops_the_bench(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_breaks_or_takes_too_long_is_given_up_with_its_reason(tmp_path):
-    broken = ScheduleProgram(
-        "broken", (sys.executable, "-c", "raise RecursionError('too deep')"), "x"
-    )
-    assert broken.run(SMALL, str(tmp_path), 60) is None
-    assert broken.gave_up == {"interleaved": "RecursionError: too deep at 48 actions"}
-    slow = ScheduleProgram("slow", (sys.executable, "-c", "import time; time.sleep(60)"), "x")
-    assert slow.run(SMALL, str(tmp_path), 0.2) is None
-    assert slow.gave_up == {"interleaved": "over 0.2 s at 48 actions"}
+@pytest.mark.parametrize(
+    ("code", "limit", "why"),
+    [
+        ("raise RecursionError('too deep')", 60, "RecursionError: too deep"),
+        ("import time; time.sleep(60)", 0.2, "over 0.2 s"),
+    ],
+)
+def test_a_run_that_breaks_or_takes_too_long_is_given_up_with_its_reason(
+    tmp_path, code, limit, why
+):
+    given_up = ScheduleProgram("x", (sys.executable, "-c", code), "x")
+    assert given_up.run(SMALL, str(tmp_path), limit) is None
+    assert given_up.gave_up == {"interleaved": f"{why} at 48 actions"}
 
 
 def test_goals_compare_with_the_run_that_is_warm():
     size = {"name": "1f1b", "actions": 1024}
-    rows = [size | {"way": way, "seconds": s} for way, s in ((WARM, 0.1), (VIC, 3.0), (TORCH, 1.0))]
+    rows = [
+        size | {"way": way, "seconds": s}
+        for way, s in ((WARM, 0.1), (VIC, 3.0), (schedules.TORCH, 1.0))
+    ]
     found = {row["goal"]: (row["reached"], row["met"]) for row in goals(rows)}
     assert found[f"speed / {VIC}"] == (pytest.approx(30), True)
-    assert found[f"speed / {TORCH}"] == (pytest.approx(10), False)
-    large = {"name": "1f1b", "actions": 2**24, "way": FIRST, "seconds": 2.5}
+    assert found[f"speed / {schedules.TORCH}"] == (pytest.approx(10), False)
+    large = {"name": "1f1b", "actions": 2**24, "way": schedules.FIRST, "seconds": 2.5}
     assert [row["met"] for row in goals([large])] == [False]
 
 
@@ -92,12 +87,7 @@ def test_a_digest_tells_orders_apart():
 @pytest.mark.long
 def test_what_is_missing_is_skipped_with_a_way_to_have_it(tmp_path):
     command = [sys.executable, "-m", "tiledask.lab.bench.schedules", "--largest", "10"]
-    said = subprocess.run(
-        [*command, "--python", "/nowhere", "--vic", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout.replace("\n", " ")
-    assert "skipped: torch.distributed.pipelining" in said
-    assert "--python PATH" in said
-    assert "--vic PATH" in said
+    command += ["--python", "/nowhere", "--vic", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    for said in ("skipped: torch.distributed.pipelining", "--python PATH", "--vic PATH"):
+        assert said in done.stdout.replace("\n", " ")

@@ -23,11 +23,8 @@ def model(tmp_path):
     return bench.model_of(file)
 
 
-def test_a_model_of_theirs(model):
+def test_a_model_of_theirs_has_every_divisor_in_its_space(model):
     assert (model.name, model.hidden, model.layers, model.ffn) == ("small", 512, 12, 2048)
-
-
-def test_their_space_has_every_divisor(model):
     space = bench.space_of(model, 24, 48)
     assert list(space.tp) == [1, 2, 4, 8]
     assert list(space.pp) == list(space.interleave) == [1, 2, 3, 4, 6, 12]

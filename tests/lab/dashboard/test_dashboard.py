@@ -7,6 +7,7 @@ Holds `tiledask.lab.dashboard.board`, `tiledask.lab.dashboard.pipelines`,
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -17,7 +18,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +30,7 @@ from bokeh.io.doc import patch_curdoc
 from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.pages import outside
 from oracles.waiting import wait_until
 from tornado.ioloop import PeriodicCallback
 
@@ -62,30 +63,35 @@ ANNOUNCED = {
 def collecting(**names: str) -> Recorder:
     """A recorder on a scheduler whose workers have these names: address -> name."""
     made = Recorder()
-    workers = {
-        address: SimpleNamespace(
-            address=address, name=name, executing={}, processing=set(), last_seen=0
-        )
-        for address, name in names.items()
-    }
-    made.scheduler = SimpleNamespace(workers=workers)
-    for address in workers:
-        made.add_worker(made.scheduler, address)
+    made.scheduler = SimpleNamespace(workers={})
+    for address, name in names.items():
+        comes(made, address, name)
     return made
+
+
+@pytest.fixture
+def made() -> Recorder:
+    return collecting(a="0", b="1")
+
+
+def comes(made: Recorder, address: str, name: str) -> None:
+    idle = {"executing": {}, "processing": set(), "last_seen": 0}
+    made.scheduler.workers[address] = SimpleNamespace(address=address, name=name, **idle)
+    made.add_worker(made.scheduler, address)
+
+
+def works(made: Recorder, worker: str, name: str, seconds: float, seen: float) -> SimpleNamespace:
+    """The worker said at ``seen`` that a task has run for so long."""
+    task, on = Task(worker, f"{name}-12", 1, ()), made.scheduler.workers[worker]
+    on.executing, on.processing, on.last_seen = {task: seconds}, {task}, seen
+    return on
 
 
 def ran(made: Recorder, worker: str, key: str, *times: tuple, erred: bool = False) -> None:
     """A task has run on ``worker``: times are (action, start, stop)."""
-    startstops = [{"action": a, "start": start, "stop": stop} for a, start, stop in times]
-    made.transition(
-        key,
-        "processing",
-        "erred" if erred else "memory",
-        stimulus_id="x",
-        worker=worker,
-        startstops=startstops,
-        thread=1,
-    )
+    spans = [{"action": a, "start": start, "stop": stop} for a, start, stop in times]
+    facts = {"stimulus_id": "x", "worker": worker, "startstops": spans, "thread": 1}
+    made.transition(key, "processing", "erred" if erred else "memory", **facts)
 
 
 def acted(made: Recorder, action: tuple, device: int, start: float, end: float, **more) -> None:
@@ -93,11 +99,7 @@ def acted(made: Recorder, action: tuple, device: int, start: float, end: float, 
     made.log_event("tiledask-run-a", event)
 
 
-# -- collecting ----------------------------------------------------------------------------------
-
-
-def test_only_finished_tasks_are_kept():
-    made = collecting(a="0")
+def test_only_finished_tasks_are_kept(made):
     made.transition("x", "released", "waiting", stimulus_id="s")
     made.transition("x", "waiting", "processing", stimulus_id="s", worker="a")
     made.transition("x", "processing", "released", stimulus_id="s", worker="a")
@@ -107,8 +109,7 @@ def test_only_finished_tasks_are_kept():
     assert [task.key for task in made.tasks] == ["x", "y"]
 
 
-def test_memory_is_bounded(monkeypatch):
-    made = collecting(a="0")
+def test_memory_is_bounded(made, monkeypatch):
     for i in range(recorder.KEPT_TASKS + 10):
         ran(made, "a", f"x-{i}", ("compute", i, i + 1))
     assert len(made.tasks) == recorder.KEPT_TASKS
@@ -122,28 +123,23 @@ def test_memory_is_bounded(monkeypatch):
     drawn = of_run(run, made.record())
     assert f"the last {recorder.KEPT_ACTIONS:,} of {recorder.KEPT_ACTIONS + 5:,}" in drawn.note
     for i in range(recorder.KEPT_NAMES + 5):
-        made.scheduler.workers[f"w{i}"] = SimpleNamespace(name=i)
-        made.add_worker(made.scheduler, f"w{i}")
+        comes(made, f"w{i}", i)
     assert len(made.names) == recorder.KEPT_NAMES
+
+
+ACTION = {"action": ("F", 0, 1), "device": 0, "start": 0, "end": 1}
+WRONG = {"device": ("x", -1), "action": (("Q", 0, 1),), "start": (2,), "end": (math.nan,)}
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        None,
-        3,
-        "F",
-        {},
-        {"action": ("F", 0)},
-        {"action": ("F", 0, 0), "device": "x"},
-        {"action": ("Q", 0, 0), "device": 0, "start": 0, "end": 1},
-        {"action": ("F", 0, 0), "device": -1, "start": 0, "end": 1},
-        {"action": ("F", 0, 0), "device": 0, "start": 2, "end": 1},
-        {"action": ("F", 0, 0), "device": 0, "start": 0, "end": float("nan")},
+        *(None, 3, "F", {}, {"action": ("F", 0)}),
+        *(ACTION | {field: x} for field, values in WRONG.items() for x in values),
     ],
+    ids=str,
 )
-def test_what_is_no_action_is_passed_over(event):
-    made = collecting(a="0")
+def test_what_is_no_action_is_passed_over(made, event):
     for said in (None, 3, {}, {"run": 3}):
         made.log_event("tiledask-runs", said)
     assert not made.runs
@@ -165,78 +161,51 @@ def test_a_page_that_cannot_be_added_costs_no_scheduler(caplog):
     assert "tiledask's page is not in the dashboard" in record.getMessage()
 
 
-# -- pipelines -----------------------------------------------------------------------------------
-
-
 def pipeline(made: Recorder, until: int = 8) -> None:
     """The first actions of 1F1B, 2 devices, 2 micro-batches: F 1 s, B 2 s, from second 100."""
     made.log_event("tiledask-runs", ANNOUNCED)
-    for device, kind, i, start, end in [
-        (0, "F", 0, 0, 1),
-        (0, "F", 1, 1, 2),
-        (1, "F", 0, 1, 2),
-        (1, "B", 0, 2, 4),
-        (1, "F", 1, 4, 5),
-        (0, "B", 0, 4, 6),
-        (1, "B", 1, 5, 7),
-        (0, "B", 1, 7, 9),
-    ][:until]:
-        acted(made, (kind, device, i), device, 100 + start, 100 + end, worker="ab"[device])
+    order = "0F0 0 0F1 1 1F0 1 1B0 2 1F1 4 0B0 4 1B1 5 0B1 7"  # and when each starts
+    for action, start in re.findall(r"(\w+) (\d)", order)[:until]:
+        device, kind, i = int(action[0]), action[1], int(action[2])
+        begin, length = 100 + int(start), {"F": 1, "B": 2}[kind]
+        acted(made, (kind, device, i), device, begin, begin + length, worker="ab"[device])
 
 
-def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt():
-    made = collecting(a="0", b="1")
+def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     pipeline(made)
     ran(made, "b", "hand-1", ("transfer", 100.9, 101.0), ("compute", 101.0, 101.1))
     ran(made, "b", "later-1", ("transfer", 120.0, 121.0))  # not of this run
     drawn = shown(made.record())
     assert drawn.rows == ("device 0", "device 1")
-    assert [(b.row, b.start, b.end, b.text) for b in drawn.boxes[:3]] == [
-        (0, 0, 1, "0"),
-        (0, 1, 2, "1"),
-        (0, 4, 6, "0"),
-    ]
+    first = [(b.row, b.start, b.end, b.text) for b in drawn.boxes[:3]]
+    assert first == [(0, 0, 1, "0"), (0, 1, 2, "1"), (0, 4, 6, "0")]
     assert {b.colour.upper() for b in drawn.boxes} == {KINDS["F"][1], KINDS["B"][1]}
     assert drawn.idle == pytest.approx((3 / 9, 3 / 9))
     assert drawn.predicted == (0.25, 0.5)
     (mark,) = drawn.transfers
     assert (mark.start, mark.end) == pytest.approx((0.9, 1.0))
-    facts = dict(drawn.facts)
-    assert facts == {
-        "schedule": "1f1b",
-        "devices": "2",
-        "micro-batches": "2",
-        "actions done": "8 of 8",
-        "makespan": "9 s",
-        "idle measured": "33.3%",
-        "idle predicted": "37.5%",
-    }
+    assert " | ".join(map(": ".join, drawn.facts)) == (
+        "schedule: 1f1b | devices: 2 | micro-batches: 2 | actions done: 8 of 8 | makespan: 9 s | "
+        "idle measured: 33.3% | idle predicted: 37.5%"
+    )
     words = [word for _, word in drawn.legend]
     assert words == ["forward", "backward", "transfer to the device"]
 
 
-def test_a_run_under_way_says_so():
-    made = collecting(a="0", b="1")
-    pipeline(made, until=3)
-    drawn = shown(made.record())
-    assert drawn.title.endswith(", running")
-    facts = dict(drawn.facts)
-    assert facts["actions done"] == "3 of 8"
-    assert facts["makespan so far"] == "2 s"
-    assert facts["idle measured so far"] == "25.0%"
-
-
-def test_a_run_that_has_only_announced_itself_has_its_devices():
-    made = collecting(a="0", b="1")
+def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     pipeline(made, until=0)
     drawn = shown(made.record())
     assert (drawn.rows, drawn.boxes, drawn.makespan) == (("device 0", "device 1"), (), 0.0)
     assert drawn.idle == (0.0, 0.0)
     Board(drawn)
+    pipeline(made, until=3)
+    drawn = shown(made.record())
+    assert drawn.title.endswith(", running")
+    said = {"actions done": "3 of 8", "makespan so far": "2 s", "idle measured so far": "25.0%"}
+    assert said.items() <= dict(drawn.facts).items()
 
 
-def test_a_later_stage_of_a_device_is_paler():
-    made = collecting(a="0")
+def test_a_later_stage_of_a_device_is_paler(made):
     for stage, start in ((0, 0), (3, 1)):
         acted(made, ("F", stage, 0), 0, start, start + 1)
     first, later = shown(made.record()).boxes
@@ -245,32 +214,24 @@ def test_a_later_stage_of_a_device_is_paler():
     assert first.colour != later.colour
 
 
-def test_an_action_that_ran_again_counts_as_it_ran_last():
-    made = collecting(a="0")
+def test_an_action_that_ran_again_counts_as_it_ran_last_and_what_it_waited_for_is_a_transfer(made):
     acted(made, ("F", 0, 0), 0, 0.0, 1.0, worker="a")
     acted(made, ("F", 0, 0), 0, 5.0, 6.0, worker="c")  # its worker died and came back
     acted(made, ("B", 0, 0), 0, 6.0, 8.0, worker="c")
-    drawn = shown(made.record())
-    assert [(b.start, b.end) for b in drawn.boxes] == [(0, 1), (1, 3)]
-
-
-def test_blocks_that_an_action_waited_for_are_transfers():
-    made = collecting(a="0", b="1")
-    acted(made, ("F", 0, 0), 0, 0.0, 1.0)
-    acted(made, ("F", 1, 0), 1, 1.5, 2.5, arriving=[(0, 1.0, 1.5)])
+    assert [(b.start, b.end) for b in shown(made.record()).boxes] == [(0, 1), (1, 3)]
+    acted(made, ("F", 1, 0), 1, 6.5, 7.5, arriving=[(0, 6.0, 6.5)])
     (mark,) = shown(made.record()).transfers
     assert (mark.start, mark.end, round(mark.row)) == (1.0, 1.5, 1)
 
 
-# -- all other work ------------------------------------------------------------------------------
+def drawn_tasks(workers: int, latest: int):
+    """Lists of (worker, start, length)."""
+    task = st.tuples(st.integers(0, workers - 1), st.integers(0, latest), st.integers(1, 8))
+    return st.lists(task, min_size=1, max_size=25)
 
 
 @pytest.mark.long
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=25
-    )
-)
+@given(drawn_tasks(workers=3, latest=30))
 def test_idle_is_what_the_union_of_the_computations_leaves(tasks):
     """Against a grid of quarters of a second, on which every one is busy or not."""
     made = collecting(a="0", b="1", c="2")
@@ -290,11 +251,7 @@ def test_idle_is_what_the_union_of_the_computations_leaves(tasks):
 
 
 @pytest.mark.long
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 1), st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=25
-    )
-)
+@given(drawn_tasks(workers=2, latest=20))
 def test_boxes_of_a_worker_never_cover_each_other(tasks):
     made = collecting(a="0", b="1")
     for n, (worker, start, length) in enumerate(tasks):
@@ -308,15 +265,11 @@ def test_boxes_of_a_worker_never_cover_each_other(tasks):
             assert apart or abs(a.row - b.row) >= (a.height + b.height) / 2 - 1e-9
 
 
-def test_a_worker_that_came_back_keeps_its_row():
-    made = collecting(a="0", b="1")
+def test_a_worker_that_came_back_keeps_its_row(made):
     ran(made, "a", "x-1", ("compute", 0, 1))
     del made.scheduler.workers["a"]
     made.remove_worker(made.scheduler, "a", stimulus_id="x")
-    made.scheduler.workers["z"] = SimpleNamespace(
-        **vars(made.scheduler.workers["b"]) | {"address": "z", "name": "0"}
-    )
-    made.add_worker(made.scheduler, "z")
+    comes(made, "z", "0")
     ran(made, "z", "x-2", ("compute", 2, 4))
     drawn = shown(made.record())
     assert drawn.rows == ("worker 0", "worker 1")
@@ -332,8 +285,7 @@ def test_workers_are_in_the_order_of_their_numbers():
     Board(drawn)
 
 
-def test_more_names_than_colours_share_the_last_one():
-    made = collecting(a="0")
+def test_more_names_than_colours_share_the_last_one(made):
     for i in range(30):
         ran(made, "a", (f"name{chr(97 + i % 26)}{i}", 0), ("compute", i, i + 1))
     drawn = shown(made.record())
@@ -345,10 +297,7 @@ def test_more_names_than_colours_share_the_last_one():
 def test_a_long_task_is_there_before_it_ends(monkeypatch):
     monkeypatch.setattr(recorder, "time", lambda: 1000.0)
     made = collecting(a="0")
-    task = Task("a", "multiply-12", 1, ())
-    worker = made.scheduler.workers["a"]
-    worker.executing, worker.processing = {task: 7.0}, {task}
-    worker.last_seen = recorder.time()
+    worker = works(made, "a", "multiply", 7.0, recorder.time())
     drawn = shown(made.record())
     assert dict(drawn.facts)["running now"] == "1 multiply"
     assert drawn.boxes[0].end - drawn.boxes[0].start == pytest.approx(7.0)
@@ -360,8 +309,7 @@ def test_a_long_task_is_there_before_it_ends(monkeypatch):
     assert not made.record().running
 
 
-def test_the_newest_is_shown():
-    made = collecting(a="0", b="1")
+def test_the_newest_is_shown(made):
     now = recorder.time()
     ran(made, "a", "old-1", ("compute", now - 60, now - 59))
     assert shown(made.record()).title == "Tasks per worker"
@@ -377,13 +325,8 @@ def test_the_newest_is_shown():
     assert [b.text for b in drawn.boxes] == ["multiply"]
 
 
-# -- trainings -----------------------------------------------------------------------------------
-
 TRAINING = "tiledask-training-a"
-OF_LAYER = {
-    "wo": ["layer 0/attention/wo", "forward", "tensor"],
-    "gradients": ["head", "gradients", "data"],
-}
+WO, GRADIENTS = ["layer 0/attention/wo", "forward", "tensor"], ["head", "gradients", "data"]
 TRAINS = {
     "run": TRAINING,
     "shape": [2, 1, 1],
@@ -401,7 +344,7 @@ TRAINS = {
     "predicted": [
         [rank, *where, 2, barriers, sent, 4, 0.0]
         for rank in (0, 1)
-        for where, barriers, sent in ((OF_LAYER["wo"], 2, 100), (OF_LAYER["gradients"], 1, 900))
+        for where, barriers, sent in ((WO, 2, 100), (GRADIENTS, 1, 900))
     ],
 }
 
@@ -414,35 +357,24 @@ def trains(made: Recorder, until: int = 3, ranks: tuple = (0, 1), **more) -> Non
             stepped(made, rank, step)
 
 
-def stepped(made: Recorder, rank: int, step: int, run: str = TRAINING) -> None:
+def stepped(made: Recorder, rank: int, step: int) -> None:
     done = step + 1
-    sums = [
-        [*OF_LAYER["wo"], 2 * done, 2 * done, 100 * done, 4 * done, 0.2 * done],
-        [*OF_LAYER["gradients"], done, done, 900 * done, 2 * done, 0.1 * done],
-    ]
+    each = (WO, (2, 2, 100, 4, 0.2)), (GRADIENTS, (1, 1, 900, 2, 0.1))
+    sums = [[*where, *(done * n for n in numbers)] for where, numbers in each]
     steps = [[step, 2.0 - step / 2, 101.0 + step + rank / 10, 1000, 6, 3]]
-    made.log_event(run, {"rank": rank, "begin": 100.0, "steps": steps, "sums": sums})
+    made.log_event(TRAINING, {"rank": rank, "begin": 100.0, "steps": steps, "sums": sums})
 
 
-def test_a_training_is_drawn_by_layer():
-    made = collecting(a="0", b="1")
+def test_a_training_is_drawn_by_layer(made):
     trains(made)
     drawn = shown(made.record())
     assert drawn.title.endswith(", done")
-    facts = dict(drawn.facts)
-    assert facts == {
-        "layout": "dp 2, tp 1, pp 1",
-        "ZeRO": "1",
-        "schedule": "1f1b, 2 micro-batches",
-        "parameters": "1,234, float32",
-        "steps done": "3 of 3",
-        "loss": "2.0000",
-        "time per step": "1.03 s",
-        "tokens/s": "62",
-        "barriers": "3 a step",
-        "bytes": "2 kB a step, 6 kB so far",
-        "messages": "12 a step, 36 so far",
-    }
+    assert " | ".join(map(": ".join, drawn.facts)) == (
+        "layout: dp 2, tp 1, pp 1 | ZeRO: 1 | schedule: 1f1b, 2 micro-batches | "
+        "parameters: 1,234, float32 | steps done: 3 of 3 | loss: 2.0000 | time per step: 1.03 s | "
+        "tokens/s: 62 | barriers: 3 a step | bytes: 2 kB a step, 6 kB so far | "
+        "messages: 12 a step, 36 so far"
+    )
     assert drawn.layers == ("layer 0", "head")
     assert [(b.row, b.start, b.end) for b in drawn.barriers] == [(0, 0, 2), (1, 0, 1)]
     assert [(b.row, b.start, b.end) for b in drawn.bytes] == [(0, 0, 200), (1, 0, 1800)]
@@ -450,21 +382,15 @@ def test_a_training_is_drawn_by_layer():
     assert "2 barriers and 200 B a step" in drawn.bytes[0].words
     assert "6 barriers and 600 B so far" in drawn.bytes[0].words
     assert drawn.losses == ((0, 1, 2), (4.0, 3.0, 2.0))
-    assert [(b.row, b.start, b.end) for b in drawn.collectives] == [
-        (0, 0, pytest.approx(20)),
-        (0, pytest.approx(20), pytest.approx(30)),
-        (1, 0, pytest.approx(60 / 3.1)),
-        (1, pytest.approx(60 / 3.1), pytest.approx(90 / 3.1)),
-    ]
-    assert [words for _, words in drawn.legend] == [
-        "tensor parallel, forward",
-        "data parallel, gradients",
-    ]
+    assert [b.row for b in drawn.collectives] == [0, 0, 1, 1]
+    ends = [end for b in drawn.collectives for end in (b.start, b.end)]
+    assert ends == pytest.approx([0, 20, 20, 30, 0, 60 / 3.1, 60 / 3.1, 90 / 3.1])
+    words = [words for _, words in drawn.legend]
+    assert words == ["tensor parallel, forward", "data parallel, gradients"]
     assert drawn.table[1] == ("head", "1", "1", "1,800", "1,800")
 
 
-def test_a_training_under_way_shows_what_there_is():
-    made = collecting(a="0", b="1")
+def test_a_training_under_way_shows_what_there_is(made):
     trains(made, until=0)
     drawn = shown(made.record())
     assert drawn.title.endswith(", running")
@@ -482,8 +408,7 @@ def test_a_training_under_way_shows_what_there_is():
     assert re.search(r"nothing heard for 60(\.\d)? s$", shown(made.record()).title)
 
 
-def test_a_training_that_failed_says_of_what():
-    made = collecting(a="0", b="1")
+def test_a_training_that_failed_says_of_what(made):
     trains(made, until=1)
     made.log_event(TRAINING, {"failed": "MemoryError: of rank 1"})
     drawn = shown(made.record())
@@ -494,14 +419,11 @@ def test_a_training_that_failed_says_of_what():
     drawn = shown(made.record())
     assert drawn.losses[0] == (0, 1)
     assert drawn.title.endswith(", failed")
-    worker = made.scheduler.workers["b"]
-    task = Task("b", "rank_program-12", 1, ())  # the next one's
-    worker.executing, worker.processing, worker.last_seen = {task: 2.0}, {task}, time.time() + 30
+    works(made, "b", "rank_program", 2.0, time.time() + 30)  # the next one's
     assert shown(made.record()).title == "Tasks per worker"
 
 
-def test_a_training_that_went_on_counts_from_the_first_step():
-    made = collecting(a="0")
+def test_a_training_that_went_on_counts_from_the_first_step(made):
     trains(made, until=0, first=2)
     assert dict(shown(made.record()).facts)["steps done"] == "2 of 3"
     for rank in (0, 1):
@@ -509,61 +431,47 @@ def test_a_training_that_went_on_counts_from_the_first_step():
     assert shown(made.record()).title.endswith(", done")
 
 
+WRONG_TRAINING = {
+    "many": ("shape", "tokens", "floor", "parameters"),
+    None: ("steps", "first"),
+    3: ("units", "predicted"),
+    ((7, "a", "b", "c", 1, 1, 1, 1, 0.0),): ("predicted",),
+    ((0, "a"),): ("predicted",),
+    (2, 2): ("shape",),
+}
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"shape": [2, 2]},
-        {"shape": "many"},
-        {"steps": None},
-        {"tokens": "x"},
-        {"units": 3},
-        {"predicted": [[7, "a", "b", "c", 1, 1, 1, 1, 0.0]]},
-        {"predicted": [[0, "a"]]},
-        {"predicted": 3},
-        {"floor": "low"},
-        {"first": None},
-        {"parameters": "many"},
-    ],
-    ids=str,
+    ("field", "wrong"), [(name, wrong) for wrong, names in WRONG_TRAINING.items() for name in names]
 )
-def test_what_announces_no_training_is_passed_over(change):
-    made = collecting(a="0")
-    trains(made, **change)
+def test_what_announces_no_training_is_passed_over(made, field, wrong):
+    trains(made, **{field: wrong})
     assert not made.trainings
     made.log_event(TRAINING, {"rank": 0})
     assert shown(made.record()).title == "Nothing has run yet"
 
 
+SUMS = [*WO, 1, 1, 100, 2, 0.5]
+REPORT = {"rank": 0, "begin": 0, "steps": [], "sums": []}
+
+
 @pytest.mark.parametrize(
     "report",
     [
-        None,
-        3,
-        {},
-        {"rank": 0},
-        {"rank": 0, "begin": 0, "steps": [[0]], "sums": []},
-        {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b"]]},
-        {"rank": 0, "begin": 0, "steps": [], "sums": [["a", "b", "c", 1, 1, "x", 1, 0.0]]},
-        {"rank": "x", "begin": 0, "steps": [], "sums": []},
-        {
-            "rank": 9,
-            "begin": 0,
-            "steps": [[0, 1.0, 2.0, 1, 1, 1]],
-            "sums": [["layer 0", "gradients", "data", 1, 1, 100, 2, 0.5]],
-        },
+        *(None, 3, {}, {"rank": 0}, REPORT | {"steps": [[0]]}, REPORT | {"rank": "x"}),
+        *(REPORT | {"sums": [sums]} for sums in (["a", "b"], [*SUMS[:5], "x", *SUMS[6:]])),
+        REPORT | {"rank": 9, "steps": [[0, 1.0, 2.0, 1, 1, 1]], "sums": [SUMS]},
     ],
     ids=str,
 )
-def test_what_reports_no_step_is_passed_over(report):
-    made = collecting(a="0")
+def test_what_reports_no_step_is_passed_over(made, report):
     trains(made, until=2)
     before = shown(made.record())
     made.log_event(TRAINING, report)
     assert shown(made.record()) == before
 
 
-def test_what_trainings_take_is_bounded(monkeypatch):
-    made = collecting(a="0")
+def test_what_trainings_take_is_bounded(made, monkeypatch):
     trains(made, until=0, steps=10**6)
     made.trainings[TRAINING].steps = type(made.trainings[TRAINING].steps)(maxlen=50)
     for step in range(60):
@@ -581,8 +489,7 @@ def test_what_trainings_take_is_bounded(monkeypatch):
     assert KEPT_STEPS <= 10_000
 
 
-def test_a_record_stays_as_it_is():
-    made = collecting(a="0")
+def test_a_record_stays_as_it_is(made):
     trains(made, until=1)
     record = made.record()
     before = shown(record)
@@ -592,27 +499,22 @@ def test_a_record_stays_as_it_is():
     assert shown(made.record()) != before
 
 
-def test_the_newest_may_be_a_training():
-    made = collecting(a="0", b="1")
+def test_the_newest_may_be_a_training(made):
     now = recorder.time()
     pipeline(made)
     trains(made, until=1)
     assert isinstance(shown(made.record()), Overview)
     ran(made, "a", "rank_program-1", ("compute", now - 1, now + 0.1))  # the training itself
     assert isinstance(shown(made.record()), Overview)
-    worker = made.scheduler.workers["b"]
-    worker.last_seen = now + 30
     for name, kind in (("rank_program", Overview), ("multiply", type(of_tasks(made.record())))):
-        task = Task("b", f"{name}-12", 1, ())
-        worker.executing, worker.processing = {task: 2.0}, {task}
+        worker = works(made, "b", name, 2.0, now + 30)
         assert type(shown(made.record())) is kind
     worker.executing = {}
     ran(made, "b", "multiply-1", ("compute", now + 8, now + 9))
     assert shown(made.record()).title == "Tasks per worker"
 
 
-def test_the_board_of_a_training_has_what_the_overview_has():
-    made = collecting(a="0", b="1")
+def test_the_board_of_a_training_has_what_the_overview_has(made):
     board = TrainingBoard(EMPTY)
     trains(made)
     drawn = shown(made.record())
@@ -629,34 +531,16 @@ def test_the_board_of_a_training_has_what_the_overview_has():
     assert board.loss.line.data == {"x": [], "y": []}
 
 
-def test_a_loss_that_is_not_finite_is_no_end_of_an_axis():
-    made = collecting(a="0")
+def test_a_loss_that_is_not_finite_is_no_end_of_an_axis(made):
     trains(made, until=1)
-    made.log_event(
-        TRAINING,
-        {"rank": 0, "begin": 100.0, "sums": [], "steps": [[1, float("nan"), 102.0, 0, 0, 0]]},
-    )
+    lost = [[1, float("nan"), 102.0, 0, 0, 0]]
+    made.log_event(TRAINING, {"rank": 0, "begin": 100.0, "sums": [], "steps": lost})
     stepped(made, 1, 1)
     board = TrainingBoard(shown(made.record()))
     assert board.loss.up.end == pytest.approx(1.05 * 4.0)
 
 
-# -- drawing -------------------------------------------------------------------------------------
-
-
-def test_the_board_has_what_the_activity_has():
-    made = collecting(a="0", b="1")
-    pipeline(made)
-    board = Board(shown(made.record()))
-    assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
-    assert board.idle.data["text"] == ["33.3%", "33.3%"]
-    assert board.predicted.data["x"] == [25, 50]
-    assert (board._across.start, board._across.end) == (0, 9)
-    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
-
-
-def test_a_zoom_is_left_alone_until_it_is_reset():
-    made = collecting(a="0", b="1")
+def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is_reset(made):
     pipeline(made, until=2)
     board = Board(shown(made.record()))
     board._across.update(start=0.5, end=0.7)  # as the browser does
@@ -665,7 +549,11 @@ def test_a_zoom_is_left_alone_until_it_is_reset():
     assert (board._across.start, board._across.end, board._across.reset_end) == (0.5, 0.7, 9)
     board._across.update(start=0, end=2)
     board.show(shown(made.record()))
-    assert board._across.end == 9
+    assert (board._across.start, board._across.end) == (0, 9)
+    assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
+    assert board.idle.data["text"] == ["33.3%", "33.3%"]
+    assert board.predicted.data["x"] == [25, 50]
+    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
 
 
 def test_short_times_are_in_their_unit():
@@ -676,8 +564,7 @@ def test_short_times_are_in_their_unit():
     assert "(ms)" in board.gantt.xaxis[0].axis_label
 
 
-def test_words_of_others_are_text():
-    made = collecting(a="0")
+def test_words_of_others_are_text(made):
     made.log_event("tiledask-runs", ANNOUNCED | {"schedule": EVIL})
     pipelines = shown(made.record())
     made = collecting(a="0")
@@ -689,42 +576,15 @@ def test_words_of_others_are_text():
         assert "<b>" not in page
 
 
-# -- the file ------------------------------------------------------------------------------------
-
-
-class Loads(HTMLParser):
-    """Every address that a browser would load something from."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        values = dict(attributes)
-        names = ("src", "href", "srcset", "data", "poster", "action", "background")
-        self.found += [values[name] for name in names if values.get(name)]
-        self.found += re.findall(r"url\(\s*['\"]?([^'\")]+)", values.get("style") or "")
-
-
-def outside(html: str) -> list[str]:
-    styles = "".join(re.findall(r"<style.*?</style>", html, re.S))
-    found = Loads(html).found + re.findall(r"(?:url\(|@import)\s*['\"]?([^'\");]+)", styles)
-    return [address for address in found if not address.startswith(("data:", "#"))]
-
-
-@pytest.mark.parametrize(
-    "planted",
-    [
+def test_an_address_outside_the_file_is_found():
+    planted = [
         "<script src='https://cdn.x/bokeh.js'></script>",
         "<link rel=stylesheet href=//x/y.css>",
         "<img src=http://x/y.png>",
         "<style>@import 'https://x/y.css';</style>",
         "<p style='background:url(http://x/y.png)'>",
-    ],
-)
-def test_an_address_outside_the_file_is_found(planted):
-    assert len(outside(f"<html>{planted}</html>")) == 1
+    ]
+    assert [len(outside(f"<html>{each}</html>")) for each in planted] == [1] * 5
 
 
 @pytest.mark.long
@@ -745,20 +605,15 @@ def test_a_report_of_timelines(tmp_path):
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
 
 
-def test_a_report_is_made_beside_a_page_of_another_thread_that_was_closed(tmp_path):
+def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another_thread(tmp_path):
     closed, heard = Document(), lambda event: None
     closed.on_change(heard)
     with patch_curdoc(closed):  # which for Bokeh holds in all threads
         closed.destroy(heard)
         simulated = td.simulate(td.schedule("1f1b", 2, 2))
-        assert "Simulated" in td.report(tmp_path / "run.html", simulated).read_text("utf-8")
-
-
-@pytest.mark.long
-def test_a_report_takes_what_has_a_timeline(tmp_path):
-    simulated = td.simulate(td.schedule("gpipe", 2, 2))
-    run = SimpleNamespace(timeline=simulated, simulated=None)
-    assert "device 1" in td.report(tmp_path / "run.html", run).read_text("utf-8")
+        run = SimpleNamespace(timeline=simulated, simulated=None)
+        for what in (simulated, run):
+            assert "Simulated" in td.report(tmp_path / "run.html", what).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -769,9 +624,6 @@ def test_a_report_of_nothing_says_what_it_takes(tmp_path, what, words):
     with pytest.raises(ConfigError, match=words):
         td.report(tmp_path / "run.html", *what)
     assert not list(tmp_path.iterdir())
-
-
-# -- clusters ------------------------------------------------------------------------------------
 
 
 def get(client: Client, page: str) -> str:
@@ -797,39 +649,31 @@ def has_the_page(client: Client) -> None:
     assert json.loads(get(client, "individual-plots.json"))["Individual Tiledask"]
 
 
-@pytest.mark.cluster
-def test_a_cluster_that_we_start_has_the_page(cluster):
-    has_the_page(cluster.client)
-
-
 def handshake(client: Client, page: str, origin: str) -> int:
     """Status of a websocket that claims to come from a page of ``origin``."""
-    host, port = client.dashboard_link.split("/")[2].split(":")
+    place = client.dashboard_link.split("/")[2]
     lines = [
-        f"GET /{page}/ws HTTP/1.1",
-        f"Host: {host}:{port}",
-        f"Origin: {origin}",
-        "Upgrade: websocket",
-        "Connection: Upgrade",
-        "Sec-WebSocket-Version: 13",
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        f"GET /{page}/ws HTTP/1.1\r\nHost: {place}\r\nOrigin: {origin}",
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
     ]
+    host, port = place.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as stream:
-        stream.sendall("\r\n".join([*lines, "", ""]).encode())
+        stream.sendall("\r\n".join(lines).encode())
         return int(stream.recv(64).split()[1])
+
+
+def dasks_own(workers: int) -> LocalCluster:
+    """A cluster of Dask's own in this process, without our page."""
+    here = {"host": "127.0.0.1", "protocol": "tcp://", "dashboard_address": "127.0.0.1:0"}
+    return LocalCluster(n_workers=workers, processes=False, **here)
 
 
 @pytest.mark.cluster
 def test_a_page_that_comes_later_is_open_to_those_who_may_see_the_others():
     mine = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
     with dask.config.set({mine: ["127.0.0.1:8888"]}):
-        running = LocalCluster(
-            n_workers=0,
-            processes=False,
-            protocol="tcp://",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        )
+        running = dasks_own(0)
     with running, Client(running) as client:  # Dask's own setting, which takes every origin, holds
         client.register_plugin(Recorder())
         for page in ("status", "tiledask", "individual-tiledask"):
@@ -841,15 +685,8 @@ def test_a_page_that_comes_later_is_open_to_those_who_may_see_the_others():
 def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     schedule = td.schedule("1f1b", 3, 4)
     batch = np.random.default_rng(0).standard_normal((8, 12))
-    run = td.run_schedule(
-        schedule,
-        stack((0, 1, 2, 3), width=12, hidden=20),
-        batch,
-        cluster,
-        target=batch,
-        forward=0.01,
-        backward=0.02,
-    )
+    stages, times = stack((0, 1, 2, 3), width=12, hidden=20), {"forward": 0.01, "backward": 0.02}
+    run = td.run_schedule(schedule, stages, batch, cluster, target=batch, **times)
     record = cluster.client.run_on_scheduler(_record)
     kept = record.runs[-1]
     assert kept.count == len(schedule)
@@ -866,11 +703,9 @@ def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
 
 @pytest.mark.cluster
 def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
-    text = td.load_text("tales")
+    text, mesh = td.load_text("tales"), td.Mesh(cluster, (1, 2, 2))
     model = td.GPT(text.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
-    got = td.train(
-        model, text, td.Mesh(cluster, (1, 2, 2)), steps=3, batch=4, microbatches=2, progress=False
-    )
+    got = td.train(model, text, mesh, steps=3, batch=4, microbatches=2, progress=False)
     wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_done)
     record = cluster.client.run_on_scheduler(_record)
     training = record.trainings[-1]
@@ -897,18 +732,10 @@ def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
 
 @pytest.mark.cluster
 def test_a_real_training_that_fails_no_longer_runs(cluster):
-    text = td.load_text("tales")
+    text, mesh = td.load_text("tales"), td.Mesh(cluster, (2, 1, 1))
     model = td.GPT(text.vocabulary, hidden=8, layers=1, heads=2, sequence=8)
     with pytest.raises(DeadlineError) as raised:
-        td.train(
-            model,
-            text,
-            td.Mesh(cluster, (2, 1, 1)),
-            steps=10**6,
-            batch=4,
-            timeout=2.0,
-            progress=False,
-        )
+        td.train(model, text, mesh, steps=10**6, batch=4, timeout=2.0, progress=False)
     wait_until(lambda: cluster.client.run_on_scheduler(_record).trainings[-1].is_over)
     training = cluster.client.run_on_scheduler(_record).trainings[-1]
     assert training.failed == f"DeadlineError: {str(raised.value).splitlines()[0]}"
@@ -966,16 +793,7 @@ def test_a_worker_that_dies_leaves_the_page_whole(cluster):
 
 @pytest.mark.cluster
 def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
-    with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            protocol="tcp://",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-        ) as running,
-        Client(running) as client,
-    ):
+    with dasks_own(1) as running, Client(running) as client:
         with pytest.raises(ConfigError, match=r"--preload tiledask\.lab\.dashboard"):
             td.report(tmp_path / "run.html", client)
         for _ in range(2):  # the second time changes nothing
@@ -989,45 +807,21 @@ def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
 @pytest.mark.cluster
 def test_a_scheduler_of_dasks_own_preloads_the_page(tmp_path):
     log = (tmp_path / "log").open("w")
-    command = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--dashboard-address",
-        "127.0.0.1:0",
-        "--preload",
-        "tiledask.lab.dashboard",
-        "--scheduler-file",
-        str(tmp_path / "scheduler.json"),
-    ]
-    worker = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_worker",
-        "--no-nanny",
-        "--nthreads",
-        "1",
-        "--no-dashboard",
-        "--scheduler-file",
-        str(tmp_path / "scheduler.json"),
-    ]
-    running = [subprocess.Popen(command, stdout=log, stderr=log, cwd=Path.cwd())]
+    cli, known = [sys.executable, "-m"], ["--scheduler-file", str(tmp_path / "scheduler.json")]
+    at = ["--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
+    own = ["distributed.cli.dask_scheduler", *at, "--preload", "tiledask.lab.dashboard"]
+    worker = ["distributed.cli.dask_worker", "--no-nanny", "--nthreads", "1", "--no-dashboard"]
+    running = [subprocess.Popen([*cli, *own, *known], stdout=log, stderr=log, cwd=Path.cwd())]
     try:
         wait_until(lambda: (tmp_path / "scheduler.json").exists())
-        running.append(subprocess.Popen(worker, stdout=log, stderr=log))
+        running.append(subprocess.Popen([*cli, *worker, *known], stdout=log, stderr=log))
         with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout=30) as client:
             assert client.submit(sum, [1, 2]).result(timeout=30) == 3
             has_the_page(client)
             client.log_event("tiledask-runs", ANNOUNCED)
-            client.log_event(
-                "tiledask-run-a", {"action": ("F", 0, 0), "device": 0, "start": 1.0, "end": 2.0}
-            )
-            html = td.report(tmp_path / "run.html", client).read_text("utf-8")
-            assert "1 of 8" in html
+            action = {"action": ("F", 0, 0), "device": 0, "start": 1.0, "end": 2.0}
+            client.log_event("tiledask-run-a", action)
+            assert "1 of 8" in td.report(tmp_path / "run.html", client).read_text("utf-8")
         said = (tmp_path / "log").read_text()  # of a worker that is killed Dask says more
     finally:
         for process in running[1:]:

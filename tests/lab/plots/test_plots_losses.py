@@ -26,19 +26,10 @@ MODEL = td.GPT(TEXT.vocabulary, hidden=8, layers=2, heads=2, sequence=8)
 
 @pytest.fixture(scope="module")
 def trained():
+    options = {"steps": 3, "batch": 4, "microbatches": 2, "progress": False, "clip": 1.0}
+    shapes = {(1, 1, 1): 0, (2, 2, 2): 3}
     return {
-        shape: td.train(
-            MODEL,
-            TEXT,
-            shape,
-            steps=3,
-            batch=4,
-            microbatches=2,
-            progress=False,
-            zero=3 * (shape[0] > 1),
-            clip=1.0,
-        )
-        for shape in ((1, 1, 1), (2, 2, 2))
+        shape: td.train(MODEL, TEXT, shape, zero=zero, **options) for shape, zero in shapes.items()
     }
 
 
@@ -51,25 +42,12 @@ def deep(layers: int):
     """Layers of a large model, as `Trained.layers` gives them."""
     import pandas as pd
 
-    rows = [
-        (f"layer {n}/mlp/w_2", when, "tensor", 1, 4, 4, 10**9, 10**9, 8, 8, 0.1)
-        for n in range(layers)
-        for when in ("forward", "backward")
-    ]
-    names = [
-        "layer",
-        "when",
-        "parallel",
-        "calls",
-        "barriers",
-        "predicted_barriers",
-        "bytes",
-        "predicted_bytes",
-        "messages",
-        "predicted_messages",
-        "seconds",
-    ]
-    frame = pd.DataFrame(rows, columns=names).set_index(["layer", "when"])
+    index = [(f"layer {n}/mlp/w_2", w) for n in range(layers) for w in ("forward", "backward")]
+    columns = {"parallel": "tensor", "calls": 1, "seconds": 0.1}
+    for what, number in (("barriers", 4), ("bytes", 10**9), ("messages", 8)):
+        columns |= {what: number, f"predicted_{what}": number}
+    names = pd.MultiIndex.from_tuples(index, names=["layer", "when"])
+    frame = pd.DataFrame(columns, index=names)
     return SimpleNamespace(layers=lambda: frame)
 
 
@@ -78,6 +56,7 @@ def told(n, floor=0.1419):
     return [Progress(i, 30, loss, 0.01, 4096, 10, 1, 1, floor) for i, loss in enumerate(losses)]
 
 
+OF_EIGHT = {"dtype": "bfloat16", "ranks": 8, "layers": 24}
 FIGURES = {
     "losses, one": lambda t: plots.losses({"one rank": t[1, 1, 1]}),
     "losses, two": lambda t: plots.losses(
@@ -85,19 +64,13 @@ FIGURES = {
     ),
     "losses, equal": lambda t: plots.losses({"first": curve(), "again": curve()}),
     "losses, many": lambda t: plots.losses(
-        {f"dp={n}, tp=2, pp=2": curve(off=n * 1e-7) for n in range(7)},
-        dtype="bfloat16",
-        ranks=8,
-        layers=24,
-        floor=0.5,
+        {f"dp={n}, tp=2, pp=2": curve(off=n * 1e-7) for n in range(7)}, floor=0.5, **OF_EIGHT
     ),
     "losses, a step": lambda t: plots.losses({"one": [2.5], "two": [2.5000001]}),
     "losses, controls": lambda t: plots.losses(
         {"one device": curve(), "split": curve(off=1e-6)},
-        dtype="float32",
-        ranks=2,
-        layers=5,
         controls=[curve(off=n * 1e-4) for n in range(3)],
+        **OF_EIGHT,
     ),
     "losses, lost": lambda t: plots.losses({"one": [2.5, 2.4], "two": [2.5, np.inf]}),
     "losses, later": lambda t: plots.losses({"one": curve(), "later": curve(40, first=20)}),
@@ -123,9 +96,6 @@ def test_every_word_can_be_read(name, trained):
     assert not overlaps(drawn)
 
 
-# -- losses ------------------------------------------------------------------------------------
-
-
 def lines(axes):
     return {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
 
@@ -134,22 +104,20 @@ def test_the_band_holds_all_controls_and_so_a_split_that_parts_no_farther():
     """With one of them alone, a run that parts as another control does looks faulty."""
     alone, near, far = curve(), curve(off=1e-7), curve(off=1e-3)
     split = {"one device": alone, "split": curve(off=5e-4)}
+    steps, both = range(len(alone.losses)), np.array([near.losses, far.losses])
+    apart = abs(alone.losses - far.losses) / np.maximum(alone.losses, far.losses)
     for controls in ([near, far], [far, near]):
-        above, below = plots.losses(split, controls=controls).figure.axes
-        for axes, runs in ((above, [near.losses, far.losses]), (below, None)):
+        figure, heights = plots.losses(split, controls=controls), []
+        for axes in figure.axes:
             (band,) = (c for c in axes.collections if c.get_gid() == "controls")
             corners = band.get_paths()[0].vertices
-            for step in range(len(alone.losses)):
-                heights = corners[corners[:, 0] == step, 1]
-                if runs:
-                    assert heights.max() == max(run[step] for run in runs)
-                    assert heights.min() == min(run[step] for run in runs)
-                else:
-                    larger = max(alone.losses[step], far.losses[step])
-                    apart = abs(alone.losses[step] - far.losses[step]) / larger
-                    assert heights.max() == pytest.approx(apart)
-        dots = dict(zip(*lines(below)["split"].get_data(), strict=True))
-        assert all(dots[n] <= corners[corners[:, 0] == n, 1].max() for n in dots)
+            heights.append([corners[corners[:, 0] == step, 1] for step in steps])
+        above, below = heights
+        assert [h.max() for h in above] == both.max(axis=0).tolist()
+        assert [h.min() for h in above] == both.min(axis=0).tolist()
+        assert [h.max() for h in below] == pytest.approx(apart)
+        dots = dict(zip(*lines(figure.axes[1])["split"].get_data(), strict=True))
+        assert all(dots[n] <= below[int(n)].max() for n in dots)
 
 
 def test_losses_and_differences_are_drawn():
@@ -193,43 +161,27 @@ def test_no_losses_are_refused(runs):
         plots.losses(runs)
 
 
-# -- while it runs -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("takes", "every", "least", "most"), [(0.0, 0.06, 4, 9), (1.0, 1.0, 1, 8)], ids=["fast", "slow"]
+)
+def test_it_is_drawn_now_and_then_and_rarely_if_it_takes_long(
+    monkeypatch, takes, every, least, most
+):
+    """Four times a second; a fifth of the time, not half of it; and at the end."""
+    now, drawn = [0.0], []
 
+    def update(what):
+        now[0] += takes
+        drawn.append(len(what.steps))
 
-class Handle:
-    def __init__(self):
-        self.drawn = []
-
-    def update(self, what):
-        self.drawn.append(len(what.steps))
-
-
-def test_it_is_drawn_now_and_then_and_at_the_end(monkeypatch):
-    handle, clock = Handle(), iter(np.arange(1000) * 0.06)
-    monkeypatch.setattr(live, "_shown", lambda what: handle)
-    monkeypatch.setattr(live, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(live, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live, "_shown", lambda what: SimpleNamespace(update=update))
     with plots.LiveLoss() as drawing:
         for step in told(30):
             drawing(step)
-    assert handle.drawn[-1] == 30
-    assert 30 * 0.06 / 0.25 / 2 <= len(handle.drawn) <= 30 * 0.06 / 0.25 + 2
-
-
-def test_drawing_that_takes_long_is_rare(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(live, "monotonic", lambda: now[0])
-    drawing, drawn = plots.LiveLoss(), []
-
-    class Slow:
-        def update(self, what):
-            now[0] += 1.0
-            drawn.append(now[0])
-
-    drawing._handle = Slow()
-    for step in told(30):
-        drawing(step)
-        now[0] += 1.0
-    assert len(drawn) <= 8  # a fifth of the time, not half of it
+            now[0] += every
+    assert drawn[-1] == 30
+    assert least <= len(drawn) <= most
 
 
 @pytest.mark.long
@@ -282,18 +234,14 @@ def test_in_a_notebook_one_figure_is_drawn_again_in_place():
     assert not [m for m in said if m["msg_type"] == "stream"]
 
 
-# -- layers ------------------------------------------------------------------------------------
-
-
 def test_bars_are_the_frame(trained):
     run = trained[2, 2, 2]
     figure, frame = plots.layers_traffic(run), run.layers()
     for axes, what in zip(figure.axes, ("barriers", "bytes"), strict=True):
         patches = [p for p in axes.patches if p.get_gid() in PARTS]
-        assert sum(p.get_width() for p in patches) == frame[what].sum()
         (ticks,) = [c for c in axes.collections if c.get_gid() == "predicted"]
         ends = [segment[0][0] for segment in ticks.get_segments()]
-        assert sum(ends) == frame[f"predicted_{what}"].sum()
+        assert sum(ends) == frame[f"predicted_{what}"].sum() == frame[what].sum()
         for row, end in enumerate(ends):
             assert end == sum(p.get_width() for p in patches if round(p.get_y() + 0.36) == row)
     assert "counted equals predicted" in figure.get_suptitle()

@@ -7,10 +7,10 @@ Holds `tiledask.lab.plots.planning.feasibility`, `tiledask.lab.plots.planning.pa
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.text import Text
-from oracles.figures import clipped, drawn_texts, overlaps
+from oracles.figures import clipped, drawn_texts, overlaps, words
 
 import tiledask as td
 from tiledask.errors import ConfigError
@@ -70,6 +70,10 @@ def each_shape(plans) -> dict:
     return {str(plan.layout): plan.step for plan in best.values()}
 
 
+def best_steps(found, names=FITTING) -> dict:
+    return {name: found[name][0].step for name in names}
+
+
 FIGURES = {
     **{f"map {n}": lambda f, r, n=n: plots.feasibility(f[n]) for n in (*TASKS, "devices")},
     **{f"front {n}": lambda f, r, n=n: plots.pareto(f[n]) for n in (*TASKS, "devices")},
@@ -80,10 +84,8 @@ FIGURES = {
     "map wide": lambda f, r: plots.feasibility(f["llama"], x="microbatch", y="interleave"),
     "front, 20 knees": lambda f, r: plots.pareto(f["small"], knees=20),
     "one step": lambda f, r: plots.step_breakdown(f["tight"][0].step),
-    "steps unlike": lambda f, r: plots.step_breakdown({n: f[n][0].step for n in FITTING}),
-    "steps in seconds": lambda f, r: plots.step_breakdown(
-        {n: f[n][0].step for n in FITTING}, shares=False
-    ),
+    "steps unlike": lambda f, r: plots.step_breakdown(best_steps(f)),
+    "steps in seconds": lambda f, r: plots.step_breakdown(best_steps(f), shares=False),
     "memory 63 stages": lambda f, r: memory("llama-3.1-405b", "1008xH100", pp=63, tp=8, dp=2),
     "memory 10 stages": lambda f, r: memory("gpt-200b", "160xA100-40GB", pp=10, tp=8, dp=2),
     "memory 1 stage": lambda f, r: memory("mixtral-8x7b", "32xH100", dp=32, ep=8, zero=3),
@@ -95,11 +97,6 @@ def memory(model: str, cluster: str, **layout):
     return plots.memory_bars(
         fit.memory.ledger, fit.capacity, place="stage", overhead=fit.overhead.total
     )
-
-
-def words(figure) -> list[str]:
-    texts = figure.findobj(lambda a: isinstance(a, Text) and a.get_visible() and a.get_text())
-    return [text.get_text() for text in texts]
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +129,6 @@ def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name, found, r
     assert drawn(name)[0].to_png() == FIGURES[name](found, relaxed).to_png()
 
 
-# the map -------------------------------------------------------------------------------------
-
-
 def cells(axes, gid: str) -> dict[tuple[int, int], object]:
     """(column, row) -> patch, of the cells drawn with this gid."""
     found = [patch for patch in axes.patches if patch.get_gid() == gid]
@@ -147,8 +141,9 @@ def at(axes) -> dict[tuple[int, int], str]:
 
 
 def ticks(axes) -> tuple[list[int], list[int]]:
-    columns, rows = axes.get_xticklabels(), axes.get_yticklabels()
-    return [int(t.get_text()) for t in columns], [int(t.get_text()) for t in rows]
+    return tuple(
+        [int(t.get_text()) for t in side()] for side in (axes.get_xticklabels, axes.get_yticklabels)
+    )
 
 
 @pytest.mark.long
@@ -175,20 +170,13 @@ def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
             best = head[0] if head else best  # the first ten are in the order of the simulation
             assert (i, j) in verdicts[best.verdict]
             first, second = texts[i, j].removeprefix("★ ").split("\n")
-            room = plans.cluster.device.memory_bytes
-            assert (
-                first
-                == {
-                    "fits": format_seconds(best.seconds),
-                    "tight": f"tight: {format_seconds(best.seconds)}",
-                    "no": f"+{round_bytes(best.peak + CUDA_CONTEXT - room)}",
-                }[best.verdict]
-            )
+            seconds = format_seconds(best.seconds)
+            over = best.peak + CUDA_CONTEXT - plans.cluster.device.memory_bytes
+            said = {"fits": seconds, "tight": f"tight: {seconds}", "no": f"+{round_bytes(over)}"}
+            assert first == said[best.verdict]
             assert second.split(", ")[0] == round_bytes(best.peak)
-            assert ("ZeRO" in second, "recompute" in second) == (
-                best.layout.zero > 0,
-                best.layout.recompute != "none",
-            )
+            assert ("ZeRO" in second) == (best.layout.zero > 0)
+            assert ("recompute" in second) == (best.layout.recompute != "none")
 
 
 @pytest.mark.long
@@ -249,18 +237,20 @@ def test_the_words_of_all_cells_are_of_one_kind(drawn):
 
 
 @pytest.mark.long
-def test_the_legend_names_what_is_there(drawn):
-    roomy, mixed = (words(drawn(f"map {n}")[0]) for n in ("experts", "tight"))
-    tight = "tight: fits or not, by the overhead of a run"
-    assert tight in mixed
-    assert "too large: with a CUDA context, bytes over 40 GB" in mixed
-    assert tight not in roomy
-    nothing = words(drawn("map none")[0])
-    assert "★ the nearest" in nothing
-    assert any("nothing fits; the nearest takes 41.9 GB, 2.9 GB too much" in w for w in nothing)
-
-
-# the front -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("map tight", "tight: fits or not, by the overhead of a run"),
+        ("map tight", "too large: with a CUDA context, bytes over 40 GB"),
+        ("map none", "★ the nearest"),
+        ("map none", "nothing fits; the nearest takes 41.9 GB, 2.9 GB too much"),
+        ("front far", "nothing fits:\n63.2 GB are missing"),
+        ("limits far", "still nothing fits: 63.2 GB too much"),
+    ],
+)
+def test_the_legend_names_what_is_there(name, said, drawn):
+    assert said in "|".join(words(drawn(name)[0]))
+    assert "tight: fits or not" not in "|".join(words(drawn("map experts")[0]))
 
 
 def front_of(plans, devices: int) -> list[tuple[float, float]]:
@@ -295,14 +285,8 @@ def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found, d
     count = plans.counts
     assert len(clouds["160 devices"]) == count["fits"] > 0
     assert len(clouds["tight"]) == count["tight"] > 0
-    expected = sorted(
-        zip(
-            plans.peak[: count["fits"]].tolist(),
-            plans.by_formula[: count["fits"]].tolist(),
-            strict=True,
-        )
-    )
-    assert sorted(map(tuple, clouds["160 devices"].tolist())) == expected
+    both = np.stack([plans.peak, plans.by_formula], axis=1)[: count["fits"]]
+    assert sorted(clouds["160 devices"].tolist()) == sorted(both.tolist())
     (capacity,) = [line for line in axes.lines if line.get_gid() == "capacity"]
     assert capacity.get_xdata()[0] == 40e9
 
@@ -331,39 +315,26 @@ def test_where_nothing_fits_the_front_shows_how_far_the_nearest_is(found, drawn)
     axes = drawn("front far")[0].axes[0]
     (nearest,) = [line for line in axes.lines if line.get_gid() == "nearest"]
     assert nearest.get_xdata()[0] == found["far"].peak.min() < axes.get_xlim()[1]
-    assert "nothing fits:\n63.2 GB are missing" in words(axes)
-
-
-# the parts of a step -------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_the_parts_of_a_step_are_stacked_to_its_time(found, drawn):
-    steps = each_shape(found["tight"])
     (axes,) = drawn("step tight")[0].axes
-    bars = sorted(axes.patches, key=lambda bar: (round(bar.get_y(), 6), bar.get_x()))
-    rows = {
-        y: [b for b in bars if round(b.get_y(), 6) == y]
-        for y in dict.fromkeys(round(b.get_y(), 6) for b in bars)
-    }
-    assert len(rows) == len(steps)
-    for row, step in zip(rows.values(), steps.values(), strict=True):
+    rows = {}
+    for bar in sorted(axes.patches, key=lambda bar: (round(bar.get_y(), 6), bar.get_x())):
+        rows.setdefault(round(bar.get_y(), 6), []).append(bar)
+    for row, step in zip(rows.values(), each_shape(found["tight"]).values(), strict=True):
         assert {b.get_gid(): b.get_width() for b in row} == pytest.approx(
             {part: getattr(step, part) for part in PARTS if getattr(step, part)}
         )
-        assert row[-1].get_x() + row[-1].get_width() == pytest.approx(step.total)
-        assert [b.get_x() for b in row[1:]] == pytest.approx(
-            [b.get_x() + b.get_width() for b in row[:-1]]
-        )
+        ends = [b.get_x() + b.get_width() for b in row]
+        assert [b.get_x() for b in row[1:]] == pytest.approx(ends[:-1])
+        assert ends[-1] == pytest.approx(step.total)
         assert f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}" in words(axes)
 
 
-def test_every_part_that_a_step_has_is_drawn(found):
-    assert set(PARTS) == {row.part for row in found["llama"][0].step.rows}
-
-
 def test_steps_of_unlike_length_are_drawn_as_shares(found):
-    steps = {name: found[name][0].step for name in ("small", "llama")}
+    steps = best_steps(found, ("small", "llama"))
     (axes,) = plots.step_breakdown(steps).axes
     ends = {}
     for bar in axes.patches:
@@ -375,13 +346,11 @@ def test_steps_of_unlike_length_are_drawn_as_shares(found):
     assert longest == pytest.approx(steps["llama"].total)
 
 
-def test_a_single_step_has_its_numbers_in_the_legend(found, drawn):
+def test_every_part_is_drawn_and_a_single_step_has_its_numbers_in_the_legend(found, drawn):
+    assert set(PARTS) == {row.part for row in found["llama"][0].step.rows}
     step = found["tight"][0].step
     label = f"tp: waiting for tensor parallelism: {format_seconds(step.tp)}, "
     assert f"{label}{step.tp / step.total:.1%}" in words(drawn("one step")[0])
-
-
-# limits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -406,17 +375,12 @@ def test_where_nothing_fits_limits_are_judged_by_memory(relaxed, drawn):
         room = after.found.cluster.device.memory_bytes
         assert bar.get_width() == pytest.approx(after.peak / room)
         assert (bar.get_width() > 1) == (after.verdict == "no")
-    assert "still nothing fits: 63.2 GB too much" in words(axes)
-
-
-# memory of many stages -----------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_memory_of_many_stages_fits_a_page_and_names_the_fullest(drawn):
-    figure, _ = drawn("memory 63 stages")
-    assert figure.get_figheight() < 11
-    (axes,) = figure.axes
+    (axes,) = drawn("memory 63 stages")[0].axes
+    assert axes.figure.get_figheight() < 11
     assert sum(bar.get_gid() == "weights" for bar in axes.patches) == 63
     assert "stage 0" in words(axes)
     assert "stage 1" not in words(axes)
@@ -431,9 +395,6 @@ def test_the_overhead_of_a_run_is_the_last_part_of_each_bar():
     assert [bar.get_x() for bar in last] == list(fit.memory.per_stage)
     assert axes.get_xlabel().startswith("bytes per device at")
     assert "overhead of a run" not in words(bare)
-
-
-# refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
