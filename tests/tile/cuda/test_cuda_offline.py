@@ -421,48 +421,6 @@ def test_a_syntax_error_is_refused(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen(monkeypatch):
-    greedy = source("smem_tiled").replace(
-        "float a_tile[TILE * TILE]", "float a_tile[2 * TILE * TILE]"
-    )
-    monkeypatch.setattr(build, "source", lambda name: greedy)
-    log = build.compile_for("smem_tiled", {"TILE": 32}, "sm_90")[1]
-    assert build.resources(log).shared == 3 * 32 * 32 * 4
-    spilling = """
-    extern "C" __global__ void __launch_bounds__(1024) smem_tiled(float* x) {
-        __shared__ float tile[1024];
-        tile[threadIdx.x] = x[threadIdx.x];
-        float kept[128];
-        for (int i = 0; i < 128; ++i) kept[i] = x[i * 1024 + threadIdx.x];
-        __syncthreads();
-        for (int i = 0; i < 128; ++i) x[i * 1024 + threadIdx.x] = kept[127 - i] * tile[i];
-    }"""
-    monkeypatch.setattr(build, "source", lambda name: spilling)
-    assert build.resources(build.compile_for("smem_tiled", {}, "sm_90")[1]).spilled > 0
-
-
-@pytest.mark.long
-def test_machine_code_is_made_once_and_kept_whole(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = []
-    compile_for = build.compile_for
-    monkeypatch.setattr(
-        build, "compile_for", lambda *given: made.append(given) or compile_for(*given)
-    )
-    first = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == first
-    assert len(made) == 1
-    assert first.read_bytes()[:4] == b"\x7fELF"
-    assert build._kept("smem_tiled", {"TILE": 32}, "sm_80") != first
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_90") != first
-    changed = source("smem_tiled") + "\n// another text"
-    monkeypatch.setattr(build, "source", lambda name: changed)
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") != first
-    assert {p.suffix for p in first.parent.iterdir()} == {".cubin"}
-    assert first.parent.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.long
 def test_machine_code_is_made_for_another_machine_in_several_processes(tmp_path):
     variants = [("smem_tiled", (("TILE", tile), *PLAIN.items())) for tile in (16, 32)]
     made = prebuilt.prebuild(tmp_path, variants, "9.0", processes=2)
@@ -542,9 +500,16 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, ho
     assert again.read_bytes() == b"\x7fELF right"
 
 
-def test_a_folder_of_ones_own_is_closed_to_others(tmp_path, monkeypatch):
+def test_machine_code_is_kept_by_what_it_is_of_in_a_folder_closed_to_others(tmp_path, monkeypatch):
     folder, path, made = _kept_once(monkeypatch, tmp_path)
     folder.chmod(0o777)
     assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
     assert folder.stat().st_mode & 0o777 == 0o700
     assert not made
+    others = {
+        build._kept("smem_tiled", *of) for of in (({"TILE": 32}, "sm_80"), ({"TILE": 16}, "sm_90"))
+    }
+    monkeypatch.setattr(build, "source", lambda name: "another text")
+    others.add(build._kept("smem_tiled", {"TILE": 16}, "sm_80"))
+    assert len(others - {path}) == len(made) == 3
+    assert {p.suffix for p in folder.iterdir()} == {".cubin"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from oracles.planted import faults
 from twins import cuda_host
-from twins.cuda_host import HostFault, HostKernel, host_gpu, host_tensor_map, why_not
+from twins.cuda_host import HostFault, host_gpu, why_not
 from twins.cuda_host.memory import lent, lent_empty
 from twins.cuda_host.products import GemmCase, is_right
 
@@ -262,73 +262,23 @@ def test_a_variant_for_each_epilogue(tmp_path):
     ]
 
 
-USUAL = {"TYPE": "bf16", "OUT": "bf16", "TILE_N": 128, "STAGES": 3, "CLUSTER": 1, "STAGED": 1}
-USUAL |= {"A_TURNED": 0, "B_TURNED": 1, "PAIRS": 1}
 TUNED = {
-    "two stages": {"STAGES": 2},
-    "C through half of the room, a stage more": {"C_PANELS": 1, "STAGES": 4},
-    "float32 C in two passes": {"OUT": "float"},
-    "float32 C, panel by panel": {"OUT": "float", "C_PANELS": 1},
-    "float32 C in one pass": {"OUT": "float", "C_PANELS": 4},
-    "another raster": {"RASTER": 3},
-    "the wide tile, C panel by panel": {"TILE_N": 256, "C_PANELS": 1},
-    "the narrowest tile": {"TILE_N": 64},
+    "two stages": HopperTile(NARROW, stages=2, cluster=1),
+    "C panel by panel, a stage more": HopperTile(NARROW, panels=1, cluster=1),
+    "C at once, or in two passes": HopperTile(NARROW, cluster=1),
+    "another raster": HopperTile(NARROW, raster=3, cluster=1),
+    "the wide tile, C panel by panel": HopperTile(WIDE, panels=1, cluster=1),
 }
-
-
-def launch_tuned(a, b, out, epilogue, folder, faults, macros):
-    """As `launch` does it, with ``macros`` that it would not choose."""
-    macros = {**USUAL, **macros}
-    (m, k), n, size = a.shape, b.shape[1], out.itemsize
-
-    def map_of(x, box):
-        return host_tensor_map(
-            x.dtype, x.ctypes.data, (*x.shape[::-1], 1), (x.strides[0],) * 2, box
-        )
-
-    used = {
-        "HAS_BETA": int(epilogue.loads_c),
-        "HAS_BIAS": int(epilogue.bias is not None),
-        "HAS_GELU": int(epilogue.activation is not None),
-        "HAS_BEFORE": int(epilogue.preactivation is not None),
-    }
-    kernel = HostKernel(folder, "wgmma_ws_persistent", macros | used, faults)
-    stage = (128 + macros["TILE_N"]) * 128 + 16
-    panels = 2 * macros.get("C_PANELS", macros["TILE_N"] // 64) * 64 * 128
-    kernel.max_dynamic_shared_size_bytes = shared = macros["STAGES"] * stage + panels
-    kernel(
-        (3,),
-        (384,),
-        (
-            *map(np.int32, (m, n, k, 1)),
-            map_of(a, (64, 128, 1)),
-            np.int32(0),
-            map_of(b, (64, 64, 1)),
-            np.int32(0),
-            map_of(out, (128 // size, 64, 1)),
-            out,
-            np.uint64(0) if epilogue.preactivation is None else epilogue.preactivation,
-            *map(np.int64, (out.strides[0] // size, 1, 0)),
-            np.float32(epilogue.alpha),
-            np.float32(epilogue.beta),
-            np.uint64(0) if epilogue.bias is None else epilogue.bias,
-        ),
-        shared_mem=shared,
-    )
-
-
-def tuned_is_right(folder, macros, faults=(), **ending):
-    out = {"bf16": "bfloat16", "float": "float32"}[macros.get("OUT", "bf16")]
-    run = partial(launch_tuned, folder=folder, faults=faults, macros=macros)
-    return is_right(run, replace(BASE, m=500, n=300, k=420, out_dtype=out, **ending))
+LARGER = replace(BASE, m=500, n=300, k=420)
 
 
 @pytest.mark.long
 @pytest.mark.few(3)
 @pytest.mark.parametrize("ending", [{}, {"alpha": 0.5, **ALL}], ids=["plain", "everything"])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("tuned", TUNED)
-def test_what_a_sweep_may_vary(tmp_path, tuned, ending):
-    assert tuned_is_right(tmp_path, TUNED[tuned], **ending)
+def test_what_a_sweep_may_vary(gpu, tuned, out, ending):
+    assert right(replace(LARGER, out_dtype=out, **ending), TUNED[tuned])
 
 
 PASSES = faults(r"""
@@ -345,12 +295,8 @@ every pass adds the first columns of C: first + j + col, m, n) => j + col, m, n)
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", PASSES)
 def test_fault_planted_in_passes_is_caught(tmp_path, fault):
-    macros = TUNED["float32 C, panel by panel"]
-    try:
-        caught = not tuned_is_right(tmp_path, macros, [PASSES[fault]], beta=1.0)
-    except HostFault:
-        caught = True
-    assert caught
+    case = replace(LARGER, out_dtype="float32", beta=1.0)
+    assert is_caught(tmp_path, [PASSES[fault]], case, HopperTile(NARROW, panels=1, cluster=1))
 
 
 @pytest.mark.long
