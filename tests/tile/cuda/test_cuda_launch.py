@@ -395,19 +395,17 @@ def test_a_version_that_cannot_be_asked_is_none(monkeypatch):
     build._version.cache_clear()
 
 
-def damaged(path):
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
+DAMAGES = {
+    "altered": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"),
+    "anyone's": lambda path: path.chmod(0o666),
+}
 
 
-def writable(path):
-    path.chmod(0o666)
-
-
-@pytest.mark.parametrize("damage", [damaged, writable])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_damaged_on_the_way_is_refused_and_made_anew(brought, damage):
     folder, made = brought
     (path,) = folder.iterdir()
-    damage(path)
+    DAMAGES[damage](path)
     with pytest.warns(UserWarning, match=r"cubin is not used: .*; bring it again"):
         assert build._kept(*SMALL).read_bytes() == b"\x7fELF right"
     assert made == [SMALL]

@@ -489,41 +489,41 @@ SLICE_FAULTS |= {
     ),
     "bias is added once a slice": (ADD_UP, ENDED_EACH),
     "C is added once a slice": (ADD_UP, ENDED_EACH),
+    "blocks of a pair share a place": (
+        "(slice * CLUSTER + cluster_rank()) * CONSUMERS",
+        "slice * CLUSTER * CONSUMERS",
+    ),
 }
-ADDED_TO = replace(CUT, out_dtype="float32", beta=1.0)
+ADDED_TO = replace(CUT, out_dtype="float32", beta=1.0), ALONE
 SLICES_SHOWN_BY = {
     "every slice adds up": ADDED_TO,
-    "bias is added once a slice": replace(CUT, bias=True),
+    "bias is added once a slice": (replace(CUT, bias=True), ALONE),
     "C is added once a slice": ADDED_TO,
-    "the first tiles are cut, not the last": replace(CUT, m=700),
+    "the first tiles are cut, not the last": (replace(CUT, m=700), ALONE),
+    "blocks of a pair share a place": (replace(CUT, n=100), PAIRS),
 }
 """The others by `CUT`."""
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("fault", SLICE_FAULTS)
 def test_fault_planted_in_slices_is_caught(tmp_path, fault):
-    case = SLICES_SHOWN_BY.get(fault, CUT)
-    assert is_caught(tmp_path, [SLICE_FAULTS[fault]], case, ALONE, EIGHT)
+    shown_by = SLICES_SHOWN_BY.get(fault, (CUT, ALONE))
+    assert is_caught(tmp_path, [SLICE_FAULTS[fault]], *shown_by, EIGHT)
+
+
+UNTOUCHED = {
+    "alone": (CUT, ALONE, EIGHT),
+    "direct": (DIRECT,),
+    "pairs": (replace(CUT, n=100), PAIRS, EIGHT),
+    "turned": (TURNED,),
+    "many": (MANY,),
+}
 
 
 @pytest.mark.long
-def test_blocks_of_a_pair_that_share_a_place_are_caught(tmp_path):
-    shared = ("(slice * CLUSTER + cluster_rank()) * CONSUMERS", "slice * CLUSTER * CONSUMERS")
-    assert is_caught(tmp_path, [shared], replace(CUT, n=100), PAIRS, EIGHT)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("case", "tile"), [(CUT, ALONE), (replace(CUT, n=100), PAIRS)], ids=["alone", "pairs"]
-)
-def test_untouched_slices_are_not_caught(tmp_path, case, tile):
-    assert not is_caught(tmp_path, [], case, tile, EIGHT)
-
-
-@pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("case", [MANY, TURNED, DIRECT], ids=["many", "turned", "direct"])
-def test_an_untouched_kernel_is_not_caught(tmp_path, case):
-    assert not is_caught(tmp_path, [], case)
+@pytest.mark.few(3)
+@pytest.mark.parametrize("how", UNTOUCHED)
+def test_an_untouched_kernel_is_not_caught(tmp_path, how):
+    assert not is_caught(tmp_path, [], *UNTOUCHED[how])

@@ -112,30 +112,24 @@ def test_halves_are_bent_before_they_are_rounded():
     np.testing.assert_array_equal(z, L.linear(x, w)[0])
 
 
-def ones(*shape):
-    return np.ones(shape)
+X = np.ones((1, 2))
+
+
+def ones(**shapes):
+    return {name: np.ones(shape) for name, shape in shapes.items()}
 
 
 REFUSED = [
+    (lambda: L.mlp(X, ones(w_1=(2, 2))), "w_1, w_2, and biases with b .* got w_1; w_2 missing"),
+    (lambda: L.swiglu_mlp(X, {}), "got none; w_gate, w_up, w_down missing"),
+    (lambda: L.swiglu_mlp(X, ones(w_gate_up=(2, 5), w_down=(2, 2))), "of gate as of up, got 5 tog"),
     (
-        lambda: L.mlp(ones(1, 2), {"w_1": ones(2, 2)}),
-        "w_1, w_2, and biases with b for w, got w_1; w_2 missing",
-    ),
-    (lambda: L.swiglu_mlp(ones(1, 2), {}), "got none; w_gate, w_up, w_down missing"),
-    (
-        lambda: L.swiglu_mlp(ones(1, 2), {"w_gate_up": ones(2, 5), "w_down": ones(2, 2)}),
-        "as many columns of gate as of up, got 5 together",
-    ),
-    (
-        lambda: L.mlp(ones(1, 2), weights_of(L.mlp_parameters(2, 2)), "gelu_new"),
+        lambda: L.mlp(X, ones(w_1=(2, 2), w_2=(2, 2)), "gelu_new"),
         "relu, gelu, silu, got 'gelu_new'",
     ),
-    (
-        lambda: L.mlp(ones(1, 2), {"w_1": ones(2, 4), "w_2": ones(3, 2)}),
-        r"w must be \[4, any\] .* got \[3, 2\]",
-    ),
-    (lambda: activated_linear(ones(2, 3), ones(4, 5), None, "gelu"), "as x has columns"),
-    (lambda: activated_linear(ones(2, 3), ones(3, 5), ones(4), "gelu"), "one for each column of w"),
+    (lambda: L.mlp(X, ones(w_1=(2, 4), w_2=(3, 2))), r"w must be \[4, any\] .* got \[3, 2\]"),
+    (lambda: activated_linear(X, np.ones((4, 5)), None, "gelu"), "as many rows as x has columns"),
+    (lambda: activated_linear(X, np.ones((2, 5)), X[0], "gelu"), "one for each column of w"),
 ]
 
 

@@ -78,21 +78,12 @@ def test_silu_of_large_values_stays_finite():
 X = np.ones((2, 3))
 REFUSED = [
     (
-        lambda: L.linear(X, np.ones((3, 1), "f4")),
-        "operands have one element type, got x float64, w float32; cast with .astype",
+        lambda: L.linear(X, X.T.astype("f4")),
+        "one element type, got x float64, w float32; cast with",
     ),
-    (
-        lambda: L.relu(np.ones(3, int)),
-        "x holds floats .float16, bfloat16, float32 or float64., got int64; cast",
-    ),
-    (
-        lambda: L.linear(X, np.ones((4, 1))),
-        r"w must be \[3, any\] \(as many rows as x has columns, by outputs\), got \[4, 1\]",
-    ),
-    (
-        lambda: L.linear(X, np.ones((3, 2)), np.ones(3)),
-        r"b must be \[2\] \(one for each column of w\), got \[3\]",
-    ),
+    (lambda: L.relu(np.ones(3, int)), "bfloat16, float32 or float64., got int64; cast"),
+    (lambda: L.linear(X, np.ones((4, 1))), r"\[3, any\] .as many .* by outputs., got \[4, 1\]"),
+    (lambda: L.linear(X, X.T, np.ones(3)), r"\[2\] \(one for each column of w\), got \[3\]"),
     (lambda: L.relu([1.0]), "NumPy's or CuPy's, got list"),
     (lambda: L.find_activation("tanh"), "one of relu, gelu, silu, got 'tanh'"),
     (lambda: L.swiglu(X, np.ones((2, 2))), r"got \(2, 3\) and \(2, 2\)"),
