@@ -340,90 +340,38 @@ def columns(pointer, kind, rows, count, ld):
     return np.lib.stride_tricks.as_strided(flat, (rows, count), (step, ld * step))
 
 
-def gemm_ex(
-    handle,
-    transa,
-    transb,
-    m,
-    n,
-    k,
-    alpha,
-    a,
-    a_type,
-    lda,
-    b,
-    b_type,
-    ldb,
-    beta,
-    c,
-    c_type,
-    ldc,
-    compute_type,
-    algo,
-):
-    """cupy.cuda.cublas.gemmEx in NumPy, its parameters in that order."""
-    assert lda >= (k if transa else m)
-    assert ldb >= (n if transb else k)
-    assert ldc >= m
-    a = columns(a, a_type, *((k, m) if transa else (m, k)), lda)
-    b = columns(b, b_type, *((n, k) if transb else (k, n)), ldb)
-    factor = ctypes.c_double if compute_type == "64F" else ctypes.c_float
-    alpha, beta = factor.from_address(alpha).value, factor.from_address(beta).value
-    wide = "f8" if compute_type == "64F" else "f4"
-    total = alpha * ((a.T if transa else a).astype(wide) @ (b.T if transb else b).astype(wide))
-    out = columns(c, c_type, m, n, ldc)
+GEMM_EX = (
+    "handle transa transb m n k alpha a a_type lda b b_type ldb beta c c_type ldc compute_type algo"
+)
+BATCHED = (
+    "handle transa transb m n k alpha a a_type lda a_step b b_type ldb b_step beta c c_type ldc "
+    "c_step batch compute_type algo"
+)
+
+
+def gemm_ex(*arguments):
+    """cupy.cuda.cublas.gemmEx in NumPy."""
+    g = SimpleNamespace(**dict(zip(GEMM_EX.split(), arguments, strict=True)))
+    assert g.lda >= (g.k if g.transa else g.m)
+    assert g.ldb >= (g.n if g.transb else g.k)
+    assert g.ldc >= g.m
+    a = columns(g.a, g.a_type, *((g.k, g.m) if g.transa else (g.m, g.k)), g.lda)
+    b = columns(g.b, g.b_type, *((g.n, g.k) if g.transb else (g.k, g.n)), g.ldb)
+    a, b = a.T if g.transa else a, b.T if g.transb else b
+    factor, wide = (ctypes.c_double, "f8") if g.compute_type == "64F" else (ctypes.c_float, "f4")
+    alpha, beta = (factor.from_address(x).value for x in (g.alpha, g.beta))
+    total = alpha * (a.astype(wide) @ b.astype(wide))
+    out = columns(g.c, g.c_type, g.m, g.n, g.ldc)
     out[...] = total + beta * out.astype(wide) if beta else total
 
 
-def gemm_strided_batched_ex(
-    handle,
-    transa,
-    transb,
-    m,
-    n,
-    k,
-    alpha,
-    a,
-    a_type,
-    lda,
-    a_step,
-    b,
-    b_type,
-    ldb,
-    b_step,
-    beta,
-    c,
-    c_type,
-    ldc,
-    c_step,
-    batch,
-    compute_type,
-    algo,
-):
+def gemm_strided_batched_ex(*arguments):
     """cupy.cuda.cublas.gemmStridedBatchedEx; steps from one matrix to the next are in elements."""
-    a_size, b_size, c_size = (as_dtype(KINDS[x]).itemsize for x in (a_type, b_type, c_type))
-    for i in range(batch):
-        gemm_ex(
-            handle,
-            transa,
-            transb,
-            m,
-            n,
-            k,
-            alpha,
-            a + i * a_step * a_size,
-            a_type,
-            lda,
-            b + i * b_step * b_size,
-            b_type,
-            ldb,
-            beta,
-            c + i * c_step * c_size,
-            c_type,
-            ldc,
-            compute_type,
-            algo,
-        )
+    given = dict(zip(BATCHED.split(), arguments, strict=True))
+    itemsize = {x: as_dtype(KINDS[given[f"{x}_type"]]).itemsize for x in "abc"}
+    steps = {x: given.pop(f"{x}_step") * itemsize[x] for x in "abc"}
+    for i in range(given.pop("batch")):
+        gemm_ex(*{**given, **{x: given[x] + i * step for x, step in steps.items()}}.values())
 
 
 @pytest.fixture
@@ -452,37 +400,27 @@ def fake_cupy(monkeypatch):
 @pytest.mark.parametrize(
     ("dtype", "out"),
     [
-        ("float16", "float16"),
-        ("float16", "float32"),
-        ("bfloat16", "bfloat16"),
-        ("bfloat16", "float32"),
-        ("float32", "float32"),
-        ("float64", "float64"),
+        *product(["float16"], ["float16", "float32"]),
+        *product(["bfloat16"], ["bfloat16", "float32"]),
+        *((own, own) for own in ("float32", "float64")),
     ],
 )
 def test_cublas_is_told_the_same_layouts(fake_cupy, dtype, out, scalars):
     names = list(LAYOUTS)[:-1]  # CuPy's arrays are always on their boundary
-    for i, a_how in enumerate(names):
-        for b_how in names:
-            c_how = names[(i + 2) % len(names)]
-            a, b, c, expected = case(
-                5, 7, 3, (a_how, b_how, "rows"), as_dtype(dtype), scalars, seed=i
-            )
-            around = LAYOUTS[c_how](poisoned(as_dtype(out)), 5, 7)
-            around[...] = c
-            gemm(FakeArray(a), FakeArray(b), FakeArray(around), *scalars)
-            np.testing.assert_array_equal(
-                around.astype("f8"), expected.astype(as_dtype(out)).astype("f8")
-            )
+    dtype, out = as_dtype(dtype), as_dtype(out)
+    for (i, a_how), b_how in product(enumerate(names), names):
+        a, b, held, expected = case(5, 7, 3, (a_how, b_how, "rows"), dtype, scalars, seed=i)
+        c = LAYOUTS[names[(i + 2) % len(names)]](poisoned(out), 5, 7)
+        c[...] = held
+        gemm(FakeArray(a), FakeArray(b), FakeArray(c), *scalars)
+        np.testing.assert_array_equal(c.astype("f8"), expected.astype(out).astype("f8"))
 
 
 BATCHES = {
     "rows": lambda new, r, c: new(3, r, c),
     "columns": lambda new, r, c: new(3, c, r).transpose(0, 2, 1),
     "within others": lambda new, r, c: new(5, r + 3, c + 5)[1:4, 2 : r + 2, 1 : c + 1],
-    "columns within others": lambda new, r, c: new(3, c + 4, r + 3).transpose(0, 2, 1)[
-        :, 1 : r + 1, 2 : c + 2
-    ],
+    "columns within others": lambda new, r, c: new(3, c + 4, r + 3)[:, 2:-2, 1:-2].swapaxes(1, 2),
     "side by side": lambda new, r, c: new(r, 3, c).transpose(1, 0, 2),
     "last first": lambda new, r, c: new(3, r, c)[::-1],
     "shared": lambda new, r, c: np.broadcast_to(new(r, c), (3, r, c)),

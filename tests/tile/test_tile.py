@@ -11,18 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.allocated import allocated
 
 import tiledask as td
 from tiledask.errors import KernelError
-from tiledask.tile import backend, checks, numpy_kernels, table
+from tiledask.tile import backend, checks, table
 from tiledask.tile.kernel import unsuited
 
 EXTENTS = st.integers(1, 9)
 TILES = st.tuples(EXTENTS, EXTENTS, EXTENTS)
-EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 0, "float32": 0, "float64": 0}
-HALVES = ["float16", "bfloat16"]
 
 
 def reference(a, b):
@@ -32,53 +28,15 @@ def reference(a, b):
     )
 
 
-def operands(m, n, k, dtype="float64", order="CC", seed=0):
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
-    dtype = td.tile.as_dtype(dtype)
-    return a.astype(dtype, order=order[0]), b.astype(dtype, order=order[1])
-
-
-def assert_close(c, a, b, added=0.0):
-    """Within the bound for k products and sums in c's type (halves are summed in float32)."""
-    c, a, b = (td.tile.to_numpy(x) for x in (c, a, b))
-    dtype, wide = c.dtype.name, td.tile.accumulator(c.dtype).name
-    a, b, c = a.astype("f8"), b.astype("f8"), c.astype("f8")
-    exact, scale = a @ b + added, abs(a) @ abs(b) + abs(added)
-    assert not np.isnan(c).any()
-    error = (a.shape[1] + 3) * EPS[wide] * scale + EPS[dtype] * abs(exact)
-    assert (abs(c - exact) <= error + SMALLEST[dtype]).all()
+def operands(m, n, k, dtype="float64"):
+    """Small whole numbers, whose product is exact."""
+    rng = np.random.default_rng(0)
+    return (
+        rng.integers(-9, 10, shape).astype(td.tile.as_dtype(dtype)) for shape in ((m, k), (k, n))
+    )
 
 
 # -- the kernels ---------------------------------------------------------------------------------
-
-NUMPY_CASES = [(n, d) for n in ("loops", "tiled", "blas") for d in td.tile.kernels[n].dtypes]
-
-
-@pytest.mark.parametrize(("kernel", "dtype"), NUMPY_CASES)
-@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 1), (5, 1, 3), (17, 9, 33)])
-def test_numpy_kernels_agree_with_float64(kernel, dtype, order, shape):
-    a, b = operands(*shape, dtype, order)
-    tile = {"tile": (4, 5, 6)} if kernel == "tiled" else {}
-    c = td.tile.matmul(a, b, kernel=kernel, **tile)
-    assert c.dtype == td.tile.as_dtype(dtype)
-    assert c.shape == shape[:2]
-    assert_close(c, a, b)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kernel", "dtype"), NUMPY_CASES)
-@pytest.mark.parametrize("order", "CF")
-def test_out_is_overwritten_and_beta_adds(kernel, dtype, order):
-    a, b = operands(13, 11, 6, dtype)
-    dtype = td.tile.as_dtype(dtype)
-    out = np.full((13, 11), np.nan, dtype, order=order)
-    assert td.tile.matmul(a, b, kernel=kernel, out=out) is out
-    assert_close(out, a, b)
-    held = np.ones((13, 11), dtype, order=order)
-    assert td.tile.matmul(a, b, kernel=kernel, out=held, beta=1) is held
-    assert_close(held, a, b, added=1.0)
 
 
 @given(m=EXTENTS, n=EXTENTS, k=EXTENTS, tile=TILES, beta=st.sampled_from([0, 1, -2]))
@@ -98,51 +56,8 @@ def test_slices_and_reversed_operands_need_no_copy(dtype):
     for kernel in ("tiled", "blas", "loops"):
         out = np.full((20, 36), np.nan, dtype)
         td.tile.matmul(a[::2, ::-1], b[::-1, ::2], kernel=kernel, out=out[::2, ::4])
-        assert_close(out[::2, ::4], a[::2, ::-1], b[::-1, ::2])
+        np.testing.assert_array_equal(out[::2, ::4], a[::2, ::-1] @ b[::-1, ::2])
         assert np.isnan(out[1::2]).all()
-
-
-@pytest.mark.parametrize("kernel", ["loops", "tiled", "blas"])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_halves_are_summed_in_float32_and_rounded_once(kernel, dtype):
-    dtype = td.tile.as_dtype(dtype)
-    a, b = np.ones((1, 4096), dtype), np.ones((4096, 1), dtype)
-    tile = {"tile": 64} if kernel == "tiled" else {}
-    # summed in halves this would stop where 1 is half the distance to the next number: at 2048
-    # in float16, at 256 in bfloat16
-    assert td.tile.matmul(a, b, kernel=kernel, **tile)[0, 0] == 4096
-
-
-@pytest.mark.parametrize("kernel", ["loops", "tiled", "blas"])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_halves_added_up_in_float32_are_never_rounded(kernel, dtype):
-    half = td.tile.as_dtype(dtype)
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-50, 51, shape).astype(half) for shape in ((17, 60), (60, 9)))
-    out = np.full((17, 18), np.nan, np.float32)[:, ::2]
-    for p in range(0, 60, 20):  # panels of one product
-        td.tile.matmul(a[:, p : p + 20], b[p : p + 20], kernel, out=out, beta=float(p > 0))
-    exact = a.astype("f8") @ b.astype("f8")
-    np.testing.assert_array_equal(out, exact)
-    assert (exact != exact.astype(half).astype("f8")).any(), "or a rounded sum would pass too"
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("out_dtype", ["half", "float32"])
-@pytest.mark.parametrize("order", ["CC", "FF", "CF"])
-def test_halves_go_in_piece_by_piece(monkeypatch, dtype, out_dtype, order):
-    """Ragged pieces in all three directions, and what is held is added once."""
-    monkeypatch.setattr(numpy_kernels, "half_tile", lambda out_itemsize: (4, 3, 5))
-    half = td.tile.as_dtype(dtype)
-    rng = np.random.default_rng(1)
-    a = rng.integers(-2, 3, (9, 13)).astype(half, order=order[0])
-    b = rng.integers(-2, 3, (13, 7)).astype(half, order=order[1])
-    exact = a.astype("f8") @ b.astype("f8")
-    for accumulate in (False, True):
-        out = np.full((9, 7), 5 if accumulate else np.nan, np.float32)
-        out = out.astype(half) if out_dtype == "half" else out
-        td.tile.matmul(a, b, out=out, beta=float(accumulate))
-        np.testing.assert_array_equal(out.astype("f8"), exact + 5 * accumulate)
 
 
 def test_bfloat16_goes_by_its_name():
@@ -164,34 +79,6 @@ def test_default_tiles_are_those_of_the_table():
 
 
 # -- memory --------------------------------------------------------------------------------------
-
-MEMORY_CASES = [
-    ("blas", None, "float32", "float32", False),
-    ("blas", None, "float32", "float32", True),
-    ("blas", None, "float64", "float64", True),
-    ("blas", None, "float16", "float16", False),
-    ("blas", None, "bfloat16", "bfloat16", True),
-    ("blas", None, "float16", "float32", True),
-    ("blas", None, "bfloat16", "float32", False),
-    ("tiled", 64, "float64", "float64", False),
-    ("tiled", (1100, 64, 64), "float64", "float64", True),
-    ("tiled", (96, 32, 200), "float32", "float32", True),
-    ("tiled", (96, 32, 200), "float16", "float16", False),
-    ("tiled", (96, 32, 200), "bfloat16", "float32", True),
-    ("tiled", 5000, "float32", "float32", False),
-]
-
-
-@pytest.mark.long
-def test_workspace_is_what_numpy_really_allocates():
-    cases = [(*case[:4], 1.0, float(case[4]), None, None, False) for case in MEMORY_CASES]
-    peaks = allocated((1100, 150, 250), cases)
-    for case, measured in zip(MEMORY_CASES, peaks, strict=True):
-        kernel, tile, dtype, out_dtype, accumulate = case
-        size, out_size = (td.tile.as_dtype(x).itemsize for x in (dtype, out_dtype))
-        predicted = td.tile.workspace(1100, 150, 250, size, kernel, tile, accumulate, out_size)
-        # beside the arrays there are Python's own objects
-        assert predicted <= measured <= predicted + 6_000, case
 
 
 def test_workspace_of_halves_has_a_bound():
@@ -242,11 +129,6 @@ def test_intensity_of_a_tile_does_not_depend_on_the_product_around_it(tile, time
     assert within.intensity == pytest.approx(within.tile_intensity)
 
 
-def test_square_tiles_of_four_byte_elements_do_a_quarter_flop_per_byte_and_extent():
-    for extent in (1, 2, 4, 8, 16, 32):
-        assert td.tile.traffic(64, 64, 64, extent, 4).tile_intensity == extent / 4
-
-
 def test_accumulating_loads_c_too():
     plain, added = (td.tile.traffic(5, 7, 3, 2, 4, accumulate=x) for x in (False, True))
     assert added.total - plain.total == added.c_loaded == plain.c == 5 * 7 * 4
@@ -292,7 +174,6 @@ BOTH = np.zeros((4, 11), np.float32)
 REFUSED = {
     "inner extents": ((X, X), {}, r"4x6 @ 4x6: 6 against 4"),
     "dimensions": ((X[0], Y), {}, "2 dimensions, or 3 with a batch in front, got 1 and 2"),
-    "stack": ((X[None, None], Y), {}, "2 dimensions, or 3 .* got 4 and 2"),
     "empty": ((X[:0], Y), {}, "1 or more, got 0x6 @ 6x5"),
     "empty inside": ((X[:, :0], Y[:0]), {}, "1 or more, got 4x0 @ 0x5"),
     "mixed types": ((X, Y.astype("f8")), {}, "got float32 and float64"),
@@ -317,7 +198,6 @@ REFUSED = {
     "out within a": ((BOTH[:, :6], Y), {"out": BOTH[:, 5:10]}, "must not overlap"),
     "out within b": ((np.zeros((6, 6), np.float32), Y), {"out": Y}, "must not overlap"),
     "out a list": ((X, Y), {"out": [[0.0]]}, "got list"),
-    "nothing to add to": ((X, Y), {"beta": 1.0}, "give out= an array"),
 }
 
 
@@ -332,7 +212,7 @@ def test_neighbouring_columns_of_one_array_do_not_overlap():
     a, b = operands(4, 5, 6, "float32")
     BOTH[:, :6] = a
     td.tile.matmul(BOTH[:, :6], b, out=BOTH[:, 6:])
-    assert_close(BOTH[:, 6:], a, b)
+    np.testing.assert_array_equal(BOTH[:, 6:], a @ b)
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -377,30 +257,17 @@ AMPERE = replace(table.lookup("smem_tiled"), name="ampere", capability=(8, 0))
 HOPPER = replace(table.lookup("smem_tiled"), name="hopper", capability=(9, 0), exactly=True)
 
 
+NEEDS = "needs a GPU of compute capability "
+
+
 @pytest.mark.parametrize(
     ("kernel", "capabilities", "why_not"),
     [
-        (AMPERE, ("8.0",), ""),
-        (AMPERE, ("8.9",), ""),
-        (AMPERE, ("10.0",), ""),
-        (AMPERE, ("7.5", "8.0"), ""),
-        (
-            AMPERE,
-            ("7.5",),
-            "needs a GPU of compute capability 8.0 (A100) or more, this one (T4) has 7.5",
-        ),
-        (HOPPER, ("9.0",), ""),
-        (HOPPER, ("8.0", "9.0"), ""),
-        (
-            HOPPER,
-            ("7.5",),
-            "needs a GPU of compute capability 9.0 (H100, H200), this one (T4) has 7.5",
-        ),
-        (
-            HOPPER,
-            ("8.9", "10.0"),
-            "needs a GPU of compute capability 9.0 (H100, H200), these are L4 (8.9), B200 (10.0)",
-        ),
+        *((AMPERE, at, "") for at in (("8.0",), ("8.9",), ("10.0",), ("7.5", "8.0"))),
+        (AMPERE, ("7.5",), NEEDS + "8.0 (A100) or more, this one (T4) has 7.5"),
+        *((HOPPER, at, "") for at in (("9.0",), ("8.0", "9.0"))),
+        (HOPPER, ("7.5",), NEEDS + "9.0 (H100, H200), this one (T4) has 7.5"),
+        (HOPPER, ("8.9", "10.0"), NEEDS + "9.0 (H100, H200), these are L4 (8.9), B200 (10.0)"),
     ],
 )
 def test_a_kernel_says_which_gpus_it_needs(monkeypatch, kernel, capabilities, why_not):
@@ -514,43 +381,6 @@ def cp():
     if not td.tile.probe().usable:
         pytest.skip(f"no usable GPU: {td.tile.probe().reason}")
     return td.tile.namespace("cupy")
-
-
-GPU_CASES = [("smem_tiled", 16), ("smem_tiled", 32), ("cublas", None), ("blas", None)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("kernel", "tile"), GPU_CASES)
-@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (32, 32, 32), (257, 129, 65), (1000, 700, 1300)])
-def test_gpu_kernels_agree_with_float64(cp, kernel, tile, order, shape):
-    a, b = (cp.asarray(x, order=o) for x, o in zip(operands(*shape, "float32"), order, strict=True))
-    for out_order in "CF":
-        around = cp.full((shape[0] + 4, shape[1] + 6), cp.nan, cp.float32, order=out_order)
-        out = around[2:-2, 3:-3]
-        td.tile.matmul(a, b, kernel=kernel, tile=tile, out=out)
-        assert_close(out, a, b)
-        out[...] = 1
-        td.tile.matmul(a, b, kernel=kernel, tile=tile, out=out, beta=1.0)
-        assert_close(out, a, b, added=1.0)
-        out[...] = cp.nan
-        assert bool(cp.isnan(around).all()), "written outside of out"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
-@pytest.mark.parametrize("out_dtype", ["own", "wide"])
-@pytest.mark.parametrize("order", ["CC", "CF", "FC", "FF"])
-def test_cublas_adds_in_place(cp, dtype, out_dtype, order):
-    a, b = (cp.asarray(x, order=o) for x, o in zip(operands(64, 48, 80, dtype), order, strict=True))
-    a, b = a[1:60, 3:40], b[3:40, 2:33]
-    wide = a.dtype if out_dtype == "own" else td.tile.accumulator(dtype)
-    for out_order in "CF":
-        out = cp.ones((66, 40), wide, order=out_order)[3:62, 4:35]
-        td.tile.matmul(a, b, out=out, beta=1.0)
-        assert_close(out, a, b, added=1.0)
-        td.tile.matmul(a, b, out=out)
-        assert_close(out, a, b)
 
 
 @pytest.mark.gpu

@@ -50,11 +50,6 @@ def test_linear(draw, leading):
     assert is_adjoint(lambda b: F.linear(x, w, b), b, dy, db, draw)
 
 
-def test_gelu(draw):
-    x, dy = draw((6, 5), (6, 5))
-    assert is_adjoint(F.gelu, x, dy, F.gelu_grad(dy, x), draw)
-
-
 def test_gelu_is_within_its_stated_distance_of_the_exact_one(xp):
     x = np.linspace(-9, 9, 10_001)
     exact = np.array([v * (1 + math.erf(v / math.sqrt(2))) / 2 for v in x.tolist()])
@@ -73,15 +68,6 @@ def test_mean_square(draw, count):
     y, target = draw((6, 5), (6, 5))
     dy = F.mean_square_grad(y, target, count)
     assert is_adjoint(lambda y: F.mean_square(y, target, count), y, 1.0, dy, draw)
-
-
-def test_mean_squares_of_micro_batches_add_up_to_the_batch(draw):
-    y, target = draw((6, 5), (6, 5))
-    parts = [F.mean_square(y[i : i + 2], target[i : i + 2], count=y.size) for i in (0, 2, 4)]
-    assert float(sum(parts)) == pytest.approx(float(F.mean_square(y, target)))
-    grads = [F.mean_square_grad(y[i : i + 2], target[i : i + 2], y.size) for i in (0, 2, 4)]
-    together = np.concatenate([to_numpy(g) for g in grads])
-    np.testing.assert_allclose(together, to_numpy(F.mean_square_grad(y, target)))
 
 
 # -- the residual block --------------------------------------------------------------------------
@@ -121,27 +107,16 @@ def test_block_is_what_its_picture_says(draw, block, xp):
     np.testing.assert_allclose(to_numpy(F.mlp_forward(block, x)[0]), to_numpy(expected))
 
 
-def test_gradients_of_micro_batches_add_up_to_the_batch(draw, block):
-    x, dy = draw((6, 4), (6, 4))
-    dx, whole = mlp_backward(block, x, dy)
-    parts = [mlp_backward(block, x[i : i + 2], dy[i : i + 2]) for i in (0, 2, 4)]
-    np.testing.assert_allclose(np.concatenate([to_numpy(p[0]) for p in parts]), to_numpy(dx))
-    for name, grad in whole.items():
-        summed = sum(to_numpy(p[1][name]) for p in parts)
-        np.testing.assert_allclose(summed, to_numpy(grad), atol=1e-13)
-
-
 def test_nothing_passed_in_is_changed(draw, block):
     x, dy = draw((5, 4), (5, 4))
-    before = [to_numpy(v).copy() for v in (x, dy, *block.values())]
     _, saved = F.mlp_forward(block, x)
-    kept = {name: to_numpy(v).copy() for name, v in saved.items()}
-    _, for_weights = F.mlp_backward_input(block, saved, dy)
+    arrays = [x, dy, *block.values(), *saved.values()]
+    before = [to_numpy(v).copy() for v in arrays]
+    _, again = F.mlp_forward(block, x)
+    _, for_weights = F.mlp_backward_input(block, again, dy)
     F.mlp_backward_weight(for_weights)
-    for old, new in zip(before, (x, dy, *block.values()), strict=True):
+    for old, new in zip(before, [*arrays[:-2], *again.values()], strict=True):
         np.testing.assert_array_equal(old, to_numpy(new))
-    for name, old in kept.items():
-        np.testing.assert_array_equal(old, to_numpy(saved[name]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -1,7 +1,7 @@
 """What the host does for a launch: the driver's rules kept, little asked, nothing asked twice.
 
 On a stand-in for CuPy and the driver (launch_twin.py). That kernels compute what they should is
-shown elsewhere: test_cuda_{smem,sgemm,mma,wgmma}.py on the host, test_cuda_gpu.py on a GPU.
+shown elsewhere: test_cuda_{smem,panels,wgmma}.py on the host, test_cuda_gpu.py on a GPU.
 
 Holds `tiledask.tile.cuda.build`, `tiledask.tile.cuda.hopper_tile`, `tiledask.tile.cuda.prebuilt`
 and `tiledask.tile.cuda.tensor_map`.
@@ -19,7 +19,6 @@ from twins.launch_twin import Machine, driver_library
 
 import tiledask as td
 from tiledask.errors import KernelError
-from tiledask.lab.gpu.parts.cases import embedded
 from tiledask.tile import backend, table
 from tiledask.tile.cuda import build, hopper_tile, launch, prebuilt, tensor_map
 from tiledask.tile.cuda import operands as operands_of
@@ -95,11 +94,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_the_driver_refuses_is_said_with_its_rule(driver, why):
-    address, sizes, strides, box = REFUSED[why]
     with pytest.raises(KernelError, match=r"CUDA_ERROR_INVALID_VALUE \(1\); addresses and strides"):
-        tensor_map.encode("float16", address, sizes, strides, box)
+        tensor_map.encode("float16", *REFUSED[why])
     with pytest.raises(AssertionError):  # and the kernels' tests on the host go by the same rules
-        host_tensor_map("float16", address, sizes, strides, box)
+        host_tensor_map("float16", *REFUSED[why])
 
 
 @pytest.mark.parametrize("library", ["libcuda.so.none", "libc.so.6"])
@@ -160,45 +158,14 @@ def test_a_way_whose_c_cannot_be_staged_leaves_directly(machine):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"tile": (128, 64, 64)},
-        {"stages": 4},
-        {"stages": 1},
-        {"panels": 3},
-        {"panels": 1, "stages": 5},
-        {"cluster": 3},
-        {"raster": 0},
-        {"splits": 0},
+        *({"tile": (128, 64, 64)}, {"stages": 4}, {"stages": 1}, {"panels": 3}, {"cluster": 3}),
+        *({"panels": 1, "stages": 5}, {"raster": 0}, {"splits": 0}),
     ],
+    ids=str,
 )
 def test_a_way_that_cannot_be_is_refused(wrong):
     with pytest.raises(KernelError):
         HopperTile(**wrong)
-
-
-def test_the_choice_is_never_predicted_slower_than_the_usual_way():
-    """Fewer waves, or as many: by the tiles of the busiest multiprocessor, in columns."""
-
-    def work(m, n, how, multiprocessors):
-        tiles = -(-m // (128 * how.cluster)) * -(-n // how.tile[1])
-        found = slices(tiles, 4096, how, multiprocessors)
-        whole, cut = found.rounds(how.at_once(multiprocessors))
-        return (whole + cut / found.splits) * how.tile[1]
-
-    assert (work(1024, 1024, HopperTile(), 132), work(8192, 8192, HopperTile(), 132)) == (256, 4096)
-    for m, n in [(384, 2**17), (1024, 1024), (4096, 4096), (640, 99), (130, 10**5), (7, 9)]:
-        for multiprocessors in (132, 114, 7, 1):
-            how = chosen(m, n, 4096, 1, multiprocessors)
-            usual = HopperTile(cluster=2 if m > 128 else 1)
-            assert work(m, n, how, multiprocessors) <= work(m, n, usual, multiprocessors)
-
-
-def test_an_odd_row_of_tiles_counts_where_it_costs():
-    def cluster(m, n=2**17):
-        return chosen(m, n, 4096, 1, 132).cluster
-
-    # of rows + 1 that clusters compute one is empty, against what sharing B is worth
-    assert [cluster(128 * rows) for rows in (1, 2, 3, 4, 5, 7, 27, 28)] == [1, 2, 1, 2, 1, 1, 2, 2]
-    assert chosen(384, 2048, 4096, 1, 132).tile[1] == 128  # 24 tiles of 256, or 48, for 132
 
 
 def cycles(m, n, k, way, multiprocessors):
@@ -217,12 +184,13 @@ def cycles(m, n, k, way, multiprocessors):
 SHAPES = [
     *((1024, 1024, 2**e) for e in range(6, 17)),
     *((3072, 3072, 8192), (2304, 2304, 8192), (4096,) * 3, (8192,) * 3, (128, 4096, 7168)),
-    *((300, 700, 4000), (1, 1, 2**20), (130, 10**5, 4096), (256, 256, 65536)),
+    *((300, 700, 4000), (1, 1, 2**20), (130, 10**5, 4096), (256, 256, 65536), (384, 2048, 4096)),
+    *((128 * rows, 2**17, 4096) for rows in (1, 2, 3, 4, 5, 7, 27, 28)),  # an odd row costs
 ]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("multiprocessors", [132, 114, 7])
+@pytest.mark.parametrize("multiprocessors", [132, 114, 7, 1])
 def test_k_is_split_where_that_pays_and_nowhere_else(multiprocessors):
     splits = set()
     for m, n, k in SHAPES:
@@ -238,7 +206,7 @@ def test_k_is_split_where_that_pays_and_nowhere_else(multiprocessors):
         assert took == pytest.approx(cut if cut < 0.95 * uncut else uncut), (m, n, k)
         splits.add(how.splits)
     assert 1 in splits
-    assert max(splits) > 1
+    assert (max(splits) > 1) == (multiprocessors > 1)  # one is never left idle
 
 
 @pytest.mark.long
@@ -327,16 +295,8 @@ def test_what_lies_at_one_address_is_described_as_it_is(machine):
         td.tile.matmul(a, other[:columns], "wgmma_ws_persistent", out=out[:rows])
         address, *sizes = sizes_of(machine.launched[-1].arguments[4])
         assert address == memory.data.ptr
-        assert sizes == [
-            columns,
-            rows,
-            1,
-            64,
-            128,
-            1,
-            2 * columns * step,
-            rows * 2 * columns * step,
-        ]
+        line = 2 * columns * step
+        assert sizes == [columns, rows, 1, 64, 128, 1, line, rows * line]
         seen.append(sizes)
     assert seen[0] == seen[-1]
 
@@ -435,19 +395,17 @@ def test_a_version_that_cannot_be_asked_is_none(monkeypatch):
     build._version.cache_clear()
 
 
-def damaged(path):
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
+DAMAGES = {
+    "altered": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"),
+    "anyone's": lambda path: path.chmod(0o666),
+}
 
 
-def writable(path):
-    path.chmod(0o666)
-
-
-@pytest.mark.parametrize("damage", [damaged, writable])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_damaged_on_the_way_is_refused_and_made_anew(brought, damage):
     folder, made = brought
     (path,) = folder.iterdir()
-    damage(path)
+    DAMAGES[damage](path)
     with pytest.warns(UserWarning, match=r"cubin is not used: .*; bring it again"):
         assert build._kept(*SMALL).read_bytes() == b"\x7fELF right"
     assert made == [SMALL]
@@ -475,37 +433,6 @@ def test_without_a_compiler_what_was_brought_still_runs(machine, brought, monkey
     assert td.tile.kernels["mma_multistage"].why_not == "no NVRTC"
     monkeypatch.setenv("TILEDASK_CUBINS", "")
     assert td.tile.kernels["smem_tiled"].why_not == "no NVRTC"
-
-
-def lying(case):
-    """The operands as `embedded` lays them, never filled."""
-
-    def view(layout, *shape, dtype=case.dtype, lead=True):
-        lead = (case.batch,) if case.batch and lead else ()
-        values = np.broadcast_to(np.zeros((), td.tile.as_dtype(dtype)), (*lead, *shape))
-        found = prebuilt._placed(shape, dtype, layout, case.margin)
-        return found if not lead else embedded(values, layout, case.margin)[1]
-
-    a = view(case.layouts[0], case.m, case.k, lead="a" not in case.shared)
-    b = view(case.layouts[1], case.k, case.n, lead="b" not in case.shared)
-    if case.batch:
-        a, b = (np.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in (a, b))
-    out, before = (
-        view(case.layouts[2], case.m, case.n, dtype=case.out_dtype or case.dtype) for _ in range(2)
-    )
-    bias = np.zeros(case.n, np.float32) if case.bias else None
-    return (
-        a,
-        b,
-        out,
-        Epilogue(
-            case.alpha,
-            case.beta,
-            bias,
-            "gelu" if case.gelu else None,
-            before if case.before else None,
-        ),
-    )
 
 
 @pytest.mark.long

@@ -23,17 +23,8 @@ from tiledask.tile.cuda.source import KERNELS, file_text, source
 pytestmark = pytest.mark.skipif(bool(nvrtc_reason()), reason=nvrtc_reason() or "-")
 
 PLAIN = {"HAS_BETA": 0, "HAS_BIAS": 0, "HAS_GELU": 0, "HAS_BEFORE": 0}
-WGMMA = {
-    "TYPE": "bf16",
-    "OUT": "bf16",
-    "TILE_N": 256,
-    "STAGES": 3,
-    "CLUSTER": 2,
-    "A_TURNED": 0,
-    "B_TURNED": 1,
-    "STAGED": 1,
-    **PLAIN,
-}
+WGMMA = {"TYPE": "bf16", "OUT": "bf16", "TILE_N": 256, "STAGES": 3, "CLUSTER": 2, "STAGED": 1}
+WGMMA |= {"A_TURNED": 0, "B_TURNED": 1, **PLAIN}
 
 
 @cache
@@ -90,75 +81,12 @@ def test_a_tile_the_kernel_cannot_hold_is_refused(extent):
 
 DIRECT = {"STAGED": 0, "STAGES": 4}
 ADDED = {**DIRECT, "OUT": "float", "PAIRS": 1, "HAS_BETA": 1}
-ALL = {"HAS_BETA": 1, "HAS_BIAS": 1, "HAS_GELU": 1, "HAS_BEFORE": 1}
-NARROW = {"TILE_N": 128, "STAGES": 5}
-VARIANTS = {
-    "as it is measured": {},
-    "operands the other way": {"A_TURNED": 1, "B_TURNED": 0},
-    "float32 out": {**DIRECT, "OUT": "float", "PAIRS": 1},
-    "float32 out, one by one": {**DIRECT, "OUT": "float", "PAIRS": 0},
-    "float32 out, added": ADDED,
-    "bf16, added": {**DIRECT, "PAIRS": 1, "HAS_BETA": 1},
-    "bias and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1},
-    "bias by row and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1, "BIAS_BY_ROW": 1},
-    "everything": {**DIRECT, **ALL, "PAIRS": 1},
-    "everything, one by one, bias by row": {
-        **DIRECT,
-        **ALL,
-        "PAIRS": 0,
-        "A_TURNED": 1,
-        "B_TURNED": 0,
-        "BIAS_BY_ROW": 1,
-    },
-    "all but beta, one by one": {**DIRECT, **ALL, "PAIRS": 0, "HAS_BETA": 0},
-    "bias and GELU, one by one": {**DIRECT, "PAIRS": 0, "HAS_BIAS": 1, "HAS_GELU": 1},
-    "everything, float32, one by one": {**DIRECT, **ALL, "OUT": "float", "PAIRS": 0, "CLUSTER": 1},
-    "fp16, narrow, alone": {**NARROW, "TYPE": "f16", "OUT": "f16", "CLUSTER": 1},
-    "fp16, narrow, everything": {
-        **NARROW,
-        **DIRECT,
-        **ALL,
-        "TYPE": "f16",
-        "OUT": "f16",
-        "PAIRS": 1,
-        "BIAS_BY_ROW": 1,
-    },
-    "float32 out, staged": {"OUT": "float", "PAIRS": 1},
-    "everything, staged": {**ALL, "OUT": "float", "PAIRS": 1},
-    "C through half of the room": {"C_PANELS": 2, "STAGES": 4},
-    "everything, one by one": {**DIRECT, **ALL, "PAIRS": 0, "A_TURNED": 1, "B_TURNED": 1},
-    "slices": {"SPLIT": 1},
-    "slices, float32 out, added": {**ADDED, "SPLIT": 1},
-    "slices, bias and GELU": {"HAS_BIAS": 1, "HAS_GELU": 1, "SPLIT": 1},
-    "slices, narrow": {**NARROW, "SPLIT": 1},
-    "slices, everything, one by one": {**DIRECT, **ALL, "PAIRS": 0, "SPLIT": 1},
-}
-
+ALL = dict.fromkeys(PLAIN, 1)
+APART = {**DIRECT, **ALL, "OUT": "float", "PAIRS": 0, "CLUSTER": 1}
 CODE_BYTES = 64 * 1024
 """The most instructions that a kernel may have: what no cache holds is fetched for every tile."""
 ROUND_TRIPS = 8
 """Times that a thread may stand still for what it reads of C, bias and partial sums, a tile."""
-
-
-def check_wgmma(macros, folder):
-    code, found = compile_it("wgmma_ws_persistent", "sm_90a", macros)
-    assert found.spilled == found.stack == 0
-    # 384 threads share 65,536 registers until the producer gives some of its own away
-    assert found.registers == 168
-    # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
-    assert found.remarks == ()
-    assert 4096 < compiler_said.text_bytes(code) < CODE_BYTES
-    if macros["HAS_BETA"] or macros["HAS_BIAS"] or macros.get("SPLIT"):
-        read = machine_code(code, folder)
-        assert starting([name for name, _ in read], "LDG")
-        assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
-
-
-@pytest.mark.long
-@pytest.mark.few(2)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, variant):
-    check_wgmma({**WGMMA, **VARIANTS[variant]}, tmp_path)
 
 
 def endings():
@@ -181,22 +109,45 @@ WAYS = [
     {"TYPE": kind, "TILE_N": columns, "CLUSTER": cluster, "A_TURNED": a, "B_TURNED": b}
     for kind, columns, cluster, a, b in product(("bf16", "f16"), (256, 128), (1, 2), (0, 1), (0, 1))
 ]
+BY_ROW = {**DIRECT, **ALL, "BIAS_BY_ROW": 1}
+NARROW = {"TYPE": "f16", "TILE_N": 128, "CLUSTER": 1}
 PRODUCT = [
+    ({}, {}),  # as it is measured
     *((ending, WAYS[7 * i % len(WAYS)] | {"TILE_N": 256}) for i, ending in enumerate(endings())),
-    *(({**DIRECT, **ALL, "OUT": "half", "PAIRS": i % 2}, way) for i, way in enumerate(WAYS)),
+    *(({**DIRECT, **ALL, "PAIRS": pairs}, way) for pairs, way in product((0, 1), WAYS)),
+    (APART, {}),
+    ({**BY_ROW, "PAIRS": 0}, {"A_TURNED": 1, "B_TURNED": 0}),
+    ({**BY_ROW, "PAIRS": 1}, NARROW),
+    ({}, NARROW),
 ]
 PRODUCT += [({**ending, "SPLIT": 1}, way) for ending, way in PRODUCT]
+PRODUCT += [
+    ({"OUT": "float", "PAIRS": 1}, {}),  # staged
+    ({**ALL, "OUT": "float", "PAIRS": 1}, {}),
+    ({"C_PANELS": 2, "STAGES": 4}, {}),
+]
 """Every ending with the wide tile, whose sums leave least room; every way to lie with all of it."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("ending", "way"), PRODUCT)
-def test_wgmma_with_every_ending_and_every_way_to_lie(tmp_path, ending, way):
-    macros = {**WGMMA, **ending, **way}
+def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, way):
+    macros = {**WGMMA, "OUT": "half", **ending, **way}
     if macros["OUT"] != "float":
         macros["OUT"] = macros["TYPE"]
-    macros["STAGES"] += way["TILE_N"] == 128
-    check_wgmma(macros, tmp_path)
+    macros["STAGES"] += macros["TILE_N"] == 128
+    code, found = compile_it("wgmma_ws_persistent", "sm_90a", macros)
+    assert found.spilled == found.stack == 0
+    # 384 threads share 65,536 registers until the producer gives some of its own away
+    assert found.registers == 168
+    # C7508: setmaxnreg ignored; C7510, C7511, C7514: wgmma made to wait; C7519: a fence was missing
+    assert found.remarks == ()
+    assert 4096 < compiler_said.text_bytes(code) < CODE_BYTES
+    if macros["HAS_BETA"] or macros["HAS_BIAS"] or macros.get("SPLIT"):
+        read = machine_code(code, tmp_path)
+        assert starting([name for name, _ in read], "LDG")
+        assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
 
 
 @pytest.mark.long
@@ -304,7 +255,7 @@ FAULTS = {
         waits_for_each_read,
     ),
     "elements one by one, unrolled, and with a tanh that has branches": (
-        VARIANTS["everything, float32, one by one"],
+        APART,
         [
             ("FEW_ADDRESSES && !HAS_BEFORE && !SPLIT;", "true;"),
             (
@@ -362,51 +313,30 @@ def panels(variant, piece=16, **more):
     name, kind, out, tile = PANELS[variant]
     size = 4 if kind == "float" else 2
     stages, shared = launch.panels_memory(name, tile, size, False, True)
-    macros = {
-        "TYPE": kind,
-        "OUT": out,
-        "TILE_M": tile[0],
-        "TILE_N": tile[1],
-        "TILE_K": tile[2],
-        "STAGES": stages,
-        "A_TURNED": 0,
-        "B_TURNED": 1,
-        "A_BYTES": piece,
-        "B_BYTES": piece,
-        **PLAIN,
-        **more,
-    }
+    macros = dict(zip(("TILE_M", "TILE_N", "TILE_K"), tile, strict=True))
+    macros |= {"TYPE": kind, "OUT": out, "STAGES": stages, "A_TURNED": 0, "B_TURNED": 1}
+    macros |= {"A_BYTES": piece, "B_BYTES": piece, **PLAIN, **more}
     return name, macros, shared
 
 
-def check_panels(arch, variant, ending, folder):
+@pytest.mark.long
+@pytest.mark.few(2)
+@pytest.mark.parametrize("ending", ["plain", "everything"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("variant", PANELS)
+def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, ending):
     more = {key: int(ending == "everything") for key in PLAIN}
     name, macros, shared = panels(variant, PAIRS=int(arch == "sm_90"), **more)
     code, found = compile_it(name, arch, macros)
     assert compiler_said.text_bytes(code) < CODE_BYTES
     if ending == "everything":
-        assert 1 <= compiler_said.round_trips(machine_code(code, folder)) <= ROUND_TRIPS
+        assert 1 <= compiler_said.round_trips(machine_code(code, tmp_path)) <= ROUND_TRIPS
     assert found.spilled == found.stack == 0
     assert found.remarks == ()
     # 65,536 registers for two blocks of 128 threads, 164 and 228 KB of shared memory with 1 KB a
     # block for the system
     assert found.registers <= 255
     assert 2 * (shared + 1024) <= {"sm_80": 164, "sm_90": 228}[arch] * 1024
-
-
-@pytest.mark.long
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("arch", "ending"), [("sm_80", "plain"), ("sm_90", "everything")])
-@pytest.mark.parametrize("variant", PANELS)
-def test_panels_compile_without_spills_and_two_blocks_fit(tmp_path, arch, variant, ending):
-    check_panels(arch, variant, ending, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("arch", "ending"), [("sm_80", "everything"), ("sm_90", "plain")])
-@pytest.mark.parametrize("variant", PANELS)
-def test_panels_with_the_other_ending_of_each_architecture(tmp_path, arch, variant, ending):
-    check_panels(arch, variant, ending, tmp_path)
 
 
 @pytest.mark.long
@@ -421,33 +351,14 @@ def test_panels_read_c_before_they_wait_for_it(tmp_path, variant):
     assert len(starting([n for n, _ in read], "LDG.E")) / trips == 8  # pairs at a time
 
 
-TURNED, PIECES = [(1, 0), (1, 1), (0, 0)], [4, 16]
-OTHER_WAYS = list(product(["sgemm", "bf16"], enumerate(TURNED), enumerate(PIECES)))
-
-
-def check_spills(variant, turned, piece):
-    name, macros, _ = panels(variant, piece, A_TURNED=turned[0], B_TURNED=turned[1])
-    assert compile_it(name, "sm_80", macros)[1].spilled == 0
-
-
 @pytest.mark.long
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("variant", "turned", "piece"),
-    [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 0],
-)
+@pytest.mark.parametrize("piece", [4, 16])
+@pytest.mark.parametrize("turned", [(1, 0), (1, 1), (0, 0)])
+@pytest.mark.parametrize("variant", ["sgemm", "bf16"])
 def test_panels_the_other_ways_do_not_spill_either(variant, turned, piece):
-    """Each kernel with each way that operands lie, and with each size of pieces."""
-    check_spills(variant, turned, piece)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variant", "turned", "piece"),
-    [(v, t, p) for v, (i, t), (j, p) in OTHER_WAYS if (i + j + (v == "bf16")) % 2 == 1],
-)
-def test_panels_with_the_other_pieces_of_each_way(variant, turned, piece):
-    check_spills(variant, turned, piece)
+    name, macros, _ = panels(variant, piece, A_TURNED=turned[0], B_TURNED=turned[1])
+    assert compile_it(name, "sm_80", macros)[1].spilled == 0
 
 
 @pytest.mark.long
@@ -507,48 +418,6 @@ def test_a_syntax_error_is_refused(monkeypatch):
     monkeypatch.setattr(build, "source", lambda name: broken)
     with pytest.raises(KernelError, match='expected a ";"'):
         build.compile_for("smem_tiled", {"TILE": 16}, "sm_90")
-
-
-@pytest.mark.long
-def test_a_kernel_that_spills_or_hoards_shared_memory_is_seen(monkeypatch):
-    greedy = source("smem_tiled").replace(
-        "float a_tile[TILE * TILE]", "float a_tile[2 * TILE * TILE]"
-    )
-    monkeypatch.setattr(build, "source", lambda name: greedy)
-    log = build.compile_for("smem_tiled", {"TILE": 32}, "sm_90")[1]
-    assert build.resources(log).shared == 3 * 32 * 32 * 4
-    spilling = """
-    extern "C" __global__ void __launch_bounds__(1024) smem_tiled(float* x) {
-        __shared__ float tile[1024];
-        tile[threadIdx.x] = x[threadIdx.x];
-        float kept[128];
-        for (int i = 0; i < 128; ++i) kept[i] = x[i * 1024 + threadIdx.x];
-        __syncthreads();
-        for (int i = 0; i < 128; ++i) x[i * 1024 + threadIdx.x] = kept[127 - i] * tile[i];
-    }"""
-    monkeypatch.setattr(build, "source", lambda name: spilling)
-    assert build.resources(build.compile_for("smem_tiled", {}, "sm_90")[1]).spilled > 0
-
-
-@pytest.mark.long
-def test_machine_code_is_made_once_and_kept_whole(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = []
-    compile_for = build.compile_for
-    monkeypatch.setattr(
-        build, "compile_for", lambda *given: made.append(given) or compile_for(*given)
-    )
-    first = build._kept("smem_tiled", {"TILE": 16}, "sm_80")
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == first
-    assert len(made) == 1
-    assert first.read_bytes()[:4] == b"\x7fELF"
-    assert build._kept("smem_tiled", {"TILE": 32}, "sm_80") != first
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_90") != first
-    changed = source("smem_tiled") + "\n// another text"
-    monkeypatch.setattr(build, "source", lambda name: changed)
-    assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") != first
-    assert {p.suffix for p in first.parent.iterdir()} == {".cubin"}
-    assert first.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.long
@@ -631,9 +500,16 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path, monkeypatch, ho
     assert again.read_bytes() == b"\x7fELF right"
 
 
-def test_a_folder_of_ones_own_is_closed_to_others(tmp_path, monkeypatch):
+def test_machine_code_is_kept_by_what_it_is_of_in_a_folder_closed_to_others(tmp_path, monkeypatch):
     folder, path, made = _kept_once(monkeypatch, tmp_path)
     folder.chmod(0o777)
     assert build._kept("smem_tiled", {"TILE": 16}, "sm_80") == path
     assert folder.stat().st_mode & 0o777 == 0o700
     assert not made
+    others = {
+        build._kept("smem_tiled", *of) for of in (({"TILE": 32}, "sm_80"), ({"TILE": 16}, "sm_90"))
+    }
+    monkeypatch.setattr(build, "source", lambda name: "another text")
+    others.add(build._kept("smem_tiled", {"TILE": 16}, "sm_80"))
+    assert len(others - {path}) == len(made) == 3
+    assert {p.suffix for p in folder.iterdir()} == {".cubin"}

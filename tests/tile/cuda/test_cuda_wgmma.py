@@ -5,12 +5,14 @@ tiledask/tile/cuda/README.md says what this shows and what only a GPU can.
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles.planted import faults
 from twins import cuda_host
-from twins.cuda_host import HostFault, HostKernel, host_gpu, host_tensor_map, why_not
+from twins.cuda_host import HostFault, host_gpu, why_not
 from twins.cuda_host.memory import lent, lent_empty
 from twins.cuda_host.products import GemmCase, is_right
 
@@ -26,6 +28,8 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 NARROW, WIDE = launch.WGMMA_TILES[1], launch.WGMMA_TILES[0]
 BASE = GemmCase(200, 150, 150, dtype="bfloat16")
+ALL = {"beta": -1.0, "bias": True, "gelu": True, "before": True}
+EVERYTHING = replace(BASE, out_dtype="float32", alpha=0.7, **ALL)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +52,7 @@ def launch_it(a, b, out, epilogue, tile):
 
 
 CASES = {
-    **{
-        f"{layouts}": replace(BASE, layouts=layouts)
-        for layouts in ("CCC", "FCC", "CFC", "FFC", "CCF", "FCF", "CFF", "FFF")
-    },
+    **{"".join(x): replace(BASE, layouts="".join(x)) for x in product("CF", repeat=3)},
     "one element": replace(BASE, m=1, n=1, k=1),
     "one row": replace(BASE, m=1, n=300, k=70),
     "one column": replace(BASE, m=300, n=1, k=70),
@@ -75,18 +76,8 @@ CASES = {
     "bias": replace(BASE, bias=True),
     "bias and columns": replace(BASE, bias=True, layouts="CCF"),
     "bias and GELU": replace(BASE, bias=True, gelu=True),
-    "everything": replace(BASE, alpha=0.7, beta=-1.0, bias=True, gelu=True, before=True),
-    "everything, columns, float32 out": replace(
-        BASE,
-        alpha=0.7,
-        beta=-1.0,
-        bias=True,
-        gelu=True,
-        before=True,
-        layouts="FCF",
-        out_dtype="float32",
-        batch=2,
-    ),
+    "everything": replace(EVERYTHING, out_dtype=""),
+    "everything, columns, float32 out": replace(EVERYTHING, layouts="FCF", batch=2),
 }
 
 
@@ -271,108 +262,41 @@ def test_a_variant_for_each_epilogue(tmp_path):
     ]
 
 
-USUAL = {
-    "TYPE": "bf16",
-    "OUT": "bf16",
-    "TILE_N": 128,
-    "STAGES": 3,
-    "CLUSTER": 1,
-    "A_TURNED": 0,
-    "B_TURNED": 1,
-    "STAGED": 1,
-    "PAIRS": 1,
-}
 TUNED = {
-    "two stages": {"STAGES": 2},
-    "C through half of the room, a stage more": {"C_PANELS": 1, "STAGES": 4},
-    "float32 C in two passes": {"OUT": "float"},
-    "float32 C, panel by panel": {"OUT": "float", "C_PANELS": 1},
-    "float32 C in one pass": {"OUT": "float", "C_PANELS": 4},
-    "another raster": {"RASTER": 3},
-    "the wide tile, C panel by panel": {"TILE_N": 256, "C_PANELS": 1},
-    "the narrowest tile": {"TILE_N": 64},
+    "two stages": HopperTile(NARROW, stages=2, cluster=1),
+    "C panel by panel, a stage more": HopperTile(NARROW, panels=1, cluster=1),
+    "C at once, or in two passes": HopperTile(NARROW, cluster=1),
+    "another raster": HopperTile(NARROW, raster=3, cluster=1),
+    "the wide tile, C panel by panel": HopperTile(WIDE, panels=1, cluster=1),
 }
-ENDING = {"alpha": 0.5, "beta": -1.0, "bias": True, "gelu": True, "before": True}
-
-
-def launch_tuned(a, b, out, epilogue, folder, faults, macros):
-    """As `launch` does it, with ``macros`` that it would not choose."""
-    macros = {**USUAL, **macros}
-    (m, k), n, size = a.shape, b.shape[1], out.itemsize
-
-    def map_of(x, box):
-        return host_tensor_map(
-            x.dtype, x.ctypes.data, (*x.shape[::-1], 1), (x.strides[0],) * 2, box
-        )
-
-    used = {
-        "HAS_BETA": int(epilogue.loads_c),
-        "HAS_BIAS": int(epilogue.bias is not None),
-        "HAS_GELU": int(epilogue.activation is not None),
-        "HAS_BEFORE": int(epilogue.preactivation is not None),
-    }
-    kernel = HostKernel(folder, "wgmma_ws_persistent", macros | used, faults)
-    stage = (128 + macros["TILE_N"]) * 128 + 16
-    panels = 2 * macros.get("C_PANELS", macros["TILE_N"] // 64) * 64 * 128
-    kernel.max_dynamic_shared_size_bytes = shared = macros["STAGES"] * stage + panels
-    kernel(
-        (3,),
-        (384,),
-        (
-            *map(np.int32, (m, n, k, 1)),
-            map_of(a, (64, 128, 1)),
-            np.int32(0),
-            map_of(b, (64, 64, 1)),
-            np.int32(0),
-            map_of(out, (128 // size, 64, 1)),
-            out,
-            np.uint64(0) if epilogue.preactivation is None else epilogue.preactivation,
-            *map(np.int64, (out.strides[0] // size, 1, 0)),
-            np.float32(epilogue.alpha),
-            np.float32(epilogue.beta),
-            np.uint64(0) if epilogue.bias is None else epilogue.bias,
-        ),
-        shared_mem=shared,
-    )
-
-
-def tuned_is_right(folder, macros, faults=(), **ending):
-    out = {"bf16": "bfloat16", "float": "float32"}[macros.get("OUT", "bf16")]
-    run = partial(launch_tuned, folder=folder, faults=faults, macros=macros)
-    return is_right(run, replace(BASE, m=500, n=300, k=420, out_dtype=out, **ending))
+LARGER = replace(BASE, m=500, n=300, k=420)
 
 
 @pytest.mark.long
 @pytest.mark.few(3)
-@pytest.mark.parametrize("ending", [{}, ENDING], ids=["plain", "everything"])
+@pytest.mark.parametrize("ending", [{}, {"alpha": 0.5, **ALL}], ids=["plain", "everything"])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("tuned", TUNED)
-def test_what_a_sweep_may_vary(tmp_path, tuned, ending):
-    assert tuned_is_right(tmp_path, TUNED[tuned], **ending)
+def test_what_a_sweep_may_vary(gpu, tuned, out, ending):
+    assert right(replace(LARGER, out_dtype=out, **ending), TUNED[tuned])
 
 
-PASSES = {
-    "the next pass overwrites the panels": ("if (thread == 0) stores_have_read();", ""),
-    "the next pass does not wait for the thread that knows": (
-        "        if (thread == 0) stores_have_read();  // the pass before this one\n"
-        "        group_sync(1 + consumer, GROUP_THREADS);",
-        "        if (thread == 0) stores_have_read();",
-    ),
-    "every pass stores the first columns": ("first + j * PANEL_COLS", "j * PANEL_COLS"),
-    "every pass takes the first sums": ("(UNROLLED ? first + j : 0)", "(UNROLLED ? j : 0)"),
-    "every pass adds the first columns of C": ("first + j + col, m, n)", "j + col, m, n)"),
-}
+PASSES = faults(r"""
+the next pass overwrites the panels: if (thread == 0) stores_have_read(); =>
+the next pass does not wait for the thread that knows:
+    // the pass before this one\n        group_sync(1 + consumer, GROUP_THREADS); =>
+every pass stores the first columns: first + j * PANEL_COLS => j * PANEL_COLS
+every pass takes the first sums: (UNROLLED ? first + j : 0) => (UNROLLED ? j : 0)
+every pass adds the first columns of C: first + j + col, m, n) => j + col, m, n)
+""")
 
 
 @pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", PASSES)
 def test_fault_planted_in_passes_is_caught(tmp_path, fault):
-    macros = TUNED["float32 C, panel by panel"]
-    try:
-        caught = not tuned_is_right(tmp_path, macros, [PASSES[fault]], beta=1.0)
-    except HostFault:
-        caught = True
-    assert caught
+    case = replace(LARGER, out_dtype="float32", beta=1.0)
+    assert is_caught(tmp_path, [PASSES[fault]], case, HopperTile(NARROW, panels=1, cluster=1))
 
 
 @pytest.mark.long
@@ -408,170 +332,102 @@ def test_a_map_is_as_large_as_what_a_kernel_copies_of_it():
 MANY = replace(BASE, m=400, n=300, k=420)
 TURNED = replace(MANY, layouts="FFC")
 DIRECT = replace(MANY, out_dtype="float32", beta=1.0)
-
 APART = replace(DIRECT, layouts="CCS")  # elements move one by one, not by pairs
 
-# in what all kernels but the first do with their sums (epilogue.cuh)
-EPILOGUE = {
-    "one row too many": ("r * ROW_STEP < down &&", "r * ROW_STEP <= down &&"),
-    "one column too many": ("COL_STEP + q < right;", "COL_STEP + q <= right;"),
-    "no edge is looked for along n": ("&& p * COL_STEP + q < right;", ";"),
-    "the bias of a column too many": ("column < right", "column <= right"),
-    "the bias of the next column": ("e.bias + j + column", "e.bias + j + column + 1"),
-    "the bias of another pair": ("bias[2 * p + q % 2]", "bias[2 * r + q % 2]"),
-    "beta is applied twice": ("y[q] += e.beta *", "y[q] += 2 * e.beta *"),
-    "beta is forgotten": ("y[q] += e.beta *", "y[q] +="),
-    "alpha is forgotten": ("y[q] *= e.alpha;", ""),
-    "neighbours are exchanged": ("q % 2 ? held[q / 2].y", "q % 2 == 0 ? held[q / 2].y"),
-    "what goes to C goes beside it": ("write(c.before, y);", "write(c.data, y);"),
-}
-EVERYTHING = replace(
-    BASE, out_dtype="float32", alpha=0.7, beta=-1.0, bias=True, gelu=True, before=True
-)
-WAYS = {"by pairs": "CCC", "one by one": "CCS"}
+OF_THE_EPILOGUE = faults(r"""
+one row too many: r * ROW_STEP < down && => r * ROW_STEP <= down &&
+one column too many: COL_STEP + q < right; => COL_STEP + q <= right;
+no edge is looked for along n: && p * COL_STEP + q < right; => ;
+the bias of a column too many: column < right => column <= right
+the bias of the next column: e.bias + j + column => e.bias + j + column + 1
+the bias of another pair: bias[2 * p + q % 2] => bias[2 * r + q % 2]
+beta is applied twice: y[q] += e.beta * => y[q] += 2 * e.beta *
+beta is forgotten: y[q] += e.beta * => y[q] +=
+alpha is forgotten: y[q] *= e.alpha; =>
+neighbours are exchanged: q % 2 ? held[q / 2].y => q % 2 == 0 ? held[q / 2].y
+what goes to C goes beside it: write(c.before, y); => write(c.data, y);
+""")
+"""In what all kernels but the first do with their sums (epilogue.cuh)."""
 
+OF_THE_KERNEL = faults(r"""
+a stage is read before its bytes are there: barrier_wait(s.full(ring.stage), ring.parity); => ;
+a stage is filled while it is read: barrier_wait(s.empty(ring.stage), ring.parity ^ 1); => ;
+the producer waits for the wrong phase: ring.parity ^ 1); => ring.parity);
+the phase never changes: parity ^= 1; => ;
+the ring starts over at every tile:
+    float sums[TILE_N / 2];\n => ring = Ring{0, 0};\n        float sums[TILE_N / 2];\n
+a stage is released before it was read:
+    if (k0 > work.begin) release(s, before, thread); => release(s, ring.stage, thread);
+nobody waits for the products: wgmma_wait<1>(); =>
+sums are stored before they are made: wgmma_wait<0>(); =>
+no fence before the products: wgmma_begin();\n =>
+too few bytes are announced:
+    barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)
+    => barrier_arrive_expecting(s.full(ring.stage), A_BYTES + B_BYTES / CLUSTER)
+too many bytes are announced:
+    barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)
+    => barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES + 16)
+B is not shared with the neighbour:
+    everyone = (1 << CLUSTER) - 1 => everyone = 1 << cluster_rank()
+both blocks load the same half of B: first = cluster_rank() * share => first = 0
+only one consumer is waited for: CONSUMERS * CLUSTER); => CLUSTER);
+the neighbour's producer is not told: if (thread < CLUSTER) barrier => if (thread < 1) barrier
+blocks leave while others write to them: cluster_sync();  // nobody leaves => // nobody leaves
+barriers are used before they are made: cluster_sync();\n\n => \n
+the tile of C is not fenced: tile_writes_done();\n =>
+the tile of C leaves before all have written:
+    tile_writes_done();\n        group_sync(1 + consumer, GROUP_THREADS); => tile_writes_done();
+the last tile of C never leaves: if (thread == 0) stores_are_done(); =>
+C is not swizzled: (byte % ROW_BYTES / 16 ^ r % 8) * 16 => byte % ROW_BYTES / 16 * 16
+panels of C are mixed up: first + j * PANEL_COLS, => first + (j ^ 1) * PANEL_COLS,
+consumers store to each other's rows:
+    at.row + consumer * ROWS, at.batch => at.row + (1 - consumer) * ROWS, at.batch
+both consumers multiply the same rows:
+    descriptor(s.a(stage) + consumer * PANEL_BYTES, => descriptor(s.a(stage),
+the descriptor of A has the wrong stride:
+    PANEL_BYTES, 8 * ROW_BYTES); => PANEL_BYTES, 4 * ROW_BYTES);
+the descriptor of B has the wrong leading offset:
+    TILE_K * ROW_BYTES, 8 * ROW_BYTES); => ROW_BYTES, 8 * ROW_BYTES);
+steps of k are taken twice: i * (A_TURNED ? 16 * ROW_BYTES : 32) => 0
+turned steps of k go the straight way: i * (A_TURNED ? 16 * ROW_BYTES : 32) => i * 32
+turned halves of A are mixed up: row + half * ROWS, k0, => row + (1 - half) * ROWS, k0,
+the first step adds to what the registers held: add || i > 0 => true
+a step of k is lost:
+    k0 < work.end; k0 += TILE_K) {\n            barrier_wait(s.empty
+    => k0 + TILE_K < work.end; k0 += TILE_K) {\n            barrier_wait(s.empty
+tiles of the last band are mixed up: within % rows => within % RASTER
+registers are taken that nobody gave: registers_down_to<40>(); =>
+a batch reads its first matrix: at.batch * a_batched => 0
+the lower row lies 4 rows on: Share<OUT, 2, 8, AT => Share<OUT, 2, 4, AT
+pairs lie 4 columns apart: AT_ONCE / 8, 8> => AT_ONCE / 8, 4>
+a row of the panel is another's: row + q % 2 * 8, => row + (1 - q % 2) * 8,
+sums that come next do not move up: part.store(y);\n        move_up(sums); => part.store(y);
+more rows of C are fetched than there are:
+    fetch_into_l2_if(i < m && => fetch_into_l2_if(i <= m &&
+more columns of C are fetched than there are: at.col + j < n, c.data => true, c.data
+C is read after it was written:
+    part.finish(e, y);\n        part.store(y); => part.store(y); part.finish(e, y); part.store(y);
+""")
+SHOWN_BY = {
+    "turned steps of k go the straight way": TURNED,
+    "turned halves of A are mixed up": TURNED,
+    "tiles of the last band are mixed up": CASES["more rows of clusters than a band"],
+    "a batch reads its first matrix": CASES["a batch"],
+    "the lower row lies 4 rows on": DIRECT,
+    "pairs lie 4 columns apart": DIRECT,
+    "sums that come next do not move up": APART,
+    "more rows of C are fetched than there are": DIRECT,
+    "more columns of C are fetched than there are": DIRECT,
+    "C is read after it was written": DIRECT,
+}
+"""The others by `MANY`."""
+WAYS = {"by pairs": EVERYTHING, "one by one": replace(EVERYTHING, layouts="CCS")}
 MUTATIONS = {
-    "a stage is read before its bytes are there": (
-        "barrier_wait(s.full(ring.stage), ring.parity);",
-        ";",
-        MANY,
-    ),
-    "a stage is filled while it is read": (
-        "barrier_wait(s.empty(ring.stage), ring.parity ^ 1);",
-        ";",
-        MANY,
-    ),
-    "the producer waits for the wrong phase": ("ring.parity ^ 1);", "ring.parity);", MANY),
-    "the phase never changes": ("parity ^= 1;", ";", MANY),
-    "the ring starts over at every tile": (
-        "        float sums[TILE_N / 2];\n",
-        "        ring = Ring{0, 0};\n        float sums[TILE_N / 2];\n",
-        MANY,
-    ),
-    "a stage is released before it was read": (
-        "if (k0 > work.begin) release(s, before, thread);",
-        "release(s, ring.stage, thread);",
-        MANY,
-    ),
-    "nobody waits for the products": ("            wgmma_wait<1>();", "", MANY),
-    "sums are stored before they are made": ("        wgmma_wait<0>();", "", MANY),
-    "no fence before the products": ("    wgmma_begin();\n", "", MANY),
-    "too few bytes are announced": (
-        "barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)",
-        "barrier_arrive_expecting(s.full(ring.stage), A_BYTES + B_BYTES / CLUSTER)",
-        MANY,
-    ),
-    "too many bytes are announced": (
-        "barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES)",
-        "barrier_arrive_expecting(s.full(ring.stage), STAGE_BYTES + 16)",
-        MANY,
-    ),
-    "B is not shared with the neighbour": (
-        "everyone = (1 << CLUSTER) - 1",
-        "everyone = 1 << cluster_rank()",
-        MANY,
-    ),
-    "both blocks load the same half of B": (
-        "first = cluster_rank() * share",
-        "first = 0",
-        MANY,
-    ),
-    "only one consumer is waited for": ("CONSUMERS * CLUSTER);", "CLUSTER);", MANY),
-    "the neighbour's producer is not told": (
-        "if (thread < CLUSTER) barrier",
-        "if (thread < 1) barrier",
-        MANY,
-    ),
-    "blocks leave while others write to them": (
-        "    cluster_sync();  // nobody leaves",
-        "    // nobody leaves",
-        MANY,
-    ),
-    "barriers are used before they are made": ("    cluster_sync();\n\n", "\n", MANY),
-    "the tile of C is not fenced": ("    tile_writes_done();\n", "", MANY),
-    "the tile of C leaves before all have written": (
-        "    tile_writes_done();\n        group_sync(1 + consumer, GROUP_THREADS);",
-        "    tile_writes_done();",
-        MANY,
-    ),
-    "the last tile of C never leaves": ("    if (thread == 0) stores_are_done();", "", MANY),
-    "C is not swizzled": (
-        "(byte % ROW_BYTES / 16 ^ r % 8) * 16",
-        "byte % ROW_BYTES / 16 * 16",
-        MANY,
-    ),
-    "panels of C are mixed up": ("first + j * PANEL_COLS,", "first + (j ^ 1) * PANEL_COLS,", MANY),
-    "consumers store to each other's rows": (
-        "at.row + consumer * ROWS, at.batch",
-        "at.row + (1 - consumer) * ROWS, at.batch",
-        MANY,
-    ),
-    "both consumers multiply the same rows": (
-        "descriptor(s.a(stage) + consumer * PANEL_BYTES,",
-        "descriptor(s.a(stage),",
-        MANY,
-    ),
-    "the descriptor of A has the wrong stride": (
-        "PANEL_BYTES, 8 * ROW_BYTES);",
-        "PANEL_BYTES, 4 * ROW_BYTES);",
-        MANY,
-    ),
-    "the descriptor of B has the wrong leading offset": (
-        "TILE_K * ROW_BYTES, 8 * ROW_BYTES);",
-        "ROW_BYTES, 8 * ROW_BYTES);",
-        MANY,
-    ),
-    "steps of k are taken twice": ("i * (A_TURNED ? 16 * ROW_BYTES : 32)", "0", MANY),
-    "turned steps of k go the straight way": (
-        "i * (A_TURNED ? 16 * ROW_BYTES : 32)",
-        "i * 32",
-        TURNED,
-    ),
-    "turned halves of A are mixed up": (
-        "row + half * ROWS, k0,",
-        "row + (1 - half) * ROWS, k0,",
-        TURNED,
-    ),
-    "the first step adds to what the registers held": ("add || i > 0", "true", MANY),
-    "a step of k is lost": (
-        "k0 < work.end; k0 += TILE_K) {\n            barrier_wait(s.empty",
-        "k0 + TILE_K < work.end; k0 += TILE_K) {\n            barrier_wait(s.empty",
-        MANY,
-    ),
-    "tiles of the last band are mixed up": (
-        "within % rows",
-        "within % RASTER",
-        replace(BASE, m=2500, n=200, k=10),
-    ),
-    "registers are taken that nobody gave": ("        registers_down_to<40>();", "", MANY),
-    "a batch reads its first matrix": ("at.batch * a_batched", "0", replace(BASE, batch=3)),
-    "the lower row lies 4 rows on": ("Share<OUT, 2, 8, AT", "Share<OUT, 2, 4, AT", DIRECT),
-    "pairs lie 4 columns apart": ("AT_ONCE / 8, 8>", "AT_ONCE / 8, 4>", DIRECT),
-    "a row of the panel is another's": ("row + q % 2 * 8,", "row + (1 - q % 2) * 8,", MANY),
-    "sums that come next do not move up": (
-        "part.store(y);\n        move_up(sums);",
-        "part.store(y);",
-        APART,
-    ),
-    "more rows of C are fetched than there are": (
-        "fetch_into_l2_if(i < m &&",
-        "fetch_into_l2_if(i <= m &&",
-        DIRECT,
-    ),
-    "more columns of C are fetched than there are": (
-        "at.col + j < n, c.data",
-        "true, c.data",
-        DIRECT,
-    ),
-    "C is read after it was written": (
-        "        part.finish(e, y);\n        part.store(y);",
-        "        part.store(y);\n        part.finish(e, y);\n        part.store(y);",
-        DIRECT,
-    ),
+    **{fault: (*texts, SHOWN_BY.get(fault, MANY)) for fault, texts in OF_THE_KERNEL.items()},
     **{
-        f"{fault}, {how}": (*texts, replace(EVERYTHING, layouts=layouts))
-        for fault, texts in EPILOGUE.items()
-        for how, layouts in WAYS.items()
+        f"{fault}, {how}": (*texts, case)
+        for fault, texts in OF_THE_EPILOGUE.items()
+        for how, case in WAYS.items()
     },
 }
 
@@ -602,96 +458,72 @@ ENDED_EACH = f"""        for (int j = 0; SPLIT && work.slice >= 0 && j < TILE_N;
 {ADD_UP}"""
 """What becomes of the sums becomes of every slice's too."""
 LAST = "thread == 0 && arrive(arrived) == slices.count - 1"
-SLICE_FAULTS = {
-    "a slice is left out": ("part = 0; part < slices.count", "part = 1; part < slices.count", CUT),
-    "the last slice is left out": (
-        "part < slices.count; ++part",
-        "part + 1 < slices.count; ++part",
-        CUT,
-    ),
-    "a slice is taken twice": (
-        "slices.sums(tile * slices.count + part,",
-        "slices.sums(tile * slices.count,",
-        CUT,
-    ),
-    "it is added up before all slices are there": (LAST, LAST.replace("- 1", "- 2"), CUT),
+SLICE_FAULTS = faults(r"""
+a slice is left out: part = 0; part < slices.count => part = 1; part < slices.count
+the last slice is left out: part < slices.count; ++part => part + 1 < slices.count; ++part
+a slice is taken twice: slices.sums(tile * slices.count + part, => slices.sums(tile * slices.count,
+every slice adds up:
+    if (!group_any(1 + consumer, GROUP_THREADS, last)) return false;
+    => group_any(1 + consumer, GROUP_THREADS, last);
+a warp group arrives before all of it has written:
+    group_sync(1 + consumer, GROUP_THREADS);  // all of its sums => // all of its sums
+only one thread is told that it is the last: !group_any(1 + consumer, GROUP_THREADS, last) => !last
+both warp groups count together:
+    * CONSUMERS + consumer;\n    const bool => * CONSUMERS;\n    const bool
+both warp groups write to one place:
+    * CONSUMERS + consumer;\n        return => * CONSUMERS;\n        return
+the ragged end of k is in no slice:
+    (k + TILE_K - 1) / TILE_K;\n    const int each => k / TILE_K;\n    const int each
+what does not divide is in no slice: (each + (part < more)) => each
+slices overlap: part * each + min(part, more) => part * each
+the first step of a slice adds to what the registers held: k0 > work.begin, sums => k0 > 0, sums
+the first tiles are cut, not the last:
+    slices.whole + slice / slices.count, slice => slice / slices.count, slice
+a pair's second sum is its first: + 1] += held[q].y => + 1] += held[q].x
+""")
+SLICE_FAULTS |= {
+    "it is added up before all slices are there": (LAST, LAST.replace("- 1", "- 2")),
     "whoever begins last adds up, not who ends last": (
         LAST,
         "thread == 0 && slice % slices.count == slices.count - 1",
-        CUT,
     ),
-    "every slice adds up": (
-        "if (!group_any(1 + consumer, GROUP_THREADS, last)) return false;",
-        "group_any(1 + consumer, GROUP_THREADS, last);",
-        replace(CUT, out_dtype="float32", beta=1.0),
+    "bias is added once a slice": (ADD_UP, ENDED_EACH),
+    "C is added once a slice": (ADD_UP, ENDED_EACH),
+    "blocks of a pair share a place": (
+        "(slice * CLUSTER + cluster_rank()) * CONSUMERS",
+        "slice * CLUSTER * CONSUMERS",
     ),
-    "a warp group arrives before all of it has written": (
-        "    group_sync(1 + consumer, GROUP_THREADS);  // all of its sums",
-        "    // all of its sums",
-        CUT,
-    ),
-    "only one thread is told that it is the last": (
-        "!group_any(1 + consumer, GROUP_THREADS, last)",
-        "!last",
-        CUT,
-    ),
-    "both warp groups count together": (
-        "* CONSUMERS + consumer;\n    const bool",
-        "* CONSUMERS;\n    const bool",
-        CUT,
-    ),
-    "both warp groups write to one place": (
-        "* CONSUMERS + consumer;\n        return",
-        "* CONSUMERS;\n        return",
-        CUT,
-    ),
-    "bias is added once a slice": (ADD_UP, ENDED_EACH, replace(CUT, bias=True)),
-    "C is added once a slice": (ADD_UP, ENDED_EACH, replace(CUT, out_dtype="float32", beta=1.0)),
-    "the ragged end of k is in no slice": (
-        "steps = (k + TILE_K - 1) / TILE_K;\n    const int each",
-        "steps = k / TILE_K;\n    const int each",
-        CUT,
-    ),
-    "what does not divide is in no slice": ("(each + (part < more))", "each", CUT),
-    "slices overlap": ("part * each + min(part, more)", "part * each", CUT),
-    "the first step of a slice adds to what the registers held": (
-        "k0 > work.begin, sums",
-        "k0 > 0, sums",
-        CUT,
-    ),
-    "the first tiles are cut, not the last": (
-        "slices.whole + slice / slices.count, slice",
-        "slice / slices.count, slice",
-        replace(CUT, m=700),
-    ),
-    "a pair's second sum is its first": ("+ 1] += held[q].y", "+ 1] += held[q].x", CUT),
+}
+ADDED_TO = replace(CUT, out_dtype="float32", beta=1.0), ALONE
+SLICES_SHOWN_BY = {
+    "every slice adds up": ADDED_TO,
+    "bias is added once a slice": (replace(CUT, bias=True), ALONE),
+    "C is added once a slice": ADDED_TO,
+    "the first tiles are cut, not the last": (replace(CUT, m=700), ALONE),
+    "blocks of a pair share a place": (replace(CUT, n=100), PAIRS),
+}
+"""The others by `CUT`."""
+
+
+@pytest.mark.long
+@pytest.mark.few(6)
+@pytest.mark.parametrize("fault", SLICE_FAULTS)
+def test_fault_planted_in_slices_is_caught(tmp_path, fault):
+    shown_by = SLICES_SHOWN_BY.get(fault, (CUT, ALONE))
+    assert is_caught(tmp_path, [SLICE_FAULTS[fault]], *shown_by, EIGHT)
+
+
+UNTOUCHED = {
+    "alone": (CUT, ALONE, EIGHT),
+    "direct": (DIRECT,),
+    "pairs": (replace(CUT, n=100), PAIRS, EIGHT),
+    "turned": (TURNED,),
+    "many": (MANY,),
 }
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
-@pytest.mark.parametrize("fault", SLICE_FAULTS)
-def test_fault_planted_in_slices_is_caught(tmp_path, fault):
-    before, after, case = SLICE_FAULTS[fault]
-    assert is_caught(tmp_path, [(before, after)], case, ALONE, EIGHT)
-
-
-@pytest.mark.long
-def test_blocks_of_a_pair_that_share_a_place_are_caught(tmp_path):
-    shared = ("(slice * CLUSTER + cluster_rank()) * CONSUMERS", "slice * CLUSTER * CONSUMERS")
-    assert is_caught(tmp_path, [shared], replace(CUT, n=100), PAIRS, EIGHT)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("case", "tile"), [(CUT, ALONE), (replace(CUT, n=100), PAIRS)], ids=["alone", "pairs"]
-)
-def test_untouched_slices_are_not_caught(tmp_path, case, tile):
-    assert not is_caught(tmp_path, [], case, tile, EIGHT)
-
-
-@pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("case", [MANY, TURNED, DIRECT], ids=["many", "turned", "direct"])
-def test_an_untouched_kernel_is_not_caught(tmp_path, case):
-    assert not is_caught(tmp_path, [], case)
+@pytest.mark.few(3)
+@pytest.mark.parametrize("how", UNTOUCHED)
+def test_an_untouched_kernel_is_not_caught(tmp_path, how):
+    assert not is_caught(tmp_path, [], *UNTOUCHED[how])

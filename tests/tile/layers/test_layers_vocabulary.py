@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.gradients import assert_transpose, draw
+from oracles.gradients import draw
 
 from tiledask.errors import KernelError
 from tiledask.tile import as_dtype
@@ -24,25 +24,13 @@ def test_devices_with_some_rows_add_up(cuts):
     table, tokens = draw((11, 3), seed=1)[0], np.random.default_rng(2).integers(0, 11, (4, 6))
     y, kept = L.embedding(tokens, table, vocabulary=11)
     dy = draw(y.shape, seed=1)[0]
-    whole = L.embedding_grad(dy, kept)
-    for place in np.ndindex(tokens.shape):
-        np.testing.assert_array_equal(y[place], table[tokens[place]])
-    for row in range(11):
-        expected = dy[tokens == row].sum(axis=0)
-        np.testing.assert_allclose(whole[row], expected, atol=1e-14)
+    whole, hot = L.embedding_grad(dy, kept), tokens.ravel() == np.arange(11)[:, None]
+    np.testing.assert_array_equal(y, table[tokens])
+    np.testing.assert_allclose(whole, hot @ dy.reshape(-1, 3), atol=1e-14)
     parts = [L.embedding(tokens, table[a:b], a) for a, b in itertools.pairwise(cuts)]
     np.testing.assert_array_equal(sum(y for y, _ in parts), y)  # one term is not zero: exact
     grads = [L.embedding_grad(dy, kept) for _, kept in parts]
     np.testing.assert_array_equal(np.concatenate(grads), whole)
-
-
-def test_embedding_backward_is_the_transpose():
-    tokens = np.array([[0, 5, 3], [3, 3, 9]])
-    table, dy = draw((4, 2), (2, 3, 2))
-    _, kept = L.embedding(tokens, table, first=2)
-    assert_transpose(
-        lambda t: L.embedding(tokens, t, 2)[0], lambda d: L.embedding_grad(d, kept), table, dy
-    )
 
 
 def test_rows_that_are_not_numbers_stay_where_they_are():
@@ -54,19 +42,6 @@ def test_rows_that_are_not_numbers_stay_where_they_are():
 def test_unsigned_tokens_do_not_wrap_around():
     tokens = np.array([0, 3], np.uint8)  # 0 - 2 would be row 254
     assert L.embedding(tokens, np.ones((300, 1)), first=2)[0].ravel().tolist() == [0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (np.array([[3, 8], [9, 1]]), r"tokens are 0 .. 7, got 8 \(2 of 4 are outside\)"),
-        (np.array([-1]), r"tokens are 0 .. 7, got -1"),
-        (np.array([1.0]), "tokens are integers, got float64"),
-    ],
-)
-def test_embedding_errors(tokens, message):
-    with pytest.raises(KernelError, match=message):
-        L.embedding(tokens, np.ones((4, 2)), vocabulary=8)
 
 
 # -- cross-entropy ---------------------------------------------------------------------------------
@@ -92,22 +67,6 @@ def test_cross_entropy_by_definition(smoothing, count):
     loss, _ = L.cross_entropy(logits, targets, smoothing, count=count)
     expected = by_definition(logits, targets, smoothing, -100, count)
     assert float(loss) == pytest.approx(expected, rel=1e-13)
-
-
-def test_even_logits_lose_log_v_whatever_the_smoothing():
-    for smoothing in (0.0, 0.1):
-        loss, _ = L.cross_entropy(np.full((2, 50_257), 3.0), np.array([0, 50_256]), smoothing)
-        assert float(loss) == pytest.approx(math.log(50_257), rel=1e-12)
-
-
-def test_the_other_smoothing_is_ours_of_a_larger_one():
-    """e/(V-1) for each other class, 1 - e for the target: smoothing = e V/(V-1) here."""
-    z, y, v, e = draw((1, 6), seed=1)[0], 2, 6, 0.1
-    log_p = z[0] - math.log(np.exp(z[0]).sum())
-    theirs = -(1 - e) * log_p[y] - e / (v - 1) * (log_p.sum() - log_p[y])
-    loss, _ = L.cross_entropy(z, np.array([y]), smoothing=e * v / (v - 1))
-    assert float(loss) == pytest.approx(theirs, rel=1e-13)
-    assert float(L.cross_entropy(z, np.array([y]), e)[0]) != pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.long
@@ -136,11 +95,11 @@ def test_devices_with_some_classes_get_the_loss_of_one(vocabulary, tokens, smoot
     assert not joined[targets == -100].any()
 
 
-def split_loss(logits, targets, cuts, smoothing, vocabulary=None):
+def split_loss(logits, targets, cuts, smoothing):
     """(loss, dlogits) of each device that holds classes cuts[i] .. cuts[i + 1]."""
     spans = [(a, b) for a, b in itertools.pairwise(cuts)]
-    rule = L.LossRule(vocabulary or logits.shape[-1], smoothing)
-    count = L.count_targets(targets, L.LossRule(logits.shape[-1]))
+    rule = L.LossRule(logits.shape[-1], smoothing)
+    count = L.count_targets(targets, rule)
     local = [logits[..., a:b] for a, b in spans]
     maximum = np.max([L.local_maximum(z) for z in local], axis=0)
     sums = sum(
@@ -153,27 +112,6 @@ def split_loss(logits, targets, cuts, smoothing, vocabulary=None):
         )
         for z, (a, _) in zip(local, spans, strict=True)
     ]
-
-
-@pytest.mark.parametrize("devices", [2, 4])
-def test_smoothing_by_the_classes_of_one_device_is_wrong(devices):
-    """The planted fault: with V of one device, the loss is another as soon as there are two."""
-    logits, targets = 3 * draw((8, 16), seed=1)[0], np.random.default_rng(2).integers(0, 16, 8)
-    cuts = range(0, 17, 16 // devices)
-    right = by_definition(logits, targets, 0.1, -100)
-    assert float(split_loss(logits, targets, cuts, 0.1)[0][0]) == pytest.approx(right, rel=1e-12)
-    wrong = float(split_loss(logits, targets, cuts, 0.1, vocabulary=16 // devices)[0][0])
-    assert abs(wrong - right) > 0.05
-
-
-def test_gathered_logits_would_lose_log_t_more():
-    """The planted fault: every device passes all columns as if they were its own."""
-    logits, targets, t = draw((3, 8), seed=1)[0], np.array([1, 2, 3]), 4
-    maximum, rule = L.local_maximum(logits), L.LossRule(8)
-    sums = L.local_sums(logits, targets, maximum, rule)
-    wrong = np.stack([t * sums[0], sums[1]])  # the target's logit from one, exponentials from all
-    excess = L.loss_of_sums(wrong, targets, rule, 3) - L.loss_of_sums(sums, targets, rule, 3)
-    assert float(excess) == pytest.approx(math.log(t))
 
 
 def test_large_logits_do_not_overflow():
@@ -192,18 +130,6 @@ def test_a_class_of_minus_infinity_is_never_chosen():
     assert L.cross_entropy_grad(1.0, kept).tolist() == [[-0.5, 0.0, 0.5]]
 
 
-def test_micro_batches_with_the_count_of_the_batch_add_up():
-    logits, targets = draw((6, 5), seed=1)[0], np.array([0, -100, 1, -100, -100, 4])
-    loss, kept = L.cross_entropy(logits, targets, 0.1)
-    parts = [
-        L.cross_entropy(logits[at], targets[at], 0.1, count=3)
-        for at in (slice(2), slice(2, 3), slice(3, 5), slice(5, 6))
-    ]
-    assert float(sum(p for p, _ in parts)) == pytest.approx(float(loss), rel=1e-14)
-    joined = np.concatenate([L.cross_entropy_grad(1.0, kept) for _, kept in parts])
-    np.testing.assert_allclose(joined, L.cross_entropy_grad(1.0, kept), atol=1e-15)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_loss_of_halves_is_float32(dtype):
     logits = np.zeros((4, 50_257), as_dtype(dtype))
@@ -218,32 +144,30 @@ def test_a_loss_of_halves_is_float32(dtype):
         assert float(grad[0, 9]) != pytest.approx(1 / (4 * 50_257), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: L.cross_entropy(np.ones((2, 4)), np.array([0, 4])),
-            r"targets are 0 .. 3, or -100 .* got 4 \(1 of 2 are outside\)",
-        ),
-        (lambda: L.cross_entropy(np.ones((2, 4)), np.array([0, 4]), count=64), "got 4"),
-        (
-            lambda: L.cross_entropy(np.ones((2, 4)), np.array([-100, -100])),
-            "a count above 0, got 0; if all targets are ignored",
-        ),
-        (lambda: L.cross_entropy(np.ones((2, 4)), np.array([0.0, 1.0])), "targets are integers"),
-        (
-            lambda: L.cross_entropy(np.ones((2, 4)), np.array([1])),
-            r"targets must be \[2\] .* got \[1\]",
-        ),
-        (lambda: L.LossRule(4, smoothing=1.5), "from 0 to 1, got 1.5"),
-        (lambda: L.LossRule(0), "1 class or more, got 0"),
-        (lambda: L.local_maximum(np.ones((2, 0))), "1 class or more, got none"),
-        (
-            lambda: L.loss_of_sums(np.ones((2, 3)), np.zeros(3, int), L.LossRule(4, 0.1), 3),
-            "smoothing=0.1 needs 3 sums for each token, got 2",
-        ),
-    ],
-)
-def test_errors(call, message):
+ROWS, TWO = np.ones((4, 2)), np.ones((2, 4))
+REFUSED = [
+    (lambda: L.embedding(np.array([[3, 8], [9, 1]]), ROWS, vocabulary=8), "0 .. 7, got 8 .2 of 4"),
+    (lambda: L.embedding(np.array([-1]), ROWS, vocabulary=8), "tokens are 0 .. 7, got -1"),
+    (lambda: L.embedding(np.array([1.0]), ROWS, vocabulary=8), "are integers, got float64"),
+    (lambda: L.cross_entropy(TWO, np.array([0, 4])), r"0 .. 3, or -100 .* got 4 \(1 of 2 are out"),
+    (lambda: L.cross_entropy(TWO, np.array([0, 4]), count=64), "got 4"),
+    (
+        lambda: L.cross_entropy(TWO, np.array([-100, -100])),
+        "above 0, got 0; if all targets are ign",
+    ),
+    (lambda: L.cross_entropy(TWO, np.array([0.0, 1.0])), "targets are integers"),
+    (lambda: L.cross_entropy(TWO, np.array([1])), r"targets must be \[2\] .* got \[1\]"),
+    (lambda: L.LossRule(4, smoothing=1.5), "from 0 to 1, got 1.5"),
+    (lambda: L.LossRule(0), "1 class or more, got 0"),
+    (lambda: L.local_maximum(np.ones((2, 0))), "1 class or more, got none"),
+    (
+        lambda: L.loss_of_sums(ROWS[:2], np.zeros(2, int), L.LossRule(4, 0.1), 3),
+        "smoothing=0.1 needs 3 sums for each token, got 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_refused_with_the_rule(call, message):
     with pytest.raises(KernelError, match=message):
         call()

@@ -36,13 +36,6 @@ def test_the_scale_grows_and_backs_off(steps, interval, floor):
     assert (scales, scale.skipped) == loop(1024.0, 2.0, 0.5, interval, floor, steps)
 
 
-def test_an_overflow_starts_the_count_again():
-    scale = LossScale(8.0, interval=3)
-    for finite, wanted in ((1, 8), (1, 8), (0, 4), (1, 4), (1, 4), (1, 8)):
-        scale = scale.after(bool(finite))
-        assert scale.scale == wanted
-
-
 def test_it_stays_between_floor_and_ceiling():
     scale = LossScale(2.0, interval=1, ceiling=4.0, floor=1.0)
     assert [(scale := scale.after(True)).scale for _ in range(3)] == [4, 4, 4]
