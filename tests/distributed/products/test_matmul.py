@@ -272,7 +272,7 @@ def test_vectors_and_batches(cluster, name, transport):
         product_of(cluster, mesh, batch, vector, GRID, PLACES, algorithm=name)
 
 
-def test_two_vectors(cluster):
+def test_two_vectors(cluster, transport):
     a, b = integers(10, 1), integers(10, 2)
     for name in ("row_parallel", None):
         product_of(cluster, (4,), a, b, (Shard(0),), (Shard(0),), algorithm=name)

@@ -134,7 +134,7 @@ WRONG = {"device": ("x", -1), "action": (("Q", 0, 1),), "start": (2,), "end": (m
 @pytest.mark.parametrize(
     "event",
     [
-        *(None, 3, "F", {}, {"action": ("F", 0)}),
+        *(None, 3, "F", {}, {"action": ("F", 0)}, ACTION | {"action": ("F", 0)}),
         *(ACTION | {field: x} for field, values in WRONG.items() for x in values),
     ],
     ids=str,
