@@ -65,7 +65,10 @@ def gantt(
         panels, timelines, titles or [t.origin for t in timelines], strict=True
     ):
         _panel(axes, timeline, name)
-    _time_axis(panels[-1], first, last, size, unit)
+    axes = panels[-1]
+    axes.set_xlim(first, last)
+    axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / size:.6g}")
+    axes.set_xlabel(f"time ({unit})")
     handles = _legend(timelines)
     legend = figure.legend(
         handles=handles, loc="outside lower left", ncols=5 if len(handles) <= 5 else 4
@@ -263,12 +266,6 @@ def _points(axes: "Axes") -> tuple[float, float]:
     """Points per unit of data, across and down."""
     (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
     return abs(x1 - x0) * 72 / axes.figure.dpi, abs(y1 - y0) * 72 / axes.figure.dpi
-
-
-def _time_axis(axes: "Axes", first: float, last: float, size: float, unit: str) -> None:
-    axes.set_xlim(first, last)
-    axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / size:.6g}")
-    axes.set_xlabel(f"time ({unit})")
 
 
 def _legend(timelines: Sequence[Timeline]) -> list:

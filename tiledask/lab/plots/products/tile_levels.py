@@ -28,7 +28,31 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
     for axes, level in zip(above.subplots(1, count), levels.levels, strict=True):
         _nested(axes, outer, level)
         outer = level.tile
-    _times(below.subplots(), levels)
+
+    axes = below.subplots()
+    names = ["arithmetic", *(level.name for level in levels.levels)]
+    for y, name in enumerate(names):
+        seconds, binding = levels.times[name], name == levels.binding
+        axes.barh(y, seconds, 0.66, color=RED if binding else ORANGE if not y else BLUE, gid=name)
+        words = format_seconds(seconds) if seconds else "not known: no bandwidth"
+        axes.annotate(
+            f"{words}{', the longest' if binding else ''}",
+            (seconds, y),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )
+    axes.axvline(levels.compute, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.25 * levels.seconds)
+    axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds else "0")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("time at full bandwidth, and of the arithmetic at peak; all overlap")
+
     return figure
 
 
@@ -60,28 +84,3 @@ def _nested(axes: "Axes", outer: tuple[int, int], level: Level) -> None:
         va="top",
         fontsize=8,
     )
-
-
-def _times(axes: "Axes", levels: Levels) -> None:
-    names = ["arithmetic", *(level.name for level in levels.levels)]
-    for y, name in enumerate(names):
-        seconds, binding = levels.times[name], name == levels.binding
-        axes.barh(y, seconds, 0.66, color=RED if binding else ORANGE if not y else BLUE, gid=name)
-        words = format_seconds(seconds) if seconds else "not known: no bandwidth"
-        axes.annotate(
-            f"{words}{', the longest' if binding else ''}",
-            (seconds, y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        )
-    axes.axvline(levels.compute, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.25 * levels.seconds)
-    axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds else "0")
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("time at full bandwidth, and of the arithmetic at peak; all overlap")

@@ -50,7 +50,10 @@ def rows_on_ranks(
     axes = figure.subplots()
     top, first = 0.0, -padding[0]
     for rank, depth in enumerate(depths):
-        _lane(axes, rank, ends, borrowed.get(rank, ()), top)
+        for row in (*range(ends[rank], ends[rank + 1]), *borrowed.get(rank, ())):
+            owner = next(r for r in range(len(ends) - 1) if ends[r] <= row < ends[r + 1])
+            colour = lighter(PALETTE[owner % len(PALETTE)], 0.1 if owner == rank else 0.7)
+            _cell(axes, row, top, colour, str(row), hatch=None if owner == rank else "///")
         _zeros(axes, split.slabs[rank], ends[-1], top)
         for i in range(split.out[rank]):
             _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6))
@@ -66,15 +69,6 @@ def rows_on_ranks(
     axes.set_xlabel(f"row of the image, {ends[-1]} rows on {len(rows)} ranks")
     _legend(figure, size, stride)
     return figure
-
-
-def _lane(
-    axes: "Axes", rank: int, ends: Sequence[int], borrowed: Sequence[int], top: float
-) -> None:
-    for row in (*range(ends[rank], ends[rank + 1]), *borrowed):
-        owner = next(r for r in range(len(ends) - 1) if ends[r] <= row < ends[r + 1])
-        colour = lighter(PALETTE[owner % len(PALETTE)], 0.1 if owner == rank else 0.7)
-        _cell(axes, row, top, colour, str(row), hatch=None if owner == rank else "///")
 
 
 def _zeros(axes: "Axes", slab: tuple, h: int, top: float) -> None:
