@@ -78,7 +78,14 @@ class Fit:
     def reason(self) -> str:
         """One sentence: the stage, the moment and the tensor class that decide, and why."""
         stage, moment, _ = self.memory.ledger.binding
-        tensor, held = _largest(self.memory, stage)
+        # the largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one
+        sharded = {state.tensor for state in self.memory.recipe.states if state.zero == 1}
+        classes: dict[str, int] = {}
+        for tensor, size in self.memory.ledger.by_tensor(stage).items():
+            name = _OPTIMIZER if tensor in sharded else tensor
+            classes[name] = classes.get(name, 0) + size
+        largest = max(classes, key=classes.__getitem__)
+        tensor, held = largest, classes[largest]
         low, high = map(format_bytes, self.band)
         room, device = format_bytes(self.capacity), self.cluster.device.name
         where = f"stage {stage} of {self.layout.pp}, {moment}" if self.layout.pp > 1 else moment
@@ -265,17 +272,6 @@ def fits(
 
 
 _OPTIMIZER = "optimizer states"
-
-
-def _largest(memory: MemoryEstimate, stage: int) -> tuple[str, int]:
-    """The largest class on ``stage`` at its fullest moment, what ZeRO-1 shards as one."""
-    sharded = {state.tensor for state in memory.recipe.states if state.zero == 1}
-    classes: dict[str, int] = {}
-    for tensor, size in memory.ledger.by_tensor(stage).items():
-        name = _OPTIMIZER if tensor in sharded else tensor
-        classes[name] = classes.get(name, 0) + size
-    largest = max(classes, key=classes.__getitem__)
-    return largest, classes[largest]
 
 
 def _scores(memory: MemoryEstimate) -> str:

@@ -205,6 +205,9 @@ def _shipped() -> dict[str, str]:
 def _device(fields: Fields) -> Device:
     fields.texts("aliases", ())
     mib = fields.integer("memory_mib") if "memory_mib" in fields else None
+    capability = fields.text("capability", "")
+    if capability and not re.fullmatch(r"[0-9]+\.[0-9]", capability):
+        raise fields.fail("capability", f"must be text such as '9.0', got {short(capability)}")
     return Device(
         name=fields.text("name"),
         memory_bytes=fields.integer("memory_bytes"),
@@ -215,7 +218,7 @@ def _device(fields: Fields) -> Device:
         checked=fields.text("checked", ""),
         multiprocessors=fields.integer("multiprocessors", 0, minimum=0),
         calibration=fields.text("calibration", "a100"),
-        capability=_capability(fields),
+        capability=capability,
         clock=fields.number("clock", 0.0),
         **{name: fields.integer(name, 0, minimum=0) for name in _COUNTS},
     )
@@ -232,13 +235,6 @@ _COUNTS = (
     "shared_bytes_per_clock",
 )
 """Of a device, all 0 if not given."""
-
-
-def _capability(fields: Fields) -> str:
-    capability = fields.text("capability", "")
-    if capability and not re.fullmatch(r"[0-9]+\.[0-9]", capability):
-        raise fields.fail("capability", f"must be text such as '9.0', got {short(capability)}")
-    return capability
 
 
 def _link(fields: Fields) -> Link:
