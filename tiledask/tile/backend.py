@@ -103,7 +103,16 @@ def probe() -> Backend:
     try:
         cp = _import_cupy()
     except Exception as error:  # a broken installation raises all sorts of things
-        reason = _without_cupy(error, driver)
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            fault = "CuPy is not installed"
+        else:
+            fault = f"CuPy cannot be imported ({_line(error)})"
+        if driver.devices:
+            reason = f"{fault} although the driver reports {_listing(driver)}: {_INSTALL}"
+        elif "bindings" in driver.problem:
+            reason = f"{fault} and {driver.problem}; on a machine with an NVIDIA GPU: {_INSTALL}"
+        else:
+            reason = f"{driver.problem or 'the NVIDIA driver reports no device'}, and {fault}"
         return Backend(False, reason, devices=driver.devices, driver=driver.version)
     try:
         number = cp.cuda.runtime.runtimeGetVersion()
@@ -275,25 +284,21 @@ def _ask_driver() -> _Driver:
     try:
         nvml.nvmlInit()
         try:
-            return _Driver(_text(nvml.nvmlSystemGetDriverVersion()), _nvml_devices(nvml))
+            devices = []
+            for i in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(i)
+                major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+                name = _text(nvml.nvmlDeviceGetName(handle))
+                try:
+                    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+                except nvml.NVMLError_NotSupported:  # it has none of its own
+                    memory = 0
+                devices.append(GpuInfo(i, name, f"{major}.{minor}", memory, not memory))
+            return _Driver(_text(nvml.nvmlSystemGetDriverVersion()), tuple(devices))
         finally:
             nvml.nvmlShutdown()
     except Exception as error:  # NVMLError, or a binding too old for the driver
         return _Driver(problem=f"no NVIDIA driver answers ({_line(error)})")
-
-
-def _nvml_devices(nvml: ModuleType) -> tuple[GpuInfo, ...]:
-    devices = []
-    for i in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(i)
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        name = _text(nvml.nvmlDeviceGetName(handle))
-        try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-        except nvml.NVMLError_NotSupported:  # it has none of its own
-            memory = 0
-        devices.append(GpuInfo(i, name, f"{major}.{minor}", memory, not memory))
-    return tuple(devices)
 
 
 def _cupy_devices(cp: ModuleType) -> tuple[GpuInfo, ...]:
@@ -324,18 +329,6 @@ def nvrtc_reason() -> str:
             f"{_INSTALL}"
         )
     return ""
-
-
-def _without_cupy(error: Exception, driver: _Driver) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-        fault = "CuPy is not installed"
-    else:
-        fault = f"CuPy cannot be imported ({_line(error)})"
-    if driver.devices:
-        return f"{fault} although the driver reports {_listing(driver)}: {_INSTALL}"
-    if "bindings" in driver.problem:
-        return f"{fault} and {driver.problem}; on a machine with an NVIDIA GPU: {_INSTALL}"
-    return f"{driver.problem or 'the NVIDIA driver reports no device'}, and {fault}"
 
 
 def _without_device(error: Exception, driver: _Driver) -> str:

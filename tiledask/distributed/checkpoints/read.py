@@ -140,7 +140,11 @@ class Checkpoint:
                 for number, size in _slabs(part, box):
                     file.seek(part.offset + number * slab * dtype.itemsize)
                     lines = buffer[:size]
-                    got = _fill(file, lines.data.cast("B"))
+                    # bytes read: as many as there is room for, unless the file ends before
+                    into = lines.data.cast("B")
+                    got = 0
+                    while got < len(into) and (more := file.readinto(into[got:])):
+                        got += more
                     if got < lines.nbytes or zlib.crc32(lines.data) != part.checksums[number]:
                         what = "does not have its checksum"
                         if got < lines.nbytes:
@@ -198,14 +202,6 @@ def steps_in(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     """The steps that were saved whole in a folder, in rising order."""
     found = (re.fullmatch(r"step-(\d{8,})", path.name) for path in Path(folder).glob("step-*"))
     return tuple(sorted(int(match[1]) for match in found if match))
-
-
-def _fill(file: Any, into: memoryview) -> int:
-    """Bytes read: as many as there is room for, unless the file ends before."""
-    done = 0
-    while done < len(into) and (more := file.readinto(into[done:])):
-        done += more
-    return done
 
 
 def _touched(stored: Stored, box: Box) -> Iterator[tuple[StoredBox, Box]]:

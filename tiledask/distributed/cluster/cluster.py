@@ -92,16 +92,6 @@ def _users_client_is_default() -> bool:
     return all(cluster.client is not found for cluster in RUNNING)
 
 
-def _kill_workers(dask_cluster: SpecCluster) -> None:
-    """End every worker process at once; their nannies start no others."""
-    for nanny in dask_cluster.workers.values():
-        nanny.auto_restart = False
-        pid = getattr(getattr(nanny.process, "process", None), "pid", None)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
 class Cluster:
     """Workers in slots 0..n-1 and the client that speaks to them; a context manager."""
 
@@ -482,7 +472,13 @@ class Cluster:
         try:
             self.dask_cluster.close(timeout=10)
         except Exception:  # whatever kept it from ending in order: no worker outlives its cluster
-            _kill_workers(self.dask_cluster)
+            # end every worker process at once; their nannies start no others
+            for nanny in self.dask_cluster.workers.values():
+                nanny.auto_restart = False
+                pid = getattr(getattr(nanny.process, "process", None), "pid", None)
+                if pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         self._remove_spool()
 
     def __enter__(self) -> "Cluster":

@@ -158,7 +158,18 @@ def server_of_now() -> Server | None:
     if own.get("PYTHONHASHSEED") in (None, "0"):
         own["PYTHONHASHSEED"] = "6640"
     environ = {**os.environ, **own, "__DASK_PARENT_PID": str(os.getpid())}
-    found = _servers.get(inherited := _inherited(environ))
+    # what a worker that is spawned now would get from this process, or read when it loads
+    limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    inherited = (
+        os.getpid(),
+        frozenset((name, environ[name]) for name in environ.keys() - _NEVER_READ),
+        # a scheduler that runs here adds folders of its own, none to import from
+        tuple(entry for entry in sys.path if "dask-scratch-space" not in str(entry)),
+        tuple(map(resource.getrlimit, limits)),
+        frozenset(os.sched_getaffinity(0)),
+        os.getpriority(os.PRIO_PROCESS, 0),
+    )
+    found = _servers.get(inherited)
     if found is None or not found.is_alive:
         try:
             found = Server(environ)
@@ -167,20 +178,6 @@ def server_of_now() -> Server | None:
         _servers[inherited] = found
     _newest = found
     return found
-
-
-def _inherited(environ: Mapping[str, str]) -> Any:
-    """What a worker that is spawned now would get from this process, or read when it loads."""
-    limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-    return (
-        os.getpid(),
-        frozenset((name, environ[name]) for name in environ.keys() - _NEVER_READ),
-        # a scheduler that runs here adds folders of its own, where nothing is to be imported from
-        tuple(entry for entry in sys.path if "dask-scratch-space" not in str(entry)),
-        tuple(map(resource.getrlimit, limits)),
-        frozenset(os.sched_getaffinity(0)),
-        os.getpriority(os.PRIO_PROCESS, 0),
-    )
 
 
 class ForkingNanny(Nanny):

@@ -297,7 +297,21 @@ def cap_memory(limit: int) -> int:
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)  # what is free now would be room that nobody counted
-    _set_aside(libc, RESERVE)
+
+    # leave this many free bytes on the heap of the main thread, where the event loop runs.
+    # They lie in pieces a little under LARGE, so that no tensor fits, not even when malloc
+    # tries this heap for a thread whose own is full; and what is LARGE never comes from a
+    # heap first. See mallopt(3).
+    mmap_threshold, piece, fence = -3, LARGE - 2**12, 64
+    libc.mallopt(mmap_threshold, LARGE)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.realloc.restype, libc.realloc.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t],
+    )
+    for address in [libc.malloc(piece) for _ in range(-(-RESERVE // piece))]:
+        libc.realloc(address, fence)  # shrinks in place: what is kept parts two free pieces
+
     held = _status("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (held + limit, resource.RLIM_INFINITY))
     _cap = limit, held
@@ -319,21 +333,3 @@ def capped() -> Cap | None:
         return None
     limit, before = _cap
     return Cap(limit, max(0, _status("VmData") - before))
-
-
-def _set_aside(libc: ctypes.CDLL, nbytes: int) -> None:
-    """Leave this many free bytes on the heap of the main thread, where the event loop runs.
-
-    They lie in pieces a little under LARGE, so that no tensor fits, not even when malloc tries
-    this heap for a thread whose own is full; and what is LARGE never comes from a heap first.
-    See mallopt(3).
-    """
-    mmap_threshold, piece, fence = -3, LARGE - 2**12, 64
-    libc.mallopt(mmap_threshold, LARGE)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.realloc.restype, libc.realloc.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_void_p, ctypes.c_size_t],
-    )
-    for address in [libc.malloc(piece) for _ in range(-(-nbytes // piece))]:
-        libc.realloc(address, fence)  # shrinks in place: what is kept parts two free pieces

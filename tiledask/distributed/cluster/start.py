@@ -336,6 +336,20 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
     """Dask settings under which pinned work stays where it was put."""
     origins = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
     environ = "distributed.nanny.pre-spawn-environ"
+    # longer intervals for what Dask does by the clock in every process, where nobody chose
+    # others. On a worker with one core each look takes time from the product: at Dask's own
+    # intervals a product of 0.5 TFLOP lost 8 % to them on two cores. The dashboard shows the
+    # same, a little more coarsely. On Python 3.11 there is no profile: reading another
+    # thread's frames, as it does, may crash that interpreter (python/cpython#99110; seen as a
+    # worker killed by signal 11).
+    intervals = {
+        "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
+        "distributed.worker.profile.interval": "100ms",
+        "distributed.worker.memory.monitor-interval": "500ms",
+        "distributed.admin.tick.interval": "200ms",
+        "distributed.admin.system-monitor.interval": "2s",
+    }
+    as_shipped = dask.config.merge(*dask.config.defaults)
     return {
         "distributed.scheduler.work-stealing": False,
         "distributed.scheduler.active-memory-manager.start": False,
@@ -346,30 +360,11 @@ def _settings(threads: int, dashboard_port: int) -> dict[str, Any]:
         "distributed.scheduler.preload": [*dask.config.get("distributed.scheduler.preload"), _PAGE],
         origins: _origins(dashboard_port),
         environ: {**dask.config.get(environ), **dict.fromkeys(BLAS_THREADS, str(threads))},
-        **_unhurried(),
-    }
-
-
-def _unhurried() -> dict[str, Any]:
-    """Longer intervals for what Dask does by the clock in every process, where nobody chose others.
-
-    On a worker with one core each look takes time from the product: at Dask's own intervals a
-    product of 0.5 TFLOP lost 8 % to them on two cores. The dashboard shows the same, a little
-    more coarsely. On Python 3.11 there is no profile: reading another thread's frames, as it
-    does, may crash that interpreter (python/cpython#99110; seen as a worker killed by signal 11).
-    """
-    intervals = {
-        "distributed.worker.profile.enabled": sys.version_info >= (3, 12),
-        "distributed.worker.profile.interval": "100ms",
-        "distributed.worker.memory.monitor-interval": "500ms",
-        "distributed.admin.tick.interval": "200ms",
-        "distributed.admin.system-monitor.interval": "2s",
-    }
-    as_shipped = dask.config.merge(*dask.config.defaults)
-    return {
-        name: interval
-        for name, interval in intervals.items()
-        if dask.config.get(name) == dask.config.get(name, config=as_shipped)
+        **{
+            name: interval
+            for name, interval in intervals.items()
+            if dask.config.get(name) == dask.config.get(name, config=as_shipped)
+        },
     }
 
 

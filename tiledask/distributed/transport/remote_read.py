@@ -404,9 +404,6 @@ class Reader:
         if self.transport == "ipc" and ticket.shared:
             with contextlib.suppress(ipc.Unreachable):  # it goes as a message
                 return _read_gpu(self.facts.opened, ticket, ends, buffer)
-        return self._ask(ticket, ends, buffer)
-
-    def _ask(self, ticket: Ticket, ends: Region, buffer: Any) -> Any:
         # UCX carries GPU memory as it is; over TCP its bytes go, moved by neither's event loop
         to_host = not ticket.pointer and not ticket.address.startswith("ucx")
 
