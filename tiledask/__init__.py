@@ -91,6 +91,8 @@ _HOME = {
     "Claim": "tiledask.lab.claim",
     "Comparison": "tiledask.lab.table",
     "report": "tiledask.lab.dashboard.saved",
+    "predict": "tiledask.lab.learner.guess",
+    "score": "tiledask.lab.learner.score",
 }
 """The module that each public name is loaded from."""
 

@@ -38,6 +38,8 @@ from tiledask.lab import studies as studies
 from tiledask.lab import tasks as tasks
 from tiledask.lab.claim import Claim as Claim
 from tiledask.lab.dashboard.saved import report as report
+from tiledask.lab.learner.guess import predict as predict
+from tiledask.lab.learner.score import score as score
 from tiledask.lab.table import Comparison as Comparison
 from tiledask.plan import collectives as collectives
 from tiledask.plan import formulas as formulas

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -64,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     _device(sub)
 
     sub = add("doctor", _doctor, "what this machine has, what will be used, what is missing")
+
+    sub = add("notebooks", _notebooks, "your own copies of the walkthroughs; what is there stays")
+    sub.add_argument("folder", help="where they go, such as learn")
 
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
     _of_models(sub)
@@ -225,6 +229,16 @@ def _tour(args: argparse.Namespace, console: Console) -> Result:
     tables = [table.to_dict() for section in report.sections for table in section.comparisons]
     result = {"ok": report.ok, "held": report.held, "checked": report.checked, "tables": tables}
     return (0 if report.ok else 1), result
+
+
+def _notebooks(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab.learner.copies import copy_walkthroughs, walkthroughs
+
+    new = copy_walkthroughs(walkthroughs(), args.folder)
+    count = len(list(Path(args.folder).glob("*.ipynb")))
+    for sentence in [*new, f"{count} walkthroughs in {args.folder}: what is yours there stays."]:
+        say(console, sentence)
+    return 0, {"folder": args.folder, "walkthroughs": count, "new": new}
 
 
 def _doctor(args: argparse.Namespace, console: Console) -> Result:

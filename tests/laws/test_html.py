@@ -106,6 +106,10 @@ HOSTILE = {
         _words=lambda: "", path=EVIL, checked=EVIL
     ),
     "distributed.training.run.Trained": lambda: Words(to_frame=a_frame),
+    "lab.learner.guess.GuessRow": lambda: td.predict(EVIL, 1, unit=EVIL).beside(measured=1),
+    "lab.learner.score.Score": lambda: Words(
+        notebook=EVIL, rows={EVIL: (1, 1, 1, 3)}, total=(1,) * 4
+    ),
     "lab.puzzles.puzzle.Puzzle": lambda: named("title", "task"),
     "lab.puzzles.result.Result": lambda: Words(
         targets=[Words(name=EVIL, got=1, goal=EVIL, beside=EVIL, met=True)], reason=EVIL, score=EVIL

@@ -9,7 +9,16 @@ outputs are stripped. An exercise is five cells in a row, each with its tag:
     check      a verdict on it, quiet if not attempted             (code)
     solution   collapsed; raises unless every target is met        (code)
 
-Holds `tiledask.lab.learner`.
+A prediction is a question, the field, what is run, and the row beside what came:
+
+    **Predict** how many bytes move.                       (markdown, with no number in bold)
+    guess = td.predict("bytes moved", unit="B")            (code; the field)
+    ...                                                    (code; what is run)
+    guess.beside(formula=..., measured=...)                (code, collapsed: it holds the formula)
+
+The arithmetic follows in a folded cell of Markdown, and a notebook ends with the score.
+
+Holds `tiledask.lab.learner.copies`.
 """
 
 import ast
@@ -37,7 +46,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 import tiledask as td
 from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES
-from tiledask.lab.learner import copy_walkthroughs
+from tiledask.lab.learner.copies import copy_walkthroughs, learners
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.inputs.hardware import load_device
 
@@ -46,9 +55,13 @@ NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
 FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b", "10", "11"}
 """The walkthroughs that must be there."""
 
+ASKING = {"02"}
+"""Those whose predictions the reader makes; in the others they still stand beside their answer."""
+
 CHECKED, KEPT = "nbval-check-output", "keep_output"
 EXERCISE = ("task", "answer", "draw", "check", "solution")
 SOLUTION = "# A solution.\n"
+ROW = "# Yours beside what came.\n"
 LINES = 10
 """Lines of code in a cell, blank ones not counted."""
 PRIVATE = {
@@ -65,8 +78,11 @@ Cell = nbformat.NotebookNode
 # -- the rules, each a generator of what is wrong ------------------------------------------------
 
 
-def faults(notebook: nbformat.NotebookNode) -> list[str]:
-    """Everything that is wrong with ``notebook``, a sentence each, beginning with the cell."""
+def faults(notebook: nbformat.NotebookNode, asks: bool = True) -> list[str]:
+    """Everything that is wrong with ``notebook``, a sentence each, beginning with the cell.
+
+    Its predictions are left out unless it ``asks`` for them.
+    """
     try:
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:
@@ -79,9 +95,12 @@ def faults(notebook: nbformat.NotebookNode) -> list[str]:
         outputs,
         checked_outputs,
         exercises,
+        predictions,
         closing,
     )
-    return [fault for rule in rules for fault in rule(notebook.cells)]
+    return [
+        fault for rule in rules for fault in rule(notebook.cells) if asks or rule is not predictions
+    ]
 
 
 def tags(cell: Cell) -> set[str]:
@@ -202,7 +221,7 @@ def exercise_cell(i: int, cell: Cell, part: str) -> Iterator[str]:
 def solution(i: int, cell: Cell) -> Iterator[str]:
     """Collapsed, with a first line, which stays to be seen, that gives nothing away, and nothing
     shown when it is run: it comes right below an answer that may not have been attempted."""
-    if not cell.metadata.get("jupyter", {}).get("source_hidden"):
+    if not is_hidden(cell):
         yield f"cell {i}: collapse the solution (metadata jupyter.source_hidden)"
     if not cell.source.startswith(SOLUTION):
         yield f"cell {i}: JupyterLab shows the first line of a collapsed cell: {SOLUTION.strip()!r}"
@@ -211,6 +230,43 @@ def solution(i: int, cell: Cell) -> Iterator[str]:
         yield f"cell {i}: a solution ends with .require(), which raises unless it is one"
     if any(isinstance(line, ast.Expr) for line in before) or "print(" in cell.source:
         yield f"cell {i}: a solution shows nothing"
+
+
+def predictions(cells: list[Cell]) -> Iterator[str]:
+    """Each is asked before anything answers it, and judged before the next one is asked."""
+    asked: dict[str, int] = {}
+    still_open = None
+    for i, cell in enumerate(cells):
+        if cell.cell_type == "markdown" and "**Predict" in cell.source:
+            follows = cells[i + 1].source if i + 1 < len(cells) else ""
+            if "td.predict(" not in follows:
+                yield f"cell {i}: says Predict, and the next cell has no td.predict(...)"
+            said = cell.source.replace("**Predict.**", "").replace("**Predict**", "")
+            if bold := re.search(r"\*\*[^*]*\d[^*]*\*\*", said):
+                yield f"cell {i}: {bold[0]} answers before the reader has; fold it away below"
+        elif cell.cell_type == "code" and "td.predict(" in cell.source:
+            question = re.search(r'td\.predict\(\s*"([^"]+)"', cell.source)
+            if still_open is not None:
+                yield f"cell {i}: the prediction of cell {still_open} has no row beside what came"
+            if not question or not cell.source.rstrip().endswith("\nguess"):
+                yield f'cell {i}: guess = td.predict("question", ...), and guess as its last line'
+            elif asked.setdefault(question[1], i) != i:
+                yield f"cell {i}: {question[1]!r} is asked in cell {asked[question[1]]} too"
+            still_open = i
+        elif cell.cell_type == "code" and ".beside(" in cell.source:
+            if still_open is None:
+                yield f"cell {i}: a row beside a prediction that was not asked for"
+            if not cell.source.startswith(ROW) or not is_hidden(cell):
+                yield f"cell {i}: the row holds the formula: collapse it, below {ROW.strip()!r}"
+            still_open = None
+    if still_open is not None:
+        yield f"cell {still_open}: a prediction without a row beside what came"
+    if asked and "td.score()" not in [cell.source for cell in cells]:
+        yield "a notebook with predictions ends with their score: td.score()"
+
+
+def is_hidden(cell: Cell) -> bool:
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
 
 
 def closing(cells: list[Cell]) -> Iterator[str]:
@@ -250,7 +306,8 @@ def test_the_walkthroughs_are_there():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_shape(path):
-    assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
+    asks = path.name.partition("_")[0] in ASKING
+    assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT), asks) == []
 
 
 @pytest.mark.long
@@ -394,11 +451,27 @@ def notebook(*cells: Cell, title: str = TITLE) -> nbformat.NotebookNode:
     return new_notebook(cells=cells)
 
 
+def prediction(**sources: str) -> list[Cell]:
+    usual = {
+        "asks": "Now the **whole**. **Predict** its bytes.",
+        "field": 'guess = td.predict("bytes", unit="B")\nguess',
+        "run": "x = 1",
+        "row": ROW + "guess.beside(formula=1, measured=x)",
+        "score": "td.score()",
+    }
+    asks, field, run, row, score = {**usual, **sources}.values()
+    shown = fact(row, "bytes | yours - | formula 1 B | measured 1 B")
+    shown.metadata.jupyter = {"source_hidden": row.startswith(ROW)}
+    before = [new_markdown_cell(asks), new_code_cell(field), new_code_cell(run)]
+    return [*before, *([shown] if row else []), *([new_code_cell(score)] if score else [])]
+
+
 def test_a_good_notebook_has_no_faults():
     steps = [
         new_code_cell("c = td.start_cluster()"),
         fact(),
         *exercise(),
+        *prediction(),
         new_code_cell("c.close()"),
     ]
     assert faults(notebook(*steps)) == []
@@ -461,6 +534,15 @@ PLANTED = [
     ([fact(), *exercise(solution=SOLUTION + "print(3)\ne.check(3).require()")], TITLE, "nothing"),
     ([fact(), new_code_cell("c = td.start_cluster()")], TITLE, "no later cell closes"),
     ([fact(), new_code_cell("%matplotlib inline")], TITLE, "not plain Python"),
+    (prediction(asks="**Predict.** It is 4 x 3 = **12** bytes."), TITLE, "answers before"),
+    (prediction(field="x = 2"), TITLE, "has no td.predict"),
+    (prediction(field='guess = td.predict("bytes")'), TITLE, "guess as its last line"),
+    ([fact(), *prediction(row="")], TITLE, "without a row"),
+    ([*prediction(score="", row="")[:3], *prediction()], TITLE, "has no row"),
+    ([*prediction(), *prediction()], TITLE, "'bytes' is asked in cell 2 too"),
+    (prediction(row="guess.beside(formula=1)"), TITLE, "collapse it"),
+    ([fact(), prediction()[3]], TITLE, "was not asked for"),
+    (prediction(score=""), TITLE, "ends with their score"),
 ]
 
 
@@ -653,6 +735,30 @@ def test_other_outputs_are_no_correction(tmp_path):
     nbformat.write(ran, path)
     assert copy_walkthroughs(nbs, learn) == []
     assert len(list(learn.glob("*.ipynb"))) == 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_copy_answers_nothing_before_it_is_run(path):
+    """And running all of it runs no solution and leaves the cluster up."""
+    reference = nbformat.read(path, as_version=4)
+    copy = nbformat.reads(json.dumps(learners(json.loads(path.read_text()))), as_version=4)
+    nbformat.validate(copy)
+    assert len(copy.cells) == len(reference.cells)
+    assert len({cell.id for cell in copy.cells}) == len(copy.cells)
+    folded = 0
+    for cell, was in zip(copy.cells, reference.cells, strict=True):
+        assert not tags(cell) & {CHECKED, KEPT, "solution"}
+        if cell.cell_type == "code":
+            assert (cell.outputs, cell.execution_count) == ([], None)
+            assert not re.fullmatch(r"\s*\w+\.close\(\)\s*", cell.source)
+            assert cell.source == was.source
+        elif "solution" in tags(was):
+            folded += 1
+            begin, code, end = cell.source.split("```")
+            assert begin.startswith("<details><summary>")
+            assert end.strip() == "</details>"
+            assert SOLUTION + code.removeprefix("python\n").rstrip() == was.source.rstrip()
+    assert folded == sum("solution" in tags(cell) for cell in reference.cells)
 
 
 @pytest.mark.long

@@ -1,22 +1,29 @@
 """The learner's copies of the walkthroughs: what is run and saved there leaves nbs/ as it is.
 
-    python -m tiledask.lab.learner nbs learn
+    tiledask notebooks learn
 
 A copy, once there, is the learner's: it is neither overwritten nor removed. A walkthrough that was
 corrected since arrives as a new file beside it, once: 08_idle_time-2.ipynb.
 """
 
-import argparse
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from platform import python_version
 
-__all__ = ["copy_walkthroughs", "learners"]
+__all__ = ["copy_walkthroughs", "learners", "walkthroughs"]
 
 _GIVEN = ".given.json"
 """In the learner's folder: notebook -> the digests of what was handed out of it."""
+
+
+def walkthroughs() -> Path:
+    """The folder of the walkthroughs: a wheel has brought them along, a checkout has nbs/."""
+    package = Path(__file__).parents[2]
+    brought = package / "_nbs"
+    return brought if brought.is_dir() else package.parent / "nbs"
 
 
 def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
@@ -57,27 +64,58 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
 
 
 def learners(notebook: dict) -> dict:
-    """``notebook`` as a learner gets it: with the version of this Python, which JupyterLab would
-    otherwise add when it opens the file, and call that a change."""
+    """``notebook`` as a learner gets it.
+
+    Without outputs and counts, which would answer before anything is asked; solutions as Markdown
+    that is folded and not run; and without the last line that closes the cluster, so that its page
+    can still be looked at after everything has run. With the version of this Python, which
+    JupyterLab would otherwise add when it opens the file, and call that a change.
+    """
     metadata = notebook["metadata"]
     language = {**metadata.get("language_info", {}), "version": python_version()}
-    return {**notebook, "metadata": {**metadata, "language_info": language}}
+    cells = [_learners_cell(cell) for cell in notebook["cells"]]
+    return {**notebook, "cells": cells, "metadata": {**metadata, "language_info": language}}
+
+
+_KEPT = {"nbval-check-output", "keep_output"}
+_STAYS = (
+    "The cluster stays, so that you can go on looking at its page: it ends with this notebook's "
+    "kernel (*Kernel*, *Shut Down Kernel*)."
+)
+
+
+def _learners_cell(cell: dict) -> dict:
+    metadata, source = cell["metadata"], "".join(cell["source"])
+    tags = [tag for tag in metadata.get("tags", ()) if tag not in _KEPT]
+    if cell["cell_type"] != "code":
+        return cell
+    if "solution" in tags:
+        code = source.partition("\n")[2]  # its first line says that it is one
+        return _markdown(
+            cell,
+            f"<details><summary>Show a solution</summary>\n\n```python\n{code}\n```\n\n</details>",
+        )
+    if _CLOSES.fullmatch(source):
+        return _markdown(cell, _STAYS)
+    kept = {key: value for key, value in metadata.items() if key not in {"tags", "scrolled"}}
+    return {
+        **cell,
+        "metadata": {**kept, **({"tags": tags} if tags else {})},
+        "outputs": [],
+        "execution_count": None,
+    }
+
+
+_CLOSES = re.compile(r"\s*\w+\.close\(\)\s*")
+
+
+def _markdown(cell: dict, source: str) -> dict:
+    lines = source.splitlines(keepends=True)
+    found = {"cell_type": "markdown", "id": cell.get("id"), "metadata": {}, "source": lines}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _write(path: Path, content: dict) -> None:
     part = path.with_suffix(".part")  # or an interrupted copy would pass for the learner's
     part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
     os.replace(part, path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Copy the walkthroughs into a learner's folder.")
-    parser.add_argument("source", help="the folder of the walkthroughs")
-    parser.add_argument("folder", help="the learner's folder")
-    args = parser.parse_args()
-    for sentence in copy_walkthroughs(args.source, args.folder):
-        print(sentence)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,288 @@
+"""What a reader predicts: read as typed, kept, judged beside what came, quiet where there is none.
+
+Holds `tiledask.lab.learner`, `tiledask.lab.learner.field`, `tiledask.lab.learner.kept`,
+`tiledask.lab.learner.score` and `tiledask.lab.learner.typed`.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.learner import kept
+from tiledask.lab.learner.guess import Guess
+from tiledask.lab.learner.typed import read_number, show_number
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No file, and nothing known from another test."""
+    monkeypatch.delenv(kept.FOLDER, raising=False)
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.setattr(kept, "_open", {})
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What `make lab` sets."""
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "progress"))
+    monkeypatch.setenv("JPY_SESSION_NAME", "learn/02_split.ipynb")
+    return tmp_path / "progress"
+
+
+def another_kernel(monkeypatch, notebook="learn/02_split.ipynb"):
+    monkeypatch.setenv("JPY_SESSION_NAME", notebook)
+    monkeypatch.setattr(kept, "_open", {})
+
+
+# -- numbers as people type them -------------------------------------------------------------------
+
+TYPED = [
+    ("12 MB", "B", 12e6),
+    ("12MB", "B", 12e6),
+    ("12 mb", "B", 12e6),
+    ("12M", "B", 12e6),
+    ("12 million", "B", 12e6),
+    ("12 million bytes", "", None),
+    ("12e6", "B", 12e6),
+    ("12E6", "B", 12e6),
+    ("12,000,000", "B", 12e6),
+    ("12_000_000 B", "B", 12e6),
+    ("12 000 000", "B", 12e6),
+    ("12'000'000", "B", 12e6),
+    ("12 MiB", "B", 12 * 2**20),
+    ("0.5 GB", "B", 5e8),
+    (".5 GB", "B", 5e8),
+    ("2^30", "B", 2**30),
+    ("2**30", "B", 2**30),
+    ("1.5 ms", "s", 0.0015),
+    ("20 µs", "s", 2e-5),
+    ("20us", "s", 2e-5),
+    ("2 min", "s", 120.0),
+    ("3/11", "", 3 / 11),
+    ("27.3 %", "", 0.273),
+    ("27.3%", "%", 27.3),
+    ("27.3", "%", 27.3),
+    ("-4", "", -4.0),
+    ("\u22124", "", -4.0),
+    (" 4 ", "", 4.0),
+    ("4 layers", "layers", 4.0),
+    ("1e-3", "", 0.001),
+    ("1.234.567", "", None),
+    ("a lot", "B", None),
+    ("", "B", None),
+    ("12 apples", "B", None),
+    ("12 MB", "s", None),
+    ("3/0", "", None),
+    ("1e999", "", None),
+    ("2^-9999999999", "", 0.0),
+    ("nan", "", None),
+    ("1" * 200, "", None),
+]
+
+
+@pytest.mark.parametrize(("text", "unit", "number"), TYPED)
+def test_numbers_are_read_as_people_type_them(text, unit, number):
+    if number is None:
+        with pytest.raises(ConfigError):
+            read_number(text, unit)
+    else:
+        assert read_number(text, unit) == pytest.approx(number, rel=1e-12)
+
+
+@given(st.floats(-1e14, 1e14), st.sampled_from(["", "B", "s", "%", "layers"]))
+def test_what_is_shown_can_be_typed(number, unit):
+    assert read_number(show_number(number, unit), unit) == pytest.approx(number, rel=1e-2)
+
+
+@given(st.text(max_size=30), st.sampled_from(["", "B", "s"]))
+def test_any_text_is_a_finite_number_or_refused(text, unit):
+    with contextlib.suppress(ConfigError):
+        assert abs(read_number(text, unit)) < float("inf")
+
+
+# -- a prediction, and the row ---------------------------------------------------------------------
+
+ROWS = [
+    (12e6, 12e6, 3, "exact"),
+    (12.05e6, 12e6, 3, "exact"),
+    (13e6, 12e6, 2, "1.08 x, within 10 %"),
+    (8e6, 12e6, 1, "0.667 x, within a factor of 2"),
+    (24e6, 12e6, 1, "2 x, within a factor of 2"),
+    (36e6, 12e6, 0, "3 x, off"),
+    (-12e6, 12e6, 0, "-1 x, off"),
+    (0, 12e6, 0, "0 x, off"),
+    (0, 0, 3, "exact"),
+    (5, 0, 0, "off"),
+]
+
+
+@pytest.mark.parametrize(("yours", "actual", "stars", "verdict"), ROWS)
+def test_a_prediction_is_judged_by_its_ratio(yours, actual, stars, verdict):
+    row = td.predict("bytes", yours, unit="B").beside(formula=1e3, measured=actual)
+    assert (row.stars, row.verdict) == (stars, verdict)
+    assert f"yours {show_number(yours, 'B')} | formula 1,000 B" in repr(row)
+    assert f"{'★' * stars}{'☆' * (3 - stars)} " in row._repr_html_()
+
+
+def test_the_last_of_formula_simulated_and_measured_judges():
+    guess = td.predict("idle", "3/11")
+    assert guess.beside(formula=3 / 11).stars == 3
+    assert guess.beside(formula=3 / 11, simulated=0.5).stars == 1
+    assert guess.beside(measured=0.9, formula=3 / 11, simulated=3 / 11).stars == 0
+    with pytest.raises(ConfigError, match="0 of 3 values"):
+        guess.beside()
+
+
+def test_who_predicts_nothing_is_not_judged():
+    guess = td.predict("bytes", unit="B")
+    row = guess.beside(measured=5)
+    assert (row.stars, row.verdict, row.ratio) == (None, "", None)
+    assert repr(row) == "bytes | yours - | measured 5 B"
+    assert "☆" not in row._repr_html_()
+    assert "run this cell in JupyterLab" in repr(guess)
+
+
+def test_choices_are_right_or_not():
+    guess = td.predict("which is refused", "all", choices=("none", "all"))
+    assert guess.beside(measured="all").verdict == "right"
+    assert guess.beside(measured="none").verdict == "no"
+    with pytest.raises(ConfigError, match="one of none, all, got 'some'"):
+        guess.take("some")
+    assert guess.value == "all"
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), True, "a lot"])
+def test_what_is_no_number_is_refused_and_leaves_what_was_kept(wrong):
+    guess = td.predict("bytes", 5, unit="B")
+    with pytest.raises(ConfigError):
+        guess.take(wrong)
+    assert guess.value == 5
+
+
+def test_a_question_without_words_is_refused():
+    with pytest.raises(ConfigError, match="1 character or more"):
+        td.predict("  ")
+
+
+def test_words_of_a_question_are_no_markup():
+    row = td.predict("<b>bytes</b>", 1).beside(measured=1)
+    assert "<b>" not in row._repr_html_()
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def test_a_prediction_outlives_the_kernel(folder, monkeypatch):
+    td.predict("bytes", "8 MB", unit="B").beside(measured=12e6)
+    another_kernel(monkeypatch, "learn/02_split-2.ipynb")  # a corrected copy asks the same
+    guess = td.predict("bytes", unit="B")
+    assert guess.value == 8e6
+    assert repr(guess) == "Your prediction of bytes: 8,000,000 B"
+    assert [path.name for path in folder.iterdir()] == ["02_split.json"]
+
+
+def test_a_value_in_the_call_wins_over_the_kept_one(folder):
+    td.predict("bytes", 5, unit="B")
+    assert td.predict("bytes", 7, unit="B").value == 7
+    assert td.predict("bytes", unit="B").value == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"predictions": 5}', '{"predictions": {"bytes": 5}}']
+)
+def test_a_damaged_file_is_begun_anew(folder, text):
+    folder.mkdir()
+    (folder / "02_split.json").write_text(text)
+    guess = td.predict("bytes", unit="B")
+    assert guess.value is None
+    guess.take("5")
+    assert json.loads((folder / "02_split.json").read_text())["predictions"]["bytes"]["value"] == 5
+
+
+def test_without_a_folder_no_file_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JPY_SESSION_NAME", "02.ipynb")
+    td.predict("bytes", 5).beside(measured=5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_a_choice_is_no_number_in_another_unit(folder):
+    td.predict("bytes", "all", choices=("all", "none"))
+    assert td.predict("bytes", unit="B").value is None
+
+
+def test_threads_keep_all_they_were_told(folder):
+    guesses = [td.predict(f"question {i}") for i in range(8)]
+    threads = [
+        threading.Thread(target=lambda g=g, i=i: [g.take(i + 10 * n) for n in range(20)])
+        for i, g in enumerate(guesses)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    known = json.loads((folder / "02_split.json").read_text())["predictions"]
+    assert [known[g.question]["value"] for g in guesses] == [i + 190 for i in range(8)]
+    assert len(list(folder.iterdir())) == 1
+
+
+# -- the score -------------------------------------------------------------------------------------
+
+
+def test_the_score_is_of_this_notebook_and_of_all(folder, monkeypatch):
+    for question, yours in {"a": 12, "b": 11, "c": 99, "d": None}.items():
+        td.predict(question, yours).beside(measured=12)
+    assert repr(td.score()) == "02_split: 3 of 4 predicted, 1 exact, 5 of 12 stars"
+    another_kernel(monkeypatch, "learn/03_panels.ipynb")
+    td.predict("a", 1).beside(measured=1)
+    assert repr(td.score()).splitlines()[1:] == [
+        "03_panels: 1 of 1 predicted, 1 exact, 3 of 3 stars",
+        "all: 4 of 5 predicted, 2 exact, 8 of 15 stars",
+    ]
+    assert "font-weight:bold" in td.score()._repr_html_().split("03_panels")[0].split("<tr")[-1]
+
+
+# -- the field -------------------------------------------------------------------------------------
+
+
+def test_what_is_typed_into_the_field_is_kept_and_said():
+    widgets = pytest.importorskip("tiledask.lab.learner.field", reason="needs anywidget")
+    guess = td.predict("bytes", unit="B")
+    made = []
+    init = widgets.Field.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            widgets.Field, "__init__", lambda self, **kw: (init(self, **kw), made.append(self))[0]
+        )
+        bundle = guess._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(Guess("bytes", "B"))
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    (field,) = made
+    field.typed = "8 MB"
+    assert (guess.value, field.said) == (8e6, "kept: 8,000,000 B")
+    field.typed = "8 MB or so"
+    assert "got ' or so'" in field.said or "units that can be read" in field.said
+    field.typed = ""
+    assert guess.value == 8e6
+
+
+def test_a_prediction_in_plain_python_needs_no_widgets():
+    script = (
+        "import sys; sys.modules['anywidget'] = None\n"
+        "import tiledask as td\n"
+        "guess = td.predict('bytes', unit='B')\n"
+        "assert list(guess._repr_mimebundle_()) == ['text/plain']\n"
+        "print(guess.beside(measured=4))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "bytes | yours - | measured 4 B\n"

@@ -1,0 +1,15 @@
+"""What a learner does: a copy of the walkthroughs, predictions that are kept and judged, a score.
+
+copies    the learner's copies of nbs/: without outputs, solutions folded, never overwritten
+guess     `td.predict`: what is expected before a run, and the row beside what came
+typed     numbers as people type them: "12 MB", "3/11", "27 %"
+kept      the files in which predictions and solved tasks outlive a kernel
+score     `td.score`: of this notebook, and of all
+field     the input field in JupyterLab (anywidget)
+"""
+
+from tiledask.lab.learner.copies import copy_walkthroughs
+from tiledask.lab.learner.guess import predict
+from tiledask.lab.learner.score import score
+
+__all__ = ["copy_walkthroughs", "predict", "score"]

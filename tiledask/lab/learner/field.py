@@ -1,0 +1,56 @@
+"""The field in which JupyterLab takes a prediction; what is typed is put away, nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from tiledask.errors import ConfigError
+
+__all__ = ["Field", "shown"]
+
+
+class Field(anywidget.AnyWidget):
+    """One question, one answer."""
+
+    _esm = Path(__file__).with_name("field.js")
+    _css = Path(__file__).with_name("field.css")
+    question = traitlets.Unicode().tag(sync=True)
+    unit = traitlets.Unicode().tag(sync=True)
+    choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    typed = traitlets.Unicode().tag(sync=True)
+    said = traitlets.Unicode().tag(sync=True)
+    """What Python says of it: what was kept, or why not."""
+
+
+def shown(guess: Any) -> dict[str, Any]:
+    """The mime bundle of a field for ``guess``, a Guess.
+
+    The callback may come in a thread of its own, while a cell runs: it puts the value away.
+    """
+    value = guess.value
+    field = Field(
+        question=guess.question,
+        unit=guess.unit,
+        choices=list(guess.choices),
+        typed=value if isinstance(value, str) else "" if value is None else f"{value:.12g}",
+        said="" if value is None else f"kept: {_said(guess)}",
+    )
+
+    def keep(change: Any) -> None:
+        if not change["new"].strip():
+            return
+        try:
+            guess.take(change["new"])
+            field.said = f"kept: {_said(guess)}"
+        except ConfigError as error:
+            field.said = str(error)
+
+    field.observe(keep, "typed")
+    bundle: dict[str, Any] = field._repr_mimebundle_()
+    return bundle[0] if isinstance(bundle, tuple) else bundle
+
+
+def _said(guess: Any) -> str:
+    return repr(guess).partition(": ")[2]

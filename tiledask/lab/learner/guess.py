@@ -1,0 +1,212 @@
+"""A prediction: what the reader expects before a cell runs, and the row beside what came.
+
+    guess = td.predict("bytes between workers", unit="B")      typed into a field, or
+    guess = td.predict("bytes between workers", 12e6, unit="B")     written into the call
+    ...
+    guess.beside(formula=12_000_000, measured=counted)
+
+A notebook whose reader predicts nothing runs as well: the row then says so with a dash.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiledask.errors import ConfigError
+from tiledask.lab.learner.kept import here
+from tiledask.lab.learner.typed import read_number, show_number
+from tiledask.plan import html
+from tiledask.plan.data import short
+
+__all__ = ["STARS", "Guess", "GuessRow", "predict"]
+
+STARS = {3: "exact", 2: "within 10 %", 1: "within a factor of 2", 0: "off"}
+"""What a prediction is worth: of the answers before a run, the nearest earn most."""
+_EXACT, _NEAR, _FACTOR = 0.005, 0.1, 2.0
+
+
+def predict(
+    question: str,
+    value: float | str | None = None,
+    *,
+    unit: str = "",
+    choices: Sequence[str] = (),
+) -> "Guess":
+    """What the reader expects as the answer to ``question``, before the cell that shows it.
+
+    In JupyterLab the last line of a cell shows a field for it, and what is typed there is kept,
+    also for the next day. Elsewhere it is ``value``, which wins over what was typed.
+
+    question
+        Names it in the row and the score; one of its kind in a notebook.
+    unit
+        Of the number: "B" and "s" are read with their multiples, "12 MB" or "0.4 ms".
+    choices
+        The answers to choose from, where it is no number.
+
+    Raises ConfigError for a value that is no number, or none of the choices.
+
+    >>> predict("bytes sent", "8 MB", unit="B").beside(formula=12e6, measured=12e6).verdict
+    '0.667 x, within a factor of 2'
+    >>> predict("which are refused", choices=("all", "one")).beside(measured="all")
+    which are refused | yours - | measured all
+    """
+    guess = Guess(question, unit, tuple(choices))
+    if value is not None:
+        guess.take(value)
+    return guess
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A question, and the reader's answer to it once there is one."""
+
+    question: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.question.strip():
+            raise ConfigError("a prediction has a question of 1 character or more, got none")
+        here().put("predictions", self.question, unit=self.unit)
+
+    @property
+    def value(self) -> float | str | None:
+        """A number in ``unit``, or one of the choices; None as long as nothing was predicted."""
+        found: float | str | None = here().get("predictions", self.question).get("value")
+        return found if found is None or bool(self.choices) == isinstance(found, str) else None
+
+    def take(self, answer: float | str) -> None:
+        """None, once ``answer``, as a reader types it or as a number, is kept.
+
+        Raises ConfigError if it is no number in the unit, or none of the choices.
+        """
+        here().put("predictions", self.question, value=self._read(answer))
+
+    def _read(self, answer: float | str) -> float | str:
+        if self.choices:
+            if answer not in self.choices:
+                raise ConfigError(
+                    f"{self.question}: one of {', '.join(self.choices)}, got {short(answer)}"
+                )
+            return answer
+        if isinstance(answer, str):
+            return read_number(answer, self.unit)
+        if isinstance(answer, bool) or not math.isfinite(answer):
+            raise ConfigError(f"a prediction is a finite number, got {answer!r}")
+        return float(answer)
+
+    def beside(
+        self,
+        *,
+        formula: float | str | None = None,
+        simulated: float | str | None = None,
+        measured: float | str | None = None,
+    ) -> "GuessRow":
+        """The row of the prediction, the formula's, the simulated and the measured value.
+
+        The prediction is judged by the last of them that there is, and the stars are kept for the
+        score. Raises ConfigError if there is none.
+        """
+        values = {"formula": formula, "simulated": simulated, "measured": measured}
+        known = {name: value for name, value in values.items() if value is not None}
+        if not known:
+            raise ConfigError(
+                f"{self.question}: 0 of 3 values to stand beside the prediction; give formula=, "
+                f"simulated= or measured="
+            )
+        row = GuessRow(self, self.value, known)
+        here().put("predictions", self.question, stars=row.stars)
+        return row
+
+    @property
+    def _sentence(self) -> str:
+        """True also on the next day, when only the text of an output is left."""
+        if self.value is not None:
+            return f"Your prediction of {self.question}: {_show(self.value, self.unit)}"
+        unit = f" ({self.unit})" if self.unit else ""
+        how = "choose it" if self.choices else "type it"
+        return (
+            f"Predict {self.question}{unit}: run this cell in JupyterLab and {how} there, or write "
+            f"it into the call"
+        )
+
+    def __repr__(self) -> str:
+        return self._sentence
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        plain = {"text/plain": self._sentence}
+        try:
+            from tiledask.lab.learner.field import shown
+        except ImportError:  # no widgets here
+            return plain
+        return {**shown(self), **plain}
+
+
+@dataclass(frozen=True, repr=False)
+class GuessRow:
+    """A prediction beside what it was about."""
+
+    guess: Guess
+    yours: float | str | None
+    others: dict[str, float | str]
+    """Of formula, simulated and measured those that there are, in this order."""
+
+    @property
+    def actual(self) -> float | str:
+        """What the prediction is judged by: the last of the others."""
+        return list(self.others.values())[-1]
+
+    @property
+    def ratio(self) -> float | None:
+        """Yours over the actual value; None where that says nothing."""
+        if not isinstance(self.yours, float) or isinstance(self.actual, str) or not self.actual:
+            return None
+        return self.yours / self.actual
+
+    @property
+    def stars(self) -> int | None:
+        """0 to 3, as `STARS` says; None without a prediction."""
+        if self.yours is None:
+            return None
+        if self.ratio is None:
+            return 3 if self.yours == self.actual else 0
+        if abs(self.ratio - 1) <= _EXACT:
+            return 3
+        if abs(self.ratio - 1) <= _NEAR:
+            return 2
+        return int(1 / _FACTOR <= self.ratio <= _FACTOR)
+
+    @property
+    def verdict(self) -> str:
+        """In words; empty without a prediction."""
+        if self.stars is None:
+            return ""
+        word = STARS[self.stars]
+        if not isinstance(self.yours, float):
+            word = "right" if self.stars else "no"
+        return f"{self.ratio:.3g} x, {word}" if self.ratio is not None and self.stars < 3 else word
+
+    @property
+    def _cells(self) -> dict[str, str]:
+        unit = self.guess.unit
+        mine = "-" if self.yours is None else _show(self.yours, unit)
+        return {"yours": mine} | {name: _show(x, unit) for name, x in self.others.items()}
+
+    def __repr__(self) -> str:
+        cells = [f"{name} {shown}" for name, shown in self._cells.items()]
+        return " | ".join(filter(None, (self.guess.question, *cells, self.verdict)))
+
+    def _repr_html_(self) -> str:
+        stars = "" if self.stars is None else f"{'★' * self.stars}{'☆' * (3 - self.stars)} "
+        verdict = [stars + self.verdict] if self.verdict else []
+        return html.table(
+            ("prediction", *self._cells, *(["yours / actual"] if verdict else [])),
+            [(self.guess.question, *self._cells.values(), *verdict)],
+            first="th",
+        )
+
+
+def _show(value: float | str, unit: str) -> str:
+    return value if isinstance(value, str) else show_number(value, unit)
