@@ -17,19 +17,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tile.cuda.test_cuda_gpu import TRIED, cases_of
-from tile.cuda.test_cuda_launch import lying
 
+import tiledask as td
 from tiledask.distributed.memory.claim_tasks import MemoryCase as ClaimCase
 from tiledask.lab.bench.tiles import clock, ways
 from tiledask.lab.bench.tiles.jobs import JOBS
 from tiledask.lab.gpu.part import Notes
 from tiledask.lab.gpu.parts import fit, kernels, product, speed, sweep, train
-from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing
+from tiledask.lab.gpu.parts.cases import GemmCase, by_kernel, check, differing, embedded
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.tile.cuda import prebuilt
 from tiledask.tile.cuda.hopper_tile import WGMMA_TILES, chosen, hopper_tiles
 from tiledask.tile.cuda.launch import planned
+from tiledask.tile.epilogue import Epilogue
 
 CASE = GemmCase(33, 47, 21)
 
@@ -110,6 +111,37 @@ def test_runs_that_differ_are_counted():
 
     assert differing(races, CASE, 8) == 2
     assert differing(right, CASE, 8) == 0
+
+
+def lying(case):
+    """The operands as `embedded` lays them, never filled."""
+
+    def view(layout, *shape, dtype=case.dtype, lead=True):
+        lead = (case.batch,) if case.batch and lead else ()
+        values = np.broadcast_to(np.zeros((), td.tile.as_dtype(dtype)), (*lead, *shape))
+        found = prebuilt._placed(shape, dtype, layout, case.margin)
+        return found if not lead else embedded(values, layout, case.margin)[1]
+
+    a = view(case.layouts[0], case.m, case.k, lead="a" not in case.shared)
+    b = view(case.layouts[1], case.k, case.n, lead="b" not in case.shared)
+    if case.batch:
+        a, b = (np.broadcast_to(x, (case.batch, *x.shape[-2:])) for x in (a, b))
+    out, before = (
+        view(case.layouts[2], case.m, case.n, dtype=case.out_dtype or case.dtype) for _ in range(2)
+    )
+    bias = np.zeros(case.n, np.float32) if case.bias else None
+    return (
+        a,
+        b,
+        out,
+        Epilogue(
+            case.alpha,
+            case.beta,
+            bias,
+            "gelu" if case.gelu else None,
+            before if case.before else None,
+        ),
+    )
 
 
 @pytest.mark.long
