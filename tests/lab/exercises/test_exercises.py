@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from oracles.figures import still_drawn
+from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
 from tiledask.errors import ConfigError, PlacementError
@@ -27,7 +27,6 @@ from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
 from tiledask.lab.exercises.products import choreography
 from tiledask.lab.exercises.products.placements import bytes_planned, fewest_planned
 from tiledask.lab.exercises.slots import least_load
-from tiledask.lab.puzzles import UnsolvedError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
 
@@ -60,23 +59,12 @@ def choice(cluster):
     )
 
 
-def targets(result) -> dict:
-    return {t.name: (t.got, t.wanted, t.best) for t in result.targets}
-
-
 # -- all of them ---------------------------------------------------------------------------------
 
 
 @pytest.mark.cluster
 def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise, choice):
-    for exercise in (slots, fewest_gpus(), copies_that_fit(), product_exercise, choice):
-        result = exercise.check(None)
-        assert not result
-        assert not result.attempted
-        assert result.reason == "Not attempted yet."
-        with pytest.raises(UnsolvedError, match="Not attempted"):
-            result.require()
-        assert still_drawn(exercise, None)
+    assert_quiet(slots, fewest_gpus(), copies_that_fit(), product_exercise, choice)
 
 
 @pytest.mark.cluster
@@ -108,13 +96,7 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (choice, {"algorithm": "summa", "panel": 0}, "a whole number of columns"),
         (choice, {"algorithm": "local"}, "cannot be multiplied where it lies"),
     ):
-        result = exercise.check(answer)
-        assert result.attempted
-        assert not result.legal
-        assert words in result.reason
-        with pytest.raises(UnsolvedError):
-            result.require()
-        assert still_drawn(exercise, answer)
+        assert_illegal(exercise, answer, words)
 
 
 # -- tasks on slots ------------------------------------------------------------------------------
