@@ -457,19 +457,22 @@ def test_minutes_are_a_number_that_makes_sense(given, capsys):
     assert "--minutes" in capsys.readouterr().err
 
 
+def said(capsys) -> str:
+    """What was printed, in one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_a_part_that_does_not_exist_is_named_with_those_that_do(capsys):
     assert command.main(["--parts", "twins.gpu_parts", "--only", "good,kernel"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "parts that do not exist: kernel; the parts are good, crashes" in said
+    assert "parts that do not exist: kernel; the parts are good, crashes" in said(capsys)
 
 
 def test_without_a_gpu_one_sentence_says_what_is_looked_for_and_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(command, "ask_gpu", lambda _: {"usable": False, "reason": "no driver"})
     assert command.main([]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "finds none that it could use: no driver." in said
-    assert "nvidia-smi" in said
-    assert "`tiledask doctor`" in said
+    told = said(capsys)
+    for words in ("finds none that it could use: no driver.", "nvidia-smi", "`tiledask doctor`"):
+        assert words in told
 
 
 def test_the_question_for_the_gpu_is_answered(monkeypatch):
