@@ -82,7 +82,9 @@ HOSTILE = {
         case=Words(layout=Words(devices=2)),
         devices=[Words(role=Words(stage=0, slice=0, copy=0), slot=0, peak=1)],
     ),
-    "distributed.cluster.cluster.Cluster": lambda: Words(slots=2, dashboard_link=QUOTES),
+    "distributed.cluster.cluster.Cluster": lambda: Words(
+        slots=2, dashboard_link=QUOTES, client=Words()
+    ),
     "distributed.convolution.lenet_train.TrainedLeNet": lambda: Words(to_frame=a_frame),
     "distributed.products.explain.Explanation": lambda: Words(
         why=EVIL, moved=EVIL, advice=EVIL, rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)]
