@@ -340,6 +340,7 @@ PLANTED = [
     ("distributed/good.py", "import dask, tiledask.plan\nfrom tiledask.tile.backend import p", ""),
     ("lab/good.py", "import tiledask as td\nfrom tiledask import matmul, plan, distributed", ""),
     ("cli.py", "import tiledask.lab.doctor\nfrom tiledask import __version__", ""),
+    ("distributed/good.py", "from tiledask import __version__", ""),
 ]
 """Where, what stands there, and the rule that it breaks; none: it is allowed."""
 

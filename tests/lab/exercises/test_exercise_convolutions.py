@@ -144,6 +144,13 @@ def test_two_of_the_answers_are_two_of_d2ls_splits():
         assert S.bytes_of(ways, 256, 4, 4) == sum(need(name, 256, 4, 4).sent)
 
 
+def test_the_best_at_256_images_is_convolutions_by_images_and_the_large_matrix_by_rows():
+    """Krizhevsky 2014, arXiv:1404.5997."""
+    sizes = sorted((S.bytes_of(w, 256, 4, 4), *w.values()) for w in S.every())
+    assert sizes[0] == (2_652_192, "images", "images", "in", "images")
+    assert sizes[1][0] == 2_682_672
+
+
 def test_a_choice_is_judged_by_its_run(ways, monkeypatch):
     best = min(S.every(), key=lambda w: S.bytes_of(w, 8, 4, 4))
     assert ways.check(best).best

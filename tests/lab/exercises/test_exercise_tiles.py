@@ -3,6 +3,7 @@
 Holds `tiledask.lab.exercises.products.kernel_repair` and `tiledask.lab.exercises.products.levels`.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -54,6 +55,8 @@ def test_tiles_are_those_of_the_kernel_where_it_ships_them():
         known = td.tile.candidates("mma_multistage", device)
         for config in (*known, *(c for c, _ in known.refused)):
             assert tile_of((config.block, config.stages)) == config
+            alike = {replace(tile_of((config.block, s)), stages=config.stages) for s in STAGES}
+            assert alike == {config}
 
 
 @pytest.mark.long
@@ -112,6 +115,7 @@ def test_the_carried_tile_starts_on_neither_and_the_picture_says_so(carried):
     mine = {"A100-80GB": ((128, 128, 32), 3), "L40S": ((64, 64, 32), 3)}
     words = [text.get_text() for text in carried.draw(mine).axes[0].texts]
     assert "128x128x32, 3 stages: 97.0%" in words
+    assert missed(carried.check(mine)) == ["% given away on A100-80GB"]  # the last wave is short
 
 
 @pytest.mark.long
