@@ -4,7 +4,7 @@ Holds `tiledask.lab.exercises.split_layers.convolutions`,
 `tiledask.lab.exercises.split_layers.lenet_splits` and `tiledask.lab.plots.training.rows_on_ranks`.
 """
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from oracles.calls import assert_close
@@ -170,6 +170,9 @@ def test_the_number_of_devices_is_where_30_images_are_reached(devices):
     """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
     and back, against 2 x 129,068 gradients."""
     assert -(-2 * 129_068 // 8_626) == 30
+    for n, images in product((2, 4, 8, 16), (29, 30)):
+        layerwise, data = (sum(need(w, images, n, 4).sent) for w in ("layerwise", "data parallel"))
+        assert (layerwise > data) is (images == 30)
     assert devices.check(3).best
     few, many = devices.check(2), devices.check(4)
     assert "in % of the layerwise split's 149.63" in few.reason
