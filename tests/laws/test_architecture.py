@@ -15,7 +15,6 @@ Holds `tiledask.submodules`.
 
 import ast
 import operator
-import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -24,10 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from oracles.finished import ROOT, python
 
 import tiledask
 
-ROOT = Path(__file__).parents[2]
 STDLIB = sys.stdlib_module_names
 
 BELOW = {
@@ -166,14 +165,7 @@ def outer(layer: str, where: str, what: Import) -> str:
 def loaded(code: str) -> list[str]:
     """The heavy packages in sys.modules after a fresh process ran ``code``."""
     report = f"import sys; print(*(m for m in {HEAVY!r} if m in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=ROOT,
-    )
+    done = python("-c", f"{code}\n{report}", check=True)
     return done.stdout.split()
 
 
@@ -183,16 +175,14 @@ def modules(layer: str) -> list[str]:
     return sorted(name.removesuffix(".__init__") for name in names)
 
 
-def importing(names: list[str]) -> str:
-    return "\n".join(f"import {name}" for name in names)
-
-
 # -- the package ---------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_imports_point_down():
     assert violations(ROOT / "tiledask") == []
+    found = {i.module for i in read(ROOT / "tiledask/plan/ledger.py", ROOT).imports}
+    assert {"dataclasses.dataclass", "tiledask.plan.units.format_bytes"} <= found
 
 
 ROOMS = {
@@ -279,23 +269,10 @@ def test_a_circle_a_crowd_and_a_homonym_are_seen(tmp_path, late):
     assert crowded(package) == [f"{package / 'plan'}: 16 files"]
 
 
-def test_the_checker_sees_the_package():
-    """Not a vacuous pass: known imports of known files are found."""
-    found = {i.module for i in read(ROOT / "tiledask/plan/ledger.py", ROOT).imports}
-    assert {"dataclasses.dataclass", "tiledask.plan.units.format_bytes"} <= found
-    assert len(modules("plan")) >= 5
-
-
-def test_listing_the_public_names_loads_nothing_heavy():
-    assert loaded("import tiledask; dir(tiledask); tiledask.__all__") == []
-
-
 @pytest.mark.long
 def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_named():
-    lists = (
-        "import tiledask as td; dir(td.lab), dir(td.distributed), dir(td.plan.fitting), td.errors"
-    )
-    assert loaded(lists) == []
+    lists = "td.__all__, dir(td), dir(td.lab), dir(td.distributed), dir(td.plan.fitting), td.errors"
+    assert loaded(f"import tiledask as td; {lists}") == []
     names = [
         name.removeprefix("tiledask.")
         for layer in ("plan", "distributed", "lab")
@@ -304,7 +281,7 @@ def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_name
     # one that is named in a package with values of its own may be a value, such as lab.tour.tour
     names = ["errors", *(n for n in names if n.count(".") < 2 or n.startswith("plan."))]
     say = f"import operator, tiledask as td; print(*map(hash, operator.attrgetter(*{names!r})(td)))"
-    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, cwd=ROOT)
+    done = python("-c", say)
     assert len(done.stdout.split()) == len(names) > 60, done.stderr
     for wrong in ("lab.plotz", "plan.fitting.fitt", "errorz"):
         with pytest.raises(AttributeError, match=" has no "):
@@ -313,24 +290,16 @@ def test_every_module_is_an_attribute_that_loads_nothing_heavy_before_it_is_name
 
 @pytest.mark.long
 def test_the_package_runs_as_a_program():
-    done = subprocess.run(
-        [sys.executable, "-m", "tiledask", "partition", "24", "4"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    done = python("-m", "tiledask", "partition", "24", "4")
     assert (done.returncode, done.stderr) == (0, "")
     assert "sizes (6, 6, 6, 6)" in done.stdout
 
 
 @pytest.mark.long
 def test_plan_tile_and_the_doctor_before_it_is_asked_load_nothing_heavy():
-    assert loaded(importing([*modules("plan"), *modules("tile"), "tiledask.lab.doctor"])) == []
-
-
-@pytest.mark.long
-def test_heavy_packages_are_noticed():
-    assert loaded("import pandas") == ["pandas"]
+    names = [*modules("plan"), *modules("tile"), "tiledask.lab.doctor"]
+    assert loaded(f"import {', '.join(names)}") == []
+    assert loaded("import pandas") == ["pandas"], "heavy packages are noticed"
 
 
 # -- the checker ---------------------------------------------------------------------------------
@@ -354,38 +323,26 @@ PLANTED = [
     ("tile/bad.py", "from tiledask.distributed import mesh", "tile imports distributed"),
     ("tile/bad.py", "import scipy", "tile imports scipy at import time"),
     ("distributed/bad.py", "from tiledask.lab import table", "distributed imports lab"),
-    (
-        "distributed/bad.py",
-        "if TYPE_CHECKING:\n    from tiledask.lab import x",
-        "distributed imports lab",
-    ),
+    ("distributed/bad.py", "if TYPE_CHECKING:\n    import tiledask.lab.x", "imports lab"),
     ("distributed/bad.py", "async def f():\n    import cupy", "CuPy outside"),
-    (
-        "distributed/bad.py",
-        "def f():\n    import matplotlib.pyplot as plt",
-        "distributed never imports",
-    ),
+    ("distributed/bad.py", "def f():\n    import matplotlib as m", "distributed never imports"),
     ("lab/bad.py", "import tiledask.cli", "lab imports cli"),
     ("lab/bad.py", "f = lambda: __import__('cupy')", "CuPy outside"),
     ("errors.py", "import numpy", "errors imports numpy"),
     ("__init__.py", "from tiledask.plan import units", "__init__ imports plan"),
     ("__init__.py", "import numpy", "__init__ imports numpy"),
     ("extra/x.py", "", "belongs to no layer"),
+    ("plan/good.py", "import numpy as np\nfrom tiledask.errors import ConfigError", ""),
+    ("plan/good.py", "from tiledask.plan.units import format_bytes\nfrom . import units", ""),
+    ("plan/good.py", "def f():\n    import pandas as pd", ""),
+    ("plan/good.py", "if TYPE_CHECKING:\n    import pandas as pd", ""),
+    ("tile/backend.py", "def f():\n    import cupy", ""),
+    ("distributed/good.py", "import dask, tiledask.plan\nfrom tiledask.tile.backend import p", ""),
+    ("lab/good.py", "import tiledask as td\nfrom tiledask import matmul, plan, distributed", ""),
+    ("cli.py", "import tiledask.lab.doctor\nfrom tiledask import __version__", ""),
+    ("distributed/good.py", "from tiledask import __version__", ""),
 ]
-HARMLESS = [
-    ("plan/good.py", "import numpy as np\nfrom tiledask.errors import ConfigError"),
-    ("plan/good.py", "from tiledask.plan.units import format_bytes\nfrom . import units"),
-    ("plan/good.py", "def f():\n    import pandas as pd"),
-    ("plan/good.py", "if TYPE_CHECKING:\n    import pandas as pd"),
-    ("tile/backend.py", "def f():\n    import cupy"),
-    (
-        "distributed/good.py",
-        "import dask\nfrom tiledask.tile.backend import probe\nimport tiledask.plan",
-    ),
-    ("lab/good.py", "import tiledask as td\nfrom tiledask import matmul, plan, distributed"),
-    ("cli.py", "import tiledask.lab.doctor\nfrom tiledask import __version__"),
-    ("distributed/good.py", "from tiledask import __version__"),
-]
+"""Where, what stands there, and the rule that it breaks; none: it is allowed."""
 
 
 def write(root: Path, where: str, code: str) -> Path:
@@ -396,13 +353,7 @@ def write(root: Path, where: str, code: str) -> Path:
 
 
 @pytest.mark.parametrize(("where", "code", "rule"), PLANTED)
-def test_a_planted_violation_is_found(tmp_path, where, code, rule):
+def test_a_planted_violation_is_found_and_nothing_else(tmp_path, where, code, rule):
     found = violations(write(tmp_path, where, code))
-    assert len(found) == 1, found
-    assert found[0].startswith(where)
-    assert rule in found[0]
-
-
-@pytest.mark.parametrize(("where", "code"), HARMLESS)
-def test_what_is_allowed_is_not_reported(tmp_path, where, code):
-    assert violations(write(tmp_path, where, code)) == []
+    assert len(found) == bool(rule), found
+    assert all(said.startswith(where) and rule in said for said in found)

@@ -3,12 +3,12 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import fields
 
 import pytest
+from oracles.finished import python
 
 import tiledask as td
 from tiledask.cli import main
@@ -29,22 +29,24 @@ def test_fit_says_no_why_and_what_would(capsys):
     assert "->" in answer["smallest_fix"]
 
 
-def test_fit_says_yes(capsys):
-    code, answer = run(capsys, "fit", "gpt2", "1xA100-40GB")
-    assert (code, answer["verdict"], answer["smallest_fix"]) == (0, "fits", None)
-
-
-def test_partition(capsys):
-    code, answer = run(capsys, "partition", "24", "4")
-    assert (code, answer["sizes"], answer["bottleneck"]) == (0, [6, 6, 6, 6], 6.0)
-    assert run(capsys, "partition", "4,4,9,8", "3")[1]["bottleneck"] == 9.0
-    assert run(capsys, "partition", "6", "2", "--speeds", "1,2")[1]["sizes"] == [2, 4]
-
-
-def test_partition_judges(capsys):
-    code, answer = run(capsys, "partition", "4", "2", "--judge", "1,3 | 2,4")
-    assert (code, answer["rule"]) == (1, "not contiguous")
-    assert run(capsys, "partition", "4", "2", "--judge", "1-2 | 3-4")[0] == 0
+@pytest.mark.parametrize(
+    ("typed", "code", "facts"),
+    [
+        ("fit gpt2 1xA100-40GB", 0, {"verdict": "fits", "smallest_fix": None}),
+        ("partition 24 4", 0, {"sizes": [6, 6, 6, 6], "bottleneck": 6.0}),
+        ("partition 4,4,9,8 3", 0, {"bottleneck": 9.0}),
+        ("partition 6 2 --speeds 1,2", 0, {"sizes": [2, 4]}),
+        ("partition 4 2 --judge 1,3|2,4", 1, {"rule": "not contiguous"}),
+        ("partition 4 2 --judge 1-2|3-4", 0, {}),
+        ("idle interleaved 8 8 --devices 4", 0, {"makespan": 57.0}),
+        ("ask 70b-on-8-of-141-gb", 0, {}),
+        ("ask hardware-refresh", 1, {"holds": False}),
+    ],
+)
+def test_an_answer_is_an_exit_code_and_facts(capsys, typed, code, facts):
+    found, answer = run(capsys, *typed.split())
+    assert found == code
+    assert answer.items() >= facts.items()
 
 
 @pytest.mark.long
@@ -54,7 +56,6 @@ def test_idle(capsys, tmp_path):
     assert (code, answer["makespan"], answer["peak_in_flight"]) == (0, 33.0, [4, 3, 2, 1])
     assert answer["bubble_fraction"] == pytest.approx(3 / 11)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert run(capsys, "idle", "interleaved", "8", "8", "--devices", "4")[1]["makespan"] == 57.0
     answer = run(capsys, "idle", "1f1b", "4", "8", "--latency", "0.25")[1]
     assert (answer["makespan"], answer["lower_bound"], answer["binds"]) == (37.0, 34.5, "device 1")
     assert answer["lower_bound_why"].startswith("device 3: 3.75 s until work reaches it")
@@ -69,42 +70,56 @@ def test_matmul(capsys):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("partition 24 4", "[1-6][7-12][13-18][19-24]: sizes (6, 6, 6, 6), bottleneck 6"),
+        ("idle naive 4 1", "bubble_fraction          0.75"),
+        ("fit gpt-200b 80xA100-40GB --tp 8 --pp 10", "in all"),
+        ("plan llama-2-7b 8xA100-80GB 32 --no-sensitivity", "fastest first"),
+        ("plan llama-3.1-70b 8xH100 64", "none fits; the nearest"),
+    ],
+)
+def test_tables_for_people(capsys, typed, words):
+    main(typed.split())
+    assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("fit gpt-9 1xH100", "tiledask fit: no model description is called 'gpt-9'"),
+        ("fit gpt2 0xH100", "0xH100"),
+        ("partition 2 5", "2 layers are fewer than 5 stages"),
+        ("partition 1,x 2", "numbers between commas"),
+        ("partition 4 2 --judge a|b", "cannot read 'a'"),
+        ("partition 99999999999 2", "tiledask partition: "),
+        ("idle zb-h9 4 8", "no schedule 'zb-h9'"),
+        ("idle gpipe 4 0", "microbatches must be a whole number of at least 1, got 0"),
+        ("idle interleaved 4 8 --devices 0", "devices must be a whole number"),
+        ("idle 1f1b 4", "needs its name, stages and micro-batches, such as: idle 1f1b 4 8"),
+        ("idle 1f1b 4 8 --unit ms", "go with --diagnose TRACE"),
+        ("idle --diagnose no.csv", "no trace at 'no.csv'"),
+        ("idle gpipe --diagnose no.csv", "finds schedule, stages and micro-batches in"),
+        ("idle --diagnose no.csv --layers a,b", "numbers between commas"),
+        ("idle --diagnose no.csv --unit h", "a unit of time is s, ms, us, ns; got 'h'"),
+        ("matmul -5", "a size is 1 or more, got -5"),
+        ("matmul 64 --mesh two", "a mesh is rows x columns"),
+        ("matmul 64 --mesh 2x2x2", "a mesh is rows x columns"),
+        ("matmul 64 --mesh 0x2", "workers is a whole number of 1 or more, got 0"),
+    ],
+)
+def test_a_mistake_is_explained_in_one_line(capsys, typed, words):
+    assert main(typed.split()) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert words in said
+
+
+@pytest.mark.long
 def test_doctor(capsys):
     code, answer = run(capsys, "doctor")
     assert code == 0
     assert {"Python", "GPU"} <= {finding["name"] for finding in answer}
-
-
-def test_tables_for_people(capsys):
-    assert main(["partition", "24", "4"]) == 0
-    assert "[1-6][7-12][13-18][19-24]: sizes (6, 6, 6, 6), bottleneck 6" in capsys.readouterr().out
-    assert main(["idle", "naive", "4", "1"]) == 0
-    assert "bubble_fraction          0.75" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["fit", "gpt-9", "1xH100"], "tiledask fit: .*gpt-9"),
-        (["fit", "gpt2", "0xH100"], "tiledask fit: .*0xH100"),
-        (["partition", "2", "5"], "2 layers are fewer than 5 stages"),
-        (["partition", "1,x", "2"], "numbers between commas"),
-        (["partition", "4", "2", "--judge", "a | b"], "cannot read 'a'"),
-        (["idle", "zb-h9", "4", "8"], "no schedule 'zb-h9'"),
-        (["idle", "gpipe", "4", "0"], "microbatches must be a whole number of at least 1, got 0"),
-        (["matmul", "64", "--mesh", "two"], "a mesh is rows x columns"),
-        (["matmul", "-5"], "a size is 1 or more, got -5"),
-        (["matmul", "64", "--mesh", "2x2x2"], "a mesh is rows x columns"),
-        (["idle", "interleaved", "4", "8", "--devices", "0"], "devices must be a whole number"),
-        (["partition", "99999999999", "2"], "tiledask partition: ."),
-        (["matmul", "64", "--mesh", "0x2"], "workers is a whole number of 1 or more, got 0"),
-    ],
-)
-def test_mistakes_are_explained_in_one_line(capsys, arguments, message):
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert re.search(message, error)
 
 
 @pytest.fixture
@@ -137,24 +152,6 @@ def test_idle_diagnoses_a_trace(capsys, trace):
     assert "250 ms" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["1f1b", "4"], "needs its name, stages and micro-batches, such as: idle 1f1b 4 8"),
-        (["1f1b", "4", "8", "--unit", "ms"], "go with --diagnose TRACE"),
-        (["--diagnose", "no.csv"], "no trace at 'no.csv'"),
-        (["gpipe", "--diagnose", "no.csv"], "finds schedule, stages and micro-batches in"),
-        (["--diagnose", "no.csv", "--layers", "a,b"], "numbers between commas"),
-        (["--diagnose", "no.csv", "--unit", "h"], "a unit of time is s, ms, us, ns; got 'h'"),
-    ],
-)
-def test_mistakes_with_traces_are_explained(capsys, arguments, message):
-    assert main(["idle", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert message in error
-
-
 def test_ask_works_a_premise_out(capsys):
     code, result = run(capsys, "ask", "hardware-refresh", "--json")
     assert (code, result["holds"]) == (1, False)
@@ -162,8 +159,6 @@ def test_ask_works_a_premise_out(capsys):
     code, result = run(capsys, "ask", "--json")
     assert code == 0
     assert "two-clusters" in result
-    code, _ = run(capsys, "ask", "70b-on-8-of-141-gb", "--json")
-    assert code == 0
 
 
 @pytest.mark.long
@@ -188,39 +183,14 @@ def test_plan_ranks_layouts_and_says_what_binds(capsys, tmp_path):
 @pytest.mark.long
 def test_fit_criticizes_on_request(capsys, tmp_path):
     figure = tmp_path / "memory.png"
-    code, result = run(
-        capsys,
-        "fit",
-        "gpt2-xl",
-        "8xA100-80GB",
-        "--pp",
-        "8",
-        "--microbatches",
-        "8",
-        "--critique",
-        "--figure",
-        str(figure),
-    )
+    layout = ("--pp", "8", "--microbatches", "8", "--critique", "--figure", str(figure))
+    code, result = run(capsys, "fit", "gpt2-xl", "8xA100-80GB", *layout)
     assert code == 0
     assert (
         next(line["about"] for line in result["critique"]["lines"] if not line["good"]) == "bubble"
     )
     assert result["critique"]["advice"]
     assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("fit", "gpt-200b", "80xA100-40GB", "--tp", "8", "--pp", "10"), "in all"),
-        (("plan", "llama-2-7b", "8xA100-80GB", "32", "--no-sensitivity"), "fastest first"),
-        (("plan", "llama-3.1-70b", "8xH100", "64"), "none fits; the nearest"),
-    ],
-)
-def test_planner_tables_for_people(capsys, arguments, words):
-    main(list(arguments))
-    assert words in capsys.readouterr().out
 
 
 @pytest.mark.cluster
@@ -253,30 +223,30 @@ def numbers(text):
 @pytest.mark.long
 @pytest.mark.few(4)
 @pytest.mark.parametrize(
-    "arguments",
+    "typed",
     [
-        ("plan", "gpt2", "2xA100-40GB", "8"),
-        ("plan", "llama-2-7b", "8xA100-80GB", "64", "--sequence", "4096"),
-        ("plan", "llama-3.1-70b", "8xH100", "64", "--no-sensitivity"),
-        ("fit", "gpt2-xl", "8xA100-80GB", "--pp", "8", "--microbatches", "8", "--critique"),
-        ("fit", "gpt2-xl", "1xT4"),
-        ("partition", "1000", "40", "--chunks", "2", "--judge", "1-500 | 501-1000"),
-        ("idle", "interleaved", "64", "64", "--devices", "32"),
-        ("ask", "hardware-refresh"),
-        ("ask",),
-        ("puzzle", "4", "--hint", "--answer", "1 | 2"),
-        ("puzzle",),
-        ("doctor",),
+        "plan gpt2 2xA100-40GB 8",
+        "plan llama-2-7b 8xA100-80GB 64 --sequence 4096",
+        "plan llama-3.1-70b 8xH100 64 --no-sensitivity",
+        "fit gpt2-xl 8xA100-80GB --pp 8 --microbatches 8 --critique",
+        "fit gpt2-xl 1xT4",
+        "partition 1000 40 --chunks 2 --judge 1-500|501-1000",
+        "idle interleaved 64 64 --devices 32",
+        "ask hardware-refresh",
+        "ask",
+        "puzzle 4 --hint --answer 1|2",
+        "puzzle",
+        "doctor",
     ],
 )
-def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, arguments):
+def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, typed):
     monkeypatch.setattr("tiledask.lab.doctor.ask_gpu", lambda: _unusable("no driver"))
-    monkeypatch.setattr(
-        "tiledask.lab.doctor._memory", lambda: MachineCheck("memory", "ok", "8 GB", "")
-    )
-    whole = printed(capsys, monkeypatch, 1000, *arguments)
+    for name in ("_memory", "_disk"):  # both change while this runs
+        found = MachineCheck(name, "ok", "8 GB", "")
+        monkeypatch.setattr(f"tiledask.lab.doctor.{name}", lambda found=found: found)
+    whole = printed(capsys, monkeypatch, 1000, *typed.split())
     for width in (40, 60, 80, None):
-        shown = printed(capsys, monkeypatch, width, *arguments)
+        shown = printed(capsys, monkeypatch, width, *typed.split())
         assert "…" not in shown
         assert numbers(shown) == numbers(whole), f"at {width} columns"
 
@@ -297,11 +267,7 @@ def test_the_printed_command_asks_the_same_question(capsys, tmp_path, given):
     cluster.write_text(json.dumps({"devices": 4, "device": "A100-80GB"}), "utf-8")
     given = [word.format(config=config, cluster=cluster) for word in given]
     main(["plan", *given, "--no-sensitivity"])
-    line = next(
-        line.removeprefix("the first one: ")
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("the first one: ")
-    )
+    (line,) = re.findall("^the first one: (.*)", capsys.readouterr().out, re.MULTILINE)
     program, *words = shlex.split(line)
     assert program == "tiledask"
     best = run(capsys, "plan", *given, "--no-sensitivity")[1]["plans"][0]
@@ -381,7 +347,5 @@ def test_a_name_that_needs_a_package_says_so():
         "import sys; sys.modules['distributed'] = None; import tiledask as td\n"
         "try: td.start_cluster\nexcept ModuleNotFoundError as e: print(e)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert said == (
-        "td.start_cluster needs distributed, which is not installed: pip install distributed\n"
-    )
+    needs = "needs distributed, which is not installed: pip install distributed"
+    assert python("-c", code).stdout == f"td.start_cluster {needs}\n"

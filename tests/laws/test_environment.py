@@ -8,45 +8,32 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import psutil
 import pytest
 import yaml
 from conftest import pytest_collection_modifyitems
+from oracles.finished import ROOT, finished, python
 from oracles.waiting import wait_until
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PYTHONS = ("3.11.2", "3.11.7", "3.12.1", "3.13.0")
-REGISTRIES = (
-    "pypi.org",
-    "pythonhosted.org",
-    "pypi.nvidia.com",
-    "anaconda.org",
-    "anaconda.com",
-    "conda-forge.org",
-    "prefix.dev",
-    "npmjs.org",
-    "npmjs.com",
-    "yarnpkg.com",
-    "nodesource.com",
-    "crates.io",
-    "proxy.golang.org",
-    "docker.io",
-    "ghcr.io",
-    "nvcr.io",
-    "quay.io",
-)
+REGISTRIES = """
+    pypi.org pythonhosted.org pypi.nvidia.com anaconda.org anaconda.com conda-forge.org prefix.dev
+    npmjs.org npmjs.com yarnpkg.com nodesource.com crates.io proxy.golang.org docker.io ghcr.io
+    nvcr.io quay.io
+"""
 
 
 def requirements(*extras: str) -> list[Requirement]:
@@ -57,29 +44,20 @@ def requirements(*extras: str) -> list[Requirement]:
 
 def marker_environment(python: str) -> dict[str, str]:
     """The facts that markers ask about, on Linux with the given Python."""
-    short = ".".join(python.split(".")[:2])
-    return {
-        "python_version": short,
+    return default_environment() | {
+        "python_version": python.rpartition(".")[0],
         "python_full_version": python,
         "sys_platform": "linux",
-        "os_name": "posix",
         "platform_machine": "x86_64",
-        "platform_system": "Linux",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
         "extra": "",
     }
-
-
-def read_constraints(text: str) -> list[Requirement]:
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [Requirement(line) for line in lines if line]
 
 
 def pins(text: str, python: str) -> dict[str, str]:
     """Package -> version pinned for ``python`` on Linux; every line must pin exactly one."""
     found: dict[str, str] = {}
-    for requirement in read_constraints(text):
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    for requirement in map(Requirement, filter(None, lines)):
         specs = list(requirement.specifier)
         assert [s.operator for s in specs] == ["=="], f"{requirement} does not pin one version"
         assert not requirement.extras, f"pip refuses extras in constraints: {requirement}"
@@ -120,20 +98,14 @@ def tracked() -> list[Path]:
         skipped = {".venv", "build", ".git"}
         files = (f for f in ROOT.rglob("*") if not skipped & set(f.relative_to(ROOT).parts))
         return [f for f in files if f.is_file()]
-    done = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    listing = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    done = finished("git", *listing, check=True)
     return [f for name in done.stdout.split("\0") if name and (f := ROOT / name).is_file()]
 
 
 def hosts_in(text: str) -> list[str]:
     """Addresses of package registries in ``text``."""
-    names = "|".join(map(re.escape, REGISTRIES))
+    names = "|".join(map(re.escape, REGISTRIES.split()))
     return re.findall(rf"://(?:[^/\s\"'<>@]*@)?(?:[\w-]+\.)*(?:{names})\b", text)
 
 
@@ -215,20 +187,13 @@ def test_versions_with_known_holes_are_excluded():
         assert not wanted[name].specifier.contains(older), f"{name} {older} would be accepted"
 
 
-def test_every_python_that_is_promised_is_checked():
+def test_every_python_that_is_promised_is_checked_and_is_what_the_set_up_asks_for():
     promised = SpecifierSet(PROJECT["requires-python"])
-    assert all(promised.contains(python) for python in PYTHONS)
-    assert not promised.contains("3.10.13")
-    assert not promised.contains("3.14.0")
-
-
-def test_setup_and_package_agree_on_python():
+    near = ("3.10.13", *PYTHONS, "3.14.0")
+    assert tuple(filter(promised.contains, near)) == PYTHONS
     setup = (ROOT / ".ci/setup").read_text()
-    low, high = re.search(
-        r"not \((\d+, \d+)\) <= sys.version_info < \((\d+, \d+)\)", setup
-    ).groups()
-    low, high = (bound.replace(", ", ".") for bound in (low, high))
-    assert PROJECT["requires-python"] == f">={low},<{high}"
+    asked = re.search(r"not \((\d+), (\d+)\) <= sys.version_info < \((\d+), (\d+)\)", setup)
+    assert PROJECT["requires-python"] == ">={}.{},<{}.{}".format(*asked.groups())
 
 
 # -- environment.yml -----------------------------------------------------------------------------
@@ -236,23 +201,10 @@ def test_setup_and_package_agree_on_python():
 CONDA, PIP = read_environment((ROOT / "environment.yml").read_text())
 
 
-def test_conda_brings_python_and_pip_and_nothing_else():
+def test_the_conda_environment_is_python_and_pip_with_the_constraints_and_two_extras():
     assert [Requirement(entry).name for entry in CONDA] == ["python", "pip"]
     assert Requirement(CONDA[0]).specifier == SpecifierSet(PROJECT["requires-python"])
-
-
-def test_pip_takes_the_constraints_and_the_extras_that_exist():
-    assert PIP[0].split() == ["--constraint", "constraints.txt"]
-    editable = re.fullmatch(r"-e \.\[([\w,-]+)\]", PIP[1])
-    assert set(editable[1].split(",")) == {"lab", "test"} <= set(EXTRAS)
-    assert len(PIP) == 2
-
-
-def test_a_wrong_environment_file_is_found():
-    good = (ROOT / "environment.yml").read_text()
-    for wrong in (good.replace("channels:", "prefix:"), good.replace("- pip:", "- pypi:")):
-        with pytest.raises(AssertionError):
-            read_environment(wrong)
+    assert PIP == ["--constraint constraints.txt", "-e .[lab,test]"]
 
 
 @pytest.mark.slow
@@ -263,26 +215,9 @@ def test_pip_accepts_what_conda_would_hand_it(tmp_path):
     lines = "\n".join(PIP).replace(" constraints", f" {ROOT}/constraints")
     # without -e: hatchling alone can describe the package then
     (tmp_path / "pip.txt").write_text(lines.replace("-e .[", f"{ROOT}["))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--dry-run",
-            "--no-build-isolation",
-            "--no-index",
-            "--quiet",
-            "--report",
-            tmp_path / "report.json",
-            "--requirement",
-            tmp_path / "pip.txt",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    offline = "install", "--dry-run", "--no-build-isolation", "--no-index", "--quiet"
+    files = "--report", tmp_path / "report.json", "--requirement", tmp_path / "pip.txt"
+    done = python("-m", "pip", *offline, *files)
     assert done.returncode == 0, done.stderr
     (item,) = json.loads((tmp_path / "report.json").read_text())["install"]
     assert set(item["requested_extras"]) == {"lab", "test"}
@@ -292,19 +227,14 @@ def test_pip_accepts_what_conda_would_hand_it(tmp_path):
 
 
 @pytest.mark.long
-def test_no_file_names_a_package_registry():
-    found = {}
+def test_no_file_names_a_package_registry_or_tells_pip_where_to_look():
+    asking = {"constraints.txt", "environment.yml", ".ci/setup", "Makefile", "pyproject.toml"}
+    told = r"--(extra-)?index-url|--find-links|trusted-host"
     for path in tracked():
-        hosts = hosts_in(path.read_text("utf-8", errors="ignore"))
-        if hosts:
-            found[str(path.relative_to(ROOT))] = hosts
-    assert found == {}
-
-
-def test_no_file_tells_pip_where_to_look():
-    listed = [ROOT / name for name in ("constraints.txt", "environment.yml", ".ci/setup")]
-    for path in (*listed, ROOT / "Makefile", ROOT / "pyproject.toml"):
-        assert not re.search(r"--(extra-)?index-url|--find-links|trusted-host", path.read_text())
+        text = path.read_text("utf-8", errors="ignore")
+        assert hosts_in(text) == [], path
+        if path.relative_to(ROOT).as_posix() in asking:
+            assert not re.search(told, text), path
 
 
 @pytest.mark.parametrize("host", ["pypi.org", "files.pythonhosted.org", "user:pw@pypi.nvidia.com"])
@@ -316,37 +246,26 @@ def test_a_registry_is_found(host):
 # -- make, CI and the hooks ----------------------------------------------------------------------
 
 
-def make(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+def make(*arguments: str, cwd: Path = ROOT, **environment: str) -> CompletedProcess:
     ours = ("MAKE", "EXTRAS", "PYTHON", "DASHBOARD_PORT", "LAB_ARGS")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**clean, "PYTHON": sys.executable, **environment},
-    )
+    environment = {**clean, "PYTHON": sys.executable, **environment}
+    return finished("make", *arguments, cwd=cwd, env=environment)
 
 
-def test_make_help_lists_the_targets():
-    done = make()
-    assert done.returncode == 0
+def test_make_says_its_targets_and_what_each_of_them_runs():
     for target in ("tour", "test", "lab", "bench", "env", "lint", "clean", "help"):
-        assert re.search(rf"^  {target}\s+\S", done.stdout, re.M), target
-
-
-def test_make_test_compares_the_notebooks_facts():
-    done = make("--dry-run", "test")
-    assert "--nbval-lax --nbval-current-env" in done.stdout
-    assert all(str(f.relative_to(ROOT)) in done.stdout for f in (ROOT / "nbs").glob("*.ipynb"))
-
-
-def test_make_quick_is_lint_types_and_what_is_fast_and_needs_no_workers():
-    steps = make("--dry-run", "quick").stdout.splitlines()
-    assert {".venv/bin/ruff check", ".venv/bin/ruff format --check", ".venv/bin/mypy"} <= set(steps)
-    (tests,) = (step for step in steps if "-m pytest" in step)
+        assert re.search(rf"^  {target}\s+\S", make().stdout, re.M), target
+    tests = make("--dry-run", "test").stdout
+    assert "--nbval-lax --nbval-current-env" in tests
+    assert all(str(f.relative_to(ROOT)) in tests for f in (ROOT / "nbs").glob("*.ipynb"))
+    quick = make("--dry-run", "quick").stdout.splitlines()
+    assert {".venv/bin/ruff check", ".venv/bin/ruff format --check", ".venv/bin/mypy"} <= set(quick)
+    (tests,) = (step for step in quick if "-m pytest" in step)
     assert '-m "not cluster and not slow and not long"' in tests
+    lab = make("--dry-run", "lab").stdout  # stays on this machine, and keeps its token
+    assert "--ServerApp.ip=127.0.0.1" in lab
+    assert not re.search(r"token=|password=|disable_check_xsrf|0\.0\.0\.0", lab)
 
 
 def test_of_few_cases_the_first_the_last_and_some_between_are_kept():
@@ -424,45 +343,30 @@ def test_after():
         assert f"in test_that_{way}" in done.stderr
 
 
-def limited(seconds, program: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, ROOT / ".ci/limit", str(seconds), sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.mark.long
 def test_what_hangs_where_no_test_runs_is_ended_and_says_where():
     """Here at the interpreter's exit, with a thread that is still waited for."""
-    done = limited(
-        3,
-        """
+    program = """
 import threading, time
 def for_ever():
     time.sleep(900)
 threading.Thread(target=for_ever).start()
 print("the last test passed", flush=True)
-""",
-    )
-    assert done.returncode == 124
-    assert done.stdout == "the last test passed\n"
+"""
+    done = python(ROOT / ".ci/limit", 3, sys.executable, "-c", program)
+    assert (done.returncode, done.stdout) == (124, "the last test passed\n")
     assert "printed nothing for 3 s" in done.stderr
     assert "in for_ever" in done.stderr
 
 
 @pytest.mark.long
 def test_a_command_that_goes_on_printing_ends_as_it_does_itself_and_leaves_nothing():
-    done = limited(
-        60,
-        """
+    program = """
 import subprocess, sys
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"])
-print(left.pid)
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"]).pid)
 sys.exit(7)
-""",
-    )
+"""
+    done = python(ROOT / ".ci/limit", 60, sys.executable, "-c", program)
     assert done.returncode == 7
     left = int(done.stdout)
     wait_until(lambda: is_gone(left), f"process {left} to end")
@@ -473,12 +377,6 @@ def is_gone(pid):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def test_lab_stays_on_this_machine_and_keeps_its_token():
-    done = make("--dry-run", "lab")
-    assert "--ServerApp.ip=127.0.0.1" in done.stdout
-    assert not re.search(r"token=|password=|disable_check_xsrf|0\.0\.0\.0", done.stdout)
 
 
 _BACKEND = """
@@ -548,9 +446,7 @@ def test_ci_runs_the_test_command_and_passes_its_failure_on(tmp_path):
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text("test:\n\t@echo CI is $$CI; exit 3\n")
-    done = subprocess.run(
-        [tmp_path / ".ci/run"], capture_output=True, text=True, timeout=60, cwd="/"
-    )
+    done = finished(tmp_path / ".ci/run", cwd="/")
     assert done.returncode != 0
     assert "CI is true" in done.stdout
     assert "passed" not in done.stdout
@@ -559,12 +455,7 @@ def test_ci_runs_the_test_command_and_passes_its_failure_on(tmp_path):
 @pytest.mark.long
 def test_hooks_are_valid_and_fetch_nothing():
     config = ROOT / ".pre-commit-config.yaml"
-    done = subprocess.run(
-        [sys.executable, "-m", "pre_commit", "validate-config", str(config)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-m", "pre_commit", "validate-config", config)
     assert done.returncode == 0, done.stdout
     (repo,) = yaml.safe_load(config.read_text())["repos"]
     assert repo["repo"] == "local"

@@ -23,6 +23,7 @@ Holds `tiledask.lab.learner.copies`.
 
 import ast
 import contextlib
+import copy
 import io
 import json
 import os
@@ -43,6 +44,7 @@ import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from oracles.finished import ROOT, finished, python
 
 import tiledask as td
 from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES
@@ -50,7 +52,6 @@ from tiledask.lab.learner.copies import copy_walkthroughs, learners
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.inputs.hardware import load_device
 
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
 FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b", "10", "11"}
 """The walkthroughs that must be there."""
@@ -87,20 +88,9 @@ def faults(notebook: nbformat.NotebookNode, asks: bool = True) -> list[str]:
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:
         return [f"not a valid notebook: {error.message}"]
-    rules = (
-        opening,
-        order,
-        short_cells,
-        public_names,
-        outputs,
-        checked_outputs,
-        exercises,
-        predictions,
-        closing,
-    )
-    return [
-        fault for rule in rules for fault in rule(notebook.cells) if asks or rule is not predictions
-    ]
+    looks = (opening, order, short_cells, public_names, outputs, checked_outputs)
+    rules = (*looks, exercises, *([predictions] if asks else []), closing)
+    return [fault for rule in rules for fault in rule(notebook.cells)]
 
 
 def tags(cell: Cell) -> set[str]:
@@ -124,10 +114,8 @@ def opening(cells: list[Cell]) -> Iterator[str]:
 def order(cells: list[Cell]) -> Iterator[str]:
     for expected, (i, cell) in enumerate(code(cells), 1):
         if cell.execution_count != expected:
-            yield (
-                f"cell {i}: execution count {cell.execution_count}, expected {expected}: restart, "
-                f"run all, save (and strip with --keep-count)"
-            )
+            ran = f"cell {i}: execution count {cell.execution_count}, expected {expected}"
+            yield f"{ran}: restart, run all, save (and strip with --keep-count)"
 
 
 def short_cells(cells: list[Cell]) -> Iterator[str]:
@@ -467,42 +455,30 @@ def prediction(**sources: str) -> list[Cell]:
 
 
 def test_a_good_notebook_has_no_faults():
-    steps = [
-        new_code_cell("c = td.start_cluster()"),
-        fact(),
-        *exercise(),
-        *prediction(),
-        new_code_cell("c.close()"),
-    ]
+    opens, closes = new_code_cell("c = td.start_cluster()"), new_code_cell("c.close()")
+    steps = (opens, fact(), *exercise(), *prediction(), closes)
     assert faults(notebook(*steps)) == []
     assert faults(notebook(new_code_cell("with td.start_cluster() as c:\n    pass"), fact())) == []
 
 
-def picture() -> Cell:
-    cell = fact()
-    cell.outputs[0].data = {"image/png": "aGk=", "text/plain": "<Figure size 640x480>"}
+def changed(cell: Cell, **values) -> Cell:
+    """``cell`` with other values: of its metadata, and its count and outputs."""
+    for name, value in values.items():
+        (cell if name in cell else cell.metadata)[name] = value
     return cell
 
 
-def warned() -> Cell:
-    cell = fact()
-    cell.outputs.append(new_output("stream", name="stderr", text="UserWarning: port taken"))
-    return cell
+def shown(*outputs: nbformat.NotebookNode) -> Cell:
+    return changed(fact(), outputs=list(outputs))
 
 
-def untagged() -> Cell:
-    cell = fact()
-    cell.metadata.tags = []
-    return cell
+PICTURE = {"image/png": "aGk=", "text/plain": "<Figure size 640x480>"}
+RAISED = new_output("stream", name="stderr", text="UserWarning: port taken")
 
 
-def stripped() -> Cell:
-    cell = fact()
-    cell.outputs = []
-    return cell
-
-
-def in_place(cells: list[Cell], index: int, cell: Cell) -> list[Cell]:
+def in_place(index: int, cell: Cell) -> list[Cell]:
+    """An exercise with another cell in place of one of its."""
+    cells = exercise()
     return [*cells[:index], cell, *cells[index + 1 :]]
 
 
@@ -513,19 +489,19 @@ PLANTED = [
     ([new_code_cell("from tiledask.lab import plots"), fact()], TITLE, "is one of td's"),
     ([new_code_cell("import tiledask.lab.plots as p"), fact()], TITLE, "is one of td's"),
     ([new_code_cell("x = 1")], TITLE, "then nothing in the notebook is compared"),
-    ([stripped()], TITLE, "nothing is stored"),
-    ([untagged(), fact()], TITLE, "has outputs and no tag"),
+    ([shown()], TITLE, "nothing is stored"),
+    ([changed(fact(), tags=[]), fact()], TITLE, "has outputs and no tag"),
     ([tagged(CHECKED), fact()], TITLE, "go together"),
     ([tagged("nbval-skip"), fact()], TITLE, "is not run"),
-    ([picture()], TITLE, "no pictures"),
-    ([warned()], TITLE, "a warning is stored"),
+    ([shown(new_output("display_data", PICTURE))], TITLE, "no pictures"),
+    ([shown(*fact().outputs, RAISED)], TITLE, "a warning is stored"),
     ([fact(text="PosixPath('/home/me/x')")], TITLE, "a path of this machine"),
     ([fact(text="worker at tcp://10.0.0.1:4000")], TITLE, "an address"),
     ([fact(text="<object at 0x7f3a2b4c5d60>")], TITLE, "an object's address"),
     ([fact(), *exercise()[:3]], TITLE, "lacks check, solution"),
     ([fact(), *exercise()[1:]], TITLE, "outside an exercise"),
-    ([fact(), *in_place(exercise(), 2, tagged("check"))], TITLE, "next cell is tagged 'draw'"),
-    ([fact(), *in_place(exercise(), 2, new_markdown_cell("so"))], TITLE, "tagged 'draw', got []"),
+    ([fact(), *in_place(2, tagged("check"))], TITLE, "next cell is tagged 'draw'"),
+    ([fact(), *in_place(2, new_markdown_cell("so"))], TITLE, "tagged 'draw', got []"),
     ([fact(), *exercise(task="Make it fast.")], TITLE, "targets as numbers"),
     ([fact(), *exercise(answer="answer = [1, 2]")], TITLE, "not attempted yet"),
     ([fact(), *exercise(answer="answer = None\nanswer = 3")], TITLE, "not attempted yet"),
@@ -552,25 +528,17 @@ def test_a_planted_fault_is_found(cells, title, fault):
     assert [f for f in found if fault in f], found
 
 
-def test_cells_run_out_of_order_are_found():
-    bad = notebook(fact(), fact())
-    bad.cells[1].execution_count = 7
-    assert faults(bad) == [
-        "cell 1: execution count 7, expected 1: restart, run all, save "
-        "(and strip with --keep-count)"
-    ]
-
-
-def test_an_uncollapsed_solution_is_found():
-    cells = exercise()
-    del cells[-1].metadata["jupyter"]
-    assert [f for f in faults(notebook(fact(), *cells)) if "collapse" in f]
-
-
-def test_an_invalid_notebook_is_found():
-    bad = notebook(fact())
-    bad.cells[1].outputs = "2"
-    assert faults(bad)[0].startswith("not a valid notebook")
+def test_cells_out_of_order_a_solution_that_shows_and_an_invalid_notebook_are_found():
+    good = notebook(fact(), *exercise())
+    for at, said, values in (
+        (1, "cell 1: execution count 7, expected 1: restart, run all", {"execution_count": 7}),
+        (-1, "cell 6: collapse the solution", {"jupyter": {}}),
+        (1, "not a valid notebook", {"outputs": "2"}),
+    ):
+        bad = copy.deepcopy(good)
+        changed(bad.cells[at], **values)
+        (found,) = faults(bad)
+        assert found.startswith(said)
 
 
 # -- the stripping hook --------------------------------------------------------------------------
@@ -598,7 +566,7 @@ def nbstripout(*words: Path | str) -> subprocess.CompletedProcess:
 
 def test_the_hook_keeps_facts_counts_and_collapsed_solutions(tmp_path):
     path = tmp_path / "00_x.ipynb"
-    nbformat.write(notebook(fact(), untagged(), *exercise()), path)
+    nbformat.write(notebook(fact(), changed(fact(), tags=[]), *exercise()), path)
     verified = nbstripout("--verify", path)
     assert verified.returncode == 1
     assert "00_x.ipynb" in verified.stdout
@@ -613,26 +581,16 @@ def test_the_hook_keeps_facts_counts_and_collapsed_solutions(tmp_path):
 # -- nbval, as `make test` calls it --------------------------------------------------------------
 
 
-def nbval(folder: Path) -> subprocess.CompletedProcess:
-    options = ["--nbval-lax", "--nbval-current-env", "-q", "-rA", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-p", "nbval.plugin", *options, str(folder)]
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=folder, env=alone
-    )
-
-
 @pytest.mark.long
 def test_nbval_passes_a_true_fact_and_fails_a_false_one(tmp_path):
     cells = fact(), new_code_cell("import time; time.time()"), fact(text="3")
     nbformat.write(notebook(*cells), tmp_path / "x.ipynb")
-    done = nbval(tmp_path)
-    told = re.findall(r"^(PASSED|FAILED) (?:\S*/)?(\w+)\.ipynb::Cell (\d)", done.stdout, re.M)
-    assert sorted(told) == [
-        ("FAILED", "x", "2"),
-        ("PASSED", "x", "0"),
-        ("PASSED", "x", "1"),
-    ]
+    options = ["--nbval-lax", "--nbval-current-env", "-q", "-rA", "-p", "no:cacheprovider"]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    words = ("-m", "pytest", "-p", "nbval.plugin", *options, tmp_path)
+    done = python(*words, cwd=tmp_path, env=alone)
+    told = re.findall(r"^(PASSED|FAILED) (?:\S*/)?x\.ipynb::Cell (\d)", done.stdout, re.M)
+    assert sorted(told) == [("FAILED", "2"), ("PASSED", "0"), ("PASSED", "1")]
     assert done.returncode == 1
 
 
@@ -643,14 +601,7 @@ def shell(*words: str, cwd: Path) -> str:
     """What ``words`` prints, run in ``cwd`` with this package; fails if it does."""
     ours = ("MAKE", "EXTRAS", "PYTHON", "DASHBOARD_PORT", "LAB_ARGS", "GIT_")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    done = subprocess.run(
-        words,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**clean, "PYTHONPATH": str(ROOT)},
-    )
+    done = finished(*words, cwd=cwd, timeout=300, env={**clean, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

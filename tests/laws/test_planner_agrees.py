@@ -18,21 +18,13 @@ from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.plan.units import format_bytes, format_seconds
 
 WORDS = {"fits": "holds", "tight": "barely", "no": "fails"}
-SHIPPED = (
-    "gpt2-xl",
-    "llama-3.1-8b",
-    "llama-2-13b",
-    "bloom-176b",
-    "gpt-200b",
-    "mixtral-8x7b",
-    "deepseek-v3",
-)
+SHIPPED = "gpt2-xl llama-3.1-8b llama-2-13b bloom-176b gpt-200b mixtral-8x7b deepseek-v3"
 RECIPES = ("mixed-adam-16", "mixed-adam-18", "mixed-adam-8bit", "fp32-adam", "lora")
 
 
 def drawn_model(draw):
     if draw.random() < 0.5:
-        return td.load_model(draw.choice(SHIPPED))
+        return td.load_model(draw.choice(SHIPPED.split()))
     heads = draw.choice((4, 8, 12))
     experts = draw.choice((0, 0, 4))
     return Model(
@@ -95,24 +87,28 @@ def text_of(show, *args):
     return console.export_text()
 
 
-def space_of(layout):
-    """The one layout, as a Space."""
+def searched(model, layout, cluster, recipe, sequence):
+    """Of the one layout."""
     names = td.Space.__dataclass_fields__
-    return td.Space(**{name: (getattr(layout, name),) for name in names})
+    space = td.Space(**{name: (getattr(layout, name),) for name in names})
+    given = {"sequence": sequence, "recipe": recipe, "space": space}
+    return td.search(model, cluster, layout.sequences, **given)
 
 
 def premise_of(model, layout, cluster, recipe, sequence):
     """The same question as a mapping that ``ask`` takes."""
     usual = vars(Layout())
     plan = {name: value for name, value in vars(layout).items() if value != usual[name]}
+    more = {"model": model, "sequence": sequence, "devices_per_node": cluster.devices_per_node}
+    return premise(cluster.device.memory_bytes, cluster.devices, recipe, plan) | more
+
+
+def premise(memory, devices, recipe, plan):
     return {
         "question": "Does it fit?",
-        "model": model,
-        "sequence": sequence,
+        "memory": f"{memory}B",
+        "devices": devices,
         "recipe": recipe,
-        "memory": f"{cluster.device.memory_bytes}B",
-        "devices": cluster.devices,
-        "devices_per_node": cluster.devices_per_node,
         "plans": {"it": plan},
         "claims": [{"claim": "It fits", "kind": "fits", "plan": "it"}],
     }
@@ -126,14 +122,7 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
     for number in range(first, first + 20):
         case = model, layout, cluster, recipe, sequence = drawn_case(number)
         fit = td.fits(*case)
-        plans = td.search(
-            model,
-            cluster,
-            layout.sequences,
-            sequence=sequence,
-            recipe=recipe,
-            space=space_of(layout),
-        )
+        plans = searched(*case)
         (plan,) = plans
         assert plan.layout == layout
         assert (plan.verdict, plan.peak) == (fit.verdict, fit.memory.peak), number
@@ -153,11 +142,9 @@ def test_one_question_has_one_answer_however_it_is_asked(first):
 
 @pytest.mark.parametrize("number", range(3))
 def test_what_is_printed_says_the_same(number):
-    case = model, layout, cluster, recipe, sequence = drawn_case(number)
+    case = drawn_case(number)
     fit = td.fits(*case)
-    plans = td.search(
-        model, cluster, layout.sequences, sequence=sequence, recipe=recipe, space=space_of(layout)
-    )
+    plans = searched(*case)
     peak = format_bytes(fit.memory.peak)
     assert text_of(show_fit, fit).startswith(f"{fit.verdict}: the fullest device")
     assert fit_facts(fit)["verdict"] == fit.verdict
@@ -176,24 +163,12 @@ def test_states_alone_are_judged_by_the_same_rule(number):
     parameters, recipe = draw.randint(10**9, 10**11), draw.choice(RECIPES[:4])
     held = sum(state_bytes(-(-parameters // (tp * pp)), recipe, zero, dp).values())
     over = default_overhead(tp * pp * dp, zero if dp > 1 else 0)
-    borders = {
-        -1: "no",
-        CUDA_CONTEXT - 1: "no",
-        CUDA_CONTEXT: "tight",
-        over.total - 1: "tight",
-        over.total: "fits",
-    }
+    verdicts = {CUDA_CONTEXT - 1: "no", CUDA_CONTEXT: "tight", over.total - 1: "tight"}
+    borders = {-1: "no", over.total: "fits"} | verdicts
     for extra, verdict in borders.items():
-        premise = {
-            "question": "?",
-            "parameters": parameters,
-            "memory": f"{held + extra}B",
-            "devices": tp * pp * dp,
-            "recipe": recipe,
-            "plans": {"it": {"tp": tp, "pp": pp, "dp": dp, "zero": zero}},
-            "claims": [{"claim": "It fits", "kind": "fits", "plan": "it"}],
-        }
-        finding = td.check_premise(json.loads(json.dumps(premise))).findings[0]
+        plan = {"tp": tp, "pp": pp, "dp": dp, "zero": zero}
+        asked = premise(held + extra, tp * pp * dp, recipe, plan) | {"parameters": parameters}
+        finding = td.check_premise(json.loads(json.dumps(asked))).findings[0]
         assert finding.verdict == WORDS[verdict]
         assert f"= {format_bytes(held)} a device by the states alone" in finding.why
         assert ("come on top" in finding.why) == (verdict != "no")

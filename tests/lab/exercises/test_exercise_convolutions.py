@@ -4,11 +4,11 @@ Holds `tiledask.lab.exercises.split_layers.convolutions`,
 `tiledask.lab.exercises.split_layers.lenet_splits` and `tiledask.lab.plots.training.rows_on_ranks`.
 """
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from oracles.calls import assert_close
-from oracles.figures import still_drawn
+from oracles.judged import assert_illegal, assert_quiet, targets
 
 from tiledask.distributed.convolution.lenet import LENET, samples
 from tiledask.distributed.convolution.lenet_plan import need
@@ -19,7 +19,6 @@ from tiledask.errors import PlacementError
 from tiledask.lab import plots
 from tiledask.lab.exercises import borrowed_rows, split_each_layer, until_layerwise_moves_more
 from tiledask.lab.exercises.split_layers import lenet_splits as S
-from tiledask.lab.puzzles import UnsolvedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,19 +41,9 @@ def devices():
     return until_layerwise_moves_more(each=10)
 
 
-def targets(result) -> dict:
-    return {t.name: (t.got, t.wanted) for t in result.targets}
-
-
 @pytest.mark.long
 def test_what_is_not_attempted_is_quiet_and_drawn(rows, ways, devices):
-    for exercise in (rows, ways, devices):
-        result = exercise.check(None)
-        assert not result
-        assert result.reason == "Not attempted yet."
-        with pytest.raises(UnsolvedError, match="Not attempted"):
-            result.require()
-        assert exercise.draw(None).to_png().startswith(b"\x89PNG")
+    assert_quiet(rows, ways, devices)
 
 
 @pytest.mark.long
@@ -72,11 +61,7 @@ def test_an_illegal_answer_says_why_and_is_still_drawn(rows, ways, devices):
         (devices, 1, "from 2 to 64, got 1"),
         (devices, 3.0, "from 2 to 64, got 3.0"),
     ):
-        result = exercise.check(answer)
-        assert result.attempted
-        assert not result.legal
-        assert words in result.reason
-        assert still_drawn(exercise, answer)
+        assert_illegal(exercise, answer, words)
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -89,17 +74,8 @@ def test_the_loans_suffice_and_each_of_them_is_needed(rows):
             fewer = LOANS | {rank: tuple(r for r in mine if r != row)}
             lost = targets(rows.check(fewer))["output rows that lack an input row"]
             assert lost[0] > lost[1] == 0
-
-
-def test_halos_of_one_width_suffice_and_are_too_many(rows):
-    """What the program exchanges: 2 rows each way between all neighbours."""
-    wide = {0: (3, 4), 1: (1, 2, 6, 7), 2: (4, 5, 9, 10), 3: (7, 8)}
-    result = rows.check(wide)
-    assert targets(result) == {
-        "output rows that lack an input row": (0, 0),
-        "rows borrowed": (12, 9),
-    }
-    assert "rows borrowed 12, target at most 9: 3 too much" in result.reason
+    wide = {0: (3, 4), 1: (1, 2, 6, 7), 2: (4, 5, 9, 10), 3: (7, 8)}  # halos of two rows
+    assert "rows borrowed 12, target at most 9: 3 too much" in rows.check(wide).reason
 
 
 def test_the_fewest_loans_are_those_of_every_set_tried():
@@ -169,11 +145,10 @@ def test_two_of_the_answers_are_two_of_d2ls_splits():
 
 
 def test_the_best_at_256_images_is_convolutions_by_images_and_the_large_matrix_by_rows():
-    """Krizhevsky 2014, arXiv:1404.5997: data parallelism where activations are large, model
-    parallelism where weights are."""
-    sizes = {tuple(w.values()): S.bytes_of(w, 256, 4, 4) for w in S.every()}
-    assert min(sizes, key=sizes.get) == ("images", "images", "in", "images")
-    assert sorted(sizes.values())[:2] == [2_652_192, 2_682_672]
+    """Krizhevsky 2014, arXiv:1404.5997."""
+    sizes = sorted((S.bytes_of(w, 256, 4, 4), *w.values()) for w in S.every())
+    assert sizes[0] == (2_652_192, "images", "images", "in", "images")
+    assert sizes[1][0] == 2_682_672
 
 
 def test_a_choice_is_judged_by_its_run(ways, monkeypatch):
@@ -195,20 +170,14 @@ def test_the_number_of_devices_is_where_30_images_are_reached(devices):
     """Both grow with n - 1, so that only the batch counts: 8,626 activations of each image, there
     and back, against 2 x 129,068 gradients."""
     assert -(-2 * 129_068 // 8_626) == 30
+    for n, images in product((2, 4, 8, 16), (29, 30)):
+        layerwise, data = (sum(need(w, images, n, 4).sent) for w in ("layerwise", "data parallel"))
+        assert (layerwise > data) is (images == 30)
     assert devices.check(3).best
     few, many = devices.check(2), devices.check(4)
     assert "in % of the layerwise split's 149.63" in few.reason
     assert "devices 4, target the least that will do" in many.reason
     assert "3" not in many.reason  # which is what is asked
-
-
-def test_with_a_batch_that_stays_the_number_of_devices_does_not_matter():
-    for n in (2, 4, 8, 16):
-        for images, more in ((29, False), (30, True)):
-            layerwise, data = (
-                sum(need(name, images, n, 4).sent) for name in ("layerwise", "data parallel")
-            )
-            assert (layerwise > data) is more
 
 
 @pytest.mark.long

@@ -6,11 +6,10 @@ Holds `tiledask.lab.exercises.planning.layouts`.
 from dataclasses import replace
 
 import pytest
-from oracles.figures import still_drawn
+from oracles.judged import assert_illegal, assert_quiet, targets
 
 import tiledask as td
 from tiledask.lab.exercises import fastest_within, fewest_devices, repair, shorten_bubble
-from tiledask.lab.puzzles import UnsolvedError
 from tiledask.plan.inputs.model import Model
 
 GB = 10**9
@@ -47,20 +46,9 @@ def searched(batch: int, **options):
     return [plans[n] for n in range(plans.counts["fits"])]
 
 
-def targets(result) -> dict:
-    return {t.name: (t.got, t.wanted, t.best) for t in result.targets}
-
-
 @pytest.mark.long
 def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired, bubble):
-    for exercise in (cap, fewest, repaired, bubble):
-        result = exercise.check(None)
-        assert not result
-        assert not result.attempted
-        assert result.reason == "Not attempted yet."
-        with pytest.raises(UnsolvedError, match="Not attempted"):
-            result.require()
-        assert still_drawn(exercise, None)
+    assert_quiet(cap, fewest, repaired, bubble)
 
 
 @pytest.mark.long
@@ -77,13 +65,7 @@ def test_an_illegal_answer_says_why_with_its_numbers_and_is_still_drawn(
         (repaired, td.Layout(pp=8, microbatches=16), "16 sequences a step, the task has 32"),
         (bubble, td.Layout(tp=2, pp=4, microbatches=8), "8 stages or more, got pp=4"),
     ):
-        result = exercise.check(answer)
-        assert result.attempted
-        assert not result.legal
-        assert words in result.reason
-        with pytest.raises(UnsolvedError):
-            result.require()
-        assert still_drawn(exercise, answer)
+        assert_illegal(exercise, answer, words)
 
 
 @pytest.mark.long

@@ -7,15 +7,15 @@ and `tiledask.lab.gpu.parts.train`.
 
 import json
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracles.finished import python
 from tile.cuda.test_cuda_gpu import TRIED, cases_of
 
 import tiledask as td
@@ -183,9 +183,8 @@ def test_each_kernel_once(notes):
     kernels.first(notes, "numpy")
     found = rows(notes)
     assert {row["state"] for row in found} == {"right"}
-    assert {"probe", "one tile", "ring", "cluster", "many tiles", "layouts"} <= {
-        row["step"] for row in found
-    }
+    steps = {"probe", "one tile", "ring", "cluster", "many tiles", "layouts"}
+    assert steps <= {row["step"] for row in found}
     assert all(row["error"] <= row["limit"] for row in found if "kernel" in row)
 
 
@@ -223,9 +222,8 @@ def test_contenders_in_turn(notes, short):
     found = {row["key"]: row for row in rows(notes)}
     mine = found["fp32 512 cubed: blas"]
     assert mine["state"] == "timed"
-    assert mine["ratio"] == pytest.approx(
-        found["fp32 512 cubed: numpy.matmul"]["median"] / mine["seconds"]
-    )
+    other = found["fp32 512 cubed: numpy.matmul"]["median"]
+    assert mine["ratio"] == pytest.approx(other / mine["seconds"])
     products, ladder, goals = speed.tables(list(found.values()))
     assert ("fp32 512 cubed", "blas") in [row[:2] for row in products.rows]
     assert [row[0] for row in ladder.rows] == ["tiled, fp32", "blas, fp32"]
@@ -233,15 +231,9 @@ def test_contenders_in_turn(notes, short):
 
 
 @pytest.mark.long
-def test_a_contender_that_was_refused_does_not_take_part_again(notes, short):
-    late = replace(notes, before=frozenset({"refused: tiled in fp32"}))
-    speed.run(late, "numpy")
-    tiled = [row for row in rows(late) if row.get("way") == "tiled"]
-    assert {row["state"] for row in tiled} == {"skipped"}
-
-
-@pytest.mark.long
-def test_a_wrong_contender_is_wrong_and_has_no_time(notes, monkeypatch, short):
+def test_a_contender_that_is_wrong_has_no_time_and_one_that_was_refused_takes_no_part(
+    notes, monkeypatch, short
+):
     matmul = ways.matmul
 
     def off_by_one_row(a, b, name, out, **how):
@@ -250,10 +242,12 @@ def test_a_wrong_contender_is_wrong_and_has_no_time(notes, monkeypatch, short):
             out[1:] = out[:-1].copy()
 
     monkeypatch.setattr(ways, "matmul", off_by_one_row)
-    speed.run(notes, "numpy")
-    blas = [row for row in rows(notes) if row.get("way") == "blas"]
-    assert {row["state"] for row in blas} == {"wrong"}
-    assert not any("seconds" in row for row in blas)
+    late = replace(notes, before=frozenset({"refused: tiled in fp32"}))
+    speed.run(late, "numpy")
+    for way, state in (("blas", "wrong"), ("tiled", "skipped")):
+        found = [row for row in rows(late) if row.get("way") == way]
+        assert {row["state"] for row in found} == {state}
+        assert not any("seconds" in row for row in found)
 
 
 @pytest.mark.long
@@ -267,10 +261,8 @@ def test_the_fastest_tile_is_remembered(notes, monkeypatch, tmp_path, short):
     assert best["best"] == min(ours, key=ours.get)
     assert best["remembered"]
     kept = json.loads((tmp_path / "cache" / "tuned.json").read_text())["tiles"]
-    assert {"x".join(map(str, each["tile"])) for each in kept.values()} == {
-        best["best"],
-        other["best"],
-    }
+    tiles = {"x".join(map(str, each["tile"])) for each in kept.values()}
+    assert tiles == {best["best"], other["best"]}
     assert sweep.tables(found)[0].rows[0][1] == best["best"]
     assert sweep.figure(found) is not None
 
@@ -330,15 +322,13 @@ def test_trainings_have_the_losses_of_the_host(notes, monkeypatch):
     assert [len(table.rows) for table in train.tables(list(found.values()))] == [9, 1, 1]
 
 
+def ending(last):
+    return lambda: SimpleNamespace(losses=np.array([1.0, 1.0, last]))
+
+
 def test_a_training_with_other_losses_is_wrong(notes):
-    class Made:
-        losses = np.ones(3)
-
-    class Other:
-        losses = np.array([1.0, 1.0, 1.0 + 1e-6])
-
     notes.begin("a training")
-    train._compared(notes, "a training", Other, Made)
+    train._compared(notes, "a training", ending(1 + 1e-6), ending(1.0))
     (row,) = rows(notes)
     assert row["state"] == "wrong"
     assert row["error"] > row["limit"]
@@ -371,10 +361,8 @@ kernels.first(Notes("first", folder / "journal", time.time() + 120, folder))
 def test_each_kernel_once_on_the_stand_in_and_one_that_is_off_by_a_row(tmp_path):
     folders = os.pathsep.join(map(str, (STANDIN, STANDIN.parents[2])))
     environment = {**os.environ, "PYTHONPATH": folders, "TILEDASK_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", FIRST, str(tmp_path), "sgemm_warptiled"]
-    subprocess.run(command, env=environment, check=True, timeout=120)
-    lines = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
-    found = [line for line in lines if "key" in line]
+    python("-c", FIRST, tmp_path, "sgemm_warptiled", env=environment, check=True)
+    found = rows(SimpleNamespace(journal=tmp_path / "journal"))
     assert len(found) > 30
     wrong = [row["key"] for row in found if row["state"] != "right"]
     assert wrong == ["one tile: sgemm_warptiled 128x128x16, fp32, 128 x 128 x 16"]

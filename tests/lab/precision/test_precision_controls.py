@@ -76,16 +76,8 @@ def test_halves_are_nudged_by_their_own_rounding():
 @pytest.mark.long
 def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
     def go(nudge, steps):
-        return td.train(
-            MODEL,
-            TEXT,
-            (1, 1, 1),
-            steps=steps,
-            batch=2,
-            nudge=nudge,
-            folder=tmp_path,
-            progress=False,
-        )
+        given = {"steps": steps, "nudge": nudge, "folder": tmp_path}
+        return td.train(MODEL, TEXT, (1, 1, 1), batch=2, progress=False, **given)
 
     go(3, 1)
     with pytest.raises(CheckpointError, match="nudge is 3 there and none here"):
@@ -93,9 +85,6 @@ def test_a_nudge_is_part_of_what_a_checkpoint_is_of(tmp_path):
     assert len(go(3, 2).losses) == 1
     with pytest.raises(ConfigError, match="nudge is a whole number of 0 or more, got -1"):
         go(-1, 3)
-
-
-def test_lenet_asks_the_same_of_a_nudge():
     with pytest.raises(ConfigError, match=r"nudge is a whole number of 0 or more, got 1\.5"):
         td.train_lenet(DIGITS, {}, steps=1, batch=2, nudge=1.5)
 
@@ -150,9 +139,8 @@ def test_a_control_more_never_judges_more_steps(split, controls, more):
     )
     assert many.judged <= few.judged
     if many.judged:
-        alike = acceptable(
-            ALONE[many.step - 1], split[many.step - 1], many.step, "float32", layers=3
-        )
+        n = many.step
+        alike = acceptable(ALONE[n - 1], split[n - 1], n, "float32", layers=3)
         assert many.drift == alike
         if not many:
             assert not few

@@ -1,0 +1,23 @@
+"""A program run to its end: what it said, and how it ended."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def finished(*words, cwd=ROOT, timeout=120, **settings) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        list(map(str, words)),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **settings,
+    )
+
+
+def python(*words, **settings) -> subprocess.CompletedProcess:
+    """The Python that runs this, with ``words``."""
+    return finished(sys.executable, *words, **settings)
