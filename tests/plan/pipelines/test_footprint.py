@@ -97,11 +97,6 @@ def test_measured_runs_may_overlap_and_have_transfers():
     ]
 
 
-def test_what_goes_leaves_before_what_comes():
-    timeline = simulate(schedule("naive", 1, 3))
-    assert memory_over_time(timeline, 10).peaks == (10,)
-
-
 def test_whole_numbers_stay_whole_and_the_peak_is_the_earliest():
     timeline = simulate(schedule("gpipe", 2, 3), 1.0, 2.0)
     held = memory_over_time(timeline, 2**60 + 1, static=3)

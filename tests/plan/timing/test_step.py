@@ -47,9 +47,6 @@ def test_one_device_only_computes_and_updates():
     assert not s.simulated
 
 
-# pipeline -------------------------------------------------------------------------------
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     p=st.integers(2, 6),
@@ -125,9 +122,6 @@ def test_too_long_to_simulate_is_the_closed_form():
     assert not s.simulated
     again = step(pp=4, microbatches=50_000, partition=(0, 8, 16, 24, 32))
     assert again.total == pytest.approx(s.total, rel=1e-9)
-
-
-# recomputation, collectives, experts --------------------------------------------------------
 
 
 def test_recomputation_costs_at_most_the_forward_pass():
@@ -226,9 +220,6 @@ def test_layer_seconds_are_one_layer_of_one_microbatch():
     work = time.layer(GPT.layer)
     assert s.layer_seconds == (float(work.seconds.forward), float(work.seconds.backward))
     assert 1.5 < s.layer_seconds[1] / s.layer_seconds[0] < 2.5
-
-
-# what a person sees -----------------------------------------------------------------------
 
 
 def test_the_account_says_what_why_and_where_from():

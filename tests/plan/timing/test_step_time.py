@@ -27,8 +27,6 @@ DGX = td.load_cluster("64xA100-80GB")
 LLAMA = td.load_model("llama-2-70b")
 
 
-# products -------------------------------------------------------------------------------
-
 sizes = st.integers(1, 20_000)
 
 
@@ -90,9 +88,6 @@ def test_seconds_add_up_and_scale_from_the_left():
     assert twice.total.tolist() == [6.0, 9.0]
 
 
-# collectives ----------------------------------------------------------------------------
-
-
 def test_groups_by_placement():
     """Megatron's order: tp next to each other, pp far apart; a node has 8."""
     assert int(members(8, 1, DGX)) == 8
@@ -124,9 +119,6 @@ def test_one_rank_waits_for_nobody_and_farther_is_never_faster(collective):
     sizes = np.array([1, 2, 8, 16])
     together = collective(1e9, sizes, 1, DGX)
     assert together.tolist() == [float(collective(1e9, int(n), 1, DGX)) for n in sizes]
-
-
-# arrays ---------------------------------------------------------------------------------
 
 
 def some(rng, count):
@@ -176,9 +168,6 @@ def test_ten_thousand_devices_in_a_blink():
     assert calls < 10_000
 
 
-# FLOP -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("h", "a", "L"), [(6144, 64, 48), (25600, 160, 128)])
 def test_appendix_a_of_korthikanti(h, a, L):
     model = Model(hidden=h, layers=L, heads=a, ffn=4 * h, vocab=51200)
@@ -199,9 +188,6 @@ def test_a_mixture_counts_the_experts_that_a_token_visits():
     table = model.vocab * model.hidden  # looked up, not multiplied
     flops = step_flops(model, 1, 1)
     assert flops.model == pytest.approx(6 * (model.active_parameters - table), rel=1e-3)
-
-
-# weights held, calibration ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
