@@ -65,6 +65,15 @@ def test_the_sentences_can_be_read_as_text_html_and_json():
     assert "1 of 3 claims fail" in repr(critique)
 
 
+@pytest.mark.parametrize(
+    ("share", "way"),
+    [(1, "All of it is out of reach."), (0.5, "It is busier: 72.7%, not 50.0%.")],
+)
+def test_a_share_out_of_reach(share, way):
+    finding = check_premise(one(kind="used", stages=4, microbatches=8, share=share)).findings[0]
+    assert (finding.verdict, finding.way_out) == (FAILS, way)
+
+
 PREMISE = {
     "question": "Which?",
     "parameters": 10**10,
@@ -126,14 +135,6 @@ def test_what_cannot_be_read_is_said(premise, words):
         check_premise(premise)
 
 
-def test_zero_3_sends_half_as_much_again():
-    plans = {"A": {"dp": 4}, "B": {"dp": 4, "zero": 3}}
-    claim = {"claim": "c", "kind": "traffic grows", "from": "A", "to": "B", "times": 1.5}
-    finding = check_premise(changed(plans=plans, claims=[claim])).findings[0]
-    assert finding.verdict == HOLDS
-    assert "30 GB with d = 4 (gradients 2 x 2 B), 45 GB with d = 4" in finding.why
-
-
 @pytest.mark.parametrize("recipe", ["mixed-adam-16", "mixed-adam-18", "fp32-adam"])
 @pytest.mark.parametrize("zero", range(4))
 def test_traffic_is_that_of_the_collectives_of_every_micro_batch(recipe, zero):
@@ -181,13 +182,6 @@ def test_one_layout_for_several_clusters_is_looked_for_by_fits_where_the_model_i
         )
     assert 0 < counts[0] < counts[1]
     assert f"{counts[0]} on 8, {counts[1]} on 16 fit" in why
-
-
-def test_a_share_out_of_reach():
-    finding = check_premise(one(kind="used", stages=4, microbatches=8, share=1)).findings[0]
-    assert (finding.verdict, finding.way_out) == (FAILS, "All of it is out of reach.")
-    finding = check_premise(one(kind="used", stages=4, microbatches=8, share=0.5)).findings[0]
-    assert (finding.verdict, finding.way_out) == (FAILS, "It is busier: 72.7%, not 50.0%.")
 
 
 def test_adapters_are_left_out_and_said_to_be():

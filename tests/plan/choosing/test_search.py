@@ -173,9 +173,11 @@ def test_layouts_of_ten_thousand_devices_take_a_few_calls_each():
 
 
 @pytest.mark.long
-def test_mixtures_try_expert_parallelism():
-    plans = search(td.load_model("mixtral-8x7b"), td.load_cluster("32xH100"), 64, sequence=4096)
-    assert {1, 2, 4, 8} == {plan.layout.ep for plan in plans[:2000]}
+def test_mixtures_try_expert_parallelism_and_a_slice_divides_a_node():
+    plans = search("mixtral-8x7b", "32xH100", 64, sequence=4096)
+    assert {plan.layout.ep for plan in plans[:2000]} == {1, 2, 4, 8}
+    plans = search("gpt-200b", "96xA100-80GB", 96)
+    assert {plan.layout.tp for plan in plans} == {1, 2, 4, 8}
 
 
 def test_nothing_to_choose_from_is_said(model, cluster):
@@ -287,12 +289,6 @@ def test_scores_are_blamed_and_flash_attention_advised():
     assert alone.slower < 1
     longer = critique(model, Layout(cp=8, zero=3, recompute="full"), fleet, sequence=131_072)
     assert longer.advice[0].layout.flash_attention
-
-
-@pytest.mark.long
-def test_tensor_parallelism_divides_a_node():
-    plans = search(td.load_model("gpt-200b"), td.load_cluster("96xA100-80GB"), 96)
-    assert {plan.layout.tp for plan in plans} == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,12 @@ def test_layers_are_dealt_out_whole_and_even(pp, more):
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_devices_and_text():
+    layout = Layout(dp=2, tp=8, pp=10, microbatch=2, microbatches=16, zero=1)
+    assert (layout.devices, layout.sequences) == (160, 64)
+    assert str(layout) == "dp=2 tp=8 pp=10 microbatch=2 microbatches=16 zero=1"
+
+
 def test_interleaved_chunks_return_to_the_first_stage():
     layout = Layout(pp=2, interleave=2, microbatches=2, partition=(0, 1, 3, 6, 10))
     assert [layout.stage_layers(stage, 10) for stage in (0, 1)] == [1 + 3, 2 + 4]

@@ -10,17 +10,8 @@ from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-SPANS = st.lists(
-    st.tuples(
-        st.integers(0, 3),
-        st.sampled_from("FBIWT"),
-        st.integers(0, 3),
-        st.integers(0, 5),
-        st.integers(0, 40),
-        st.integers(0, 12),
-    ),
-    max_size=25,
-)
+NUMBERS = [st.integers(0, most) for most in (3, 3, 5, 40, 12)]
+SPANS = st.lists(st.tuples(NUMBERS[0], st.sampled_from("FBIWT"), *NUMBERS[1:]), max_size=25)
 
 
 def timeline(rows, devices=4) -> Timeline:

@@ -23,7 +23,7 @@ def sums(costs, bounds):
         ("deepspeed", [1] * 5, 4, (0, 2, 3, 4, 5)),
         ("deepspeed probing", [0, 1, 2, 3, 3, 3], 4, (0, 3, 4, 5, 6)),
         ("deepspeed probing", [0.0, 1.1, 30, 3.0], 3, (0, 2, 3, 4)),
-        ("deepspeed", [1, 2, 1], 4, (0, 0, 1, 2, 3)),
+        ("deepspeed", [1, 2, 1], 4, (0, 1, 2, 3, 3)),
         ("deepspeed probing", [1] * 5, 4, (0, 2, 4, 5, 5)),
         # torchgpipe's own tests of its block partition, and a fault of it
         ("torchgpipe", [0, 0], 2, (0, 1, 2)),
