@@ -66,8 +66,7 @@ def test_the_sentences_can_be_read_as_text_html_and_json():
 
 
 @pytest.mark.parametrize(
-    ("share", "way"),
-    [(1, "All of it is out of reach."), (0.5, "It is busier: 72.7%, not 50.0%.")],
+    ("share", "way"), [(1, "All of it is out of reach."), (0.5, "It is busier: 72.7%, not 50.0%.")]
 )
 def test_a_share_out_of_reach(share, way):
     finding = check_premise(one(kind="used", stages=4, microbatches=8, share=share)).findings[0]

@@ -122,10 +122,7 @@ def test_the_verdict_changes_at_the_borders_of_the_band_however_it_is_asked():
         ),
         (Layout(tp=8, pp=10), "all of its 1/80 of the model|stage 0 of 10"),
         (Layout(dp=160, zero=1), "weights, 400 GB|ZeRO-3 would shard it"),
-        (
-            Layout(tp=8, pp=10, microbatch=8, microbatches=64),
-            "activations|8 x 2048 tokens",
-        ),
+        (Layout(tp=8, pp=10, microbatch=8, microbatches=64), "activations|8 x 2048 tokens"),
         (Layout(tp=8, zero=3), "nobody to share it with"),
         (
             Layout(tp=8, dp=2, zero=1, recompute="full"),

@@ -53,8 +53,7 @@ def test_h1_figure():
 
 def test_h2_figure():
     assert shown(zb_h2(2, 4)) == typed(
-        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
-        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3", "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3"
     )
 
 

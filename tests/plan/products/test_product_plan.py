@@ -255,10 +255,7 @@ def operands(draw):
     rows, columns = draw(st.lists(SIZES, max_size=3)), draw(st.lists(SIZES, max_size=1))
     partial = draw(st.sampled_from([False, False, True]))
     other = draw(st.sampled_from([mesh] * 5 + [(prod(mesh),), mesh[::-1]]))
-    return (
-        draw(placed((*rows, k), mesh, partial)),
-        draw(placed((k, *columns), other, partial)),
-    )
+    return (draw(placed((*rows, k), mesh, partial)), draw(placed((k, *columns), other, partial)))
 
 
 @st.composite

@@ -90,10 +90,7 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
         for tile in plan.tiles
         for start in range(0, k, plan.panel)
         for depth in [(start, min(k, start + plan.panel))]
-        for form, region in (
-            (asked.a, (tile.region[0], depth)),
-            (asked.b, (depth, tile.region[1])),
-        )
+        for form, region in ((asked.a, (tile.region[0], depth)), (asked.b, (depth, tile.region[1])))
     )
     assert plan.bytes_written == itemsize * sizes[0] * sizes[1]
     assert plan.panels == len(plan.tiles) * -(-k // plan.panel)
