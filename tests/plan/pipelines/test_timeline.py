@@ -146,8 +146,10 @@ def test_a_wait_has_three_parts():
     assert t.overhead_per_action == 0.25
 
 
-def test_two_ways_of_one_block_count_once_where_they_overlap():
+def test_two_ways_of_one_block_count_once_and_another_blocks_excuses_nobody():
     ways = [(1, "T", 0, 0, 0.5, 2.0), (1, "T", 0, 0, 1.5, 2.5), (1, "T", 0, 0, 1.0, 1.25)]
+    # of micro-batch 1, a gradient from behind, to another device
+    ways += [(1, "T", 0, 1, 2.5, 3.0), (1, "T", 2, 0, 2.5, 3.0), (0, "T", 0, 0, 2.5, 3.0)]
     t = Timeline.of(2, [(0, "F", 0, 0, 0, 1.0), *ways, (1, "F", 1, 0, 3.0, 4.0)], "measured")
     assert (t.exposed_transfer, t.overhead) == (1.5, 0.5)
 
