@@ -15,7 +15,7 @@ import pytest
 from oracles.profiled import made, ranks, write_merged, write_polls, write_ranks, write_spans
 
 import tiledask as td
-from tiledask.errors import ConfigError, ScheduleError
+from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.diagnosis.diagnose import diagnose
 from tiledask.plan.diagnosis.remedies import MOST, every_remedy
 from tiledask.plan.diagnosis.timed import Form, TimedSchedule
@@ -72,9 +72,6 @@ def assert_adds_up(d, timeline):
     assert all(c.seconds >= 0 for c in d.causes)
 
 
-# -- round trips ---------------------------------------------------------------------------------
-
-
 TWICE_EACH = 2 * len(ONE_CHUNK + TWO_CHUNKS)
 COUNTS = [TWICE_EACH, pytest.param(100, marks=pytest.mark.slow)]
 
@@ -123,11 +120,9 @@ def polled(timeline, step):
 
 def write_wide(path, timeline, step, percent=True):
     times, shares = polled(timeline, step)
-    scale = 100 if percent else 1
-    rows = zip(times, *(scale * s for s in shares.values()), strict=True)
-    lines = [f"{t:.6f}," + ",".join(f"{v:.3f}" for v in values) for t, *values in rows]
-    head = "time," + ",".join(f"gpu{d}" for d in shares)
-    path.write_text("\n".join([head, *lines]))
+    head = ",".join(["time", *(f"gpu{d}" for d in shares)])
+    busy = (100 if percent else 1) * np.array([*shares.values()])
+    np.savetxt(path, [*zip(times, *busy, strict=True)], "%.6f", ",", header=head, comments="")
     return path
 
 
@@ -178,8 +173,9 @@ def write_steady(path, count, devices, percent, noise=0.0, seed=0):
     """``count`` samples, a second apart, of devices that are all busy for ``percent`` of each."""
     rng = np.random.default_rng(seed)
     rows = np.maximum(0.0, percent + noise * rng.normal(size=(count, devices)))
-    lines = [f"{k}," + ",".join(f"{v:.4f}" for v in row) for k, row in enumerate(rows)]
-    path.write_text("\n".join(["time," + ",".join(f"gpu{d}" for d in range(devices)), *lines]))
+    head = ",".join(["time", *(f"gpu{d}" for d in range(devices))])
+    table = np.column_stack([np.arange(count), rows])
+    np.savetxt(path, table, "%.4f", ",", header=head, comments="")
     return path, 1 - rows.mean() / 100
 
 
@@ -193,11 +189,8 @@ def test_a_steady_share_of_one_in_n_is_layer_wise(tmp_path, count, devices, perc
     d = diagnose(path)
     assert d.idle_share == pytest.approx(idle, abs=1e-6)  # the first and last sample pause too
     assert d.makespan == pytest.approx(count)
-    assert (d.cause, d["schedule"].value, d["schedule"].sure) == (
-        "one at a time",
-        "naive",
-        "likely",
-    )
+    assert (d.cause, d["schedule"].value) == ("one at a time", "naive")
+    assert d["schedule"].sure == "likely"
     assert f"{devices} devices, one busy at a time on average: layer-wise" in d.summary[0]
     assert "micro-batches of 1/" in d.remedies[0].change
     assert d.remedies[0].change.endswith(("schedule 1f1b", "schedule gpipe"))
@@ -217,6 +210,8 @@ def test_a_steady_share_above_one_in_n_is_not(tmp_path):
 @pytest.mark.parametrize("joined", [False, True])
 def test_turns_are_seen_whatever_the_noise(joined):
     """Layer-wise, each action off by some 10 %; as one row each, or what touches as one block."""
+    import pandas as pd
+
     rng = np.random.default_rng(0)
     order = [0, 1, 2, 3, 3, 2, 1, 0] * 2
     length = rng.normal(1.0, 0.1, len(order)) * np.tile([1, 1, 1, 1, 2, 2, 2, 2], 2)
@@ -224,10 +219,7 @@ def test_turns_are_seen_whatever_the_noise(joined):
     rows = np.stack([order, end - length, end - rng.uniform(0, 0.02, len(order))], axis=1)
     if joined:
         rows = [[3, rows[3][1], rows[4][2]], *np.delete(rows, (3, 4), axis=0)]
-    import pandas as pd
-
-    frame = pd.DataFrame(rows, columns=["device", "start", "end"]).astype({"device": int})
-    d = diagnose(frame)
+    d = diagnose(pd.DataFrame(rows, columns=["device", "start", "end"]).astype({"device": int}))
     assert d.cause == "one at a time"
     assert "1f1b" in d.remedies[0].change
     assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
@@ -235,14 +227,9 @@ def test_turns_are_seen_whatever_the_noise(joined):
 
 @pytest.mark.long
 def test_overhead_between_actions_is_not_taken_for_latency():
-    before = TimedSchedule(
-        Form("1f1b", 4, 1, 6).build(),
-        (1.0, 1.2, 0.9, 1.1),
-        (2.0, 2.1, 1.9, 2.2),
-        latency=(0.3,) * 3,
-        overhead=0.1,
-        form=Form("1f1b", 4, 1, 6),
-    )
+    form = Form("1f1b", 4, 1, 6)
+    times = (1.0, 1.2, 0.9, 1.1), (2.0, 2.1, 1.9, 2.2)
+    before = TimedSchedule(form.build(), *times, latency=(0.3,) * 3, overhead=0.1, form=form)
     t = before.timeline
     frame = t.to_frame().assign(start=t.start + 0.1)  # busy only once it is started
     for trace in (frame, frame[["device", "start", "end"]]):
@@ -251,28 +238,23 @@ def test_overhead_between_actions_is_not_taken_for_latency():
         assert d["overhead"].value == pytest.approx(0.1, abs=1e-9)
         causes = {c.name: c.seconds for c in d.causes}
         assert causes["overhead"] > 0 < causes["communication"]
-        cure = by_change(d)["no overhead between actions"]
-        assert cure.makespan < t.makespan
+        assert by_change(d)["no overhead between actions"].makespan < t.makespan
 
 
-def test_latency_that_differs_between_links():
-    order = td.schedule("gpipe", 4, 5)
-    d = diagnose(bare(td.simulate(order, latency=[0.1, 0.5, 0.2])))
+def test_what_edges_alone_tell_and_what_they_leave_open():
+    d = diagnose(bare(td.simulate(td.schedule("gpipe", 4, 5), latency=[0.1, 0.5, 0.2])))
     np.testing.assert_allclose(d["latency"].value, [0.1, 0.5, 0.2], atol=1e-9)
-
-
-def test_the_same_order_under_two_names_is_one_order():
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 3, 1), forward=1, backward=2.5)))
-    assert d["schedule"].value == "naive"
-    assert d["schedule"].sure == "exact"
+    assert (d["schedule"].value, d["schedule"].sure) == ("naive", "exact")
     assert "the same as gpipe, 1f1b" in d["schedule"].why
-
-
-def test_two_orders_with_the_same_edges_are_likely_only():
-    """F and B of one length, and nothing in between: three devices' blocks fit in many ways."""
+    # F and B of one length, and nothing in between: a block fits in many ways
     d = diagnose(bare(td.simulate(td.schedule("gpipe", 1, 4), forward=1, backward=1)))
     assert d["microbatches"].sure == "likely"
     assert "micro-batches" in d["microbatches"].why
+    order = td.schedule("gpipe", 3, 5, forward_only=True)
+    d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
+    assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
+    assert "backward" not in d.to_dict()["findings"]
 
 
 def test_an_order_that_is_in_no_table():
@@ -286,46 +268,27 @@ def test_an_order_that_is_in_no_table():
 
 
 def test_the_automatic_scheduler_is_recognised_by_its_times():
-    times = {
-        "forward": [1.0, 1.7, 1.2],
-        "backward_input": [1.1, 1.5, 0.8],
-        "backward_weight": [0.4, 0.9, 1.6],
-        "latency": 0.3,
-    }
+    times = {"forward": [1.0, 1.7, 1.2], "backward_input": [1.1, 1.5, 0.8]}
+    times |= {"backward_weight": [0.4, 0.9, 1.6], "latency": 0.3}
     order = td.schedule("zb-auto", 3, 6, **times)
     assert order != td.schedule("zb-auto", 3, 6)
     assert diagnose(td.simulate(order, **times))["schedule"].value == "zb-auto"
 
 
-def test_inference_without_backwards():
-    order = td.schedule("gpipe", 3, 5, forward_only=True)
-    d = diagnose(bare(td.simulate(order, forward=[1.0, 1.5, 1.2], latency=0.2)))
-    assert (d["schedule"].value, d["microbatches"].value) == ("gpipe, forward only", 5)
-    assert "backward" not in d.to_dict()["findings"]
-
-
-# -- where idle time goes ------------------------------------------------------------------------
-
-
 def test_causes_of_known_plans():
+    def causes(timeline):
+        return {c.name: c.seconds for c in diagnose(timeline).causes if c.seconds}
+
     order = td.schedule("gpipe", 4, 8)
-    causes = {c.name: c.seconds for c in diagnose(td.simulate(order, latency=0.25)).causes}
     # (p-1)(F+B) of each device, and 2 (p-1) c more makespan
-    assert causes == {
-        "ramp": pytest.approx(4 * 9.0),
-        "imbalance": 0.0,
-        "communication": pytest.approx(4 * 6 * 0.25),
-        "overhead": 0.0,
-        "unexplained": 0.0,
-    }
+    found = causes(td.simulate(order, latency=0.25))
+    assert found == pytest.approx({"ramp": 4 * 9.0, "communication": 4 * 6 * 0.25})
     uneven = td.simulate(order, forward=[1, 2, 1, 1], backward=[2, 4, 2, 2])
-    causes = {c.name: c.seconds for c in diagnose(uneven).causes}
     even = td.simulate(order, forward=1.25, backward=2.5)
-    assert causes["imbalance"] == pytest.approx(uneven.idle - even.idle)
-    assert causes["ramp"] == pytest.approx(even.idle)
+    assert causes(uneven) == pytest.approx(
+        {"imbalance": uneven.idle - even.idle, "ramp": even.idle}
+    )
 
-
-# -- remedies ------------------------------------------------------------------------------------
 
 F, B = [1.0, 1.2, 1.0, 1.4], [2.0, 2.4, 2.0, 2.8]
 RUN = td.simulate(td.schedule("1f1b", 4, 8), forward=F, backward=B, latency=0.25)
@@ -339,8 +302,8 @@ def by_change(d):
 def test_gains_are_those_of_the_changed_plan_simulated():
     found = by_change(diagnose(RUN, layers=[1.0] * 22))
 
-    def same(change, name, stages, m, forward, backward, latency, **options):
-        t = td.simulate(td.schedule(name, stages, m, **options), forward, backward, latency)
+    def same(change, name, m=8, times=(F, B), latency=0.25, stages=4, **options):
+        t = td.simulate(td.schedule(name, stages, m, **options), *times, latency)
         r = found[change]
         assert r.makespan == pytest.approx(t.makespan, rel=1e-12)
         assert r.gain == pytest.approx(1 - t.makespan / RUN.makespan, abs=1e-12)
@@ -348,18 +311,18 @@ def test_gains_are_those_of_the_changed_plan_simulated():
         assert r.memory == pytest.approx(max(t.peak_in_flight) * 4 / stages * 8 / m)
 
     halves = [[x / 2 for x in v] for v in (F, B)]
-    same("16 micro-batches of 1/2 the size", "1f1b", 4, 16, *halves, 0.25)
-    same("16 micro-batches of 1/2 the size, schedule gpipe", "gpipe", 4, 16, *halves, 0.25)
-    sizes = (6, 6, 5, 5)
-    cut = ([sum(v) * n / 22 for n in sizes] for v in (F, B))
-    same("layers cut [1-6][7-12][13-17][18-22]", "1f1b", 4, 8, *cut, 0.25)
-    same("links 10 times as fast", "1f1b", 4, 8, F, B, 0.025)
-    same("schedule zb-h1", "zb-h1", 4, 8, F, B, 0.25)
-    twice = ([x / 2 for x in v for _ in "ab"] for v in (F, B))
-    same("schedule interleaved, 2 chunks per device", "interleaved", 8, 8, *twice, 0.25, devices=4)
-    even = by_change(diagnose(RUN))["equal stages"]
+    same("16 micro-batches of 1/2 the size", "1f1b", 16, halves)
+    same("16 micro-batches of 1/2 the size, schedule gpipe", "gpipe", 16, halves)
+    cut = [[sum(v) * n / 22 for n in (6, 6, 5, 5)] for v in (F, B)]
+    same("layers cut [1-6][7-12][13-17][18-22]", "1f1b", times=cut)
+    same("links 10 times as fast", "1f1b", latency=0.025)
+    same("schedule zb-h1", "zb-h1")
+    twice = [[x / 2 for x in v for _ in "ab"] for v in (F, B)]
+    change = "schedule interleaved, 2 chunks per device"
+    same(change, "interleaved", times=twice, stages=8, devices=4)
+    found = by_change(diagnose(RUN))
     t = td.simulate(td.schedule("1f1b", 4, 8), sum(F) / 4, sum(B) / 4, 0.25)
-    assert even.makespan == pytest.approx(t.makespan)
+    assert found["equal stages"].makespan == pytest.approx(t.makespan)
 
 
 @pytest.mark.long
@@ -408,13 +371,6 @@ def test_what_fits_in_memory_comes_first():
     assert " !" in str(tight)
 
 
-def test_more_layers_than_stages_are_needed():
-    with pytest.raises(ValueError, match="3 layers are fewer than 4 stages"):
-        diagnose(RUN, layers=[1, 1, 1])
-    with pytest.raises(ConfigError, match="more than 0 micro-batches, got 0"):
-        diagnose(RUN, memory_limit=0)
-
-
 @pytest.mark.long
 def test_what_is_shown_and_written():
     d = diagnose(RUN, memory_limit=4)
@@ -428,9 +384,6 @@ def test_what_is_shown_and_written():
     assert sum(written["causes"].values()) == pytest.approx(written["idle"])
     with pytest.raises(KeyError, match="no finding 'colour'"):
         d["colour"]
-
-
-# -- files ---------------------------------------------------------------------------------------
 
 
 def assert_is_run(d):
@@ -462,29 +415,21 @@ def test_devices_are_ordered_by_when_they_begin():
 
 
 def test_transfers_are_no_work():
-    frame = RUN.to_frame()
-    sent = frame.iloc[[0]].assign(kind="T", stage=-1, microbatch=-1, end=99.0)
     import pandas as pd
 
+    frame = RUN.to_frame()
+    sent = frame.iloc[[0]].assign(kind="T", stage=-1, microbatch=-1, end=99.0)
     assert_is_run(diagnose(pd.concat([frame, sent])))
-    spans = [tuple(row) for row in frame.itertuples(index=False)]
-    moved = Timeline.of(4, [*spans, (1, "T", -1, -1, 1.0, 1.25)], "measured")
-    assert_is_run(diagnose(moved))
+    spans = [*frame.itertuples(index=False, name=None), (1, "T", -1, -1, 1.0, 1.25)]
+    assert_is_run(diagnose(Timeline.of(4, spans, "measured")))
 
 
 def events(timeline, name, **more):
-    rows = timeline.to_frame().itertuples()
     return [
-        {
-            "ph": "X",
-            "name": name(r),
-            "pid": 1,
-            "tid": r.device,
-            "ts": 1e6 * r.start + 5e9,
-            "dur": 1e6 * (r.end - r.start),
-        }
+        {"ph": "X", "name": name(r), "pid": 1, "tid": r.device, "ts": 1e6 * r.start + 5e9}
+        | {"dur": 1e6 * (r.end - r.start)}
         | more
-        for r in rows
+        for r in timeline.to_frame().itertuples()
     ]
 
 
@@ -515,25 +460,19 @@ def test_kernels_of_a_chrome_trace_run_together(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("percent", [True, False])
-def test_polls_in_percent_or_shares(tmp_path, percent):
-    assert_is_run(diagnose(write_wide(tmp_path / "poll.csv", RUN, 0.03, percent)))
-
-
-@pytest.mark.long
-def test_polls_as_nvidia_smi_prints_them(tmp_path):
+def test_polls_in_percent_or_shares_and_as_nvidia_smi_prints_them(tmp_path):
+    path = tmp_path / "poll.csv"
+    for percent in (True, False):
+        assert_is_run(diagnose(write_wide(path, RUN, 0.03, percent)))
     times, shares = polled(RUN, 0.05)
     begin = datetime(2026, 1, 1, 23, 59, 50)
     lines = ["timestamp, index, utilization.gpu [%], memory.used [MiB]"]
     for k, t in enumerate(times):
         date = (begin + timedelta(seconds=t)).strftime("%Y/%m/%d %H:%M:%S.%f")[:-3]
         lines += [f"{date}, {d}, {round(100 * s[k])} %, 812 MiB" for d, s in shares.items()]
-    path = tmp_path / "smi.csv"
     path.write_text("\n".join(lines))
     assert_is_run(diagnose(path))
 
-
-# -- traces that cannot be read ------------------------------------------------------------------
 
 HEAD = "device,start,end\n"
 LABELLED = "device,kind,stage,microbatch,start,end\n"
@@ -554,10 +493,7 @@ BAD = {
     "kind": (LABELLED + "0,X,0,0,0,1\n", "does 'X'; kinds are F, B, I, W"),
     "stage": (LABELLED + "0,F,one,0,0,1\n", "stage in .* is a whole number or empty, got 'one'"),
     "no stage 0": (LABELLED + "0,F,1,0,0,1\n", "has stage 1 but no row of stage 0"),
-    "too early": (
-        LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n",
-        "starts before the result it needs is there",
-    ),
+    "too early": (LABELLED + "0,F,0,0,0,2\n1,F,1,0,1,3\n", "before the result it needs is there"),
     "share": ("time,a\n0,1\n1,140\n", "device a of .* is busy for 140 at its sample 2"),
     "one sample": ("time,a\n0,1\n", "has 1 sample of device a"),
     "twice": ("time,a\n0,1\n0,1\n", "two samples at 0 s"),
@@ -575,10 +511,7 @@ BAD = {
     "huge stage": (LABELLED + "0,F,1e400,0,0,1\n", "stage in .* is a whole number or empty"),
     "far stage": (LABELLED + "0,F,99999999,0,0,1\n", "stage 99999999 in .* of 1 row"),
     "square": (HEAD + "²,0,1\n0,0,1\n", None),
-    "zones": (
-        "time,a\n2026-01-01 10:00:00,1\n2026-01-01 10:00:01+02:00,1\n",
-        "a time zone and some",
-    ),
+    "zones": ("time,a\n2026-01-01 10:00,1\n2026-01-01 10:01+02:00,1\n", "a time zone and some"),
     "bad event": ('[{"ph": "X", "ts": 1, "dur": "long"}]', "has dur 'long'"),
 }
 
@@ -596,29 +529,32 @@ def test_a_bad_trace_is_refused(tmp_path, name):
     assert len(str(raised.value)) < 400
 
 
-def test_labels_of_actions_that_cannot_have_run():
-    frame = RUN.to_frame()
-    with pytest.raises(ScheduleError, match="missing 0B0"):
-        diagnose(frame.drop(index=frame.index[(frame.stage == 0) & (frame.kind == "B")][0]))
+FRAME = RUN.to_frame()
+LATE = Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)])
+NO_B = FRAME.drop(index=FRAME.index[(FRAME.stage == 0) & (FRAME.kind == "B")][0])
 
 
-def test_other_things_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no trace at 'nowhere\.csv'"):
-        diagnose("nowhere.csv")
-    with pytest.raises(ConfigError, match=r"a trace is a Timeline, .*; got int"):
-        diagnose(7)
-    with pytest.raises(ConfigError, match="a unit of time is s, ms, us, ns; got 'h'"):
-        diagnose(RUN, unit="h")
-    binary = tmp_path / "trace.csv"
-    for data, message in {
-        b"\x00\xff\xfe\x01": "is not text; give CSV, or a Chrome trace as JSON or .json.gz",
-        b"\x1f\x8b\x08\x00\xff": "is gzip but cannot be unpacked",
-    }.items():
-        binary.write_bytes(data)
-        with pytest.raises(ConfigError, match=message):
-            diagnose(binary)
-    with pytest.raises(ConfigError, match="device 2 does no work in the simulated timeline"):
-        diagnose(Timeline.of(3, [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 1, 2)]))
+@pytest.mark.parametrize(
+    ("trace", "options", "message"),
+    [
+        (RUN, {"layers": [1, 1, 1]}, "3 layers are fewer than 4 stages"),
+        (RUN, {"memory_limit": 0}, "more than 0 micro-batches, got 0"),
+        (RUN, {"unit": "h"}, "a unit of time is s, ms, us, ns; got 'h'"),
+        ("nowhere.csv", {}, r"no trace at 'nowhere\.csv'"),
+        (7, {}, r"a trace is a Timeline, .*; got int"),
+        (LATE, {}, "device 2 does no work in the simulated timeline"),
+        (NO_B, {}, "missing 0B0"),
+        (td.simulate("dualpipev", 8, 10), {}, "a forward and a backward at once"),
+        (b"\x00\xff\xfe\x01", {}, "is not text; give CSV, or a Chrome trace as JSON or .json.gz"),
+        (b"\x1f\x8b\x08\x00\xff", {}, "is gzip but cannot be unpacked"),
+    ],
+)
+def test_other_things_are_refused(tmp_path, trace, options, message):
+    if isinstance(trace, bytes):
+        (tmp_path / "trace.csv").write_bytes(trace)
+        trace = tmp_path / "trace.csv"
+    with pytest.raises((ConfigError, ScheduleError, PartitionError), match=message):
+        diagnose(trace, **options)
 
 
 def test_a_huge_file_is_refused_by_its_size(tmp_path):
@@ -629,42 +565,24 @@ def test_a_huge_file_is_refused_by_its_size(tmp_path):
         diagnose(path)
 
 
-def test_pairs_at_once_are_refused_by_name():
-    with pytest.raises(ConfigError, match="a forward and a backward at once"):
-        diagnose(td.simulate(td.schedule("dualpipev", 8, 10)))
-
-
-# -- a real run ----------------------------------------------------------------------------------
-
-
 @pytest.mark.cluster
 def test_a_measured_run(cluster):
     from tiledask.distributed.pipelines.stages import stack
 
-    order = td.schedule("1f1b", 3, 4)
-    forward, backward = [0.04, 0.05, 0.06], [0.08, 0.06, 0.1]
+    layers = stack(range(4), width=12, hidden=20, dtype="float64")
+    times = {"forward": [0.04, 0.05, 0.06], "backward": [0.08, 0.06, 0.1]}
     rows = np.ones((8, 12))
-    run = td.run_schedule(
-        order,
-        stack(range(4), width=12, hidden=20, dtype="float64"),
-        rows,
-        cluster,
-        target=rows,
-        forward=forward,
-        backward=backward,
-    )
+    run = td.run_schedule(td.schedule("1f1b", 3, 4), layers, rows, cluster, target=rows, **times)
     for trace, sure in ((run.timeline, "exact"), (bare(run.timeline), "likely")):
         d = diagnose(trace)
         assert (d.devices, d["microbatches"].value) == (3, 4)
         assert (d["schedule"].value, d["schedule"].sure) == ("1f1b", sure)
-        np.testing.assert_allclose(d["forward"].value, forward, atol=0.01)
-        np.testing.assert_allclose(d["backward"].value, backward, atol=0.01)
+        for name, seconds in times.items():
+            np.testing.assert_allclose(d[name].value, seconds, atol=0.01)
         assert d["forward"].sure == "likely"
         assert d.idle == pytest.approx(run.timeline.idle, rel=1e-9)
         assert sum(c.seconds for c in d.causes) == pytest.approx(d.idle)
 
-
-# -- traces of known faults ----------------------------------------------------------------------
 
 FAULTS = ("one at a time", "ramp", "imbalance", "communication", "overhead")
 
@@ -697,11 +615,8 @@ def hand_made(folder, ranks_of_kernels, times):
         labels = "PP:{stage}{kind}{microbatch}" if k % 3 else "{word} {microbatch}"
         run = made(rng, fault, p, jitters[k % 4], 1 + k % 3, (0.02, 0.0)[k % 2], schedule)
         count += 1
-        yield (
-            "labelled",
-            run,
-            diagnose(write_ranks(at("labels"), ranks(run, p, labels), k % 2 == 0)),
-        )
+        trace = write_ranks(at("labels"), ranks(run, p, labels), k % 2 == 0)
+        yield "labelled", run, diagnose(trace)
     for p, jitter in ((4, 0.0), (2, 0.05), (8, 0.03), (3, 0.05))[: 2 * times]:  # over many steps
         run = made(rng, "one at a time", p, jitter, steps=12)
         count += 1
@@ -741,27 +656,21 @@ def test_the_right_cause_comes_first_in_all_hand_made_traces(tmp_path):
     assert_right_cause(tmp_path, (4, 2, 8, 3), times=2)
 
 
+RECORDED = """
+one at a time: layer_wise_4 layer_wise_2_three_steps layer_wise_3_optimizer layer_wise_4_chunks
+ramp: gpipe_few gpipe_few_two_steps 1f1b_few 1f1b_few_optimizer interleaved_few
+imbalance: gpipe_slow_last 1f1b_slow_third 1f1b_slow_first interleaved_slow
+communication: 1f1b_slow_links gpipe_slow_links
+overhead: 1f1b_overhead
+one at a time: layer_wise.csv
+ramp: gpipe_few.csv
+imbalance: 1f1b_slow_second.csv
+communication: 1f1b_slow_links.csv
+"""
 RECORDED = {
-    "layer_wise_4": "one at a time",
-    "layer_wise_2_three_steps": "one at a time",
-    "layer_wise_3_optimizer": "one at a time",
-    "layer_wise_4_chunks": "one at a time",
-    "gpipe_few": "ramp",
-    "gpipe_few_two_steps": "ramp",
-    "1f1b_few": "ramp",
-    "1f1b_few_optimizer": "ramp",
-    "interleaved_few": "ramp",
-    "gpipe_slow_last": "imbalance",
-    "1f1b_slow_third": "imbalance",
-    "1f1b_slow_first": "imbalance",
-    "interleaved_slow": "imbalance",
-    "1f1b_slow_links": "communication",
-    "gpipe_slow_links": "communication",
-    "1f1b_overhead": "overhead",
-    "layer_wise.csv": "one at a time",
-    "gpipe_few.csv": "ramp",
-    "1f1b_slow_second.csv": "imbalance",
-    "1f1b_slow_links.csv": "communication",
+    name: cause
+    for cause, names in (line.split(": ") for line in RECORDED.strip().splitlines())
+    for name in names.split()
 }
 
 

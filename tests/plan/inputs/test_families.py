@@ -26,9 +26,6 @@ DEEPSEEK = shipped("deepseek-v3") | {"num_experts_per_tok": 2}
 del DEEPSEEK["topk_method"]  # each of its families has its own
 
 
-# the reference: a checkpoint's tensors, one by one --------------------------------------------
-
-
 def tensors(c):
     """Shape of every trainable tensor, as the transformers class of the model_type makes them."""
     kind = c["model_type"]
@@ -120,10 +117,6 @@ def test_every_shipped_model_has_the_tensors_of_its_checkpoint(name):
     assert load_model(name).parameters == sum(map(prod, tensors(shipped(name))))
 
 
-def test_the_reference_lists_as_many_tensors_as_deepseek_v3_has():
-    assert sum(1 for _ in tensors(shipped("deepseek-v3"))) == 45_395
-
-
 mixtures = st.fixed_dictionaries(
     {
         "num_hidden_layers": st.integers(1, 12),
@@ -182,21 +175,11 @@ def test_olmo_1_has_norms_without_parameters():
 TIED = {"gpt2", "bloom", "smollm3"}
 
 
-SOME = (
-    "gpt2",
-    "bloom-3b",
-    "smollm3-3b",
-    "llama-3.2-1b",
-    "pythia-1b",
-    "qwen2.5-0.5b",
-    "qwen3-4b",
-    "olmo-2-1b",
-    "deepseek-v2-lite",
-    "mistral-7b-v0.1",
-)
+SOME = """gpt2 bloom-3b smollm3-3b llama-3.2-1b pythia-1b qwen2.5-0.5b qwen3-4b olmo-2-1b
+    deepseek-v2-lite mistral-7b-v0.1"""
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", SOME.split())
 def test_whether_the_head_is_the_embedding_if_the_config_does_not_say(name):
     config = {k: v for k, v in shipped(name).items() if k != "tie_word_embeddings"}
     assert model_of(config).tied == (config["model_type"] in TIED)

@@ -8,16 +8,13 @@ from tiledask.errors import ConfigError
 from tiledask.plan.data import _root, names
 from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
 
-UNITS = {
-    "a10": 9216 // 128,
-    "a100-40gb": 6912 // 64,
-    "a100-80gb": 6912 // 64,
-    "h100": 16896 // 128,
-    "h200": 16896 // 128,
-    "l4": 7424 // 128,
-    "l40s": 18176 // 128,
-    "t4": 2560 // 64,
-}
+UNITS = dict(
+    zip(
+        ["a10", "a100-40gb", "a100-80gb", "h100", "h200", "l4", "l40s", "t4"],
+        (72, 108, 108, 132, 132, 58, 142, 40),
+        strict=True,
+    )
+)
 """Multiprocessors: CUDA cores of the datasheet over those of one."""
 
 
@@ -44,32 +41,30 @@ def own(**link):
     }
 
 
-def test_a_file_without_them_gets_the_stated_defaults(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(own()))
-    cluster = load_cluster(path)
-    assert (cluster.within_node.latency, cluster.within_node.share) == (LATENCY, SHARE)
-    assert (cluster.device.multiprocessors, cluster.device.calibration) == (0, "a100")
-    path.write_text(json.dumps(own(latency=2e-6, share=0.5)))
-    assert load_cluster(path).within_node.reached == 5e9
-    assert load_device("T4").multiprocessors == 40
+def read(folder, file):
+    path = folder / "mine.json"
+    path.write_text(json.dumps(file))
+    return load_cluster(path)
 
 
 @pytest.mark.parametrize(
-    ("link", "message"),
+    ("link", "fact", "message"),
     [
-        ({"share": 1.5}, "'share' must be above 0 and at most 1, got 1.5"),
-        ({"share": 0}, "'share' must be above 0"),
-        ({"latency": -1}, "'latency' must be a finite number of 0 or more"),
-        ({"bytes_per_second": 0}, "'bytes_per_second' must be above 0"),
-        ({"lag": 1}, "'lag' is not known here"),
+        ({"share": 1.5}, {}, "'share' must be above 0 and at most 1, got 1.5"),
+        ({"share": 0}, {}, "'share' must be above 0"),
+        ({"latency": -1}, {}, "'latency' must be a finite number of 0 or more"),
+        ({"bytes_per_second": 0}, {}, "'bytes_per_second' must be above 0"),
+        ({"lag": 1}, {}, "'lag' is not known here"),
+        ({}, {"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
+        ({}, {"capability": 9.0}, "'capability' must be text"),
+        ({}, {"l2_bytes": -1}, "'l2_bytes' must be 0 or more"),
+        ({}, {"threads": 1.5}, "'threads' must be an integer"),
     ],
 )
-def test_links_that_cannot_be(tmp_path, link, message):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(own(**link)))
+def test_links_and_devices_that_cannot_be(tmp_path, link, fact, message):
+    file = own(**link)
     with pytest.raises(ConfigError, match=message):
-        load_cluster(path)
+        read(tmp_path, {**file, "device": {**file["device"], **fact}})
 
 
 @pytest.mark.parametrize(
@@ -78,6 +73,9 @@ def test_links_that_cannot_be(tmp_path, link, message):
         ("0xH100", "1 device or more"),
         ("9" * 5000 + "xH100", "100,000,000 at most"),
         ("8" * 5000, "cannot read"),
+        ("-1xT4", "cannot read"),
+        ("A100", "cannot read 'A100' as a cluster"),
+        ("8xA100", "no hardware description is called 'A100'"),
         (None, "named by text such as '80xA100-40GB' or by a path, got None"),
     ],
 )
@@ -85,8 +83,6 @@ def test_clusters_that_cannot_be(spec, words):
     with pytest.raises(ConfigError, match=words):
         load_cluster(spec)
 
-
-# -- what a tile has to fit in -----------------------------------------------------------------
 
 LIMITS = {  # registers, threads, blocks, KiB of shared memory, of which one block
     "7.5": (65536, 1024, 16, 64, 64),
@@ -124,8 +120,12 @@ def test_bandwidths_inside_the_device():
     assert (t4.l2_bandwidth, t4.shared_bytes_per_clock) == (0, 64)
 
 
-def test_a_device_of_ones_own_needs_none_of_it(tmp_path):
-    keys = (
+def test_a_device_of_ones_own_needs_only_what_has_no_default(tmp_path):
+    cluster = read(tmp_path, own())
+    assert (cluster.within_node.latency, cluster.within_node.share) == (LATENCY, SHARE)
+    assert (cluster.device.multiprocessors, cluster.device.calibration) == (0, "a100")
+    assert read(tmp_path, own(latency=2e-6, share=0.5)).within_node.reached == 5e9
+    keys = [
         "capability",
         "clock",
         "l2_bytes",
@@ -133,31 +133,9 @@ def test_a_device_of_ones_own_needs_none_of_it(tmp_path):
         "registers",
         "threads",
         "blocks",
-        "shared_bytes",
-        "block_shared_bytes",
-        "shared_bytes_per_clock",
-    )
-    file = own()
-    bare = {k: v for k, v in file["device"].items() if k not in keys}
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({**file, "device": bare}))
-    device = load_cluster(path).device
+    ]
+    keys += ["shared_bytes", "block_shared_bytes", "shared_bytes_per_clock"]
+    bare = {k: v for k, v in own()["device"].items() if k not in keys}
+    device = read(tmp_path, {**own(), "device": bare}).device
     assert [getattr(device, key) for key in keys] == ["", *[0] * 9]
     assert (device.l2_bandwidth, device.shared_bandwidth) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("fact", "message"),
-    [
-        ({"capability": "sm_90"}, "'capability' must be text such as '9.0', got 'sm_90'"),
-        ({"capability": 9.0}, "'capability' must be text"),
-        ({"l2_bytes": -1}, "'l2_bytes' must be 0 or more"),
-        ({"threads": 1.5}, "'threads' must be an integer"),
-    ],
-)
-def test_facts_that_cannot_be(tmp_path, fact, message):
-    file = own()
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({**file, "device": {**file["device"], **fact}}))
-    with pytest.raises(ConfigError, match=message):
-        load_cluster(path)

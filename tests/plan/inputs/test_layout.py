@@ -4,16 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tiledask as td
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.fitting.in_flight import alive, in_flight
 from tiledask.plan.inputs.layout import Layout
-
-
-def test_devices_and_text():
-    layout = td.Layout(dp=2, tp=8, pp=10, microbatch=2, microbatches=16, zero=1)
-    assert (layout.devices, layout.sequences) == (160, 64)
-    assert str(layout) == "dp=2 tp=8 pp=10 microbatch=2 microbatches=16 zero=1"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +29,11 @@ def test_devices_and_text():
         ({"pp": 2, "partition": (0, 3, 2)}, PartitionError, "must start at 0 and rise"),
         ({"pp": 2, "partition": (0, 1.5, 2)}, PartitionError, "sequence of integers"),
         ({"pp": 2, "partition": 7}, PartitionError, "sequence of integers"),
+        ({"schedule": "zb-v"}, ScheduleError, "of 2 or more, got pp=1; use schedule='1f1b'"),
+        ({"schedule": "wave", "interleave": 2}, ScheduleError, "needs pp of 2 or more"),
+        ({"schedule": "wave", "pp": 4}, ScheduleError, "even interleave, got 1; use interleave=2"),
+        ({"schedule": "wave", "pp": 4, "interleave": 3}, ScheduleError, "use interleave=4"),
+        ({"schedule": "zb-v", "pp": 4, "interleave": 3}, ScheduleError, "'zb-v' has two chunks on"),
     ],
 )
 def test_rules(fields, error, message):
@@ -60,18 +58,15 @@ def test_layers_are_dealt_out_whole_and_even(pp, more):
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_devices_and_text():
+    layout = Layout(dp=2, tp=8, pp=10, microbatch=2, microbatches=16, zero=1)
+    assert (layout.devices, layout.sequences) == (160, 64)
+    assert str(layout) == "dp=2 tp=8 pp=10 microbatch=2 microbatches=16 zero=1"
+
+
 def test_interleaved_chunks_return_to_the_first_stage():
     layout = Layout(pp=2, interleave=2, microbatches=2, partition=(0, 1, 3, 6, 10))
     assert [layout.stage_layers(stage, 10) for stage in (0, 1)] == [1 + 3, 2 + 4]
-
-
-@pytest.mark.long
-@given(p=st.integers(1, 8), m=st.integers(1, 20))
-def test_in_flight_closed_forms(p, m):
-    for stage in range(p):
-        assert in_flight(Layout(pp=p, microbatches=m, schedule="naive"), stage) == 1
-        assert in_flight(Layout(pp=p, microbatches=m, schedule="gpipe"), stage) == m
-        assert in_flight(Layout(pp=p, microbatches=m), stage) == min(p - stage, m)
 
 
 @pytest.mark.long
@@ -111,23 +106,5 @@ def test_chunks_of_each_shape():
     assert Layout(pp=4, schedule="v-half").interleave == 2
     assert Layout(pp=2, schedule="wave", interleave=4).stage_chunks(0) == (0, 3, 4, 7)
     assert Layout(pp=2, schedule="interleaved", interleave=3, microbatches=5).chunks == 6
-    with pytest.raises(
-        ScheduleError, match="'zb-v' has two chunks on each stage, got interleave=3"
-    ):
-        Layout(pp=4, schedule="zb-v", interleave=3)
     both = Layout(pp=4, schedule="chimera")
     assert [both.stage_layers(stage, 8) for stage in range(4)] == [4, 4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"schedule": "zb-v"}, "needs pp of 2 or more, got pp=1; use schedule='1f1b'"),
-        ({"schedule": "wave", "pp": 1, "interleave": 2}, "needs pp of 2 or more"),
-        ({"schedule": "wave", "pp": 4}, "needs an even interleave, got 1; use interleave=2"),
-        ({"schedule": "wave", "pp": 4, "interleave": 3}, "got 3; use interleave=4"),
-    ],
-)
-def test_there_and_back_needs_stages_and_chunks(fields, words):
-    with pytest.raises(ScheduleError, match=words):
-        Layout(**fields)

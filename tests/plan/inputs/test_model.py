@@ -24,9 +24,6 @@ def named(weights):
     return {w.name: w for w in weights}
 
 
-# layers that differ ---------------------------------------------------------------------------
-
-
 def test_dense_layers_stand_among_mixtures():
     assert [MIXED.is_mixture(i) for i in range(6)] == [False, True, True, False, True, True]
     assert MIXED.layer is MIXED.layer_weights(5) is MIXED.layer_weights(1)
@@ -51,24 +48,13 @@ def test_a_dense_layer_uses_every_weight_and_a_mixture_those_of_two_experts():
     expert = 2 * 64 * 48 + 48 + 64
     assert MIXED.parameters - MIXED.active_parameters == 4 * (8 - 2) * expert
     assert all(w.copies == w.active == 1 for w in MIXED.layer_weights(0))
-    whole = replace(MIXED, top_k=8)
-    assert whole.active_parameters == whole.parameters == MIXED.parameters
-
-
-def test_shared_experts_are_visited_by_every_token():
-    without = replace(MIXED, shared_ffn=0)
-    shared = 4 * (2 * 64 * 96 + 96 + 64)
+    assert replace(MIXED, top_k=8).active_parameters == MIXED.parameters
+    without, shared = replace(MIXED, shared_ffn=0), 4 * (2 * 64 * 96 + 96 + 64)
     assert MIXED.parameters - without.parameters == shared
     assert MIXED.active_parameters - without.active_parameters == shared
+    most = Model(**TINY | {"layers": 100_000}, experts=4, top_k=1, dense_layers=range(50_000))
+    assert sum(most.item_parameters) == most.parameters
 
-
-def test_active_parameters():
-    mixtral = load_model("mixtral-8x7b")
-    assert mixtral.active_parameters == 46702792704 - 6 * 3 * 4096 * 14336 * 32
-    assert load_model("gpt2").active_parameters == load_model("gpt2").parameters
-
-
-# what product a matrix is ---------------------------------------------------------------------
 
 ROW = {"attention output", "mlp down", "shared mlp down"}
 WHOLE = {"query down", "kv down", "router", "shared expert gate"}
@@ -95,6 +81,7 @@ def test_the_products_of_deepseek_v3():
     products = {
         w.name: (w.inputs, w.units * w.size // w.inputs) for w in v3.layer if w.kind == "matrix"
     }
+    expert = {"gate": (7168, 2048), "up": (7168, 2048), "down": (2048, 7168)}
     assert products == {
         "query down": (7168, 1536),
         "query up": (1536, 128 * 192),
@@ -102,13 +89,15 @@ def test_the_products_of_deepseek_v3():
         "kv up": (512, 128 * (128 + 128)),
         "attention output": (128 * 128, 7168),
         "router": (7168, 256),
-        "mlp gate": (7168, 2048),
-        "mlp up": (7168, 2048),
-        "mlp down": (2048, 7168),
-        "shared mlp gate": (7168, 2048),
-        "shared mlp up": (7168, 2048),
-        "shared mlp down": (2048, 7168),
+        **{f"{which} {name}": n for which in ("mlp", "shared mlp") for name, n in expert.items()},
     }
+    held = {w.name: w.count(1) / w.count(8) for w in v3.layer}
+    assert {name for name in products if held[name] == 1} == {"query down", "kv down", "router"}
+    assert held["query latent norm"] == held["kv latent norm"] == 1
+    assert {held[name] for name in products} == {1, 8}
+    lite = named(load_model("deepseek-v2-lite").layer)
+    assert not {"query down", "query up"} & lite.keys()
+    assert lite["query"] == Weight("query", 16, 192 * 2048, inputs=2048)
 
 
 def test_widths_and_cache():
@@ -121,15 +110,6 @@ def test_widths_and_cache():
     assert v3.kv_cache_elements == 2 * 2.25 * 128
 
 
-def test_latent_attention_without_a_query_latent():
-    lite = load_model("deepseek-v2-lite")
-    assert not {"query down", "query up"} & named(lite.layer).keys()
-    assert named(lite.layer)["query"] == Weight("query", 16, 192 * 2048, inputs=2048)
-
-
-# tensor parallelism ---------------------------------------------------------------------------
-
-
 def test_tensor_parallel_shares_cover_the_model_and_copy_what_is_not_cut():
     model = load_model("llama-3.1-8b")
     for tp in (1, 2, 4, 8):
@@ -140,14 +120,6 @@ def test_tensor_parallel_shares_cover_the_model_and_copy_what_is_not_cut():
     key = next(w for w in model.layer if w.name == "key")
     assert key.count(16) == key.count(8) == 128 * 4096  # 8 heads on 16 devices: copied
     assert Weight("ffn", units=10, size=3).count(4) == 9  # the fullest of 3, 3, 3, 1
-
-
-def test_down_projections_are_held_whole_and_up_projections_by_heads():
-    held = {w.name: w.count(1) / w.count(8) for w in load_model("deepseek-v3").layer}
-    for name in ("query down", "kv down", "query latent norm", "kv latent norm", "router"):
-        assert held[name] == 1
-    for name in ("query up", "kv up", "attention output", "mlp up", "shared mlp down"):
-        assert held[name] == 8
 
 
 @settings(max_examples=60, deadline=None)
@@ -174,9 +146,6 @@ def test_a_refused_tp_names_those_that_are_possible():
             load_model("gpt2").check_tp(tp)
 
 
-# multi-token prediction -----------------------------------------------------------------------
-
-
 def test_the_published_count_leaves_multi_token_prediction_out():
     v3 = load_model("deepseek-v3")
     counted = replace(v3, with_mtp=True)
@@ -199,33 +168,15 @@ def test_the_checkpoint_of_deepseek_v3_by_precision():
     v3 = load_model("deepseek-v3")
     coarse = {"router", "mtp projection", "token embedding", "output projection"}
     layers = [v3.layer_weights(i) for i in range(61)] + [v3.mtp_module]
-    everything = [w for weights in (*layers, v3.embedding, v3.head) for w in weights]
-    fp8 = bf16 = fp32 = 0
-    for w in everything:
-        elements = w.copies * w.units * w.size
+    found = {"fp8": 0, "bf16": 2 * 129280 * 7168, "fp32": 0}  # the module's copies of two tables
+    for w in (w for weights in (*layers, v3.embedding, v3.head) for w in weights):
+        kind = "fp32" if w.name == "router bias" else "bf16"
         if w.kind == "matrix" and w.name not in coarse:
-            fp8 += elements
-            fp32 += w.copies * blocks(w.inputs) * blocks(w.units * w.size // w.inputs)
-        elif w.name == "router bias":
-            fp32 += elements
-        else:
-            bf16 += elements
-    bf16 += 2 * 129280 * 7168  # the module's copies of embedding and head
-    assert (fp8, bf16, fp32) == (680_571_043_840, 3_918_786_560, 41_555_600)
-
-
-def blocks(width):
-    return -(-width // 128)
-
-
-# what people see ------------------------------------------------------------------------------
-
-
-def test_repr_counts():
-    assert repr(load_model("gpt2")) == (
-        "Model(gpt2: 12 layers of width 768, 124,439,808 parameters)"
-    )
-    assert "46,702,792,704 parameters, 12,879,925,248 active" in repr(load_model("mixtral-8x7b"))
+            kind = "fp8"
+            outputs = w.units * w.size // w.inputs
+            found["fp32"] += w.copies * -(-w.inputs // 128) * -(-outputs // 128)
+        found[kind] += w.copies * w.units * w.size
+    assert found == {"fp8": 680_571_043_840, "bf16": 3_918_786_560, "fp32": 41_555_600}
 
 
 def test_html_has_a_row_per_kind_of_layer_and_adds_up():
@@ -234,20 +185,20 @@ def test_html_has_a_row_per_kind_of_layer_and_adds_up():
     assert rows["dense layer"] == [3, 583_483_392, 1_750_450_176, 1_750_450_176]
     assert rows["mixture layer"][:3] == [58, 11_507_286_272, 667_422_603_776]
     assert rows["all"] == [671_026_419_200, 37_552_297_472]
-    for column in (2, 3):
-        parts = [
-            rows[name][column] for name in ("embedding", "dense layer", "mixture layer", "head")
-        ]
-        assert sum(parts) == rows["all"][column - 2]
+    parts = [rows[name][2:] for name in ("embedding", "dense layer", "mixture layer", "head")]
+    assert [sum(column) for column in zip(*parts, strict=True)] == rows["all"]
     assert rows["multi-token prediction, not counted"][2] == v3.mtp_parameters
-    gpt2 = table(load_model("gpt2"))  # no column "active"
-    assert gpt2 == {
+    gpt2 = load_model("gpt2")
+    assert table(gpt2) == {  # no column "active"
         "embedding": [1, 39_383_808, 39_383_808],
         "layer": [12, 7_087_872, 85_054_464],
         "head": [1, 1536, 1536],
         "all": [124_439_808],
     }
     assert "<script" not in replace(v3, source="<script>")._repr_html_()
+    assert repr(gpt2) == "Model(gpt2: 12 layers of width 768, 124,439,808 parameters)"
+    mixtral = repr(load_model("mixtral-8x7b"))
+    assert "46,702,792,704 parameters, 12,879,925,248 active" in mixtral
 
 
 def table(model):
@@ -257,23 +208,17 @@ def table(model):
     return {row[0]: [int(cell.replace(",", "")) for cell in row[1:] if cell] for row in cells}
 
 
-# rules ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"hidden": 0}, "hidden must be an integer of 1 or more, got 0"),
-        ({"hidden": -64}, "hidden must be an integer of 1 or more, got -64"),
         ({"hidden": float("nan")}, "hidden must be an integer of 1 or more, got nan"),
-        ({"hidden": float("inf")}, "hidden must be an integer of 1 or more, got inf"),
         ({"layers": True}, "layers must be an integer"),
         ({"layers": 10**30}, "layers must be at most 100,000"),
         ({"vocab": 10**5000}, "vocab must be at most .* one int too large to print"),
         ({"mlp": "moe"}, "mlp must be one of"),
         ({"mlp": ["gelu"]}, "mlp must be one of"),
         ({"tied": "no"}, "tied must be true or false, got 'no'"),
-        ({"tied": 1}, "tied must be true or false, got 1"),
         ({"qk_norm": "some"}, "qk_norm must be one of"),
         ({"heads": 5}, "must be a multiple of"),
         ({"top_k": 2}, "top_k must lie between 1 and experts"),
@@ -306,13 +251,3 @@ def test_a_model_is_frozen_and_hashes():
         model.hidden = 1
     assert model == replace(model, name="model")
     assert hash(replace(MIXED, dense_layers=[3, 0])) == hash(MIXED)
-
-
-def test_a_norm_without_parameters_counts_none():
-    model = Model(**TINY, norm="none")
-    assert not [w for w in (*model.layer, *model.head) if w.kind == "norm"]
-
-
-def test_the_largest_model_that_is_allowed_is_counted_at_once():
-    model = Model(**TINY | {"layers": 100_000}, experts=4, top_k=1, dense_layers=range(50_000))
-    assert sum(model.item_parameters) == model.parameters

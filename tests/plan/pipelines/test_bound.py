@@ -3,55 +3,16 @@
 Holds `tiledask.plan.pipelines.closed_form` and `tiledask.plan.pipelines.idle`.
 """
 
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tiledask.plan.pipelines import closed_form as cf
-from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
-
-LOOPED = ("interleaved", "looped-bfs")
-
-
-def some_schedule(draw):
-    name = draw(st.sampled_from(["naive", "gpipe", "1f1b", *LOOPED]))
-    p, m = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    if name in LOOPED:
-        return schedule(name, p * draw(st.integers(1, 3)), m, devices=p)
-    return schedule(name, p, m, forward_only=draw(st.booleans()) and (name, m) != ("naive", m))
-
-
-def some_times(draw, s: Schedule):
-    table = st.lists(
-        st.lists(st.integers(0, 9), min_size=s.microbatches, max_size=s.microbatches),
-        min_size=s.stages,
-        max_size=s.stages,
-    )
-    hops = st.lists(st.integers(0, 4), min_size=s.stages - 1, max_size=s.stages - 1)
-    return draw(table), draw(table), draw(hops)
-
-
-@pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("part", range(5))
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_no_schedule_beats_the_bound_and_the_path_accounts_for_every_second(part, data):
-    s = some_schedule(data.draw)
-    forward, backward, hops = some_times(data.draw, s)
-    t = simulate(s, forward, backward, latency=hops)
-    first = float(t.start.min())
-    assert t.lower_bound <= t.makespan + first
-    path = t.critical_path
-    assert path.compute + path.latency == pytest.approx(t.makespan)
-    assert sum(path.by_device.values()) == pytest.approx(path.compute)
-    assert len(set(path.actions)) == len(path.actions)
 
 
 @pytest.mark.parametrize("latency", [0, 0.5])
@@ -69,36 +30,6 @@ def test_a_split_backward_need_not_wait_for_the_way_back():
     t = simulate(Schedule.from_text(text), 1.0, 2.0)
     assert t.lower_bound == cf.split_lower_bound([1, 1], [2, 2], 2) == t.makespan == 7.0
     assert "device 1: 1 s until work reaches it, 6 s of work, 0 s" in t.bound.why
-
-
-@pytest.mark.long
-def test_the_smallest_of_all_orders_is_not_below_the_bound():
-    """Every order of two micro-batches on two devices, split backwards and full ones mixed."""
-    whole = [[Action(k, s, i) for k in "FB" for i in range(2)] for s in range(2)]
-    split = [[Action(k, s, i) for k in "FIW" for i in range(2)] for s in range(2)]
-    for first, second in ((whole[0], whole[1]), (whole[0], split[1])):
-        best, bounds = np.inf, set()
-        for one in permutations(first):
-            for two in permutations(second):
-                if not runs(one) or not runs(two):
-                    continue
-                try:
-                    t = simulate(Schedule.of([one, two], (0, 1)), [1, 2], [3, 2], 0.5)
-                except ValueError:
-                    continue
-                best = min(best, t.makespan)
-                bounds.add(t.lower_bound)
-        (bound,) = bounds
-        assert bound <= best
-
-
-def runs(order) -> bool:
-    at = {a: turn for turn, a in enumerate(order)}
-    return all(
-        at.get(a._replace(kind=before), -1) < turn
-        for a, turn in at.items()
-        for before in {"B": "F", "I": "F", "W": "I"}.get(a.kind, "")
-    )
 
 
 def test_what_binds_is_named():

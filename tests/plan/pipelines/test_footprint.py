@@ -64,13 +64,6 @@ def test_counted_in_ones_the_peaks_are_those_of_the_order(name, devices, microba
     assert held.peak.bytes == held.at(held.peak.device, held.peak.time) == max(held.peaks)
 
 
-def test_the_peaks_of_zero_bubble_orders_are_the_papers():
-    """ZB-H1 p M_B, ZB-H2 (2p - 1) M_B, whatever of it is kept for the weights (section 2)."""
-    for name, times in (("zb-h1", 4), ("zb-h2", 7)):
-        timeline = simulate(schedule(name, 4, 12), 1.0, backward_input=1.0, backward_weight=1.0)
-        assert max(memory_over_time(timeline, 68, 64).peaks) == times * 68
-
-
 def test_inference_keeps_an_activation_while_its_forward_runs():
     timeline = simulate(schedule("gpipe", 3, 4, forward_only=True))
     assert memory_over_time(timeline, 10, static=1).peaks == (11, 11, 11)
@@ -95,11 +88,6 @@ def test_measured_runs_may_overlap_and_have_transfers():
         [(0, 0)],
         [(0, 0)],
     ]
-
-
-def test_what_goes_leaves_before_what_comes():
-    timeline = simulate(schedule("naive", 1, 3))
-    assert memory_over_time(timeline, 10).peaks == (10,)
 
 
 def test_whole_numbers_stay_whole_and_the_peak_is_the_earliest():

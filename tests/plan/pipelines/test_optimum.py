@@ -10,7 +10,6 @@ from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.optimum import optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 
 
@@ -57,6 +56,8 @@ def test_it_is_the_best_of_every_order(kinds, limit):
         )
         assert best.proven
         assert best.makespan == best.least == tried
+        again = simulate(best.schedule, forward, backward, latency)
+        assert again.lower_bound <= again.makespan == tried
 
 
 @pytest.mark.long
@@ -77,14 +78,6 @@ def test_four_stages_of_eight_micro_batches(options, makespan):
     if "memory_limit" in options:
         assert max(peak_in_flight(best.schedule)) <= options["memory_limit"]
     assert best.schedule.microbatches == 8
-
-
-def test_how_far_a_schedule_is_from_the_best():
-    times = [1, 2, 1], [2, 4, 2], 0.0
-    best = optimal_schedule(3, 6, *times)
-    far = {name: simulate(schedule(name, 3, 6), *times) for name in ("naive", "gpipe", "1f1b")}
-    assert all(best.makespan <= t.makespan for t in far.values())
-    assert best.makespan < far["gpipe"].makespan < far["naive"].makespan
 
 
 @pytest.mark.long

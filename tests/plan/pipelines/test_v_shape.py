@@ -3,14 +3,12 @@
 Holds `tiledask.plan.pipelines.generators.lanes` and `tiledask.plan.pipelines.generators.zb_v`.
 """
 
-from itertools import product
-
 import pytest
 
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.generators.zb_v import v_half, v_min, wave, zb_v
-from tiledask.plan.pipelines.needs import peak_in_flight, validate
-from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.pipelines.needs import peak_in_flight
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 
@@ -28,22 +26,14 @@ def equal_chunks(built: Schedule):
     return simulate(built, 1.0, 2.0)
 
 
-def longest_span(t) -> float:
-    spans = (t.end[t.device == d].max() - t.start[t.device == d].min() for d in range(t.devices))
-    return float(max(spans))
-
-
 @pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("p", range(1, 6))
-def test_every_action_is_there_once_in_its_place_and_runs(name, p):
-    for m in range(1, 10):
+def test_the_stages_go_down_and_up(name, p):
+    for m in (1, 5):
         built = GENERATORS[name](p, m)
-        assert built.devices == p
         down_and_up = [*range(p), *range(p)[::-1]]
         assert list(built.place) == down_and_up * (built.stages // (2 * p))
-        validate(built, microbatches=m)
-        full = any(a.kind == "B" for a in built)
-        assert full == (name in {"one wave", "two waves"})
+        assert any(a.kind == "B" for a in built) == (name in {"one wave", "two waves"})
 
 
 def test_zb_v_2_devices():
@@ -52,16 +42,6 @@ def test_zb_v_2_devices():
         "0F0,0F1,0F2,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,3F2,3I2,3W2,0I1,0W1,0I2,0W2",
         "1F0,2F0,1F1,2F1,2I0,2W0,1F2,1I0,1W0,2F2,2I1,2W1,1I1,2I2,1I2,1W1,2W2,1W2",
     ]
-
-
-@pytest.mark.parametrize(
-    ("p", "m", "makespan", "span", "peak"),
-    [(4, 8, 51, 48, 8), (8, 16, 103, 96, 16), (8, 32, 199, 192, 16)],
-)
-def test_zb_v_as_pytorch(p, m, makespan, span, peak):
-    """torch 2.13.0, ZBVZeroBubble, F = I = W = 1 per chunk; the first is the lower bound's."""
-    t = equal_chunks(zb_v(2 * p, m))
-    assert (t.makespan, longest_span(t), max(t.peak_in_flight)) == (makespan, span, peak)
 
 
 def test_zb_v_with_few_microbatches_leaves_out_the_others():
@@ -85,15 +65,7 @@ def test_zb_v_attains_the_lower_bound(p):
 
 
 @pytest.mark.parametrize(
-    ("build", "p", "m", "makespan", "peak"),
-    [
-        (v_min, 8, 24, 171, 8),
-        (v_min, 8, 64, 411, 8),
-        (v_min, 6, 24, 161, 6),
-        (v_half, 4, 8, 53, 6),
-        (v_half, 8, 64, 401, 10),
-        (v_half, 5, 40, 251, 6),
-    ],
+    ("build", "p", "m", "makespan", "peak"), [(v_min, 6, 24, 161, 6), (v_half, 5, 40, 251, 6)]
 )
 def test_v_min_and_v_half_as_their_authors(build, p, m, makespan, peak):
     """The authors' zbv_greedy.py (arXiv 2405.15362), chunks of F = I = W = 1."""
@@ -101,16 +73,16 @@ def test_v_min_and_v_half_as_their_authors(build, p, m, makespan, peak):
     assert (t.makespan, max(t.peak_in_flight)) == (makespan, peak)
 
 
-@pytest.mark.parametrize("p", range(3, 9))
+@pytest.mark.parametrize("p", range(1, 9))
 def test_v_schedules_trade_time_for_memory(p):
-    m = 4 * p
-    built = [build(2 * p, m) for build in (v_min, v_half, zb_v)]
-    peaks = [max(peak_in_flight(s)) for s in built]
+    for m in (1, 2, 5, 12):
+        assert max(peak_in_flight(v_half(2 * p, m))) <= min(2 * m, p + 2 + p % 2)
+        assert max(peak_in_flight(v_min(2 * p, m))) <= min(2 * m, 2 * p // 3 + 3)
+    built = [build(2 * p, 4 * p) for build in (v_min, v_half, zb_v)]
+    low, middle, high = (max(peak_in_flight(s)) for s in built)
+    assert p < 3 or low <= middle <= high == 2 * p
     times = [equal_chunks(s).makespan for s in built]
-    assert peaks[0] <= peaks[1] <= peaks[2] == 2 * p
-    assert times[0] >= times[1] >= times[2]
-    assert peaks[1] <= p + 2
-    assert peaks[0] <= 2 * p / 3 + 3
+    assert p < 3 or times == sorted(times, reverse=True)
 
 
 def test_wave_2_devices():
@@ -132,47 +104,23 @@ def test_more_waves_idle_less(p):
         assert straight / (2 * w) <= overhead <= 1.5 * straight / (2 * w)
 
 
-def test_wave_goes_on_with_more_microbatches():
-    t = simulate(wave(4, 12, devices=2), 1.0, 2.0)
-    assert (t.makespan, 12 * 6) == (76.0, 72)
-    assert max(t.peak_in_flight) <= 2 * 4
-
-
 def test_a_wave_turns_round_without_a_transfer():
     """Latency is paid only between devices: 2 p - 2 of 2 p - 1 boundaries each way."""
     for p in range(1, 5):
         t = simulate(wave(2 * p, 1, devices=p), 1.0, 2.0, latency=0.5)
         assert t.makespan == 2 * p * 3 + 0.5 * 2 * (2 * p - 2)
+    t = simulate(wave(4, 12, devices=2), 1.0, 2.0)
+    assert (t.makespan, max(t.peak_in_flight) <= 2 * 4) == (76.0, True)
 
 
-@pytest.mark.long
-def test_what_is_pulled_ahead_stays_within_the_memory_of_the_block():
-    for p, m in product(range(1, 7), (1, 2, 5, 12)):
-        for build in (v_half, v_min):
-            most = {v_half: p + 2 + p % 2, v_min: 2 * p // 3 + 3}[build]
-            assert max(peak_in_flight(build(2 * p, m))) <= min(2 * m, most)
-
-
-def test_an_activation_freed_before_its_weight_gradient_is_refused():
-    built = zb_v(4, 3)
-    swapped = built.to_text().replace("3I0,3W0", "3W0,3I0")
-    with pytest.raises(ScheduleError, match="too early: 3W0"):
-        validate(Schedule.from_text(swapped))
-    missing = Schedule.of(
-        ([a for a in order if a != Action("W", 2, 2)] for order in built.orders), built.place
-    )
-    with pytest.raises(ScheduleError, match="missing 2W2 on device 1"):
-        validate(missing)
-
-
-@pytest.mark.parametrize("build", [zb_v, v_half, v_min])
-def test_refuses_an_odd_number_of_stages(build):
-    with pytest.raises(ScheduleError, match="7 stages are odd; use 8 stages"):
-        build(7, 4)
-
-
-def test_wave_refuses_stages_that_do_not_come_back():
-    with pytest.raises(ScheduleError, match="12 stages are no multiple of 2 x 4 devices; use 8"):
-        wave(12, 4, devices=4)
-    with pytest.raises(ScheduleError, match="devices must be a whole number"):
-        wave(4, 4, devices=0)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        *((lambda b=b: b(7, 4), "7 stages are odd; use 8 stages") for b in (zb_v, v_half, v_min)),
+        (lambda: wave(12, 4, devices=4), "12 stages are no multiple of 2 x 4 devices; use 8"),
+        (lambda: wave(4, 4, devices=0), "devices must be a whole number"),
+    ],
+)
+def test_stages_that_do_not_come_back_are_refused(call, words):
+    with pytest.raises(ScheduleError, match=words):
+        call()

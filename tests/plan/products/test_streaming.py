@@ -90,10 +90,7 @@ def test_a_plan_covers_c_once_within_its_memory(part, sizes, chunks, slots, room
         for tile in plan.tiles
         for start in range(0, k, plan.panel)
         for depth in [(start, min(k, start + plan.panel))]
-        for form, region in (
-            (asked.a, (tile.region[0], depth)),
-            (asked.b, (depth, tile.region[1])),
-        )
+        for form, region in ((asked.a, (tile.region[0], depth)), (asked.b, (depth, tile.region[1])))
     )
     assert plan.bytes_written == itemsize * sizes[0] * sizes[1]
     assert plan.panels == len(plan.tiles) * -(-k // plan.panel)
@@ -133,30 +130,24 @@ def test_the_search_finds_what_trying_everything_finds(monkeypatch, m, n, k, slo
     assert seconds(*plan.cuts.grid, plan.panel) <= 1.03 * best
 
 
-def test_the_bytes_that_were_measured_once():
-    """22528^3 float32: 12.18 GB for tiles of 10240 and 16.24 GB for tiles of 6144 were counted."""
-    n = 22528
-    for tile, gigabytes in ((10240, 12.18), (6144, 16.24)):
-        edges = (*range(0, n, tile), n)
-        plan = plan_cuts(problem(n, n, n), Cuts(edges, edges, 512), 2, 10**9)
-        p = q = len(edges) - 1
-        assert plan.bytes_read == 4 * n * (q * n + p * n)
-        assert round(plan.bytes_read / 1e9, 2) == gigabytes
+def test_tiles_and_panels_end_where_chunks_do_if_they_can():
+    plan = plan_stream(problem(1000, 900, 800, chunks=[(100, 100)] * 3), 3, 12_000_000)
+    p, q = plan.cuts.grid
+    assert plan.bytes_read == 4 * 800 * (q * 1000 + p * 900)
 
 
 @pytest.mark.long
 def test_a_gigabyte_each_is_enough_for_six_on_disk():
-    plan = plan_stream(problem(22528, 22528, 22528), slots=2, memory_limit=10**9)
+    """22528^3 float32: 12.18 GB for tiles of 10240 and 16.24 GB for tiles of 6144 were counted."""
+    n = 22528
+    plan = plan_stream(problem(n, n, n), slots=2, memory_limit=10**9)
     assert plan.panel >= 256
     assert len(plan.of(0).tiles) == len(plan.of(1).tiles)
     assert plan.bytes_read <= 8.2e9
-
-
-def test_tiles_and_panels_end_where_chunks_do_if_they_can():
-    chunks = (100, 100)
-    plan = plan_stream(problem(1000, 900, 800, chunks=[chunks] * 3), 3, 12_000_000)
-    p, q = plan.cuts.grid
-    assert plan.bytes_read == 4 * 800 * (q * 1000 + p * 900)
+    for tile, gigabytes in ((10240, 12.18), (6144, 16.24)):
+        edges = (*range(0, n, tile), n)
+        plan = plan_cuts(problem(n, n, n), Cuts(edges, edges, 512), 2, 10**9)
+        assert round(plan.bytes_read / 1e9, 2) == gigabytes
 
 
 def test_what_is_left_is_dealt_anew():
@@ -169,6 +160,10 @@ def test_what_is_left_is_dealt_anew():
     assert left.bytes_read == 4 * (20 * 20 + 2 * 20 * 24 + 2 * 20 * 40)
     assert "2 of them left" in repr(left)
     assert plan.remaining(dict.fromkeys(plan.cuts.regions, 40)).tiles == ()
+    html = plan.remaining({((0, 20), (0, 20)): 40})._repr_html_()
+    assert html.count("✓") == 1
+    assert "20..40" in html
+    assert "3 of them left" in html
 
 
 @pytest.mark.long
@@ -185,30 +180,31 @@ def test_no_slot_works_longer_than_four_thirds_of_the_best(heights, slots):
     assert max(loads) <= 4 / 3 * best * 5 * 4
 
 
-def test_too_little_memory_is_refused_with_numbers():
-    with pytest.raises(DoesNotFitError, match=r"at least 8\.38.* MB .* allowed are 1 MB"):
-        plan_stream(problem(10, 10, 10), 1, 1_000_000)
-    with pytest.raises(DoesNotFitError, match="smaller chunks"):
-        plan_stream(problem(4096, 4096, 10, chunks=(None, None, (4096, 4096))), 1, 20_000_000)
-    with pytest.raises(DoesNotFitError, match="cut smaller"):
-        plan_cuts(problem(4096, 4096, 10), Cuts((0, 4096), (0, 4096), 10), 1, 20_000_000)
+BIG = (4096, 4096, 10)
 
 
 @pytest.mark.parametrize(
-    "cuts",
+    ("call", "words"),
     [
-        ((0,), (0, 4), 1),
-        ((0, 4, 2), (0, 4), 1),
-        ((1, 4), (0, 4), 1),
-        ((0, 4), (0, 4), 0),
-        ((0, 4.0), (0, 4), 1),
-        ((0, 0, 4), (0, 4), 1),
-        ((0, 4), (0, 4), True),
+        (lambda: plan_stream(problem(10, 10, 10), 1, 10**6), r"at least 8\.38.* MB .* are 1 MB"),
+        (
+            lambda: plan_stream(problem(*BIG, chunks=(None, None, BIG[:2])), 1, 20_000_000),
+            "smaller chunks",
+        ),
+        (
+            lambda: plan_cuts(problem(*BIG), Cuts((0, 4096), (0, 4096), 10), 1, 20_000_000),
+            "cut smaller",
+        ),
+        *(
+            (lambda edges=edges: Cuts(edges, (0, 4), 1), "cuts|panel")
+            for edges in ((0,), (0, 4, 2), (1, 4), (0, 4.0), (0, 0, 4))
+        ),
+        *((lambda p=p: Cuts((0, 4), (0, 4), p), "cuts|panel") for p in (0, True)),
     ],
 )
-def test_cuts_that_are_none(cuts):
-    with pytest.raises(ConfigError, match=r"cuts|panel"):
-        Cuts(*cuts)
+def test_too_little_memory_and_cuts_that_are_none(call, words):
+    with pytest.raises((DoesNotFitError, ConfigError), match=words):
+        call()
 
 
 def test_the_ledger_names_what_is_held():
@@ -223,11 +219,3 @@ def test_the_ledger_names_what_is_held():
     }
     assert plan.ledger.places == (0, 1)  # there are two tiles
     assert plan.ledger.peak == asked.memory(100, 50, 50)
-
-
-def test_drawn_as_a_grid():
-    plan = plan_cuts(problem(40, 40, 40), Cuts((0, 20, 40), (0, 20, 40), 8), 2, 10**9)
-    html = plan.remaining({((0, 20), (0, 20)): 40})._repr_html_()
-    assert html.count("✓") == 1
-    assert "20..40" in html
-    assert "3 of them left" in html

@@ -55,11 +55,10 @@ def oracle(costs, stages, speeds=None, memory=None, capacity=None, communication
 def random_problem(draw, number, speed):
     """A problem small enough for the oracle, each option present or not."""
     layers, chunks = draw.randint(1, 9), draw.choice([1, 1, 2, 3])
-    devices = draw.randint(1, max(1, layers // chunks))
-    stages = min(devices * chunks, layers) if devices * chunks <= layers else 1
-    chunks = chunks if stages == devices * chunks else 1
-    devices = stages // chunks
-    problem = {"costs": [number() for _ in range(layers)], "stages": stages, "chunks": chunks}
+    chunks = chunks if chunks <= layers else 1
+    devices = draw.randint(1, layers // chunks)
+    problem = {"costs": [number() for _ in range(layers)], "stages": devices * chunks}
+    problem["chunks"] = chunks
     if draw.random() < 0.5:
         problem["speeds"] = [speed() for _ in range(devices)]
     if draw.random() < 0.5:
@@ -71,6 +70,20 @@ def random_problem(draw, number, speed):
     return problem
 
 
+def assert_best(problem):
+    """`partition` finds what the oracle finds, as exact numbers; or both find nothing: None."""
+    best = oracle(**problem)
+    if best is None:
+        with pytest.raises(PartitionError, match=r"fits on no device|no contiguous split"):
+            partition(**problem)
+        return None
+    cut = partition(**problem)
+    sends = problem.get("communication", [0] * (len(cut.costs) - 1))
+    speeds = problem.get("speeds", [1] * cut.devices)
+    assert max(stage_times(cut.bounds, problem["costs"], speeds, sends)) == best[0][0], problem
+    return cut, best
+
+
 @pytest.mark.long
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
@@ -78,19 +91,14 @@ def test_equals_the_oracle_to_the_bound_or_both_find_nothing(seed):
     draw, found = random.Random(seed), 0
     for _ in range(250):
         problem = random_problem(draw, lambda: draw.randint(0, 9), lambda: draw.choice([1, 2, 4]))
-        best = oracle(**problem)
-        if best is None:
-            with pytest.raises(PartitionError, match=r"fits on no device|no contiguous split"):
-                partition(**problem)
-            continue
-        found += 1
-        cut = partition(**problem)
-        assert cut.bounds == best[1], problem
-        assert cut.bottleneck == best[0][0], problem
-        assert cut.stages == problem["stages"]
-        assert min(cut.sizes) > 0
-        assert len(cut.place) == len(problem["costs"])
-        assert math.isclose(sum(cut.device_times), sum(cut.times))
+        if done := assert_best(problem):
+            found += 1
+            cut, best = done
+            assert (cut.bounds, cut.bottleneck) == (best[1], best[0][0]), problem
+            assert cut.stages == problem["stages"]
+            assert min(cut.sizes) > 0
+            assert len(cut.place) == len(problem["costs"])
+            assert math.isclose(sum(cut.device_times), sum(cut.times))
     assert 150 < found < 250
 
 
@@ -102,51 +110,21 @@ def test_no_rounding_decides(seed):
     draw = random.Random(100 + seed)
 
     def ragged():
-        return draw.choice(
-            [
-                draw.random(),
-                draw.random() * 10.0 ** draw.randint(-300, 17),
-                draw.choice([0.1, 0.2, 0.3, 1 / 3, 0.0, 1e16]),
-                Fraction(draw.randint(0, 20), draw.randint(1, 20)),
-            ]
-        )
+        numbers = [draw.random(), draw.random() * 10.0 ** draw.randint(-300, 17)]
+        numbers.append(draw.choice([0.1, 0.2, 0.3, 1 / 3, 0.0, 1e16]))
+        return draw.choice([*numbers, Fraction(draw.randint(0, 20), draw.randint(1, 20))])
 
     def speed():
         return draw.choice([draw.uniform(0.1, 10), 1 / 3, Fraction(draw.randint(1, 9), 7)])
 
     for _ in range(150):
-        problem = random_problem(draw, ragged, speed)
-        best = oracle(**problem)
-        if best is None:
-            with pytest.raises(PartitionError, match=r"fits on no device|no contiguous split"):
-                partition(**problem)
-            continue
-        cut = partition(**problem)
-        sends = problem.get("communication", [0] * (len(cut.costs) - 1))
-        speeds = problem.get("speeds", [1] * cut.devices)
-        assert max(stage_times(cut.bounds, problem["costs"], speeds, sends)) == best[0][0], problem
-
-
-@pytest.mark.long
-def test_brute_force_over_1771_splits_of_24_layers():
-    costs = [random.Random(7).randint(1, 30) for _ in range(24)]
-    bounds = list(contiguous_splits(24, 4))
-    assert len(bounds) == len(set(bounds)) == count_contiguous_splits(24, 4) == 1771
-    assert partition(costs, 4).bounds == oracle(costs, 4)[1]
-    equal = [b for b in bounds if max(np.diff(b)) == 6]
-    assert equal == [(0, 6, 12, 18, 24)] == [partition([1.0] * 24, 4).bounds]
-
-
-def test_a_device_too_slow_or_small_for_a_large_layer_makes_gaps_and_is_still_exact():
-    # device 1 cannot take layer 3, so device 0 must stop early and device 2 start there
-    memory = [1, 1, 10, 1, 1]
-    cut = partition([1] * 5, 3, memory=memory, capacity=[4, 1, 12])
-    assert cut.sizes == (1, 1, 3)
+        assert_best(random_problem(draw, ragged, speed))
 
 
 @pytest.mark.parametrize(
     ("costs", "stages", "sizes"),
     [
+        ([0.5] + 22 * [1] + [2], 4, (7, 6, 6, 5)),
         ([3.0], 1, (1,)),
         ([1.0] * 5, 5, (1, 1, 1, 1, 1)),
         ([0.0, 0.0], 2, (1, 1)),
@@ -166,39 +144,19 @@ def test_reads_as_people_count_and_knows_its_parts():
     assert cut.place == (0, 0, 0, 1, 1, 2, 2)
     assert cut.layers == (range(0, 3), range(3, 5), range(5, 7))
     assert cut == Partition((0, 3, 5, 7), (1.0,) * 7, (1.0,) * 3)
-    assert sum(cut.sizes) == 7
-    assert cut.stages == 3
     assert "[1-3]" in cut._repr_html_()
+    bounds = list(contiguous_splits(24, 4))
+    assert len(bounds) == len(set(bounds)) == count_contiguous_splits(24, 4) == 1771
 
 
-def test_published_embedding_and_head():
-    """Weights 0.5, 22 x 1 and 2 on 4 devices: 6.5, where six layers each take 7."""
-    costs = [0.5] + 22 * [1] + [2]
-    assert partition(costs, 4).bottleneck == 6.5
-    assert max(sum(costs[a : a + 6]) for a in range(0, 24, 6)) == 7
-
-
-def test_a_stage_pays_for_the_cut_after_its_last_layer_and_only_for_that():
-    cut = partition([1.0] * 4, 2, speeds=[1, 2], communication=[5, 0.5, 3])
-    assert cut.times == (2.5, 1.0)
-    assert partition([1.0] * 4, 2, communication=0.5).times == (2.5, 2.0)
-    assert partition([1.0] * 4, 1, communication=9).bottleneck == 4
-    assert partition([1.0] * 4, 2, communication=9, chunks=2).times == (2.0, 2.0)  # one device
-
-
-def test_interleaving_deals_stages_round_the_devices_and_shares_their_capacity():
+def test_interleaving_deals_stages_round_the_devices_and_sends_between_them():
     cut = partition([1, 2, 3, 4, 5, 6, 7, 8], 4, speeds=[1, 2], chunks=2)
     assert cut.devices == 2
     assert cut.place == tuple(s % 2 for s, size in enumerate(cut.sizes) for _ in range(size))
     assert cut.device_times == (cut.times[0] + cut.times[2], cut.times[1] + cut.times[3])
-    # each chunk alone fits 5 bytes; the two of device 0 together only after moving a layer
-    memory = [3, 3, 1, 1, 3, 1, 1, 1]
-    free = partition([1] * 8, 4, chunks=2)
-    tied = partition([1] * 8, 4, memory=memory, capacity=[8, 8], chunks=2)
-    assert free.sizes == (2, 2, 2, 2)
-    held = [sum(m for m, d in zip(memory, tied.place, strict=True) if d == e) for e in (0, 1)]
-    assert held == [8, 6]
-    assert tied.bottleneck == 3
+    assert partition([1.0] * 4, 2, communication=0.5).times == (2.5, 2.0)
+    assert partition([1.0] * 4, 1, communication=9).bottleneck == 4
+    assert partition([1.0] * 4, 2, communication=9, chunks=2).times == (2.0, 2.0)  # one device
 
 
 @pytest.mark.long
@@ -206,10 +164,6 @@ def test_shared_capacities_that_do_not_decide_are_exact_at_any_size():
     costs = [random.Random(4).random() for _ in range(2000)]
     free = partition(costs, 400, chunks=4)
     assert partition(costs, 400, memory=costs, capacity=sum(costs) / 80, chunks=4) == free
-
-
-@pytest.mark.long
-def test_shared_capacities_that_decide_among_too_many_splits_are_refused():
     draw = random.Random(5)
     costs, memory = ([draw.random() for _ in range(60)] for _ in range(2))
     with pytest.raises(PartitionError, match=r"up to 100000 partial splits .* 60 layers in 24"):
@@ -268,22 +222,6 @@ def test_large_layers_among_slow_devices_leave_gaps_and_a_plain_recurrence_agree
     assert max(stage_times(cut.bounds, costs, speeds, sends)) == best[50]
 
 
-def test_a_thousand_layers_on_a_hundred_stages_meet_a_bound_that_none_beats():
-    costs = [random.Random(1).randint(1, 10**6) for _ in range(1000)]
-    cut = partition(costs, 100)
-    bottleneck = int(cut.bottleneck)
-
-    def stages_needed(limit):
-        used, room = 1, limit
-        for cost in costs:
-            if cost > room:
-                used, room = used + 1, limit
-            room -= cost
-        return used
-
-    assert stages_needed(bottleneck) <= 100 < stages_needed(bottleneck - 1)
-
-
 def test_infinite_capacity_is_no_limit():
     free = partition([3, 1, 2, 5], 2)
     assert partition([3, 1, 2, 5], 2, memory=[9, 9, 9, 9], capacity=math.inf) == free
@@ -335,10 +273,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         (lambda: partition([1] * 6, 5, chunks=2), "5 stages are no multiple of 2 chunks; use 6"),
         (lambda: partition([1] * 6, 4, chunks=0), "chunks must be a whole number of at least 1"),
         (lambda: partition([1] * 6, 4, speeds=[1] * 4, chunks=2), "got 4 speed values where 2"),
-        (
-            lambda: partition([1] * 6, 2, communication=[1] * 6),
-            "got 6 communication values where 5 are needed",
-        ),
+        (lambda: partition([1] * 6, 2, communication=[1] * 6), "got 6 communication .* where 5"),
         (lambda: partition([1] * 3, 2, communication=-1), "communication number 1 .* got -1"),
         (
             lambda: partition([1] * 4, 4, memory=[3] * 4, capacity=5, chunks=2),
@@ -346,6 +281,19 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         ),
         (lambda: count_contiguous_splits(0, 1), "layers must be"),
         (lambda: list(contiguous_splits(3, 0)), "stages must be"),
+        *(
+            (
+                lambda bad=bad: judge(bad, costs=[1, 1], devices=2),
+                "assignment|a layer is a whole number",
+            )
+            for bad in (3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]])
+        ),
+        (lambda: judge("1-x | 2", costs=[1, 1]), "cannot read '1-x'"),
+        (lambda: judge("1-999999999 | 2", costs=[1, 1]), "1000000 at most"),
+        (lambda: judge([0, -1], costs=[1, 1]), "counted from 0, got device -1"),
+        (lambda: judge([0, 1], layers=3, costs=[1, 1]), "2 costs do not describe 3 layers"),
+        (lambda: judge([0, 1], devices=0), "devices must be"),
+        (lambda: judge("1 | 2 | ", layers=2), "2 layers are fewer than 3 stages"),
     ],
 )
 def test_refuses(call, message):
@@ -373,9 +321,6 @@ def test_the_capacity_it_asks_for_is_enough_and_less_is_not(problem):
             partition(costs, stages, memory=memory, capacity=least - 1)
 
 
-# --- the judge -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("layers", "devices", "contiguous", "scattered", "chunks"),
     [(24, 4, 3, 23, 6), (12, 3, 2, 11, 4)],
@@ -384,17 +329,10 @@ def test_round_robin_is_not_layerwise_and_is_interleaving(
     layers, devices, contiguous, scattered, chunks
 ):
     verdict = judge([n % devices for n in range(layers)])
-    assert not verdict
-    assert verdict.rule == "not contiguous"
-    assert verdict.crossings == scattered
+    assert (verdict.ok, verdict.rule, verdict.crossings) == (False, "not contiguous", scattered)
     assert f"{scattered} times, against {contiguous} for a contiguous" in verdict.reason
     assert f"v = {chunks} chunks per device" in verdict.reason
-    assert judge(partition([1.0] * layers, devices)).crossings == contiguous
-
-
-def test_dealing_pairs_is_interleaving_with_fewer_chunks_and_a_jumble_is_not():
-    pairs = judge([n // 2 % 4 for n in range(24)])
-    assert "v = 3 chunks" in pairs.reason
+    assert "v = 3 chunks" in judge([n // 2 % 4 for n in range(24)]).reason
     assert "interleaved" not in judge([0, 1, 0, 0, 1, 1]).reason
 
 
@@ -438,63 +376,32 @@ def test_every_way_of_writing_the_optimum_is_accepted(answer):
 )
 def test_names_the_broken_rule(answer, rule, words):
     verdict = judge(answer, devices=4, costs=[1.0] * 24)
-    assert not verdict.ok
-    assert verdict.rule == rule
+    assert (verdict.ok, verdict.best, verdict.rule) == (False, False, rule)
     assert re.search(words, verdict.reason)
-    assert not verdict.best
     assert rule in verdict._repr_html_()
 
 
-def test_over_memory_names_device_and_excess():
+def test_over_memory_and_slow_know_the_optimum():
     verdict = judge("1-3 | 4", costs=[1] * 4, memory=[3e9] * 4, capacity=8e9)
-    assert verdict.rule == "over memory"
+    assert (verdict.rule, verdict.optimum) == ("over memory", 2)
     assert "hold 9 GB and has room for 8 GB; move at least 1 GB" in verdict.reason
-    assert verdict.optimum == 2
-
-
-def test_legal_but_slow_knows_the_optimum():
-    verdict = judge("1-6 | 7-12 | 13-18 | 19-24", costs=[2] + [1] * 22 + [4])
-    assert verdict
-    assert not verdict.best
+    verdict = judge(GOOD, costs=[2] + [1] * 22 + [4])
+    assert (verdict.ok, verdict.best) == (True, False)
     assert (verdict.bottleneck, verdict.optimum) == (9, 7)
     assert "legal" in verdict._repr_html_()
 
 
 @pytest.mark.long
 @settings(max_examples=100, deadline=None)
-@given(st.integers(2, 9), st.data())
-def test_crossings_and_bottleneck_by_counting(layers, data):
-    place = data.draw(st.lists(st.integers(0, 2), min_size=layers, max_size=layers))
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=2, max_size=9))
+def test_crossings_and_bottleneck_by_counting(layers):
+    place, costs = map(list, zip(*layers, strict=True))
     if len(set(place)) < max(place) + 1:
         return
-    costs = data.draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
     verdict = judge(place, costs=costs)
-    assert verdict.crossings == sum(place[i] != place[i + 1] for i in range(layers - 1))
-    sums = [sum(c for c, d in zip(costs, place, strict=True) if d == e) for e in set(place)]
-    assert verdict.bottleneck == max(sums)
+    assert verdict.crossings == sum(a != b for a, b in pairwise(place))
+    assert verdict.bottleneck == max(sum(c for d, c in layers if d == e) for e in place)
     assert verdict.ok == (place == sorted(place))
-
-
-@pytest.mark.parametrize("answer", [3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]]])
-def test_refuses_what_is_no_assignment(answer):
-    with pytest.raises(PartitionError, match=r"assignment|a layer is a whole number"):
-        judge(answer, costs=[1, 1], devices=2)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: judge("1-x | 2", costs=[1, 1]), "cannot read '1-x'"),
-        (lambda: judge("1-999999999 | 2", costs=[1, 1]), "1000000 at most"),
-        (lambda: judge([0, -1], costs=[1, 1]), "counted from 0, got device -1"),
-        (lambda: judge([0, 1], layers=3, costs=[1, 1]), "2 costs do not describe 3 layers"),
-        (lambda: judge([0, 1], devices=0), "devices must be"),
-        (lambda: judge("1 | 2 | ", layers=2), "2 layers are fewer than 3 stages"),
-    ],
-)
-def test_refuses_questions_without_an_answer(call, message):
-    with pytest.raises(PartitionError, match=message):
-        call()
 
 
 @pytest.mark.parametrize("room", [9, 3])

@@ -39,15 +39,8 @@ def test_the_parts_add_up_and_the_value_is_frozen():
     assert 0.2 < s.mfu_causal < s.mfu == s.hfu < 0.6
     with pytest.raises(FrozenInstanceError):
         s.sequence = 1
-
-
-def test_one_device_only_computes_and_updates():
-    s = step()
-    assert s.total == s.compute + s.optimizer
-    assert not s.simulated
-
-
-# pipeline -------------------------------------------------------------------------------
+    alone = step()  # one device only computes and updates
+    assert (alone.total, alone.simulated) == (alone.compute + alone.optimizer, False)
 
 
 @settings(max_examples=25, deadline=None)
@@ -65,33 +58,34 @@ def test_equal_stages_the_simulator_equals_the_closed_form(p, turns, v, forward,
     assert run == pytest.approx((p * turns + (p - 1) / v) * (forward + backward), rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
-@pytest.mark.parametrize(("layers", "pp"), [(32, 4), (30, 4), (32, 8)])
-def test_uneven_stages_the_closed_form_stays_near_the_simulator(schedule, layers, pp):
-    model = replace(GPT, layers=layers)
-    s = step(model, pp=pp, tp=2, microbatches=16, schedule=schedule)
+@pytest.mark.parametrize(
+    ("layers", "pp", "form", "near"),
+    [
+        *(
+            (layers, pp, {"schedule": schedule}, {"total": 0.01})
+            for schedule in ("naive", "gpipe", "1f1b")
+            for layers, pp in ((32, 4), (30, 4), (32, 8))
+        ),
+        *(
+            (layers, 4, {"interleave": v}, {"total": 0.02, "bubble": 0.2})
+            for layers, v in ((32, 2), (32, 4), (36, 3))
+        ),
+    ],
+)
+def test_the_closed_form_stays_near_the_simulator(layers, pp, form, near):
+    model, layout = replace(GPT, layers=layers), {"pp": pp, "tp": 2, "microbatches": 16, **form}
+    s, closed = step(model, **layout), step_parts(model, DGX, Numbers(**layout))
     assert s.simulated
-    n = Numbers(pp=pp, tp=2, microbatches=16, schedule=schedule)
-    closed = step_parts(model, DGX, n)
-    assert s.total == pytest.approx(float(closed.total), rel=0.01)
+    for part, tolerance in near.items():
+        assert getattr(s, part) == pytest.approx(float(getattr(closed, part)), rel=tolerance)
     for part in ("compute", "recompute", "tp", "pp", "optimizer", "dp"):
         assert getattr(s, part) == pytest.approx(float(getattr(closed, part)), rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize(("layers", "v"), [(32, 2), (32, 4), (36, 3)])
-def test_interleaved_stages_the_closed_form_stays_near_the_simulator(layers, v):
-    model = replace(GPT, layers=layers)
-    s = step(model, pp=4, tp=2, microbatches=16, interleave=v)
-    closed = step_parts(model, DGX, Numbers(pp=4, tp=2, microbatches=16, interleave=v))
-    assert s.bubble == pytest.approx(float(closed.bubble), rel=0.2)
-    assert s.total == pytest.approx(float(closed.total), rel=0.02)
 
 
 def test_interleaving_shrinks_the_bubble_and_sends_more():
     one, two = (step(pp=8, tp=8, microbatches=16, interleave=v) for v in (1, 2))
     assert two.bubble == pytest.approx(one.bubble / 2, rel=0.1)
-    assert two.pp == pytest.approx(2 * one.pp, rel=1e-9)
-    assert two.compute == one.compute
+    assert (two.pp, two.compute) == (pytest.approx(2 * one.pp, rel=1e-9), one.compute)
 
 
 def test_a_partition_that_unburdens_the_last_stage_is_faster():
@@ -127,18 +121,12 @@ def test_too_long_to_simulate_is_the_closed_form():
     assert again.total == pytest.approx(s.total, rel=1e-9)
 
 
-# recomputation, collectives, experts --------------------------------------------------------
-
-
 def test_recomputation_costs_at_most_the_forward_pass():
     none, selective, full = (step(tp=8, recompute=r) for r in ("none", "selective", "full"))
     assert none.recompute == 0 < selective.recompute < full.recompute < none.compute / 2
     assert none.tp < full.tp  # the sums of the forward pass run again
     assert full.hfu > full.mfu
     assert step(tp=8, recompute="selective", flash_attention=True).recompute == 0
-
-
-def test_every_second_product_again():
     full, some = (step(recompute=r) for r in ("full", "selective_op"))
     assert 0.2 * full.recompute < some.recompute < 0.6 * full.recompute
     assert some.mfu < some.hfu
@@ -159,19 +147,13 @@ def test_every_recipe_that_trains_has_a_time(recipe):
 def test_sums_over_tp_by_hand():
     """Per layer 2 sums of b s h numbers forward, and backward what is not hidden; one more
     forward for the embedding, one more backward for the head."""
-    calibration = load_calibration("a100")
-    whole = all_reduce(2048 * 4096 * 2, 8, 1, DGX)
-    apart = 2 - calibration.sum_overlap + 1 / 32
-    assert step(tp=8).tp == pytest.approx(32 * 2 * whole * apart)
-    again = step(tp=8, recompute="full").tp
-    assert again == pytest.approx(32 * 2 * whole * (apart + 1))
-    gathered = step(tp=8, sequence_parallel=True).tp
-    assert gathered == pytest.approx(32 * 2 * whole * (1.5 + 1 / 32))
-
-
-def test_sequence_parallelism_moves_no_more_and_shares_the_passes():
-    without, with_ = (step(tp=8, sequence_parallel=flag) for flag in (False, True))
-    assert with_.compute < without.compute
+    whole = 32 * 2 * all_reduce(2048 * 4096 * 2, 8, 1, DGX)
+    apart = 2 - load_calibration("a100").sum_overlap + 1 / 32
+    gathered = step(tp=8, sequence_parallel=True)
+    assert step(tp=8).tp == pytest.approx(whole * apart)
+    assert step(tp=8, recompute="full").tp == pytest.approx(whole * (apart + 1))
+    assert gathered.tp == pytest.approx(whole * (1.5 + 1 / 32))
+    assert gathered.compute < step(tp=8).compute
 
 
 def test_tensor_parallelism_across_nodes_is_slow():
@@ -203,12 +185,9 @@ def test_zero_moves_weights_and_saves_updating():
     assert one.optimizer < plain.optimizer
     assert one.dp == pytest.approx(plain.dp, rel=1e-9)  # gradients and weights both of 2 bytes
     assert three.dp == pytest.approx(1.5 * one.dp, rel=1e-9)  # 3 P for 2 P: ZeRO, section 7.2.2
-
-
-def test_gradients_of_4_bytes_hide_in_the_product_but_travel_longer():
-    two, four = (step(dp=64, recipe=r) for r in ("mixed-adam-16", "mixed-adam-18"))
-    assert four.dp == pytest.approx(2 * two.dp, rel=0.01)
-    assert four.compute < two.compute
+    four = step(dp=64, recipe="mixed-adam-18")  # bytes of a gradient: they hide in the product
+    assert four.dp == pytest.approx(2 * plain.dp, rel=0.01)
+    assert four.compute < plain.compute
 
 
 def test_the_h100_hides_what_the_a100_waits_for():
@@ -228,16 +207,11 @@ def test_layer_seconds_are_one_layer_of_one_microbatch():
     assert 1.5 < s.layer_seconds[1] / s.layer_seconds[0] < 2.5
 
 
-# what a person sees -----------------------------------------------------------------------
-
-
 def test_the_account_says_what_why_and_where_from():
     s = step(dp=2, tp=4, pp=4, microbatches=8, recompute="full")
     html = s._repr_html_()
-    assert [row.part for row in s.rows if row.part in html] == [row.part for row in s.rows]
-    assert "recompute=full" in html
-    assert "simulated over the stages" in html
-    assert "HFU" in html
+    words = ("recompute=full", "simulated over the stages", "HFU", *(row.part for row in s.rows))
+    assert [word for word in words if word not in html] == []
     assert "{" not in html
     assert all(row.formula and row.source for row in s.rows)
     assert repr(s).startswith("StepEstimate(")
@@ -245,23 +219,21 @@ def test_the_account_says_what_why_and_where_from():
 
 
 @pytest.mark.parametrize(
-    ("layout", "more", "message"),
+    ("call", "message"),
     [
-        ({"dp": 128}, {}, "needs 128 devices .* the cluster has 64; .*'128xA100-80GB'"),
-        ({"tp": 5}, {}, "tp=5 does not divide the 32 attention heads"),
-        ({}, {"sequence": 0}, "sequence must be an integer of 1 or more tokens, got 0"),
-        ({}, {"sequence": 2.5}, "got 2.5"),
-        ({}, {"recipe": "fp16-weights"}, "keeps no gradients: it serves"),
-        ({}, {"calibration": "v100"}, "no calibration description is called 'v100'"),
+        (lambda: step(dp=128), "needs 128 devices .* the cluster has 64; .*'128xA100-80GB'"),
+        (lambda: step(tp=5), "tp=5 does not divide the 32 attention heads"),
+        (lambda: step(sequence=0), "sequence must be an integer of 1 or more tokens, got 0"),
+        (lambda: step(sequence=2.5), "got 2.5"),
+        (lambda: step(recipe="fp16-weights"), "keeps no gradients: it serves"),
+        (
+            lambda: estimate_step(GPT, Layout(), DGX, calibration="v100"),
+            "no calibration description is called 'v100'",
+        ),
+        (lambda: step(pp=64), "need as many layers"),
+        (lambda: step().days(-1), "tokens must be a number of 0 or more, got -1"),
     ],
 )
-def test_what_cannot_be_estimated(layout, more, message):
-    with pytest.raises(ConfigError, match=message):
-        estimate_step(GPT, Layout(**layout), DGX, **more)
-
-
-def test_more_stages_than_layers_and_days_of_nonsense():
-    with pytest.raises(PartitionError, match="need as many layers"):
-        step(pp=64)
-    with pytest.raises(ConfigError, match="tokens must be a number of 0 or more, got -1"):
-        step().days(-1)
+def test_what_cannot_be_estimated(call, message):
+    with pytest.raises((ConfigError, PartitionError), match=message):
+        call()
