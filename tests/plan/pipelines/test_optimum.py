@@ -1,5 +1,6 @@
 """The solver's optimum is that of trying every order, and keeps its limits."""
 
+import contextlib
 import re
 from itertools import permutations, product
 
@@ -92,9 +93,11 @@ def test_a_v_of_two_chunks_per_device_has_no_bubble_but_the_way_in():
 def test_an_optimum_says_what_it_is():
     best = optimal_schedule(2, 2)
     assert repr(best).endswith("9 s: the optimum)")
-    hurried = optimal_schedule(
-        6, 12, *np.random.default_rng(1).random((2, 6)), timeout=0.5, memory_limit=3, latency=0.1
-    )
+    times = np.random.default_rng(1).random((2, 6))
+    for timeout in (0.5, 5.0, 50.0):  # on a busy machine half a second may be too short for any
+        with contextlib.suppress(ScheduleError):
+            hurried = optimal_schedule(6, 12, *times, timeout=timeout, memory_limit=3, latency=0.1)
+            break
     assert hurried.least <= hurried.makespan
     if not hurried.proven:
         assert "none below" in repr(hurried)
