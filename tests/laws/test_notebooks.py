@@ -56,7 +56,7 @@ NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
 FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b", "10", "11"}
 """The walkthroughs that must be there."""
 
-ASKING = {"02"}
+ASKING = {"00", "02"}
 """Those whose predictions the reader makes; in the others they still stand beside their answer."""
 
 CHECKED, KEPT = "nbval-check-output", "keep_output"
@@ -230,8 +230,9 @@ def predictions(cells: list[Cell]) -> Iterator[str]:
             if "td.predict(" not in follows:
                 yield f"cell {i}: says Predict, and the next cell has no td.predict(...)"
             said = cell.source.replace("**Predict.**", "").replace("**Predict**", "")
-            if bold := re.search(r"\*\*[^*]*\d[^*]*\*\*", said):
-                yield f"cell {i}: {bold[0]} answers before the reader has; fold it away below"
+            for bold in re.findall(r"\*\*(.+?)\*\*", said):
+                if re.search(r"\d", bold):
+                    yield f"cell {i}: {bold} answers before the reader has; fold it away below"
         elif cell.cell_type == "code" and "td.predict(" in cell.source:
             question = re.search(r'td\.predict\(\s*"([^"]+)"', cell.source)
             if still_open is not None:
