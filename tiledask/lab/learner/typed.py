@@ -92,11 +92,13 @@ def show_number(value: float, unit: str = "") -> str:
 
     >>> show_number(12_000_000, "B"), show_number(3_200_000_000_000, "B"), show_number(0.0015, "s")
     ('12,000,000 B', '3.2 TB', '1.5 ms')
+    >>> show_number(217.5, "s")
+    '217.5 s'
     >>> show_number(0.27273), show_number(27.3, "%"), show_number(4)
     ('0.2727', '27.3 %', '4')
     """
     if unit == "s":
-        return format_seconds(value)
+        return f"{value:.4g} s" if abs(value) >= 1 else format_seconds(value)
     if unit == "B" and (abs(value) >= 1e9 or value != round(value)):
         return format_bytes(value)
     whole = value == round(value) and abs(value) < 1e15
