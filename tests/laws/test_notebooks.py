@@ -56,9 +56,6 @@ NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
 FIRST = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "08b", "09", "09b", "10", "11"}
 """The walkthroughs that must be there."""
 
-ASKING = {"00", "02", "03", "07", "08"}
-"""Those whose predictions the reader makes; in the others they still stand beside their answer."""
-
 CHECKED, KEPT = "nbval-check-output", "keep_output"
 EXERCISE = ("task", "answer", "draw", "check", "solution")
 SOLUTION = "# A solution.\n"
@@ -79,17 +76,14 @@ Cell = nbformat.NotebookNode
 # -- the rules, each a generator of what is wrong ------------------------------------------------
 
 
-def faults(notebook: nbformat.NotebookNode, asks: bool = True) -> list[str]:
-    """Everything that is wrong with ``notebook``, a sentence each, beginning with the cell.
-
-    Its predictions are left out unless it ``asks`` for them.
-    """
+def faults(notebook: nbformat.NotebookNode) -> list[str]:
+    """Everything that is wrong with ``notebook``, a sentence each, beginning with the cell."""
     try:
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:
         return [f"not a valid notebook: {error.message}"]
     looks = (opening, order, short_cells, public_names, outputs, checked_outputs)
-    rules = (*looks, exercises, *([predictions] if asks else []), closing)
+    rules = (*looks, exercises, predictions, closing)
     return [fault for rule in rules for fault in rule(notebook.cells)]
 
 
@@ -295,8 +289,7 @@ def test_the_walkthroughs_are_there():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_its_shape(path):
-    asks = path.name.partition("_")[0] in ASKING
-    assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT), asks) == []
+    assert faults(nbformat.read(path, as_version=nbformat.NO_CONVERT)) == []
 
 
 @pytest.mark.long
