@@ -57,7 +57,7 @@ lint: env ## ruff: rules and format; mypy: types
 # panels' own cluster button is hidden: its clusters would listen on every network interface.
 # JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
 lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
-	@$(BIN)/tiledask notebooks learn
+	@$(BIN)/tiledask notebooks learn --starting
 	@mkdir -p build/lab/labconfig
 	@echo '{"dask-labextension:plugin": {"defaultURL": "http://127.0.0.1:$(DASHBOARD_PORT)",' \
 		'"hideClusterManager": true},' \

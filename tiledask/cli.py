@@ -68,6 +68,11 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = add("notebooks", _notebooks, "your own copies of the walkthroughs; what is there stays")
     sub.add_argument("folder", help="where they go, such as learn")
+    sub.add_argument(
+        "--starting",
+        action="store_true",
+        help="JupyterLab is about to start: fields of kernels that have ended become their text",
+    )
 
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
     _of_models(sub)
@@ -232,9 +237,11 @@ def _tour(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _notebooks(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.lab.learner.copies import copy_walkthroughs, walkthroughs
+    from tiledask.lab.learner.copies import copy_walkthroughs, refresh, walkthroughs
 
     new = copy_walkthroughs(walkthroughs(), args.folder)
+    if args.starting:
+        refresh(args.folder)
     count = len(list(Path(args.folder).glob("*.ipynb")))
     for sentence in [*new, f"{count} walkthroughs in {args.folder}: what is yours there stays."]:
         say(console, sentence)

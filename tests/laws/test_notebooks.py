@@ -48,7 +48,7 @@ from oracles.finished import ROOT, finished, python
 
 import tiledask as td
 from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES
-from tiledask.lab.learner.copies import copy_walkthroughs, learners
+from tiledask.lab.learner.copies import copy_walkthroughs, learners, refresh
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.inputs.hardware import load_device
 
@@ -668,6 +668,28 @@ def test_a_kept_copy_stays_and_a_correction_arrives_beside_it_once(tmp_path):
     mine.unlink()
     assert copy_walkthroughs(nbs, learn) == [f"{mine} is new."]
     assert "1 + 3" in mine.read_text()
+
+
+def test_fields_of_yesterdays_kernels_become_their_text_and_nothing_else_changes(tmp_path):
+    widget, version = "application/vnd.jupyter.widget-view+json", platform.python_version()
+    path = walkthrough(tmp_path, "guess", "1 + 1")
+    ran = nbformat.read(path, as_version=4)
+    ran.metadata.language_info = {"name": "python", "version": "3.0"}
+    shown = {widget: {"model_id": "5"}, "text/plain": "Your prediction of bytes: 8 B"}
+    ran.cells[1].outputs = [new_output("execute_result", shown, execution_count=1)]
+    ran.cells[2].outputs = [new_output("stream", text="2\u2007µs")]
+    nbformat.write(ran, path)
+    (tmp_path / "mine.ipynb").write_text("as I left it")
+    refresh(tmp_path)
+    found = nbformat.read(path, as_version=4)
+    assert found.metadata.language_info.version == version
+    assert found.cells[1].outputs[0].data == {"text/plain": shown["text/plain"]}
+    found.metadata.language_info.version, found.cells[1].outputs = "3.0", ran.cells[1].outputs
+    assert found == ran
+    assert (tmp_path / "mine.ipynb").read_text() == "as I left it"
+    before = path.stat()
+    refresh(tmp_path)
+    assert path.stat() == before  # not written again
 
 
 def test_other_outputs_are_no_correction(tmp_path):

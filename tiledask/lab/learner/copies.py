@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from platform import python_version
 
-__all__ = ["copy_walkthroughs", "learners", "walkthroughs"]
+__all__ = ["copy_walkthroughs", "learners", "refresh", "walkthroughs"]
 
 _GIVEN = ".given.json"
 """In the learner's folder: notebook -> the digests of what was handed out of it."""
@@ -61,6 +61,36 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
         given[path.name] = [*had, digest]
     _write(folder / _GIVEN, given)
     return said
+
+
+def refresh(folder: str | os.PathLike) -> None:
+    """None, once no copy in ``folder`` waits for a kernel of yesterday; for when none runs.
+
+    What a field leaves in a saved notebook is the number of a widget that ended with its kernel,
+    shown as an error, and its text: the text stays. The version of Python becomes that of the
+    kernels to come. Nothing else changes, and a notebook without these is not written.
+    """
+    for path in Path(folder).glob("*.ipynb"):
+        text = path.read_text("utf-8")
+        try:
+            notebook = json.loads(text)
+            fields = [
+                out["data"]
+                for cell in notebook["cells"]
+                for out in cell.get("outputs", ())
+                if _WIDGET in out.get("data", ())
+            ]
+            language = notebook["metadata"].get("language_info", {})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # the learner's own, whatever it is
+        for data in fields:
+            del data[_WIDGET]
+        if fields or language.get("version", python_version()) != python_version():
+            language["version"] = python_version()
+            _write(path, notebook)
+
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def learners(notebook: dict) -> dict:
