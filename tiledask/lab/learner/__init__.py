@@ -3,7 +3,7 @@
 copies    the learner's copies of nbs/: without outputs, solutions folded, never overwritten
 guess     `td.predict`: what is expected before a run, and the row beside what came
 typed     numbers as people type them: "12 MB", "3/11", "27 %"
-kept      the files in which predictions and solved tasks outlive a kernel
+kept      the files in which predictions outlive a kernel
 score     `td.score`: of this notebook, and of all
 field     the input field in JupyterLab (anywidget)
 """

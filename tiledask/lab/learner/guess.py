@@ -69,12 +69,12 @@ class Guess:
     def __post_init__(self) -> None:
         if not self.question.strip():
             raise ConfigError("a prediction has a question of 1 character or more, got none")
-        here().put("predictions", self.question, unit=self.unit)
+        here().put(self.question, unit=self.unit)
 
     @property
     def value(self) -> float | str | None:
         """A number in ``unit``, or one of the choices; None as long as nothing was predicted."""
-        found: float | str | None = here().get("predictions", self.question).get("value")
+        found: float | str | None = here().get(self.question).get("value")
         return found if found is None or bool(self.choices) == isinstance(found, str) else None
 
     def take(self, answer: float | str) -> None:
@@ -82,7 +82,7 @@ class Guess:
 
         Raises ConfigError if it is no number in the unit, or none of the choices.
         """
-        here().put("predictions", self.question, value=self._read(answer))
+        here().put(self.question, value=self._read(answer))
 
     def _read(self, answer: float | str) -> float | str:
         if self.choices:
@@ -117,7 +117,7 @@ class Guess:
                 f"simulated= or measured="
             )
         row = GuessRow(self, self.value, known)
-        here().put("predictions", self.question, stars=row.stars)
+        here().put(self.question, stars=row.stars)
         return row
 
     @property

@@ -1,6 +1,6 @@
-"""What outlives a kernel: a file per notebook with the learner's predictions and solved tasks.
+"""What outlives a kernel: a file per notebook with the learner's predictions.
 
-    <folder>/02_split_one_product.json    {"predictions": {...}, "tasks": {...}}
+    <folder>/02_split_one_product.json    {"predictions": {question: {"value": 8e6, "stars": 1}}}
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it; without one, as under a test or
 in plain Python, everything is kept as long as the process lives and no file is read or written.
@@ -24,29 +24,28 @@ _LOCK = threading.RLock()
 
 
 class Kept:
-    """Two tables, predictions and tasks, each question -> what is known of it."""
+    """Question -> what is known of the prediction."""
 
     def __init__(self, notebook: str, path: Path | None) -> None:
         self.notebook, self.path = notebook, path
-        self._known: dict[str, dict[str, dict[str, Any]]] = _read(path)
+        self._known: dict[str, dict[str, Any]] = _read(path)
 
     def __repr__(self) -> str:
-        asked = len(self._known["predictions"])
         where = self.path or "this process"
-        return f"Kept({self.notebook or 'no notebook'}: {asked} predictions, in {where})"
+        return f"Kept({self.notebook or 'no notebook'}: {len(self._known)} predictions, in {where})"
 
-    def get(self, table: str, question: str) -> dict[str, Any]:
+    def get(self, question: str) -> dict[str, Any]:
         """What is known of ``question``: a copy, empty if nothing."""
         with _LOCK:
-            return dict(self._known[table].get(question, {}))
+            return dict(self._known.get(question, {}))
 
-    def put(self, table: str, question: str, **facts: Any) -> None:
+    def put(self, question: str, **facts: Any) -> None:
         """None, once ``facts`` are known of ``question``, in the file too, if there is one.
 
         The file is replaced whole: another reader never sees half of it.
         """
         with _LOCK:
-            known = self._known[table].setdefault(question, {})
+            known = self._known.setdefault(question, {})
             if facts.items() <= known.items():
                 return
             known.update(facts)
@@ -55,29 +54,30 @@ class Kept:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
             try:
-                part.write_text(json.dumps(self._known, indent=1, ensure_ascii=False), "utf-8")
+                part.write_text(
+                    json.dumps({_TABLE: self._known}, indent=1, ensure_ascii=False), "utf-8"
+                )
                 os.replace(part, self.path)
             finally:
                 part.unlink(missing_ok=True)
 
-    def all(self, table: str) -> dict[str, dict[str, Any]]:
-        """A copy of the table."""
+    def all(self) -> list[dict[str, Any]]:
+        """What is known of each question: copies."""
         with _LOCK:
-            return {question: dict(facts) for question, facts in self._known[table].items()}
+            return [dict(facts) for facts in self._known.values()]
 
 
-def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any]]]:
+_TABLE = "predictions"
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Any]]:
     found: Any = {}
     if path is not None:
         with contextlib.suppress(OSError, ValueError):  # none yet, or damaged: begun anew
             found = json.loads(path.read_text("utf-8"))
-    tables = found if isinstance(found, dict) else {}
-
-    def whole(table: Any) -> dict[str, dict[str, Any]]:
-        items = table.items() if isinstance(table, dict) else ()
-        return {question: facts for question, facts in items if isinstance(facts, dict)}
-
-    return {name: whole(tables.get(name)) for name in ("predictions", "tasks")}
+    table = found.get(_TABLE) if isinstance(found, dict) else None
+    items = table.items() if isinstance(table, dict) else ()
+    return {question: facts for question, facts in items if isinstance(facts, dict)}
 
 
 _open: dict[tuple[str, str], Kept] = {}

@@ -44,12 +44,12 @@ def score() -> Score:
     >>> isinstance(score(), Score)
     True
     """
-    found = {each.notebook: _row(each.all("predictions")) for each in notebooks()}
+    found = {each.notebook: _row(each.all()) for each in notebooks()}
     return Score(here().notebook, found)
 
 
-def _row(predictions: dict[str, dict[str, Any]]) -> tuple[int, int, int, int]:
-    made = [facts for facts in predictions.values() if facts.get("value") is not None]
+def _row(predictions: list[dict[str, Any]]) -> tuple[int, int, int, int]:
+    made = [facts for facts in predictions if facts.get("value") is not None]
     stars = [facts.get("stars") or 0 for facts in made]
     return len(predictions), len(made), stars.count(3), sum(stars)
 
