@@ -11,7 +11,7 @@ from string import ascii_lowercase
 
 from tiledask.errors import ConfigError
 
-__all__ = ["Fields", "data_file", "names", "read", "read_named", "short"]
+__all__ = ["Fields", "data_file", "names", "read", "read_named", "shipped", "short"]
 
 LARGEST = 4 * 2**20
 """Bytes of the largest file that is read: a description takes some thousand."""
@@ -19,16 +19,16 @@ _REQUIRED = object()
 
 
 @cache
-def _root() -> Path:
-    """The data folder: inside the package when installed, beside it in a checkout."""
+def shipped(folder: str) -> Path:
+    """The folder "data" or "nbs": inside the package when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    installed = package / "_data"
-    return installed if installed.is_dir() else package.parent / "data"
+    installed = package / f"_{folder}"
+    return installed if installed.is_dir() else package.parent / folder
 
 
 def data_file(*parts: str) -> Path:
     """A file of the data folder, such as data_file("published", "plan.json")."""
-    return _root().joinpath(*parts)
+    return shipped("data").joinpath(*parts)
 
 
 @cache
@@ -38,7 +38,7 @@ def names(kind: str) -> tuple[str, ...]:
     >>> "fp32-adam" in names("recipes")
     True
     """
-    return tuple(sorted(path.stem for path in (_root() / kind).glob("*.json")))
+    return tuple(sorted(path.stem for path in data_file(kind).glob("*.json")))
 
 
 def read_named(kind: str, name: str) -> "Fields":
@@ -50,7 +50,7 @@ def read_named(kind: str, name: str) -> "Fields":
             f"no {kind.removesuffix('s')} description is called {short(name)}; {hint}"
             f"{_OWN.get(kind, '')}tiledask has {', '.join(names(kind))}"
         )
-    return read(_root() / kind / f"{name.lower()}.json")
+    return read(data_file(kind, f"{name.lower()}.json"))
 
 
 _OWN = {

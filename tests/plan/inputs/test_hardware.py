@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiledask.errors import ConfigError
-from tiledask.plan.data import _root, names
+from tiledask.plan.data import data_file, names
 from tiledask.plan.inputs.hardware import LATENCY, SHARE, load_cluster, load_device
 
 UNITS = dict(
@@ -33,7 +33,7 @@ def test_every_shipped_device_has_latencies_shares_and_a_calibration(name):
 
 
 def own(**link):
-    file = json.loads((_root() / "hardware" / "t4.json").read_text())
+    file = json.loads(data_file("hardware", "t4.json").read_text())
     file = {k: v for k, v in file.items() if k not in ("multiprocessors", "calibration")}
     return {
         "devices": 2,

@@ -46,7 +46,7 @@ DEEPSEEK = json.loads("""{
 
 
 def shipped(name):
-    return json.loads((td.plan.data._root() / "models" / f"{name}.json").read_text())
+    return json.loads(td.plan.data.data_file("models", f"{name}.json").read_text())
 
 
 def model_of(config):

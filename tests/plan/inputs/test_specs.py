@@ -184,7 +184,7 @@ def test_a_cluster_file_overrides_the_node(tmp_path):
         return load_cluster(path)
 
     assert read(devices_per_node=2).nodes == 3
-    own = json.loads((td.plan.data._root() / "hardware" / "t4.json").read_text())
+    own = json.loads(td.plan.data.data_file("hardware", "t4.json").read_text())
     own |= {"name": "mine", "memory_bytes": 10**9, "aliases": [], "checked": "by hand"}
     device = read(device=own).device
     assert (device.name, device.memory_bytes, device.checked) == ("mine", 10**9, "by hand")

@@ -14,7 +14,6 @@ import os
 import shutil
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -100,10 +99,9 @@ def save_checkpoint(
     pieces = {name: whole(a.shape) for name, a in arrays.items()} if pieces is None else pieces
     final = folder_of(folder, step)
     partial = final.with_name(final.name + UNFINISHED)
-    own, folders = RankPieces(arrays, pieces), CheckpointFolder(partial, final)
     with rank.label("checkpoint"):
         everyone = rank.group()
-        held = _told(everyone, own.held())
+        held = _told(everyone, _held(arrays, pieces))
         mine = _assigned(
             [
                 {
@@ -118,52 +116,32 @@ def save_checkpoint(
             ]
         )
         if rank.index == 0:
-            folders.make_room()
+            _make_room(final, partial)
         everyone.barrier()
-        written = own.write(partial, rank.index, mine[rank.index])
+        written = _write(partial, rank.index, arrays, pieces, mine[rank.index])
         every = _told(everyone, written)
         if rank.index == 0:
-            folders.finish(Index(step, _stored(held, every), about or {}))
+            _finish(partial, final, Index(step, _stored(held, every), about or {}))
         everyone.barrier()
     return final
 
 
-@dataclass(frozen=True)
-class RankPieces:
-    """What one rank holds, and which part of the whole arrays that is."""
-
-    arrays: Mapping[str, Any]
-    pieces: Mapping[str, TensorSlice | Flat]
-
-    def held(self) -> Held:
-        if set(self.arrays) != set(self.pieces):
-            odd = sorted(set(self.arrays) ^ set(self.pieces))[0]
+def _held(arrays: Mapping[str, Any], pieces: Mapping[str, TensorSlice | Flat]) -> Held:
+    if set(arrays) != set(pieces):
+        odd = sorted(set(arrays) ^ set(pieces))[0]
+        raise CheckpointError(
+            f"every array has a piece that says which part it is; {odd!r} is on one side only"
+        )
+    held = {}
+    for name, array in arrays.items():
+        piece = pieces[name]
+        if tuple(array.shape) != piece.local_shape:
             raise CheckpointError(
-                f"every array has a piece that says which part it is; {odd!r} is on one side only"
+                f"{name!r} is an array of {list(array.shape)}, and its piece says "
+                f"{list(piece.local_shape)} of {list(piece.shape)}; make the piece for this rank"
             )
-        held = {}
-        for name, array in self.arrays.items():
-            piece = self.pieces[name]
-            if tuple(array.shape) != piece.local_shape:
-                raise CheckpointError(
-                    f"{name!r} is an array of {list(array.shape)}, and its piece says "
-                    f"{list(piece.local_shape)} of {list(piece.shape)}; make the piece for "
-                    f"this rank"
-                )
-            held[name] = piece.shape, array.dtype.name, piece.boxes
-        return held
-
-    def write(
-        self, folder: Path, rank: int, mine: set[tuple[str, Box]]
-    ) -> list[tuple[str, StoredBox]]:
-        """(name, part) of each box that this rank has written, once they are on the disk."""
-        written: list[tuple[str, StoredBox]] = []
-        for name, local in self.arrays.items():
-            for box, view in self.pieces[name].views(local):
-                if (name, box) in mine:
-                    path = folder / f"rank-{rank}-{len(written)}.npy"
-                    written.append((name, _write_box(path, box, view)))
-        return written
+        held[name] = piece.shape, array.dtype.name, piece.boxes
+    return held
 
 
 def _told(everyone: Group, mine: Any) -> list[Any]:
@@ -203,29 +181,31 @@ def _assigned(held: list[Held]) -> list[set[tuple[str, Box]]]:
     return assigned
 
 
-@dataclass(frozen=True)
-class CheckpointFolder:
-    """Where a checkpoint is written, and the path it has once it is whole."""
+def _make_room(final: Path, partial: Path) -> None:
+    if final.exists():
+        raise CheckpointError(
+            f"{final} is there already; a step is saved once: remove it, or save to another folder"
+        )
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    with writing(final, lambda: _BLOCK, CheckpointError):
+        partial.mkdir(parents=True)
 
-    partial: Path
-    final: Path
 
-    def make_room(self) -> None:
-        if self.final.exists():
-            raise CheckpointError(
-                f"{self.final} is there already; a step is saved once: remove it, or save to "
-                f"another folder"
-            )
-        shutil.rmtree(self.partial, ignore_errors=True)  # of a run that was killed
-        with writing(self.final, lambda: _BLOCK, CheckpointError):
-            self.partial.mkdir(parents=True)
-
-    def finish(self, index: Index) -> None:
-        with writing(self.final, lambda: _BLOCK, CheckpointError):
-            sync(str(write_index(self.partial, index)))
-            sync(str(self.partial))
-            os.rename(self.partial, self.final)
-            sync(str(self.final.parent))
+def _write(
+    folder: Path,
+    rank: int,
+    arrays: Mapping[str, Any],
+    pieces: Mapping[str, TensorSlice | Flat],
+    mine: set[tuple[str, Box]],
+) -> list[tuple[str, StoredBox]]:
+    """(name, part) of each box that this rank has written, once they are on the disk."""
+    written: list[tuple[str, StoredBox]] = []
+    for name, local in arrays.items():
+        for box, view in pieces[name].views(local):
+            if (name, box) in mine:
+                path = folder / f"rank-{rank}-{len(written)}.npy"
+                written.append((name, _write_box(path, box, view)))
+    return written
 
 
 def _write_box(path: Path, box: Box, view: Any) -> StoredBox:
@@ -261,3 +241,11 @@ def _stored(held: list[dict[str, Any]], every: list[list[Any]]) -> dict[str, Sto
         name: Stored(tuple(shape), dtype, tuple(parts.get(name, ())))
         for name, (shape, dtype, _) in sorted(facts.items())
     }
+
+
+def _finish(partial: Path, final: Path, index: Index) -> None:
+    with writing(final, lambda: _BLOCK, CheckpointError):
+        sync(str(write_index(partial, index)))
+        sync(str(partial))
+        os.rename(partial, final)
+        sync(str(final.parent))

@@ -14,6 +14,7 @@ from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
 from tiledask.lab.dashboard.training_overview import Overview, of_training
+from tiledask.lab.report import write_whole
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
@@ -55,13 +56,7 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
     path = Path(path)
     page = _undisturbed(lambda: _html(activities, title), clients)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(page, "utf-8")
-        os.replace(part, path)  # a reader never sees half a page
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return write_whole(path, page.encode("utf-8"))  # a reader never sees half a page
 
 
 # -- what to show --------------------------------------------------------------------------------

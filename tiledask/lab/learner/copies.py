@@ -13,6 +13,9 @@ import re
 from pathlib import Path
 from platform import python_version
 
+from tiledask.lab.report import write_whole
+from tiledask.plan.data import shipped
+
 __all__ = ["copy_walkthroughs", "learners", "refresh", "walkthroughs"]
 
 _GIVEN = ".given.json"
@@ -20,10 +23,8 @@ _GIVEN = ".given.json"
 
 
 def walkthroughs() -> Path:
-    """The folder of the walkthroughs: a wheel has brought them along, a checkout has nbs/."""
-    package = Path(__file__).parents[2]
-    brought = package / "_nbs"
-    return brought if brought.is_dir() else package.parent / "nbs"
+    """The folder of the walkthroughs."""
+    return shipped("nbs")
 
 
 def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
@@ -146,6 +147,5 @@ def _markdown(cell: dict, source: str) -> dict:
 
 
 def _write(path: Path, content: dict) -> None:
-    part = path.with_suffix(".part")  # or an interrupted copy would pass for the learner's
-    part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(part, path)
+    """Whole: an interrupted copy would pass for the learner's."""
+    write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

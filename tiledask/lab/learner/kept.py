@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tiledask.lab.report import write_whole
+
 __all__ = ["Kept", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
@@ -52,14 +54,8 @@ class Kept:
             if self.path is None:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-            try:
-                part.write_text(
-                    json.dumps({_TABLE: self._known}, indent=1, ensure_ascii=False), "utf-8"
-                )
-                os.replace(part, self.path)
-            finally:
-                part.unlink(missing_ok=True)
+            text = json.dumps({_TABLE: self._known}, indent=1, ensure_ascii=False)
+            write_whole(self.path, text.encode())
 
     def all(self) -> list[dict[str, Any]]:
         """What is known of each question: copies."""

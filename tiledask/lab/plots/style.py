@@ -25,6 +25,7 @@ __all__ = [
     "WIDTH",
     "YELLOW",
     "canvas",
+    "end_words",
     "fitting_text",
     "ink_on",
     "lighter",
@@ -77,6 +78,20 @@ def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
             return draw(*args, **kwargs)
 
     return wrapper
+
+
+def end_words(axes: "Axes", x: float, y: float, words: str) -> None:
+    """``words`` behind the end of the bar at (x, y), readable over lines of the grid."""
+    axes.annotate(
+        words,
+        (x, y),
+        (4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8.5,
+        color=INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+    )
 
 
 def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":

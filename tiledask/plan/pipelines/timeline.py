@@ -256,24 +256,27 @@ class Timeline:
             code, start, end = self.code[rows], self.start[rows], self.end[rows]
             opens, closes = code == 0, (code == 1) | (code == 3)
             if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
-                # the same where actions overlap, or where some activations have no backward
-                born: dict[tuple[int, int], float] = {}
-                dead: dict[tuple[int, int], float] = {}
-                for i in rows:
-                    key = (int(self.stage[i]), int(self.microbatch[i]))
-                    if self.code[i] == 0:
-                        born[key] = float(self.start[i])
-                    dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
-                # at equal times the dead leave before the next are born
-                events = sorted([(t, 1) for t in born.values()] + [(dead[k], -1) for k in born])
-                alive = peak = 0
-                for _, change in events:
-                    alive += change
-                    peak = max(peak, alive)
-                peaks.append(peak)
+                peaks.append(self._in_flight_by_time(rows))
             else:
                 peaks.append(int(np.cumsum(opens.astype(np.int64) - closes).max(initial=0)))
         return tuple(peaks)
+
+    def _in_flight_by_time(self, rows: np.ndarray) -> int:
+        """The same where actions overlap, or where some activations have no backward."""
+        born: dict[tuple[int, int], float] = {}
+        dead: dict[tuple[int, int], float] = {}
+        for i in rows:
+            key = (int(self.stage[i]), int(self.microbatch[i]))
+            if self.code[i] == 0:
+                born[key] = float(self.start[i])
+            dead[key] = max(dead.get(key, -np.inf), float(self.end[i]))
+        # at equal times the dead leave before the next are born
+        events = sorted([(t, 1) for t in born.values()] + [(dead[k], -1) for k in born])
+        alive = peak = 0
+        for _, change in events:
+            alive += change
+            peak = max(peak, alive)
+        return peak
 
     def state(self, device: int, time: float) -> str:
         """What ``device`` does at ``time``: an action such as "F0", or "idle"."""

@@ -4,7 +4,7 @@ Larger tiles read less, wider panels read longer runs, and both must fit; and th
 divided evenly. Few numbers of tiles are worth a look, so that all of them are looked at.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise, product
 from math import gcd, lcm
@@ -97,15 +97,7 @@ def _best(
             def fits(q: int, tm: int = tm, w: int = w) -> bool:
                 return problem.memory(tm, _largest(n, along_n, q), w) <= limit
 
-            # the smallest number of tiles up to ``most`` for which ``fits``; 0 if none does
-            if not fits(most_q):
-                fewest = 0
-            else:
-                low, high = 1, most_q
-                while low < high:
-                    middle = (low + high) // 2
-                    low, high = (low, middle) if fits(middle) else (middle + 1, high)
-                fewest = low
+            fewest = _fewest(most_q, fits)
             if not fewest:
                 continue
             # those, a few more, and the number that gives every slot equally many tiles
@@ -157,6 +149,17 @@ def _counts(most: int) -> Iterator[int]:
         yield count
         count = max(count + 1, count * 27 // 25)
     yield most
+
+
+def _fewest(most: int, fits: Callable[[int], bool]) -> int:
+    """The smallest number of tiles up to ``most`` for which ``fits``; 0 if none does."""
+    if not fits(most):
+        return 0
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
 
 
 def _edges(extent: int, unit: int, parts: int) -> tuple[int, ...]:

@@ -321,15 +321,7 @@ def _least_squares(limits: Limits, cuts: list[np.ndarray]) -> tuple[float, tuple
         block, best = max(1, _BLOCK // width), np.empty_like(starts)
         for i in range(0, len(starts), block):
             some = starts[i : i + block]
-            # for each start the best end and its value: two [starts] arrays; inf where none
-            # is allowed
-            ends = np.minimum(some[:, None] + np.arange(width, 0, -1), len(after) - 1)
-            value = limits[0][0].times(s, some[:, None], ends) ** 2 + after[ends]
-            for row, rooms in limits:
-                value[~row.within(s, some[:, None], ends, rooms[s])] = np.inf
-            column = np.argmin(value, axis=1)  # the longest of equal ones
-            rows = np.arange(len(some))
-            best[i : i + block], before[some] = ends[rows, column], value[rows, column]
+            best[i : i + block], before[some] = _best_ends(limits, s, some, width, after)
         following.append((starts, best))
         after = before
     if after[0] == math.inf:
@@ -338,6 +330,19 @@ def _least_squares(limits: Limits, cuts: list[np.ndarray]) -> tuple[float, tuple
     for starts, best in reversed(following):
         bounds.append(int(best[np.searchsorted(starts, bounds[-1])]))
     return float(after[0]), tuple(bounds)
+
+
+def _best_ends(
+    limits: Limits, s: int, starts: np.ndarray, width: int, after: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each start the best end and its value: two [starts] arrays; inf where none is allowed."""
+    ends = np.minimum(starts[:, None] + np.arange(width, 0, -1), len(after) - 1)
+    value = limits[0][0].times(s, starts[:, None], ends) ** 2 + after[ends]
+    for row, rooms in limits:
+        value[~row.within(s, starts[:, None], ends, rooms[s])] = np.inf
+    column = np.argmin(value, axis=1)  # the longest of equal ones
+    rows = np.arange(len(starts))
+    return ends[rows, column], value[rows, column]
 
 
 _Grown = dict[tuple[int, tuple[int, ...]], tuple[float, tuple[int, ...]]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.exercises.exercise import Exercise
-from tiledask.lab.plots.style import BLUE, GREY, INK, PALE, SKY, canvas, styled
+from tiledask.lab.plots.style import BLUE, GREY, PALE, SKY, canvas, end_words, styled
 from tiledask.lab.puzzles import Target
 from tiledask.plan.units import format_bytes
 from tiledask.tile import Config, Tile, config_of, order, predict
@@ -172,16 +172,7 @@ def _shares(
             share = 0 if why else prediction.seconds / predict(*size, config, device).seconds
             axes.barh(y, share, 0.8, color=colour, gid=f"{device} {_short(config)}")
             words = f"does not start: {why.split(':')[0]}" if why else f"{share:.1%}"
-            axes.annotate(
-                f"{_short(config)}: {words}",
-                (share, y),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-                color=INK,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-            )
+            end_words(axes, share, y, f"{_short(config)}: {words}")
             y += 1
         y += 0.6
     for name, (_, colour) in series.items():

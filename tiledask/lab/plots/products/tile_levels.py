@@ -2,7 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, RED, SKY, canvas, styled
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PALE,
+    RED,
+    SKY,
+    canvas,
+    end_words,
+    styled,
+)
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.choice import Level, Levels
 
@@ -35,16 +45,7 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
         seconds, binding = levels.times[name], name == levels.binding
         axes.barh(y, seconds, 0.66, color=RED if binding else ORANGE if not y else BLUE, gid=name)
         words = format_seconds(seconds) if seconds else "not known: no bandwidth"
-        axes.annotate(
-            f"{words}{', the longest' if binding else ''}",
-            (seconds, y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        )
+        end_words(axes, seconds, y, f"{words}{', the longest' if binding else ''}")
     axes.axvline(levels.compute, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
