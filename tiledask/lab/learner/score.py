@@ -44,7 +44,7 @@ def score() -> Score:
     >>> isinstance(score(), Score)
     True
     """
-    found = {each.notebook: _row(each.all()) for each in notebooks()}
+    found = {each.notebook: _row([*each.all().values()]) for each in notebooks()}
     return Score(here().notebook, found)
 
 
