@@ -15,7 +15,9 @@ import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.learner import kept
 from tiledask.lab.placing import Placed
+from tiledask.lab.puzzles.policies import order_of_policy
 from tiledask.plan.pipelines.needs import needs
+from tiledask.plan.pipelines.schedule import Action
 
 PUZZLES = td.tasks.puzzle_levels()
 TYPED = ("question", "choice", "fault", "composition")
@@ -98,40 +100,39 @@ def test_a_policy_that_is_none_says_so(policy, words):
     assert words in td.tasks.load_puzzle("1f1b-by-hand").check(policy).reason
 
 
-@pytest.mark.parametrize("puzzle", [p for p in PUZZLES if p.kind == "order"], ids=lambda p: p.name)
-def test_a_policy_runs_as_it_was_asked(puzzle):
-    """What was chosen while time went on is what the simulator does with the order."""
-    if puzzle.inputs.get("place") == "free":
-        assert "write the order" in puzzle.check(lambda *given: given[1][0]).reason
-        return
+def test_where_stages_are_placed_too_a_policy_is_refused():
+    free = td.tasks.load_puzzle("where-the-stages-go")
+    assert "write the order" in free.check(lambda device, ready, done: ready[0]).reason
+
+
+@pytest.mark.parametrize("latency", [0, 0.3, 2.5, 7])
+@pytest.mark.parametrize("choose", [min, max, lambda ready: ready[len(ready) // 2]])
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb-h1"])
+def test_a_policy_is_offered_what_has_arrived(name, choose, latency):
+    """At the moment at which the simulator begins what was chosen, no more and no less."""
+    options = {"devices": 2} if name == "interleaved" else {}
     offered = []
 
-    def last(device, ready, done):
-        offered.append((device, ready))
-        return ready[-1]
+    def policy(device, ready, done):
+        offered.append((device, ready, choose(ready)))
+        return offered[-1][2]
 
-    order = puzzle._written(last)
-    times = ("forward", "backward", "backward_input", "backward_weight", "latency")
-    run = td.simulate(order, **{k: puzzle.inputs[k] for k in times if k in puzzle.inputs})
-    begun = {
-        f"{s}{kind}{i}": (start, end)
-        for kind, s, i, start, end in zip(
-            run.kind, run.stage, run.microbatch, run.start, run.end, strict=True
-        )
-    }
-    latency, before = puzzle.inputs.get("latency", 0), needs(order)
-    for device, ready in offered:
-        now = begun[str(ready[-1])][0]
-        there = {
+    times = {"forward": [1, 2, 1, 1], "latency": latency}
+    work = td.schedule(name, 4, 4, **options)
+    order = order_of_policy(policy, work, times)
+    run = td.simulate(order, **times)
+    names = map(Action, run.kind, run.stage.tolist(), run.microbatch.tolist())
+    begun = dict(zip(names, zip(run.start, run.end, strict=True), strict=True))
+    before, place = needs(order), order.place
+    for device, ready, chosen in offered:
+        now = begun[chosen][0] + 1e-9
+        assert set(ready) == {
             a
-            for a in order
-            if order.place[a.stage] == device and begun[str(a)][0] >= now
-            if all(
-                begun[str(b)][1] + latency * (order.place[b.stage] != device) <= now
-                for b in before[a]
-            )
+            for a, (start, _) in begun.items()
+            if place[a.stage] == device
+            and start >= now - 2e-9
+            and all(begun[b][1] + latency * (place[b.stage] != device) <= now for b in before[a])
         }
-        assert set(ready) == there, (device, now)
 
 
 # -- in a browser ----------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from tiledask.plan.pipelines.simulate import simulate
 
 __all__ = ["Policy", "order_of_policy"]
 
+_SLACK = 1 + 1e-12
+"""What arrives together arrives together, whatever its sum of seconds is rounded to."""
 Policy = Callable[[int, list[Action], list[Action]], Action | str | None]
 
 
@@ -57,7 +59,9 @@ def order_of_policy(policy: Policy, work: Schedule, times: Mapping[str, Any]) ->
         now = heapq.heappop(moments)
         for device in range(len(orders)):
             ready = [
-                a for a in waiting if place[a.stage] == device and there(a) <= now >= free[device]
+                a
+                for a in waiting
+                if place[a.stage] == device and max(there(a), free[device]) <= now * _SLACK
             ]
             if not ready:
                 continue
