@@ -33,7 +33,7 @@ def order_of_policy(policy: Policy, work: Schedule, times: Mapping[str, Any]) ->
 
     >>> from tiledask.plan.pipelines.schedules import schedule
     >>> work = schedule("gpipe", stages=2, microbatches=2)
-    >>> print(order_of_policy(lambda device, ready, done: ready[-1], work, {}).to_text())
+    >>> print(order_of_policy(lambda device, ready, done: ready[0], work, {}).to_text())
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
     """
