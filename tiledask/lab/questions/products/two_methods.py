@@ -81,8 +81,8 @@ def work(rows: int, inner: int, columns: int, gpus: int, room: int) -> WorkedAns
         held[name] = ITEM * prod(block)
         forward, backward = sent[name]
         lines.append(
-            f"{name}: {block[0]} x {block[1]} x {ITEM} B = {format_bytes(held[name])} of A on a GPU; "
-            f"forward {method.forward}, {format_bytes(forward)}; backward {method.backward}, "
+            f"{name}: {block[0]} x {block[1]} x {ITEM} B = {format_bytes(held[name])} of A on a "
+            f"GPU; forward {method.forward}, {format_bytes(forward)}; backward {method.backward}, "
             f"{format_bytes(backward)}"
         )
     fitting = [name for name, nbytes in held.items() if nbytes <= room]
