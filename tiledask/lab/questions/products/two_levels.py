@@ -8,7 +8,9 @@ import numpy as np
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.products.needed import ledger_of
 from tiledask.errors import ConfigError
+from tiledask.lab.product_claims import GRID, RandomProduct, product_rows
 from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
@@ -37,8 +39,6 @@ def blocked(m: int, n: int, k: int, over: Grid) -> ProductPlan:
 
 def _weighed(m: int, n: int, k: int, over: Grid, dtype: str, tile: int) -> tuple[int, int]:
     """(bytes that all workers send, bytes on the fullest) under this blocking."""
-    from tiledask.distributed.products.needed import ledger_of
-
     plan, dtype = blocked(m, n, k, over), np.dtype(dtype)
     return plan.traffic(dtype.itemsize).total, ledger_of(plan, dtype, "tiled", tile).peak
 
@@ -127,8 +127,6 @@ def run(
     tile: int,
 ) -> Comparison:
     """The product counted at both levels; then with another tile, and with another blocking."""
-    from tiledask.lab.product_claims import GRID, RandomProduct, product_rows
-
     over, found = _chosen(m, n, k, workers, blocking, tile, memory, dtype)
     kernel = "tiled"
     if cluster.backend == "cupy":

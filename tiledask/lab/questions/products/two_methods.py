@@ -6,7 +6,9 @@ from typing import Any
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.puzzles.fields import size, whole
+from tiledask.lab.puzzles.fields import size
+from tiledask.lab.puzzles.fields import whole as whole_number
+from tiledask.lab.questions.products.split_linear import METHODS, grid_of, whole_of
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives import expected, layers, summa
@@ -23,8 +25,6 @@ def _sent(rows: int, inner: int, columns: int, gpus: int) -> dict[str, tuple[int
 
     Rings: an all-reduce of s bytes over n sends 2 (n - 1) s, a broadcast or a sum (n - 1) s.
     """
-    from tiledask.lab.questions.products.split_linear import METHODS, grid_of
-
     x, a, y = (ITEM * m * n for m, n in ((rows, inner), (inner, columns), (rows, columns)))
     p, q = grid_of(gpus)
     panels = (q - 1) * x + (p - 1) * a
@@ -35,7 +35,6 @@ def _sent(rows: int, inner: int, columns: int, gpus: int) -> dict[str, tuple[int
 
 def _planned(rows: int, inner: int, columns: int, gpus: int) -> list[tuple[int, int]]:
     """The same, summed over the messages of the collectives that the package plans."""
-    from tiledask.lab.questions.products.split_linear import grid_of
 
     def of_calls(calls: Any) -> int:
         return sum(layers.bytes_by_rank(calls, gpus, ITEM)[0])
@@ -63,8 +62,6 @@ def _planned(rows: int, inner: int, columns: int, gpus: int) -> list[tuple[int, 
 
 def work(rows: int, inner: int, columns: int, gpus: int, room: int) -> WorkedAnswer:
     """What each method holds of A and sends, and which of them bring A below the room."""
-    from tiledask.lab.questions.products.split_linear import METHODS
-
     if min(rows, inner, columns) < gpus:
         raise ConfigError(
             f"rows, inner and columns are cut over {gpus} GPUs, and the smallest is "
@@ -102,8 +99,6 @@ def work(rows: int, inner: int, columns: int, gpus: int, room: int) -> WorkedAns
 
 def run(cluster: Cluster, rows: int, inner: int, columns: int, gpus: int, room: int) -> Comparison:
     """Every method on ranks, forward and backward, with whole numbers: the bits must agree."""
-    from tiledask.lab.questions.products.split_linear import METHODS, grid_of, whole_of
-
     sizes = (rows, inner, columns, gpus)
     whole, mesh = whole_of(rows, inner, columns), td.Mesh(cluster, grid_of(gpus))
     claims = []
@@ -134,10 +129,10 @@ QUESTION = CourseQuestion(
     asked="Y = X A is to be computed on 2 GPUs, and A is too large for one of them. Which methods "
     "make it possible, and what do they send?",
     inputs={
-        "rows": Input(64, 128, whole(1, 4096), "rows of X, the tokens"),
-        "inner": Input(512, 256, whole(1, 4096), "columns of X, and rows of A"),
-        "columns": Input(384, 768, whole(1, 4096), "columns of A"),
-        "gpus": Input(2, 4, whole(2, 64), "GPUs"),
+        "rows": Input(64, 128, whole_number(1, 4096), "rows of X, the tokens"),
+        "inner": Input(512, 256, whole_number(1, 4096), "columns of X, and rows of A"),
+        "columns": Input(384, 768, whole_number(1, 4096), "columns of A"),
+        "gpus": Input(2, 4, whole_number(2, 64), "GPUs"),
         "room": Input(500_000, 300_000, size, "bytes for A on a GPU"),
     },
     work=work,
