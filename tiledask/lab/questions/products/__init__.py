@@ -1,13 +1,14 @@
 """Questions about one large product: blocks over workers, tiles within, layers split.
 
-two_levels    1
-too_large     2
-memory_bottleneck  3
-two_methods   4
-  split_linear  the five ways to split a linear layer, as rank programs
+two_levels         1   both levels counted, each changed under the other
+too_large          2   a layer larger than a device, under a cap
+memory_bottleneck  3   26 GB on GPUs of 24 GB
+two_methods        4   Y = X A, A too large; split_linear.py has the programs
+ffn                5   columns, activation, rows
 """
 
 from tiledask.lab.questions.products import (
+    ffn,
     memory_bottleneck,
     too_large,
     two_levels,
@@ -17,9 +18,5 @@ from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
 
-QUESTIONS: tuple[CourseQuestion, ...] = (
-    two_levels.QUESTION,
-    too_large.QUESTION,
-    memory_bottleneck.QUESTION,
-    two_methods.QUESTION,
-)
+_MODULES = two_levels, too_large, memory_bottleneck, two_methods, ffn
+QUESTIONS: tuple[CourseQuestion, ...] = tuple(module.QUESTION for module in _MODULES)
