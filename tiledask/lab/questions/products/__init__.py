@@ -5,18 +5,22 @@ too_large          2   a layer larger than a device, under a cap
 memory_bottleneck  3   26 GB on GPUs of 24 GB
 two_methods        4   Y = X A, A too large; split_linear.py has the programs
 ffn                5   columns, activation, rows
+which_level        6   tiles changed, then blocks
+decompositions     7   1-D to 3-D, one family
 """
 
 from tiledask.lab.questions.products import (
+    decompositions,
     ffn,
     memory_bottleneck,
     too_large,
     two_levels,
     two_methods,
+    which_level,
 )
 from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
 
-_MODULES = two_levels, too_large, memory_bottleneck, two_methods, ffn
+_MODULES = two_levels, too_large, memory_bottleneck, two_methods, ffn, which_level, decompositions
 QUESTIONS: tuple[CourseQuestion, ...] = tuple(module.QUESTION for module in _MODULES)

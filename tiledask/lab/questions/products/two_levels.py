@@ -1,6 +1,5 @@
 """1: blocks over workers, tiles within a block; what one level decides, the other does not."""
 
-import re
 from itertools import product
 from typing import Any
 
@@ -13,21 +12,15 @@ from tiledask.errors import ConfigError
 from tiledask.lab.product_claims import GRID, RandomProduct, product_rows
 from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.readers import grid
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.products.placement import Tiling, split
 from tiledask.plan.products.product import ProductPlan, plan_product
 from tiledask.plan.units import format_bytes
 
-__all__ = ["QUESTION", "blocked", "grid"]
+__all__ = ["QUESTION", "blocked"]
 
 Grid = tuple[int, int]
-
-
-def grid(text: Any) -> str:
-    """A reader: "2x2", rows x columns of workers, or "auto"."""
-    if not isinstance(text, str) or not re.fullmatch(r"auto|[1-9]\d{0,2}x[1-9]\d{0,2}", text):
-        raise ValueError("must be rows x columns of workers, such as 2x2, or auto")
-    return text
 
 
 def blocked(m: int, n: int, k: int, over: Grid) -> ProductPlan:
