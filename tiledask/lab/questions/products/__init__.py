@@ -7,11 +7,15 @@ two_methods        4   Y = X A, A too large; split_linear.py has the programs
 ffn                5   columns, activation, rows
 which_level        6   tiles changed, then blocks
 decompositions     7   1-D to 3-D, one family
+carried_tile       8   tuned on one GPU, run on another
+goals              9   one level changed at a time
 """
 
 from tiledask.lab.questions.products import (
+    carried_tile,
     decompositions,
     ffn,
+    goals,
     memory_bottleneck,
     too_large,
     two_levels,
@@ -22,5 +26,15 @@ from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
 
-_MODULES = two_levels, too_large, memory_bottleneck, two_methods, ffn, which_level, decompositions
+_MODULES = (
+    two_levels,
+    too_large,
+    memory_bottleneck,
+    two_methods,
+    ffn,
+    goals,
+    which_level,
+    decompositions,
+    carried_tile,
+)
 QUESTIONS: tuple[CourseQuestion, ...] = tuple(module.QUESTION for module in _MODULES)
