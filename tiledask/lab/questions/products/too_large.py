@@ -1,0 +1,125 @@
+"""2: one layer larger than a device. Every strategy is tried under a cap; which survive?"""
+
+from typing import Any
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
+from tiledask.lab.exercises.planning.layer_too_large import (
+    LEVELS,
+    TOKENS,
+    attempt,
+    gives,
+    small_layer,
+)
+from tiledask.lab.puzzles.fields import choice, size, whole
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.units import format_bytes
+
+__all__ = ["QUESTION", "ROWS", "scaled"]
+
+ROWS = 1000
+"""Rows of the matrix that is run."""
+RUN_BYTES = 3_000_000
+"""Bytes of it, about."""
+WORDS = {
+    "copies": "data parallelism: all weights on every GPU",
+    "smaller batches": "gradients accumulated over smaller batches: all weights stay",
+    "a layer each": "layers on GPUs of their own: this one is a single layer",
+    "columns": "tensor parallelism by columns",
+    "rows": "tensor parallelism by rows",
+}
+
+
+def scaled(weights: int, memory: int) -> tuple[int, int, int]:
+    """(scale, columns of the matrix that is run, bytes of a device there)."""
+    scale = max(1, weights // RUN_BYTES)
+    return scale, max(1, round(weights / scale / (4 * ROWS))), memory // scale
+
+
+def _held(strategy: str, step: str, columns: int, gpus: int) -> int:
+    """Bytes on the fullest GPU: what the step keeps of W, and its part of y."""
+    part = {"columns": (ROWS, -(-columns // gpus)), "rows": (-(-ROWS // gpus), columns)}
+    rows, mine = part.get(strategy, (ROWS, columns))
+    tokens = {"copies": max(1, TOKENS // gpus), "smaller batches": 1}.get(strategy, TOKENS)
+    return 4 * mine * (LEVELS[step] * rows + tokens)
+
+
+def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
+    """The bytes of each strategy on the fullest GPU, and which have room."""
+    arrays, columns = LEVELS[step], weights // (4 * ROWS)
+    room = memory // (4 * (arrays * ROWS + TOKENS))
+    if columns < gpus or not room:
+        raise ConfigError(
+            f"W has {columns} columns of {ROWS} rows for {gpus} GPUs, and a GPU has room for "
+            f"{room}; give each of them one or more: larger weights, or more memory"
+        )
+    lines = [
+        f"the matrix W takes {format_bytes(weights)}, {weights / memory:.3g} times a GPU's "
+        f"{format_bytes(memory)}",
+        f"fp32, {step}: {arrays} array{'s' * (arrays > 1)} of its size, 4 x {arrays} = "
+        f"{4 * arrays} B a parameter; and a GPU's part of y, of {TOKENS} tokens",
+    ]
+    held = {name: _held(name, step, columns, gpus) for name in WORDS}
+    for name, words in WORDS.items():
+        kept = arrays * weights / (gpus if name in ("columns", "rows") else 1)
+        share = f" / {gpus}" if name in ("columns", "rows") else ""
+        lines.append(
+            f"{words}: {arrays} x {format_bytes(weights)}{share} + "
+            f"{format_bytes(held[name] - kept)} = {format_bytes(held[name])}, "
+            f"{'fits' if held[name] <= memory else 'out of memory'}"
+        )
+    survive = [name for name, nbytes in held.items() if nbytes <= memory]
+    fewest = -(-columns // room)
+    lines.append(
+        f"by columns: {columns:,} columns, of which a GPU holds {room:,}: {fewest} GPUs at least"
+    )
+    shown = ", ".join(survive) if survive else f"none on {gpus} GPUs"
+    return WorkedAnswer(
+        f"What survives: {shown}. "
+        + ("Only cutting the matrix itself helps" if weights > memory else "W by columns fits")
+        + f", over {fewest} GPU{'s' * (fewest > 1)} or more.",
+        lines,
+        {"survive": survive, "held": held, "fewest": fewest},
+    )
+
+
+def run(cluster: Cluster, weights: int, memory: int, gpus: int, step: str) -> Comparison:
+    """Each strategy on workers whose pools refuse the byte too many, the matrix scaled down."""
+    scale, columns, cap = scaled(weights, memory)
+    x, w = small_layer(ROWS, columns)
+    mesh, rows = td.Mesh(cluster, (gpus,)), []
+    words: dict[bool, Any] = {True: "runs", False: "MemoryError"}
+    for name in WORDS:
+        ran = td.run_ranks(attempt, mesh, name, step, x, w, cap).results
+        outs, most = [out for out, _ in ran], max(nbytes for _, nbytes in ran)
+        done = all(out is not None for out in outs)
+        said = _held(name, step, columns, gpus)
+        rule, note = ("equal", "") if done else (None, "measured: when it was refused")
+        rows += [
+            Claim(f"{name}: outcome", words[said <= cap], None, words[done], rule="equal"),
+            Claim(f"{name}: bytes held", said, None, most, "bytes", rule, note),
+        ]
+        if done:
+            same = gives(name, outs, x @ w)
+            rows.append(Claim(f"{name}: y is one process's", measured=same, rule="true"))
+    title = f"Five strategies on {gpus} workers of {format_bytes(cap)}, at 1:{scale:,}"
+    return Comparison(title, rows)
+
+
+QUESTION = CourseQuestion(
+    number=2,
+    title="A machine learning engineer, an exceptionally large layer, and no memory left",
+    asked="One layer's weights take 28.8 GB, 1.2 times the memory of a GPU, and training ends out "
+    "of memory. Which strategy makes it run on 4 of them?",
+    inputs={
+        "weights": Input(28_800_000_000, 120_000_000_000, size, "bytes of the layer's weights"),
+        "memory": Input(24_000_000_000, 40_000_000_000, size, "bytes of a GPU"),
+        "gpus": Input(4, 2, whole(1, 64), "GPUs"),
+        "step": Input("forward", "adam", choice(tuple(LEVELS)), "forward pass, or an optimizer"),
+    },
+    work=work,
+    run=run,
+    workers=lambda gpus, **_: gpus,
+)
