@@ -90,6 +90,7 @@ _HOME = {
     # lab: what people look at
     "Claim": "tiledask.lab.claim",
     "Comparison": "tiledask.lab.table",
+    "ask": "tiledask.lab.questions.ask",
     "report": "tiledask.lab.dashboard.saved",
     "predict": "tiledask.lab.learner.guess",
     "score": "tiledask.lab.learner.score",

@@ -40,6 +40,7 @@ from tiledask.lab.claim import Claim as Claim
 from tiledask.lab.dashboard.saved import report as report
 from tiledask.lab.learner.guess import predict as predict
 from tiledask.lab.learner.score import score as score
+from tiledask.lab.questions.ask import ask as ask
 from tiledask.lab.table import Comparison as Comparison
 from tiledask.plan import collectives as collectives
 from tiledask.plan import formulas as formulas

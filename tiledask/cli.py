@@ -111,8 +111,21 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--figure", metavar="FILE", help="time against memory, as a picture")
     sub.add_argument("--map", metavar="FILE", help="what fits by tp and pp, as a picture")
 
-    sub = add("ask", _ask, "does what a question takes for granted hold? worked out claim by claim")
-    sub.add_argument("premise", nargs="?", help="a name, or a JSON file; none lists all")
+    sub = add("ask", _ask, "a question of the course, worked out and run; or a premise, checked")
+    sub.add_argument(
+        "question",
+        nargs="?",
+        help="a number; or a premise's name, or its JSON file; none lists all",
+    )
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="INPUT=VALUE",
+        help="change an input, such as layers=12; again for more",
+    )
+    sub.add_argument("--no-run", action="store_true", help="arithmetic and simulation only")
+    sub.add_argument("--figure", metavar="FILE", help="the answer as a picture, where it has one")
 
     sub = add("partition", _partition, "the best contiguous split of layers over devices")
     sub.add_argument("layers", help="a number of equal layers, or costs such as 1,1,2,4")
@@ -316,23 +329,30 @@ def _plan(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _ask(args: argparse.Namespace, console: Console) -> Result:
-    from tiledask.plan.choosing.question_check import premises
+    from tiledask.lab.questions import terminal
+    from tiledask.lab.questions.table import question
 
-    names = premises() if args.premise is None else (args.premise,)
-    critiques = {name: td.check_premise(name) for name in names}
-    if args.premise is None:
-        for name, critique in critiques.items():
-            failed = sum(finding.verdict == "fails" for finding in critique.findings)
-            say(console, f": {critique.question}", bold=name)
-            say(console, f"    {failed} of {len(critique.findings)} claims fail")
-        return 0, {name: critique.to_dict() for name, critique in critiques.items()}
-    (critique,) = critiques.values()
-    say(console, f"\n{critique.convention}", bold=critique.question)
-    for finding in critique.findings:
-        say(console, f": {finding.claim}.", bold=finding.verdict)
-        for line in filter(None, (finding.why, finding.way_out)):
-            say(console, f"    {line}")
+    if args.question is None:
+        return terminal.list_all(console)
+    if re.fullmatch(r"[0-9]{1,9}", args.question):
+        inputs = question(int(args.question)).read(dict(map(_pair, args.set)))
+        answer = td.ask(int(args.question), run=not args.no_run, **inputs)
+        terminal.show_answer(answer, console)
+        if args.figure:
+            save_figure(answer.figure(), args.figure)
+        return (0 if answer.ok else 1), answer.to_dict()
+    if args.set or args.no_run or args.figure:
+        raise ConfigError("--set, --no-run and --figure go with a question's number, such as 34")
+    critique = td.check_premise(args.question)
+    terminal.show_premise(critique, console)
     return (0 if critique else 1), critique.to_dict()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ConfigError(f"--set takes an input and its value, layers=12; got {short(text)}")
+    return name, value
 
 
 def _numbers(text: str, what: str) -> list[float]:

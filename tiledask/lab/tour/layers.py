@@ -4,12 +4,14 @@ contiguous    [1-6][7-12][13-18][19-24]     3 crossings
 round robin   1,5,9,... | 2,6,10,... | ...  23 crossings: the activations move at every layer
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 import tiledask as td
+from tiledask.distributed.pipelines.run import PipelineRun
 from tiledask.distributed.pipelines.stages import FeedForward, stack
 from tiledask.lab import plots
 from tiledask.lab.report import Section
@@ -17,7 +19,7 @@ from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.splitting.partition import contiguous_splits, count_contiguous_splits
 
-__all__ = ["layers_on_devices"]
+__all__ = ["batch", "layers_on_devices", "run_layers"]
 
 LAYERS, DEVICES = 24, 4
 SHAPE = {"width": 256, "hidden": 1024, "seed": 24}
@@ -44,7 +46,7 @@ def layers_on_devices(section: Section, cluster: Any) -> None:
     )
     contiguous, robin = (run_layers(cluster, place) for place in (cut.place, WRONG["round robin"]))
     (alone,) = stack((0, LAYERS), FeedForward, **SHAPE)
-    one = td.run_schedule(td.schedule("gpipe", 1, 1, forward_only=True), [alone], _batch(), cluster)
+    one = td.run_schedule(td.schedule("gpipe", 1, 1, forward_only=True), [alone], batch(), cluster)
     rows = [
         Claim(
             "contiguous splits into 4 non-empty parts",
@@ -78,7 +80,7 @@ def layers_on_devices(section: Section, cluster: Any) -> None:
         ),
         Claim(
             "bytes between workers, contiguous",
-            (DEVICES - 1) * _batch().nbytes,
+            (DEVICES - 1) * batch().nbytes,
             contiguous.traffic.predicted.total,
             contiguous.traffic.measured.total,
             "bytes",
@@ -110,15 +112,16 @@ def layers_on_devices(section: Section, cluster: Any) -> None:
     )
 
 
-def _batch() -> np.ndarray:
+def batch() -> np.ndarray:
+    """What goes in: ROWS tokens of the layers' width, float32."""
     return np.random.default_rng(3).standard_normal((ROWS, SHAPE["width"]), np.float32)
 
 
-def run_layers(cluster: Any, place: Any) -> Any:
-    """The Run of one forward pass, a layer a stage, each on the device that ``place`` says."""
+def run_layers(cluster: Any, place: Sequence[int]) -> PipelineRun:
+    """The run of one forward pass, a layer a stage, each on the device that ``place`` says."""
     orders = [
-        [Action("F", layer, 0) for layer in range(LAYERS) if place[layer] == device]
-        for device in range(DEVICES)
+        [Action("F", layer, 0) for layer, where in enumerate(place) if where == device]
+        for device in range(max(place) + 1)
     ]
     schedule = td.Schedule.of(orders, place, "layer by layer")
-    return td.run_schedule(schedule, stack(range(LAYERS + 1), **SHAPE), _batch(), cluster)
+    return td.run_schedule(schedule, stack(range(len(place) + 1), **SHAPE), batch(), cluster)

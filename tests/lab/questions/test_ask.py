@@ -1,0 +1,132 @@
+"""Laws of all questions: worked out, changed by every input, run; how `tiledask ask` says it.
+
+Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
+`tiledask.lab.questions.table` and `tiledask.lab.questions.terminal`.
+"""
+
+import json
+
+import pytest
+
+import tiledask as td
+from tiledask import cli
+from tiledask.errors import ConfigError
+from tiledask.lab.questions.question import MOST_WORKERS
+from tiledask.lab.questions.table import QUESTIONS
+
+every = pytest.mark.parametrize("number", QUESTIONS)
+
+
+def worked(number, **inputs):
+    return td.ask(number, run=False, **inputs)
+
+
+@every
+def test_an_answer_has_its_working_and_can_be_written_down(number):
+    answer = worked(number)
+    text, told = answer.to_text(80), answer.to_dict()
+    assert len(answer.worked.lines) >= 3
+    assert any(char.isdigit() for char in answer.worked.answer)
+    for words in (*answer.inputs, answer.question.title):
+        assert words in text
+    assert json.loads(json.dumps(told)) == told
+    assert answer.question.title.replace("'", "&#x27;") in answer._repr_html_()
+    assert answer.run is None
+    assert "left out" in text
+
+
+@every
+def test_every_input_changes_the_answer(number):
+    before = worked(number)
+    assert before.inputs
+    for name, each in before.question.inputs.items():
+        after = worked(number, **{name: each.other})
+        assert after.inputs[name] != before.inputs[name], name
+        assert dict(after.values) != dict(before.values), f"{name}={each.other} changes nothing"
+
+
+@every
+def test_what_is_typed_is_what_is_given(number):
+    for name, each in QUESTIONS[number].inputs.items():
+        typed = ",".join(map(str, each.other)) if isinstance(each.other, list) else str(each.other)
+        typed = typed.lower() if isinstance(each.other, bool) else typed
+        assert each.value(name, typed) == each.value(name, each.other)
+        assert name not in ("run", "cluster")
+
+
+@every
+def test_an_input_that_is_not_there_or_cannot_be_is_an_error_that_names_it(number):
+    with pytest.raises(ConfigError, match=f"question {number} has no 'colour'; it has "):
+        worked(number, colour="red")
+    for name in QUESTIONS[number].inputs:
+        with pytest.raises(ConfigError, match=f"{name} .*; got "):
+            worked(number, **{name: ["", object()]})
+
+
+@pytest.mark.cluster
+@pytest.mark.few(3)
+@every
+def test_a_run_bears_it_out(number, cluster):
+    asked = QUESTIONS[number]
+    assert asked.workers(**asked.read({})) <= MOST_WORKERS
+    answer = td.ask(number, cluster=cluster)
+    assert [row.quantity for row in answer.run.failures] == []
+    assert answer.run.checked >= 2
+    assert any(row.measured is not None for row in answer.run.rows)
+
+
+# -- how it is asked -----------------------------------------------------------------------------
+
+
+def test_what_takes_more_workers_says_so():
+    answer = td.ask(34, devices=6)
+    assert answer.run is None
+    assert "takes 6 workers, of 4" in str(answer)
+    assert "td.start_cluster(workers=6)" in answer.not_run
+
+
+def test_a_number_that_is_not_there():
+    with pytest.raises(ConfigError, match="there is no question 99; there are "):
+        td.ask(99)
+
+
+def test_the_command_says_what_td_ask_says(capsys, tmp_path):
+    picture = tmp_path / "cut.svg"
+    typed = [
+        "ask",
+        "34",
+        "--set",
+        "layers=12",
+        "--set",
+        "devices=3",
+        "--no-run",
+        "--json",
+        "--figure",
+    ]
+    assert cli.main([*typed, str(picture)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == worked(34, layers=12, devices=3).to_dict()
+    assert told["values"]["sizes"] == [4, 4, 4]
+    assert picture.read_text("utf-8").lstrip().startswith("<?xml")
+
+
+def test_the_list_has_all_questions_and_premises(capsys):
+    assert cli.main(["ask", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["questions"]) == [str(number) for number in QUESTIONS]
+    assert "hardware-refresh" in told["premises"]
+    assert told["questions"]["34"]["inputs"]["layers"]["default"] == 24
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("ask 34 --set layers", "--set takes an input and its value"),
+        ("ask 34 --set run=1", "question 34 has no 'run'"),
+        ("ask 34 --set layers=2", "2 layers are fewer than 4 stages"),
+        ("ask hardware-refresh --no-run", "go with a question's number"),
+    ],
+)
+def test_a_mistake_is_explained(capsys, typed, words):
+    assert cli.main(typed.split()) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,13 @@
+"""The questions of the course by number: each worked out, and run on workers.
+
+ask.py        td.ask(34, layers=24): an answer
+  answer.py     as people read it, and as JSON
+  table.py      all questions by number, out of the rooms below
+  question.py   what a question is: inputs, premise, working, run
+  index.py      which sections of the walkthroughs teach it
+
+products   1 to 10    one large product: blocks over workers, tiles within, layers split
+layers     13, 26-30  networks split within their layers, or layer by layer
+pipelines  11, 12, 31-39  layers in a row on devices: where to cut, who waits how long
+planning   14 to 25   what fits, which layout to choose, what went wrong
+"""
