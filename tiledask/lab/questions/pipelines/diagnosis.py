@@ -3,6 +3,8 @@
 trace  -->  p, m, order, imbalance  -->  cause  -->  remedy, predicted  -->  the same, run
 """
 
+from functools import cache
+
 import numpy as np
 
 import tiledask as td
@@ -38,6 +40,7 @@ def _diagnosed(timeline: Timeline) -> Diagnosis:
     return td.diagnose(timeline.to_frame()[computes][["device", "start", "end"]])
 
 
+@cache
 def _found_again(plans: int, seed: int = 0) -> int:
     """How many of ``plans`` random ones have their devices, micro-batches and imbalance told from
     the trace alone."""

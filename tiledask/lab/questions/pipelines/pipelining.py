@@ -39,7 +39,8 @@ def _seconds(m: int, p: int, W: float, a: float) -> float:
 
 
 def _best(p: int, W: float, a: float) -> int:
-    return min(range(1, MOST + 1), key=lambda m: _seconds(m, p, W, a))
+    """The smallest number of those that are fastest, but for rounding."""
+    return min(range(1, MOST + 1), key=lambda m: (round(_seconds(m, p, W, a), 12), m))
 
 
 def _simulated(schedule: str, p: int, m: int, times: dict[str, float]) -> Timeline:

@@ -132,7 +132,7 @@ QUESTIONS = (
         "computes its part of the forward pass?",
         inputs={
             "layers": Input(8, 12, whole(2, 200), "layers in a row"),
-            "workers": Input(4, 2, whole(2, 64), "workers, one after the other"),
+            "workers": Input(4, 3, whole(2, 64), "workers, one after the other"),
             "working": Input(3, 1, whole(1, 64), "the worker that computes, from 1"),
         },
         work=work,
