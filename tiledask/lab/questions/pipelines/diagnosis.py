@@ -18,7 +18,7 @@ from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 
 __all__ = ["QUESTION"]
 
-FORWARD, BACKWARD = 0.3, 0.6
+FORWARD, BACKWARD = 0.25, 0.5
 """Seconds of a device's layers, for a whole batch."""
 FOUND = ("naive", "gpipe", "1f1b")
 """Orders of the random plans."""

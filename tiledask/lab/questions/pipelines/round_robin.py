@@ -15,7 +15,7 @@ from tiledask.plan.pipelines.closed_form import bubble_overhead
 
 __all__ = ["QUESTION"]
 
-FORWARD, BACKWARD = 0.12, 0.24
+FORWARD, BACKWARD = 0.1, 0.2
 """Seconds of all layers of a device, for one micro-batch."""
 
 
