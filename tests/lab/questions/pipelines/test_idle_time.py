@@ -10,7 +10,7 @@ import pytest
 import tiledask as td
 from tiledask.errors import PlacementError, ScheduleError
 from tiledask.lab.questions.pipelines import idle_time
-from tiledask.lab.questions.pipelines.one_batch import flow, idle_rows, meanwhile, one_batch
+from tiledask.lab.questions.pipelines.one_batch import idle_rows, meanwhile, one_batch
 from tiledask.plan.pipelines.timeline import Timeline
 
 TIMETABLE = """
@@ -108,17 +108,23 @@ def test_idle_time_of_all_is_p_minus_1_times_the_batch():
     assert answer.values["total idle"] == pytest.approx(3 * answer.values["makespan"])
 
 
-def test_claims_notice_a_worker_that_waits_longer():
-    """Planted: the last worker begins late, and the batch takes half as long again."""
+def test_claims_notice_workers_that_wait_too_long_or_work_at_once():
+    """Planted: a batch that takes half as long again; one whose second worker does not wait."""
+
+    def failed(*spans):
+        seen = Timeline.of(2, [(d, k, d, 0, *at) for d, k, *at in spans], "measured")
+        return [row.quantity for row in idle_rows([2.0, 2.0], 4.0, t, seen) if not row_holds(row)]
+
+    def row_holds(row):
+        return row.verdict.holds in (None, True)
+
     t = td.simulate(one_batch([0, 1]), 1.0, 1.0)
-    late = Timeline.of(
-        2,
-        [(0, "F", 0, 0, 0, 1), (1, "F", 1, 0, 3, 4), (1, "B", 1, 0, 4, 5), (0, "B", 0, 0, 5, 6)],
-        "measured",
-    )
-    assert [row.verdict.holds for row in idle_rows([2.0, 2.0], 4.0, t, t)].count(True) == 2
-    assert [row.verdict.holds for row in idle_rows([2.0, 2.0], 4.0, t, late)].count(False) == 2
-    assert flow(late) == flow(t)
+    right = (0, "F", 0, 1), (1, "F", 1, 2), (1, "B", 2, 3), (0, "B", 3, 4)
+    late = (0, "F", 0, 1), (1, "F", 3, 4), (1, "B", 4, 5), (0, "B", 5, 6)
+    at_once = (0, "F", 0, 1), (1, "F", 0, 1), (1, "B", 2, 3), (0, "B", 3, 4)
+    assert failed(*right) == []
+    assert failed(*late) == ["utilisation"]
+    assert failed(*at_once) == ["workers busy beside another"]
 
 
 # -- 36 --------------------------------------------------------------------------------------------
@@ -129,5 +135,5 @@ def test_round_robin_crosses_11_times_where_2_would_do():
     assert not found["layer-wise"]
     assert (found["crossings"], found["crossings round robin"]) == (2, 11)
     assert found["utilisation"] == pytest.approx(1 / 3)
-    assert found["bubble 1F1B"] == pytest.approx(2 / 6)
-    assert found["bubble interleaved"] == pytest.approx(2 / 6 / 4)
+    assert found["bubble 1F1B"] == pytest.approx(2 / 3)
+    assert found["bubble interleaved"] == pytest.approx(2 / 3 / 4)

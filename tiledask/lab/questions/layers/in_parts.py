@@ -6,7 +6,7 @@ unit 1 [layers 1 ..]   unit 2 [.. ..]   unit 3 [.. L]      memory divided, one b
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import choice, number, size, whole
-from tiledask.lab.questions.pipelines.one_batch import POINTS, executed, one_batch
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.choosing.question_check import Critique
@@ -149,7 +149,7 @@ def run_placed(
                 t.utilisation,
                 seen.utilisation,
                 "percent",
-                ("within", 2 * POINTS),
+                NEARLY,
             ),
         ]
     return Comparison(f"States on units of {format_bytes(memory)}, run at 1:1000", rows)
@@ -246,7 +246,7 @@ def run_in_order(cluster: Cluster, layers: int, workers: int) -> Comparison:
             t.utilisation,
             done.timeline.utilisation,
             "percent",
-            ("within", 2 * POINTS),
+            NEARLY,
         ),
     ]
     return Comparison(f"{layers} feed-forward layers on {p} workers, one batch", rows)

@@ -5,13 +5,15 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import number, whole
-from tiledask.lab.questions.pipelines.one_batch import POINTS, executed, flow, one_batch
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, flow, one_batch
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 
 __all__ = ["QUESTION"]
 
 STEPS = 3
+WIDEST = 6
+"""Blocks of a timetable that fits on a line."""
 ROUND_OFF = 1e-12
 """Relative difference of float64 losses, where sums are in another order."""
 
@@ -38,7 +40,7 @@ def _timetable(blocks: int) -> list[str]:
 def work(blocks: int, slot: float) -> WorkedAnswer:
     """The timetable, and what each worker's two slots of 2L leave."""
     L, t = blocks, td.simulate(one_batch(range(blocks)), slot, slot)
-    table = _timetable(L) if L <= 7 else []
+    table = _timetable(L) if L <= WIDEST else []
     return WorkedAnswer(
         f"Worker l computes in slots l and {2 * L + 1} - l of {2 * L}, and idles in the other "
         f"{2 * L - 2}: it is used 2 / {2 * L} = 1/{L} = {1 / L:.1%} of the time.",
@@ -86,7 +88,7 @@ def run(cluster: Cluster, blocks: int, slot: float) -> Comparison:
             t.utilisation,
             seen.utilisation,
             "percent",
-            ("within", POINTS),
+            NEARLY,
         ),
         Claim("slots", 2 * L * slot, t.makespan, seen.makespan, "seconds"),
         Claim(
@@ -101,7 +103,7 @@ def run(cluster: Cluster, blocks: int, slot: float) -> Comparison:
             "transfers of a training step",
             2 * (L - 1),
             None,
-            split.records.totals("step", "kind")[0, "send"].calls if L > 1 else 0,
+            split.records.totals("step", "kind")[0, "send"].calls,
             "count",
             "equal",
             "up and down between neighbours",

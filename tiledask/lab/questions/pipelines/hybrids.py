@@ -11,7 +11,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import number, whole
-from tiledask.lab.questions.pipelines.one_batch import POINTS, executed
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed
 from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.inputs.recipes import load_recipe
@@ -131,9 +131,7 @@ def run(
             times = {"forward": FORWARD, "backward": BACKWARD}
             seen = executed(cluster, f.schedule, **times).timeline.utilisation
             shares = f.m / (f.m + f.p - 1), td.simulate(f.schedule, **times).utilisation, seen
-            rows.append(
-                Claim(f"{name}: used", *shares, unit="percent", rule=("within", 2 * POINTS))
-            )
+            rows.append(Claim(f"{name}: used", *shares, unit="percent", rule=NEARLY))
     size = f"{model.size:,} parameters in float64"
     return Comparison(f"Each combination trained for {STEPS} steps, {size}", rows)
 

@@ -9,7 +9,7 @@ from math import sqrt
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import choice, number, whole
-from tiledask.lab.questions.pipelines.one_batch import POINTS, executed
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
@@ -130,7 +130,7 @@ def run(
             f"{schedule}, m = {m}: used",
             *shares,
             unit="percent",
-            rule=("within", 2 * POINTS),
+            rule=NEARLY,
         ),
         Claim(f"{schedule}: activations kept at most", kept, *peaks, rule="equal"),
     ]
