@@ -30,3 +30,5 @@ def test_what_a_device_cannot_run_is_said():
         td.ask(8, kernel="wgmma_ws_persistent", run=False)
     with pytest.raises(ConfigError, match="name two devices"):
         td.ask(8, tuned_on="H200", run=False)
+    with pytest.raises(ConfigError, match="does not run on a T4"):
+        td.ask(9, device="T4", run=False)
