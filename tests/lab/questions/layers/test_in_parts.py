@@ -32,6 +32,20 @@ def test_lenet_on_4_devices():
     assert round(found["imbalance"], 2) == 3.67
 
 
+@pytest.mark.parametrize(
+    ("number", "devices", "verdicts"),
+    [
+        (26, 4, ["barely", "holds", "holds"]),
+        (26, 3, ["barely", "holds", "fails"]),  # copies send more than three stages
+        (27, 4, ["holds", "holds"]),
+        (28, 4, ["holds", "holds", "holds", "fails"]),
+    ],
+)
+def test_what_d2l_says_is_judged_by_the_numbers(number, devices, verdicts):
+    findings = worked(number, devices=devices).premise.findings
+    assert [found.verdict for found in findings] == verdicts
+
+
 def test_64_channels_over_4_and_10_over_4():
     found = worked(27).values
     assert found["channels"] == [16] * 4

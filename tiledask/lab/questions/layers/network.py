@@ -8,6 +8,13 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
+from tiledask.plan.choosing.question_check import (
+    BARELY,
+    FAILS,
+    HOLDS,
+    CheckedClaim,
+    Critique,
+)
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -44,7 +51,7 @@ def work(images: int, devices: int) -> WorkedAnswer:
         f"{said.imbalance:.3g}; even a pipeline would use at most {1 / said.imbalance:.0%}",
     ]
     return WorkedAnswer(
-        f"d2l's claims hold: a device needs a fraction of the memory, at most "
+        f"A device needs a fraction of the memory, at most "
         f"{max(said.parameters) / PARAMETERS:.0%}; neighbours wait for each other {said.transfers} "
         f"times a step; the busiest device has {said.imbalance:.2g} times the mean work; "
         f"{format_bytes(total)} of activations and gradients cross.",
@@ -56,6 +63,37 @@ def work(images: int, devices: int) -> WorkedAnswer:
             "bytes": sum(said.sent),
             "imbalance": said.imbalance,
         },
+    )
+
+
+def _premise(images: int, devices: int) -> Critique:
+    """d2l's sentences about this way of splitting, each against LeNet's numbers."""
+    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+
+    said = need("network", images, devices, 4)
+    copies = sum(need("data parallel", images, devices, 4).sent)
+    share, sent = max(said.parameters) / PARAMETERS, sum(said.sent)
+    fraction = HOLDS if share <= 1.5 / devices else BARELY if share < 1 else FAILS
+    return Critique(
+        "d2l on network partitioning",
+        "LeNet in float32: 4 B a parameter and an activation",
+        (
+            CheckedClaim(
+                "The memory of a GPU is a fraction of the network's",
+                fraction,
+                f"The fullest of {devices} has {share:.1%}; even parts would be {1 / devices:.1%}.",
+            ),
+            CheckedClaim(
+                "Workloads may not be properly matched between layers",
+                HOLDS if said.imbalance > 1.1 else FAILS,
+                f"The busiest device has {said.imbalance:.3g} times the mean work.",
+            ),
+            CheckedClaim(
+                "The interface between layers requires large amounts of data transfer",
+                HOLDS if sent > copies else FAILS,
+                f"{format_bytes(sent)} a step; copies would send {format_bytes(copies)}.",
+            ),
+        ),
     )
 
 
@@ -78,5 +116,6 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
+    premise=_premise,
     workers=lambda devices, **_: devices,
 )

@@ -14,12 +14,21 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.choosing.question_check import (
+    BARELY,
+    FAILS,
+    HOLDS,
+    CheckedClaim,
+    Critique,
+)
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
 
 FEATURES = 16
+ROUND_OFF = 1e-10
+"""Of normalised outputs in float64."""
 EPSILON = 1e-5
 """Added to a variance by batch normalisation."""
 
@@ -85,6 +94,41 @@ def work(images: int, devices: int) -> WorkedAnswer:
     )
 
 
+def _premise(images: int, devices: int) -> Critique:
+    """What d2l says of data parallelism, and what is tacit in it."""
+    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+
+    said, off = need("data parallel", images, devices, 4), _difference(images, devices)
+    fastest = sum(said.flops) / max(said.flops)
+    return Critique(
+        "d2l on data parallelism",
+        "LeNet in float32: 4 B a parameter",
+        (
+            CheckedClaim(
+                "One synchronisation after each minibatch is enough",
+                HOLDS if said.barriers == 1 else FAILS,
+                f"All gradients in one all_reduce: {said.barriers} a step.",
+            ),
+            CheckedClaim(
+                "More GPUs do not allow larger models",
+                HOLDS if min(said.parameters) == PARAMETERS else FAILS,
+                f"Each of {devices} keeps {min(said.parameters):,} of {PARAMETERS:,} parameters.",
+            ),
+            CheckedClaim(
+                f"{devices} GPUs can be {devices} times as fast",
+                HOLDS if fastest > 0.99 * devices else BARELY,
+                f"The largest share of {images} images leaves {fastest:.3g} times at best.",
+            ),
+            CheckedClaim(
+                "With batch normalisation, too, the result is that of one device",
+                HOLDS if off < ROUND_OFF else FAILS,
+                f"By each device's own statistics an output is off by up to {off:.3g}.",
+                "Add up the statistics over the devices as well.",
+            ),
+        ),
+    )
+
+
 def _statistics(rank: Any, x: np.ndarray, shared: bool) -> np.ndarray:
     """This rank's samples, batch-normalised by its own statistics or by ``shared`` ones."""
     mine = np.array_split(x, rank.ranks)[rank.index]
@@ -125,7 +169,11 @@ def run(cluster: Cluster, images: int, devices: int) -> Comparison:
             note="it is not the single device's result",
         ),
         Claim(
-            "batch normalisation, summed statistics: off by", 1e-10, None, off[True], rule="at most"
+            "batch normalisation, summed statistics: off by",
+            ROUND_OFF,
+            None,
+            off[True],
+            rule="at most",
         ),
     ]
     return Comparison(f"LeNet on {images} images, copies on k workers", rows)
@@ -143,5 +191,6 @@ QUESTION = CourseQuestion(
     },
     work=work,
     run=run,
+    premise=_premise,
     workers=lambda devices, **_: devices,
 )
