@@ -5,6 +5,7 @@ Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,19 @@ def test_a_run_bears_it_out(number, cluster):
     assert [row.quantity for row in answer.run.failures] == []
     assert answer.run.checked >= 2
     assert any(row.measured is not None for row in answer.run.rows)
+
+
+def test_a_drawing_in_letters_stays_as_it_is_drawn_and_prose_wraps():
+    drawn = ["worker 2  -  F1  " + "-  " * 30, "worker 1  F1 -   " + "-  " * 30]
+    lines = ["a line of prose, " * 12, *drawn, "3 < 4"]
+    given = worked(34)
+    answer = replace(given, worked=replace(given.worked, lines=tuple(lines)))
+    text = answer.to_text(60)
+    assert all(f"  {line}\n" in text for line in drawn)
+    assert all(
+        len(line) <= 60 for line in text.splitlines() if line.strip() not in map(str.strip, drawn)
+    )
+    assert f"<pre>{drawn[0]}\n{drawn[1]}</pre><p>3 &lt; 4</p>" in answer._repr_html_()
 
 
 # -- how it is asked -----------------------------------------------------------------------------

@@ -33,6 +33,10 @@ def premise(weights: int, memory: int, gpus: int, recipe: str) -> Critique:
     tensor["weights only"]["tp"] = 2
     plans = given["plans"] | tensor | {"data parallel": {"dp": gpus}}
     given |= {"parameters": weights // 4, "memory": f"{memory}B", "recipe": recipe}
+    given["question"] = (
+        f"A layer whose weights take {format_bytes(weights)}, trained on {gpus} devices of "
+        f"{format_bytes(memory)}"
+    )
     claims = [
         {**each, "claim": each["claim"].replace("Four devices", f"{gpus} devices")}
         for each in given["claims"]
