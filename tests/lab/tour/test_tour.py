@@ -93,7 +93,7 @@ def test_a_disturbed_run_is_repeated_and_the_least_idle_one_counts():
 
     def least(*shares):
         left = [Ran(idle) for idle in shares]
-        found = idle._least_disturbed(lambda: left.pop(0), 0.3)
+        found = idle.least_disturbed(lambda: left.pop(0), 0.3)
         return found.timeline.bubble_fraction, len(shares) - len(left)
 
     assert least(0.28, 0.1, 0.1) == (0.28, 1)

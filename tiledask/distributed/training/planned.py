@@ -24,7 +24,7 @@ from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.tile.backend import as_dtype
 
-__all__ = ["Planned", "calls_of"]
+__all__ = ["Planned", "calls_of", "unit_size"]
 
 
 class Planned(NamedTuple):
@@ -60,7 +60,7 @@ class _Rank:
         self.shape, self.itemsize = shape, as_dtype(job.dtype).itemsize
         self.calls: list[Planned] = []
         units = job.units(self.p)
-        self.sizes = [_size(self.model, unit, self.tp, self.t) for unit in units]
+        self.sizes = [unit_size(self.model, unit, self.tp, self.t) for unit in units]
         self.extents = dict(zip(units, shards(self.sizes, self.dp), strict=True))
 
     def step(self) -> list[Planned]:
@@ -233,7 +233,7 @@ def _block(x: L.Stream, model: GPT, unit: str) -> L.LayerCalls[L.Call]:
     return calls.inside(unit)
 
 
-def _size(model: GPT, unit: str, ranks: int, rank: int) -> int:
+def unit_size(model: GPT, unit: str, ranks: int, rank: int) -> int:
     """Numbers of a unit on one rank of a tensor-parallel group."""
     total, layout = 0, model.layout(unit, ranks)
     for name, parameter in model.parameters(unit).items():

@@ -15,7 +15,7 @@ from tiledask.lab.report import Section
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.pipelines import closed_form
 
-__all__ = ["idle_time"]
+__all__ = ["idle_time", "least_disturbed"]
 
 FORWARD, BACKWARD = 0.3, 0.6
 """Seconds that an action occupies its device."""
@@ -56,7 +56,7 @@ def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> Non
         simulated = td.simulate(schedule, forward=FORWARD, backward=BACKWARD)
         stages = stack(td.partition([1.0] * LAYERS, workers).bounds, **SHAPE)
         options = {"target": target, "forward": FORWARD, "backward": BACKWARD, "engine": "loop"}
-        run = _least_disturbed(
+        run = least_disturbed(
             partial(td.run_schedule, schedule, stages, batch, cluster, **options),
             simulated.bubble_fraction + POINTS,
         )
@@ -85,7 +85,7 @@ def idle_time(section: Section, cluster: Any, say: Callable[[str], None]) -> Non
         )
 
 
-def _least_disturbed(execute: Callable[[], PipelineRun], enough: float) -> PipelineRun:
+def least_disturbed(execute: Callable[[], PipelineRun], enough: float) -> PipelineRun:
     """The least idle of up to TRIES runs; no more than it takes to idle ``enough`` or less."""
     runs: list[PipelineRun] = []
     while len(runs) < TRIES:

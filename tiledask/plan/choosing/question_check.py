@@ -31,7 +31,15 @@ from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import divisors, format_bytes, parse_bytes
 
-__all__ = ["CheckedClaim", "Critique", "check_premise", "premises"]
+__all__ = [
+    "BARELY",
+    "FAILS",
+    "HOLDS",
+    "CheckedClaim",
+    "Critique",
+    "check_premise",
+    "premises",
+]
 
 HOLDS, BARELY, FAILS = "holds", "barely", "fails"
 WORDS = dict(zip(VERDICTS, (HOLDS, BARELY, FAILS), strict=True))

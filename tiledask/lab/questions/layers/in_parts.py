@@ -1,0 +1,287 @@
+"""13 and 29: a model too large for one unit, its layers placed on several in order.
+
+unit 1 [layers 1 ..]   unit 2 [.. ..]   unit 3 [.. L]      memory divided, one batch no faster
+"""
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.puzzles.fields import choice, number, size, whole
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
+from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.choosing.question_check import Critique
+from tiledask.plan.formulas import minimum_devices
+from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.units import format_bytes
+
+__all__ = ["QUESTIONS"]
+
+# -- 13: what placing the first layers on the first unit is for ------------------------------------
+
+RECIPES = ("mixed-adam-16", "fp16-weights", "fp32-sgd", "fp32-adam")
+BATCH = 0.6
+"""Seconds that all layers take for one batch, forward and backward, whoever does them."""
+FORWARD_SHARE = 1 / 3
+
+
+def place(parameters: float, memory: int, units: int, recipe: str, transfer: float) -> WorkedAnswer:
+    """Bytes on one unit and on each of several; computation and time of one batch."""
+    B, p = load_recipe(recipe).bytes_per_parameter, units
+    whole_, least = B * parameters, minimum_devices(int(parameters), recipe, memory)
+    each, T = whole_ / p, BATCH + 2 * (p - 1) * transfer
+    fits = {True: "fits", False: "does not fit"}
+    lines = [
+        f"convention: {recipe}, {B} B a parameter; GB = 1e9 bytes; activations left out",
+        f"one unit: {parameters / 1e9:g} billion x {B} B = {format_bytes(whole_)} of "
+        f"{format_bytes(memory)}: {fits[whole_ <= memory]}",
+        f"layers in {p} equal parts: {format_bytes(whole_)} / {p} = {format_bytes(each)} each: "
+        f"{fits[each <= memory]}",
+        f"over all units {p} x {format_bytes(each)} = {format_bytes(p * each)}: as before, only "
+        f"spread",
+        f"units needed: {format_bytes(whole_)} / {format_bytes(memory)}, rounded up = {least}",
+        f"computation of a token, up and down: 6 x {parameters / 1e9:g} billion = "
+        f"{6 * parameters / 1e9:g} GFLOP on one unit, {p} x {6 * parameters / p / 1e9:g} on "
+        f"{p}: not less",
+        f"time of one batch: {BATCH:g} s of work + 2 x {p - 1} x {transfer:g} s of transfers = "
+        f"{T:g} s, not below {BATCH:g} s: unit 2 waits for unit 1",
+    ]
+    return WorkedAnswer(
+        f"It divides memory: {format_bytes(each)} instead of {format_bytes(whole_)} on a unit of "
+        f"{format_bytes(memory)}. It saves no computation, and one batch takes {T:g} s instead of "
+        f"{BATCH:g} s.",
+        lines,
+        {
+            "one unit": whole_,
+            "each unit": each,
+            "fits on one": whole_ <= memory,
+            "fits in parts": each <= memory,
+            "units needed": least,
+            "seconds": T,
+        },
+    )
+
+
+def _premise(parameters: float, memory: int, units: int, recipe: str, transfer: float) -> Critique:
+    """Whether the model is too large for one unit, and whether its parts fit."""
+    plans = {"one unit": {}, f"{units} units": {"pp": units}}
+    names = list(plans)
+    return td.check_premise(
+        {
+            "question": "the first set of layers on the first unit",
+            "parameters": int(parameters),
+            "memory": f"{memory}B",
+            "devices": units,
+            "recipe": recipe,
+            "plans": plans,
+            "claims": [
+                {"claim": "One unit cannot hold it", "kind": "too large", "plan": names[0]},
+                {"claim": f"{units} units can", "kind": "fits", "plan": names[1]},
+            ],
+        }
+    )
+
+
+def run_placed(
+    cluster: Cluster, parameters: float, memory: int, units: int, recipe: str, transfer: float
+) -> Comparison:
+    """The states allocated at 1:1000 under the units' cap, whole and in parts; a small decoder with
+    its activations the same way; then the time of one batch."""
+    from tiledask.lab.claims import DECODER
+
+    rows, peaks = [], {}
+    B = load_recipe(recipe).bytes_per_parameter
+    for p in dict.fromkeys((1, units)):
+        claim = td.run_claim(int(parameters), td.Layout(pp=p), memory, cluster, recipe=recipe)
+        said, name = B * parameters / p, "one unit" if p == 1 else f"{p} units"
+        verdict = "fits" if said <= memory else "does not fit"
+        rows.append(
+            Claim(
+                f"{name}: verdict",
+                verdict,
+                claim.predicted_verdict,
+                claim.executed_verdict,
+                rule="equal",
+            )
+        )
+        if not claim.refused:
+            peaks[p] = claim.measured.per_place
+            most, at = max(peaks[p].values()), said / claim.scale
+            rows += [
+                Claim(
+                    f"{name}: bytes of the fullest",
+                    at,
+                    claim.predicted.peak,
+                    most,
+                    "bytes",
+                    ("ratio", 0.95, 1.05),
+                ),
+                Claim(
+                    f"{name}: bytes of all",
+                    B * parameters / claim.scale,
+                    sum(claim.predicted.per_place.values()),
+                    sum(peaks[p].values()),
+                    "bytes",
+                    ("ratio", 0.95, 1.05),
+                ),
+            ]
+    for p in dict.fromkeys((1, min(units, cluster.slots, DECODER.layers))):
+        claim = td.run_claim(DECODER, td.Layout(pp=p), "1GB", cluster, sequence=64)
+        ledgers = claim.predicted.per_place, claim.measured.per_place
+        for which, of in {"the fullest": max, "all": sum}.items():
+            said, held = (of(places.values()) for places in ledgers)
+            name = f"decoder with activations on {p}: bytes of {which}"
+            rows.append(Claim(name, said, None, held, "bytes", ("ratio", 0.9, 1.05)))
+    for p in dict.fromkeys((1, min(units, cluster.slots))):
+        order = one_batch(range(p))
+        times = {
+            "forward": BATCH * FORWARD_SHARE / p,
+            "backward": BATCH * (1 - FORWARD_SHARE) / p,
+            "latency": transfer,
+        }
+        t, seen = td.simulate(order, **times), executed(cluster, order, **times).timeline
+        T = BATCH + 2 * (p - 1) * transfer
+        rows += [
+            Claim(f"{p} of them: work of one batch", BATCH, t.busy, seen.busy, "seconds"),
+            Claim(f"{p} of them: time of one batch", T, t.makespan, seen.makespan, "seconds"),
+            Claim(
+                f"{p} of them: used",
+                BATCH / (p * T),
+                t.utilisation,
+                seen.utilisation,
+                "percent",
+                NEARLY,
+            ),
+        ]
+    return Comparison(f"States on units of {format_bytes(memory)}, run at 1:1000", rows)
+
+
+# -- 29: layer-wise model parallelism -------------------------------------------------------------
+
+SHAPE = {"width": 64, "hidden": 128, "seed": 29, "dtype": "float64"}
+TOKENS = 32
+FORWARD, BACKWARD = 0.1, 0.2
+"""Seconds of a worker's part."""
+
+
+def in_order(layers: int, workers: int) -> WorkedAnswer:
+    """Consecutive layers on each worker; what each holds, sends and waits."""
+    cut, p = td.partition(layers, workers), workers
+    t = td.simulate(one_batch(range(p)))
+    return WorkedAnswer(
+        f"Consecutive layers on each worker: {cut}. Each holds {max(cut.sizes)} of {layers} "
+        f"layers at most; the batch goes up and down through all of them, {2 * (p - 1)} "
+        f"transfers, and one worker in {p} works: {1 / p:.1%}.",
+        [
+            f"{layers} layers / {p} workers = {layers / p:g}: {cut}",
+            f"fullest worker: {max(cut.sizes)} / {layers} = {max(cut.sizes) / layers:.1%} of the "
+            f"weights",
+            f"forward: worker 1 hands its output to 2, ... up to {p}: {p} - 1 = {p - 1} transfers; "
+            f"backward: gradients the same way down, {p - 1} more: {2 * (p - 1)}",
+            f"every layer needs the one before it, so workers take turns: 1/{p} = {1 / p:.1%} "
+            f"used, {1 - 1 / p:.1%} idle",
+            "the result is that of one device: the same layers, in the same order",
+        ],
+        {
+            "cut": str(cut),
+            "fullest": max(cut.sizes) / layers,
+            "transfers": 2 * (p - 1),
+            "utilisation": t.utilisation,
+        },
+        lambda: td.plots.gantt(t, title=f"{layers} layers on {p} workers"),
+    )
+
+
+def run_in_order(cluster: Cluster, layers: int, workers: int) -> Comparison:
+    """Real layers, forward and backward, on all workers and on one."""
+    import numpy as np
+
+    from tiledask.distributed.pipelines.stages import stack
+    from tiledask.lab.tour.idle import gradient_difference
+
+    cut, p = td.partition(layers, workers), workers
+    batch, target = np.random.default_rng(29).standard_normal((2, TOKENS, SHAPE["width"]))
+    stages, (alone,) = (stack(bounds, **SHAPE) for bounds in (cut.bounds, (0, layers)))
+    options = {"batch": batch, "cluster": cluster, "target": target}
+    one = td.run_schedule(td.schedule("naive", 1, 1), [alone], **options)
+    times = {"forward": FORWARD, "backward": BACKWARD}
+    order = td.schedule("naive", p, 1)
+    done = td.run_schedule(order, stages, engine="loop", **options, **times)
+    sent, counted = done.traffic.predicted, done.traffic.measured
+    held = [sum(g.nbytes for layer in stage for g in layer.values()) for stage in done.gradients]
+    t = td.simulate(order, **times)
+    rows = [
+        Claim("transfers, up and down", 2 * (p - 1), sent.count, counted.count, rule="equal"),
+        Claim(
+            "bytes between workers",
+            2 * (p - 1) * batch.nbytes,
+            sent.total,
+            counted.total,
+            "bytes",
+            "equal",
+        ),
+        Claim(
+            "parameters of the fullest worker, of all",
+            max(cut.sizes) / layers,
+            None,
+            max(held) / sum(held),
+            "percent",
+            ("within", 1e-12),
+            "counted from the gradients that it has",
+        ),
+        Claim(
+            "output has the bits of one worker's",
+            measured=done.outputs.tobytes() == one.outputs.tobytes(),
+            rule="true",
+        ),
+        Claim(
+            "gradients off one worker's",
+            1e-12,
+            None,
+            gradient_difference(done, one),
+            rule="at most",
+        ),
+        Claim(
+            "used",
+            1 / p,
+            t.utilisation,
+            done.timeline.utilisation,
+            "percent",
+            NEARLY,
+        ),
+    ]
+    return Comparison(f"{layers} feed-forward layers on {p} workers, one batch", rows)
+
+
+QUESTIONS = (
+    CourseQuestion(
+        number=13,
+        title="The first set of layers on the first unit",
+        asked="A research team's model, 3 billion parameters, is too large for one unit of 24 GB. "
+        "They place the first set of layers on the first unit, the next on the second, and so on "
+        "over 4. What does that achieve, and what not?",
+        inputs={
+            "parameters": Input(3e9, 1e9, number(1000), "parameters of the model"),
+            "memory": Input(24 * 10**9, 10**10, size, "bytes of a unit"),
+            "units": Input(4, 2, whole(2, 64), "units that share the layers"),
+            "recipe": Input("mixed-adam-16", "fp16-weights", choice(RECIPES), "what is kept"),
+            "transfer": Input(0.02, 0.1, number(), "seconds from unit to unit"),
+        },
+        work=place,
+        run=run_placed,
+        premise=_premise,
+        workers=lambda units, **_: min(units, MOST_WORKERS),
+    ),
+    CourseQuestion(
+        number=29,
+        title="Layer-wise Model Parallelism",
+        asked="A network of 24 layers is spread over 4 workers, consecutive layers on each. What "
+        "does each worker hold, what do they send each other, and how busy are they?",
+        inputs={
+            "layers": Input(24, 12, whole(2, 200), "layers in a row"),
+            "workers": Input(4, 3, whole(2, 64), "workers, one after the other"),
+        },
+        work=in_order,
+        run=run_in_order,
+        workers=lambda workers, **_: workers,
+    ),
+)

@@ -1,0 +1,121 @@
+"""26: d2l's network partitioning of its LeNet: what it says in words, in numbers and run.
+
+device 0 conv1 --3.46 MB--> 1 conv2 --0.82--> 2 fc1 --0.13--> 3 fc2       and the same back
+"""
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.puzzles.fields import whole
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Comparison
+from tiledask.plan.choosing.question_check import (
+    BARELY,
+    FAILS,
+    HOLDS,
+    CheckedClaim,
+    Critique,
+)
+from tiledask.plan.units import format_bytes
+
+__all__ = ["QUESTION"]
+
+
+def work(images: int, devices: int) -> WorkedAnswer:
+    """d2l's four claims: memory, synchronisation, balance, transfers; a line of numbers each."""
+    from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET
+    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+    from tiledask.distributed.convolution.lenet_split import stages_of
+
+    stages, said = stages_of(devices), need("network", images, devices, 4)
+    lines, crossed = ["weights and biases, fp32, 4 B each:"], []
+    for device, (layers, held) in enumerate(zip(stages, said.parameters, strict=True)):
+        names = " + ".join(f"{LENET[i].name} {LENET[i].size:,}" for i in layers)
+        lines.append(
+            f"device {device}: {names} = {held:,} of {PARAMETERS:,} = {held / PARAMETERS:.1%}"
+        )
+    for device, layers in enumerate(stages[:-1]):
+        last = BOUNDARIES[layers[-1]]
+        size = images * last.units * last.each * 4
+        crossed.append(size)
+        lines.append(
+            f"{last.name} -> device {device + 1}: {images} x {last.units} x {last.each} x 4 B = "
+            f"{format_bytes(size)}, and its gradient back"
+        )
+    total = 2 * sum(crossed)
+    lines += [
+        f"transfers: 2 x ({devices} - 1) = {said.transfers}, in turn: each device waits for its "
+        f"neighbour",
+        f"bytes: 2 x ({' + '.join(map(format_bytes, crossed))}) = {format_bytes(total)}",
+        "work: " + ", ".join(f"device {d} {f / 1e6:.4g} MFLOP" for d, f in enumerate(said.flops)),
+        f"busiest over mean: {max(said.flops) / 1e6:.4g} / {sum(said.flops) / devices / 1e6:.4g} = "
+        f"{said.imbalance:.3g}; even a pipeline would use at most {1 / said.imbalance:.0%}",
+    ]
+    return WorkedAnswer(
+        f"A device needs a fraction of the memory, at most "
+        f"{max(said.parameters) / PARAMETERS:.0%}; neighbours wait for each other {said.transfers} "
+        f"times a step; the busiest device has {said.imbalance:.2g} times the mean work; "
+        f"{format_bytes(total)} of activations and gradients cross.",
+        lines,
+        {
+            "parameters": list(said.parameters),
+            "boundary bytes": crossed,
+            "transfers": said.transfers,
+            "bytes": sum(said.sent),
+            "imbalance": said.imbalance,
+        },
+    )
+
+
+def _premise(images: int, devices: int) -> Critique:
+    """d2l's sentences about this way of splitting, each against LeNet's numbers."""
+    from tiledask.distributed.convolution.lenet_plan import PARAMETERS, need
+
+    said = need("network", images, devices, 4)
+    copies = sum(need("data parallel", images, devices, 4).sent)
+    share, sent = max(said.parameters) / PARAMETERS, sum(said.sent)
+    fraction = HOLDS if share <= 1.5 / devices else BARELY if share < 1 else FAILS
+    return Critique(
+        "d2l on network partitioning",
+        "LeNet in float32: 4 B a parameter and an activation",
+        (
+            CheckedClaim(
+                "The memory of a GPU is a fraction of the network's",
+                fraction,
+                f"The fullest of {devices} has {share:.1%}; even parts would be {1 / devices:.1%}.",
+            ),
+            CheckedClaim(
+                "Workloads may not be properly matched between layers",
+                HOLDS if said.imbalance > 1.1 else FAILS,
+                f"The busiest device has {said.imbalance:.3g} times the mean work.",
+            ),
+            CheckedClaim(
+                "The interface between layers requires large amounts of data transfer",
+                HOLDS if sent > copies else FAILS,
+                f"{format_bytes(sent)} a step; copies would send {format_bytes(copies)}.",
+            ),
+        ),
+    )
+
+
+def run(cluster: Cluster, images: int, devices: int) -> Comparison:
+    """A training step of LeNet, consecutive layers on each worker."""
+    from tiledask.lab.lenet import lenet_claims
+
+    return lenet_claims(td.Mesh(cluster, (devices,)), images, ways=("network",))
+
+
+QUESTION = CourseQuestion(
+    number=26,
+    title="Network Partitioning",
+    asked="d2l's LeNet is spread over 4 GPUs, a layer on each, and trained on 256 images a step. "
+    "How much memory does each need, how often do they wait for each other, how even is the work, "
+    "and how much is transferred?",
+    inputs={
+        "images": Input(256, 128, whole(1, 4096), "images of a step"),
+        "devices": Input(4, 2, whole(2, 4), "devices, consecutive layers on each"),
+    },
+    work=work,
+    run=run,
+    premise=_premise,
+    workers=lambda devices, **_: devices,
+)

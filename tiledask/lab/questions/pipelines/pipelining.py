@@ -1,0 +1,178 @@
+"""12: micro-batches keep the workers of a pipeline busy; too many of them cost more than they save.
+
+one batch     B1↑ .  .  B1↓      1/p of the time is used
+m of 1/m      m / (m + p - 1) is used; with a overhead each, (m + p - 1)(a + W/m) has a minimum
+"""
+
+from math import sqrt
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.puzzles.fields import choice, number, whole
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = ["QUESTION"]
+
+MOST = 512
+"""Micro-batches that are tried one by one for the best number."""
+
+
+def _pieces(m: int, microbatches: int, f: float, b: float, overhead: float) -> dict[str, float]:
+    """Seconds of an action, if the batch of ``microbatches`` of f + b seconds is cut in m; half of
+    the overhead each way."""
+    share = microbatches / m
+    return {"forward": f * share + overhead / 2, "backward": b * share + overhead / 2}
+
+
+def _experiments(p: int, microbatches: int, work: float, overhead: float) -> tuple[int, ...]:
+    """Three counts to try: the best, a quarter of it and four times as many."""
+    best = _best(p, work * microbatches, overhead)
+    return tuple(sorted({max(1, best // 4), best, min(MOST, 4 * best)}))
+
+
+def _seconds(m: int, p: int, W: float, a: float) -> float:
+    return (m + p - 1) * (a + W / m)
+
+
+def _best(p: int, W: float, a: float) -> int:
+    """The smallest number of those that are fastest, but for rounding."""
+    return min(range(1, MOST + 1), key=lambda m: (round(_seconds(m, p, W, a), 12), m))
+
+
+def _simulated(schedule: str, p: int, m: int, times: dict[str, float]) -> Timeline:
+    return td.simulate(td.schedule(schedule, p, m), **times)
+
+
+def work(
+    stages: int,
+    microbatches: int,
+    schedule: str,
+    forward: float,
+    backward: float,
+    overhead: float,
+) -> WorkedAnswer:
+    """Utilisation, bubble and memory of the schedule; the best number of micro-batches."""
+    p, m, each = stages, microbatches, forward + backward
+    t = _simulated(schedule, p, m, _pieces(m, m, forward, backward, 0.0))
+    kept = {name: max(_kept(name, p, m)) for name in ("gpipe", "1f1b")}
+    used, W = m / (m + p - 1), m * each
+    lines = [
+        f"one batch at a time: 1/p = 1/{p} = {1 / p:.1%} used",
+        f"with m = {m} micro-batches the last stage begins p - 1 = {p - 1} turns late: m + p - 1 = "
+        f"{m + p - 1} turns of {forward:g} + {backward:g} = {each:g} s, {(m + p - 1) * each:g} s",
+        f"used: m / (m + p - 1) = {m} / {m + p - 1} = {used:.1%}",
+        f"bubble over ideal time: (p - 1) / m = {p - 1} / {m} = {bubble_overhead(p, m):.1%} "
+        f"(SC21); of all time: (p - 1) / (m + p - 1) = {p - 1} / {m + p - 1} = "
+        f"{bubble_fraction(p, m):.1%}",
+        f"activations kept by the fullest stage: GPipe m = {kept['gpipe']}, 1F1B min(p, m) = "
+        f"{kept['1f1b']}; the time is the same",
+    ]
+    values = {
+        "utilisation": t.utilisation,
+        "makespan": t.makespan,
+        "bubble": t.bubble_overhead,
+        "kept": max(t.peak_in_flight),
+    }
+    more = "Without overhead, more micro-batches are always better."
+    if overhead:
+        a, best, exact = overhead, _best(p, W, overhead), sqrt((p - 1) * W / overhead)
+        lines += [
+            f"now each micro-batch costs a stage a = {a:g} s beside its share of W = {m} x "
+            f"{each:g} = {W:g} s: t(m) = (m + p - 1)(a + W/m)",
+            f"dt/dm = a - (p - 1) W / m^2 = 0 at m = sqrt((p - 1) W / a) = sqrt({p - 1} x {W:g} / "
+            f"{a:g}) = {exact:.3g}; of whole numbers the best is {best}",
+            *(
+                f"t({n}) = ({n} + {p - 1})({a:g} + {W:g}/{n}) = {_seconds(n, p, W, a):.4g} s"
+                for n in _experiments(p, m, each, a)
+            ),
+        ]
+        values |= {"best microbatches": best, "best seconds": _seconds(best, p, W, a)}
+        more = (
+            f"With {a:g} s of overhead a micro-batch, {best} are the fastest: fewer leave a "
+            f"bubble, more pay the overhead."
+        )
+    return WorkedAnswer(
+        f"{m} micro-batches on {p} stages use {used:.1%} of the time, where one batch uses "
+        f"{1 / p:.1%}. {more}",
+        lines,
+        values,
+        lambda: td.plots.gantt(t, title=f"{schedule}, {m} micro-batches on {p} stages"),
+    )
+
+
+def _kept(schedule: str, p: int, m: int) -> tuple[int, ...]:
+    return td.simulate(td.schedule(schedule, p, m)).peak_in_flight
+
+
+def run(
+    cluster: Cluster,
+    stages: int,
+    microbatches: int,
+    schedule: str,
+    forward: float,
+    backward: float,
+    overhead: float,
+) -> Comparison:
+    """The schedule on workers; then the three experiments, each micro-batch with its overhead."""
+    p, m = stages, microbatches
+    times = _pieces(m, m, forward, backward, 0.0)
+    t = _simulated(schedule, p, m, times)
+    seen = executed(cluster, td.schedule(schedule, p, m), **times).timeline
+    shares = m / (m + p - 1), t.utilisation, seen.utilisation
+    kept = m if schedule == "gpipe" else min(p, m)
+    peaks = max(t.peak_in_flight), max(seen.peak_in_flight)
+    rows = [
+        Claim(
+            f"{schedule}, m = {m}: used",
+            *shares,
+            unit="percent",
+            rule=NEARLY,
+        ),
+        Claim(f"{schedule}: activations kept at most", kept, *peaks, rule="equal"),
+    ]
+    took = {}
+    W = m * (forward + backward)
+    for n in _experiments(p, m, forward + backward, overhead) if overhead else ():
+        times = _pieces(n, m, forward, backward, overhead)
+        simulated = _simulated(schedule, p, n, times).makespan
+        done = td.run_schedule(td.schedule(schedule, p, n), cluster=cluster, engine="loop", **times)
+        took[n] = done.timeline.makespan
+        said = _seconds(n, p, W, overhead)
+        rows.append(Claim(f"t({n}) with overhead", said, simulated, took[n], "seconds"))
+    if took:
+        best = _best(p, W, overhead)
+        rows.append(
+            Claim(
+                "fastest of these counts",
+                best,
+                min(took, key=lambda n: _seconds(n, p, W, overhead)),
+                min(took, key=took.__getitem__),
+                rule="equal",
+                note="neither the fewest nor the most",
+            )
+        )
+    return Comparison(f"A pipeline of {p} stages on {p} workers", rows)
+
+
+QUESTION = CourseQuestion(
+    number=12,
+    title="Pipeline Parallelism",
+    asked="A batch is cut into 8 micro-batches that flow through 4 pipeline stages. How busy are "
+    "the devices, and what do they keep? And if every micro-batch also costs a fixed overhead, how "
+    "many of them give the best throughput?",
+    inputs={
+        "stages": Input(4, 3, whole(2, 64), "stages p, one on each device"),
+        "microbatches": Input(8, 16, whole(1, 256), "micro-batches m of the batch"),
+        "schedule": Input("1f1b", "gpipe", choice(("1f1b", "gpipe")), "their order"),
+        "forward": Input(0.03, 0.04, number(above=True), "seconds of a micro-batch in a stage, up"),
+        "backward": Input(0.06, 0.08, number(above=True), "the same, down"),
+        "overhead": Input(0.03, 0.02, number(), "seconds more for each, in a stage, up and down"),
+    },
+    work=work,
+    run=run,
+    workers=lambda stages, **_: stages,
+)

@@ -1,0 +1,141 @@
+"""36: layers dealt round the devices. Not layer-wise as the course says, yet of use to pipelines.
+
+consecutive   [1 2 3 4][5 6 7 8][9 10 11 12]      2 crossings
+round robin   1|2|3|1|2|3|1|2|3|1|2|3             11 crossings: chunks of interleaved 1F1B
+"""
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import PartitionError
+from tiledask.lab.puzzles.fields import whole
+from tiledask.lab.questions.pipelines.one_batch import NEARLY, executed, one_batch
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.pipelines.closed_form import bubble_fraction, bubble_overhead
+
+__all__ = ["QUESTION"]
+
+FORWARD, BACKWARD = 0.2, 0.4
+"""Seconds of all layers of a device, for one micro-batch."""
+
+
+def _places(layers: int, devices: int) -> dict[str, list[int]]:
+    """The device of each layer, both ways; PartitionError for layers that cannot be dealt out."""
+    if layers % devices:
+        raise PartitionError(
+            f"as many layers on every device: {layers} layers do not divide by {devices}; use "
+            f"{layers - layers % devices} layers"
+        )
+    return {
+        "consecutive": list(td.partition(layers, devices).place),
+        "round robin": [layer % devices for layer in range(layers)],
+    }
+
+
+def _orders(layers: int, devices: int, microbatches: int) -> dict[str, tuple[td.Schedule, int]]:
+    """(schedule, chunks of a device) of a pipeline that cuts the layers each way."""
+    return {
+        "1F1B": (td.schedule("1f1b", devices, microbatches), 1),
+        "interleaved": (
+            td.schedule("interleaved", layers, microbatches, devices=devices),
+            layers // devices,
+        ),
+    }
+
+
+def _times(chunks: int) -> dict[str, float]:
+    return {"forward": FORWARD / chunks, "backward": BACKWARD / chunks}
+
+
+def work(layers: int, devices: int, microbatches: int) -> WorkedAnswer:
+    """The verdict by the rule, crossings and utilisation both ways, and interleaving's bubble."""
+    places, p, m = _places(layers, devices), devices, microbatches
+    dealt = [[n + 1 for n in range(layers) if n % p == d] for d in range(p)]
+    shown = " | ".join(",".join(map(str, group)) for group in dealt)
+    judged = {name: td.judge(place, layers, p) for name, place in places.items()}
+    used = {n: td.simulate(one_batch(place)).utilisation for n, place in places.items()}
+    few, many = (judged[name].crossings for name in places)
+    v = layers // p
+    lines = [
+        f"{shown}: {judged['round robin'].rule}. {judged['round robin'].reason}",
+        f"crossings, consecutive: {p} - 1 = {few}",
+        f"crossings, round robin: {layers} - 1 = {many}, every layer hands on to another device",
+        f"{many} / {few} = {many / few:g} times as many transfers",
+        f"one batch at a time both use 1/{p}: {used['consecutive']:.1%} and "
+        f"{used['round robin']:.1%}; dealing alone gains nothing",
+        f"with micro-batches the same placement is interleaved 1F1B with v = {layers} / {p} = {v} "
+        f"chunks a device (SC21's example: layers 1, 2, 9, 10 on device 1)",
+        f"bubble over ideal time, consecutive: (p - 1) / m = {p - 1} / {m} = "
+        f"{bubble_overhead(p, m):.1%}",
+    ]
+    if m % p:
+        lines.append(f"interleaving wants m as a multiple of p: {m} is none of {p}, so simulate it")
+    else:
+        lines.append(
+            f"bubble over ideal time, interleaved: (p - 1) / (v m) = {p - 1} / ({v} x {m}) = "
+            f"{bubble_overhead(p, m, v):.1%}, 1/{v} of it, at {many / few:g} times the transfers"
+        )
+    timelines = {
+        name: td.simulate(order, **_times(chunks))
+        for name, (order, chunks) in _orders(layers, p, m).items()
+    }
+    return WorkedAnswer(
+        f"False: {shown} is not layer-wise, for no device has consecutive layers. It crosses "
+        f"{many} times where {few} would do, and a single batch uses the same 1/{p}. Only a "
+        f"pipeline of micro-batches gains by it.",
+        lines,
+        {
+            "layer-wise": bool(judged["round robin"]),
+            "crossings": few,
+            "crossings round robin": many,
+            "utilisation": used["consecutive"],
+            **{f"bubble {name}": t.bubble_overhead for name, t in timelines.items()},
+        },
+        lambda: td.plots.layers_on_devices(places),
+    )
+
+
+def run(cluster: Cluster, layers: int, devices: int, microbatches: int) -> Comparison:
+    """Real layers placed both ways; then both as pipelines of actions that take their time."""
+    from tiledask.lab.tour.layers import run_layers
+
+    rows, p, m = [], devices, microbatches
+    for name, place in _places(layers, p).items():
+        crossings = (p if name == "consecutive" else layers) - 1
+        judged, done = td.judge(place, layers, p).crossings, run_layers(cluster, place)
+        sent = done.traffic.measured.count
+        rows.append(Claim(f"{name}: transfers of a pass", crossings, judged, sent, rule="equal"))
+        order = one_batch(place)
+        each = {"forward": p * FORWARD / layers, "backward": p * BACKWARD / layers}
+        t, seen = td.simulate(order, **each), executed(cluster, order, **each).timeline
+        shares = 1 / p, t.utilisation, seen.utilisation
+        rows.append(Claim(f"{name}: one batch uses", *shares, unit="percent", rule=NEARLY))
+    for name, (order, chunks) in _orders(layers, p, m).items():
+        times = _times(chunks)
+        t, done = td.simulate(order, **times), executed(cluster, order, **times)
+        said = None if m % p else 1 - bubble_fraction(p, m, chunks)
+        at = f"{name}, {m} micro-batches"
+        used = said, t.utilisation, done.timeline.utilisation
+        sent = 2 * m * (p * chunks - 1)
+        planned, counted = done.traffic.predicted.count, done.traffic.measured.count
+        rows += [
+            Claim(f"{at}: used", *used, unit="percent", rule=NEARLY),
+            Claim(f"{at}: transfers", sent, planned, counted, "count", "equal"),
+        ]
+    return Comparison(f"{layers} layers on {p} workers", rows)
+
+
+QUESTION = CourseQuestion(
+    number=36,
+    title="True or false: 12 layers on 3 devices, 1,4,7,10 | 2,5,8,11 | 3,6,9,12",
+    asked="12 layers are dealt round 3 devices: 1,4,7,10 on the first, 2,5,8,11 on the second, "
+    "3,6,9,12 on the third. Is that layer-wise model parallelism?",
+    inputs={
+        "layers": Input(12, 9, whole(2, 200), "layers in a row"),
+        "devices": Input(3, 2, whole(2, 64), "devices; they divide the layers"),
+        "microbatches": Input(3, 6, whole(1, 64), "of the pipelines at the end"),
+    },
+    work=work,
+    run=run,
+    workers=lambda devices, **_: devices,
+)
