@@ -1,7 +1,14 @@
 """Questions about what fits, which layout to choose, and what went wrong with a training."""
 
+from tiledask.lab.questions.planning import eight_gpus, hardware, hybrid, rationale, strategy
 from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
 
-QUESTIONS: tuple[CourseQuestion, ...] = ()
+QUESTIONS: tuple[CourseQuestion, ...] = (
+    strategy.QUESTION,
+    rationale.QUESTION,
+    eight_gpus.QUESTION,
+    hardware.QUESTION,
+    hybrid.QUESTION,
+)
