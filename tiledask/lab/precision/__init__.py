@@ -4,6 +4,7 @@ formats.py   floating-point formats by their definition, in exact fractions
 lessons.py   overflow, underflow, lost updates, the order of sums, loss scaling
 drift.py     how far the loss of a split run may be from one device's: theory, verdict, run
 controls.py  how long two losses can be compared at all: one device against itself
+replicas.py  replicas whose fp16 gradients are added up: overflow, and its remedies
 small.py     the network that is trained for it, split as tensor parallelism splits it
 """
 
@@ -17,14 +18,24 @@ from tiledask.lab.precision.lessons import (
     overflow,
     underflow,
 )
+from tiledask.lab.precision.replicas import (
+    REMEDIES,
+    Reduction,
+    ReplicasRun,
+    sum_error,
+    train_replicas,
+)
 from tiledask.lab.precision.small import Small, SmallRun, train
 
 __all__ = [
     "FORMATS",
     "GRADES",
+    "REMEDIES",
     "Compared",
     "Drift",
     "Format",
+    "Reduction",
+    "ReplicasRun",
     "Small",
     "SmallRun",
     "acceptable",
@@ -35,7 +46,9 @@ __all__ = [
     "lost_update",
     "order_of_sums",
     "overflow",
+    "sum_error",
     "train",
+    "train_replicas",
     "underflow",
     "verdicts",
     "worst",

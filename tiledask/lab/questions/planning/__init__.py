@@ -1,6 +1,6 @@
 """Questions about what fits, which layout to choose, and what went wrong with a training."""
 
-from tiledask.lab.questions.planning import eight_gpus, hardware, hybrid, rationale, strategy
+from tiledask.lab.questions.planning import eight_gpus, hardware, hybrid, postmortem, rationale, strategy
 from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
@@ -9,6 +9,7 @@ QUESTIONS: tuple[CourseQuestion, ...] = (
     strategy.QUESTION,
     rationale.QUESTION,
     eight_gpus.QUESTION,
+    postmortem.QUESTION,
     hardware.QUESTION,
     hybrid.QUESTION,
 )

@@ -9,7 +9,7 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
 from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.units import format_bytes
 
@@ -18,34 +18,22 @@ __all__ = ["QUESTION"]
 RECIPE = "mixed-adam-16"
 
 
-def states(billions: float, dp: int, tp: int, pp: int) -> dict[int, int]:
-    """Bytes of all states on a GPU, by stage of ZeRO."""
-    share = -(-sized.parameters(billions) // (tp * pp))
-    return {zero: sum(state_bytes(share, RECIPE, zero, dp).values()) for zero in range(4)}
-
-
-def lowest(held: dict[int, int], memory: int) -> int | None:
-    """The lowest stage of ZeRO whose states leave room in ``memory``; None if none does."""
-    return next((zero for zero, size in held.items() if size < memory), None)
-
-
 def work(
     billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int
 ) -> WorkedAnswer:
     n, devices, room = sized.parameters(billions), dp * tp * pp, format_bytes(memory)
     whole_model = n * load_recipe(RECIPE).bytes_per_parameter
-    held = states(billions, dp, tp, pp)
-    zero, slices = lowest(held, memory), tp * pp
+    plans = [Layout(dp=dp, tp=tp, pp=pp, zero=zero) for zero in range(4)]
+    worked = [sized.states(billions, plan) for plan in plans]
+    held, slices = [size for size, _ in worked], tp * pp
+    zero = next((zero for zero, size in enumerate(held) if size < memory), None)
     lines = [
         f"A, dp {devices}: 16 B x {billions:g}e9 = {format_bytes(whole_model)} a GPU of {room}: "
         f"{'out of memory' if whole_model > memory else 'it fits'}; fp16 weights alone "
         f"{format_bytes(2 * n)}",
         f"B, pp {pp} x tp {tp} x dp {dp}: {billions:g}e9 / ({pp} x {tp}) = "
         f"{n / slices / 1e9:.4g}e9 parameters a GPU",
-        f"B as written: 16 B x {n / slices / 1e9:.4g}e9 = {format_bytes(held[0])}",
-        f"B, ZeRO-1: (4 + 12 / {dp}) B x {n / slices / 1e9:.4g}e9 = {format_bytes(held[1])}",
-        f"B, ZeRO-2: (2 + 14 / {dp}) B x {n / slices / 1e9:.4g}e9 = {format_bytes(held[2])}",
-        f"B, ZeRO-3: 16 / {dp} B x {n / slices / 1e9:.4g}e9 = {format_bytes(held[3])}",
+        *(f"B, ZeRO-{zero}: {how}" for zero, (_, how) in enumerate(worked)),
     ]
     fit = td.fits(
         sized.decoder(billions),
@@ -71,13 +59,13 @@ def work(
     return WorkedAnswer(
         f"A needs {format_bytes(whole_model)} on every GPU of {room} and "
         f"{'cannot start' if whole_model > memory else 'starts'}. {starts}: the states are "
-        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in held.items())}. Once it "
+        f"{', '.join(f'{format_bytes(size)} (ZeRO-{z})' for z, size in enumerate(held))}. Once it "
         f"runs, its stages are busy {1 - bubbles[str(microbatches)]:.0%} of the time with "
         f"{microbatches} micro-batches; more of them, or chunks, fill the gaps.",
         tuple(lines),
         {
             "copy_bytes": whole_model,
-            "states": list(held.values()),
+            "states": held,
             "lowest_zero": zero,
             "idle": bubbles,
             "idle_now": bubbles[str(microbatches)],

@@ -9,7 +9,6 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
 from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.inputs.recipes import load_recipe, state_bytes
 from tiledask.plan.pipelines.closed_form import bubble_fraction, naive_utilisation
 from tiledask.plan.units import format_bytes
 
@@ -31,11 +30,6 @@ def _plans(devices: int, stages: int) -> dict[str, tuple[Layout, str]]:
     }
 
 
-def _states(billions: float, layout: Layout, recipe: str) -> int:
-    share = -(-sized.parameters(billions) // (layout.tp * layout.pp))
-    return sum(state_bytes(share, recipe, layout.zero, layout.dp).values())
-
-
 def work(
     billions: float,
     memory: int,
@@ -49,13 +43,10 @@ def work(
 
     lines, states = [], {}
     for name, (layout, recipe) in _plans(devices, stages).items():
-        each = load_recipe(recipe).bytes_per_parameter
-        size = states[name] = _states(billions, layout, recipe)
-        split = layout.tp * layout.pp
-        sharded = f", {layout.dp} ways by ZeRO-{layout.zero}" if layout.zero else ""
+        size, worked = sized.states(billions, layout, recipe)
+        states[name] = size
         lines.append(
-            f"{name}: {each} B x {billions:g}e9 / {split}{sharded} = {format_bytes(size)} of "
-            f"{format_bytes(memory)}: "
+            f"{name}: {worked} of {format_bytes(memory)}: "
             + (f"{format_bytes(memory - size)} left" if size < memory else "out of memory")
         )
     busy, piped = naive_utilisation(stages), 1 - bubble_fraction(stages, microbatches)

@@ -15,6 +15,8 @@ from tiledask.plan.choosing.question_check import Critique, check_premise
 from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.units import format_bytes
 
 __all__ = [
     "CONVENTIONS",
@@ -27,6 +29,7 @@ __all__ = [
     "parameters",
     "premise_of",
     "size_of",
+    "states",
 ]
 
 CONVENTIONS = ("fp16-weights", "fp32-weights", "fp32-sgd", "mixed-adam-16", "mixed-adam-18")
@@ -104,6 +107,23 @@ def machine(
     }
     device = replace(known.device, name="each GPU", memory_bytes=memory)
     return replace(known, device=device, devices_per_node=min(per_node, devices), **faster)
+
+
+def states(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> tuple[int, str]:
+    """(bytes of all states on a GPU, how they are worked out).
+
+    >>> states(30, Layout(dp=4, tp=2, pp=4, zero=2))
+    (20625000000, '(2 + 14 / 4) B x 30e9 / 8 = 20.62 GB')
+    """
+    kept, slices = load_recipe(recipe).states, layout.tp * layout.pp
+    whole = sum(s.bytes for s in kept if not s.sharded(layout.zero) or layout.dp == 1)
+    shared = sum(s.bytes for s in kept) - whole
+    each = " + ".join([str(whole)] * bool(whole) + [f"{shared} / {layout.dp}"] * bool(shared))
+    share = -(-parameters(billions) // slices)
+    size = sum(state_bytes(share, recipe, layout.zero, layout.dp).values())
+    each = f"({each})" if whole and shared else each
+    split = f" / {slices}" if slices > 1 else ""
+    return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
 
 
 def fits_claim(words: str, plan: str, kind: str = "fits") -> dict[str, str]:
