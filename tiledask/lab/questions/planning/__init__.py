@@ -1,6 +1,15 @@
 """Questions about what fits, which layout to choose, and what went wrong with a training."""
 
-from tiledask.lab.questions.planning import eight_gpus, hardware, hybrid, postmortem, rationale, strategy
+from tiledask.lab.questions.planning import (
+    eight_gpus,
+    hardware,
+    hybrid,
+    postmortem,
+    rationale,
+    regression,
+    strategy,
+    two_clusters,
+)
 from tiledask.lab.questions.question import CourseQuestion
 
 __all__ = ["QUESTIONS"]
@@ -10,6 +19,8 @@ QUESTIONS: tuple[CourseQuestion, ...] = (
     rationale.QUESTION,
     eight_gpus.QUESTION,
     postmortem.QUESTION,
+    regression.QUESTION,
+    two_clusters.QUESTION,
     hardware.QUESTION,
     hybrid.QUESTION,
 )

@@ -16,6 +16,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import format_bytes
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "decoder",
     "devices_of",
     "fits_claim",
+    "gradient_bytes",
     "held",
     "machine",
     "memory_of",
@@ -52,9 +54,9 @@ def _billions(value: Any) -> float:
     return found
 
 
-def memory_of(each: str, other: str) -> Input:
+def memory_of(each: str, other: str, of: str = "one GPU") -> Input:
     """The input for a device's memory."""
-    return Input(each, other, size, "memory of one GPU (GB = 1e9 bytes)")
+    return Input(each, other, size, f"memory of {of} (GB = 1e9 bytes)")
 
 
 def devices_of(count: int, other: int, meaning: str = "GPUs") -> Input:
@@ -124,6 +126,18 @@ def states(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> tu
     each = f"({each})" if whole and shared else each
     split = f" / {slices}" if slices > 1 else ""
     return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
+
+
+def gradient_bytes(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> float:
+    """Bytes that a GPU sends in a step for gradients, and for ZeRO's weights, in rings.
+
+    >>> [gradient_bytes(30, Layout(pp=4, dp=d)) / 1e9 for d in (8, 16)]
+    [26.25, 28.125]
+    """
+    kept, d = load_recipe(recipe), layout.dp
+    gradients, weights = map(int, zero_passes(layout.zero, layout.microbatches))
+    each = gradients * kept.gradient_bytes + weights * kept.gathered_bytes
+    return each * (d - 1) / d * parameters(billions) / (layout.tp * layout.pp)
 
 
 def fits_claim(words: str, plan: str, kind: str = "fits") -> dict[str, str]:
