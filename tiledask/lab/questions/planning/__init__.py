@@ -7,6 +7,7 @@ from tiledask.lab.questions.planning import (
     postmortem,
     rationale,
     regression,
+    scaling,
     strategy,
     two_clusters,
 )
@@ -18,6 +19,7 @@ QUESTIONS: tuple[CourseQuestion, ...] = (
     strategy.QUESTION,
     rationale.QUESTION,
     eight_gpus.QUESTION,
+    scaling.QUESTION,
     postmortem.QUESTION,
     regression.QUESTION,
     two_clusters.QUESTION,
