@@ -4,6 +4,7 @@ from tiledask.lab.questions.planning import (
     eight_gpus,
     hardware,
     hybrid,
+    one_node,
     postmortem,
     rationale,
     regression,
@@ -18,6 +19,7 @@ __all__ = ["QUESTIONS"]
 QUESTIONS: tuple[CourseQuestion, ...] = (
     strategy.QUESTION,
     rationale.QUESTION,
+    one_node.QUESTION,
     eight_gpus.QUESTION,
     scaling.QUESTION,
     postmortem.QUESTION,

@@ -60,12 +60,13 @@ def syncs(model: Model, layout: Layout, billions: float, sequence: int = SEQUENC
         rule = f"({d} - 1) / {d} x {passes:g} B x {n}{slices} = {format_bytes(moved)}"
         found.append(Sync("dp", f"gradients{' and weights' * bool(layout.zero)}, {when}", moved, rule))
     if t > 1:
-        moved = 4 * layers * m * 2 * (t - 1) / t * rows
+        sums = 6 if layout.recompute == "full" else 4  # forward, backward, and forward again
+        moved = sums * layers * m * 2 * (t - 1) / t * rows
         rule = (
-            f"4 sums x {layers} layers x {m} micro-batches x 2 ({t} - 1) / {t} x "
+            f"{sums} sums x {layers} layers x {m} micro-batches x 2 ({t} - 1) / {t} x "
             f"{format_bytes(rows)} = {format_bytes(moved)}"
         )
-        found.append(Sync("tp", "4 sums a layer and micro-batch", moved, rule))
+        found.append(Sync("tp", "every layer and micro-batch", moved, rule))
     if layout.pp > 1:
         moved = 2 * m * layout.interleave * rows / t
         rule = f"2 x {m} micro-batches x {format_bytes(rows / t)} = {format_bytes(moved)}"
