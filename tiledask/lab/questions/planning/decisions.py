@@ -77,12 +77,12 @@ def work(
     lines += [str(each) for each in limits]
     first = limits[0]
     if not _fits(first.before) and first.speedup > 1:
-        advice = f"{first.limit} binds: doubled, {_said(first.after)}"
+        advice = f"what binds is {first.limit}: doubled, {_said(first.after)}"
     elif first.speedup > 1:
-        advice = f"{first.limit} binds: doubled, a step takes {first.after.seconds:.3g} s"
+        advice = f"what binds is {first.limit}: doubled, a step takes {first.after.seconds:.3g} s"
     else:
         advice = "no limit that is doubled alone makes a plan fit"
-    now = f"run {_said(best)}" if _fits(best) else "nothing fits surely"
+    now = f"run {_said(best)}" if _fits(best) else "nothing fits"
     return WorkedAnswer(
         f"On {devices} GPUs of {format_bytes(memory)}, with {batch} sequences a step: {now}. "
         f"{advice[0].upper()}{advice[1:]}.",
@@ -102,15 +102,18 @@ def _doubled(billions: float, relaxed: Relaxed) -> list[Claim]:
     cluster, before, after = relaxed.after.found.cluster, relaxed.before, relaxed.after
     whole = 16 * sized.parameters(billions)
     can = whole < cluster.devices * cluster.device.memory_bytes
-    rows = [
-        Claim(
-            f"{relaxed.limit} doubled: a plan fits",
-            can,
-            _fits(after),
-            rule=None if can else "equal",
-            note=f"predicted: {format_bytes(whole)} of states on {cluster}",
+    rows = []
+    if not _fits(before):
+        rows.append(
+            Claim(
+                f"{relaxed.limit} doubled: a plan fits",
+                can,
+                _fits(after),
+                rule=None if can else "equal",
+                note=f"predicted: {format_bytes(whole)} of states on {cluster.devices} x "
+                f"{format_bytes(cluster.device.memory_bytes)}",
+            )
         )
-    ]
     if _fits(before) and before.layout.devices == cluster.devices:
         kept = td.estimate_step(sized.decoder(billions), before.layout, cluster).total
         rows.append(
