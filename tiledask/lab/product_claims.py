@@ -17,12 +17,11 @@ from tiledask.plan.products.product import PANEL
 __all__ = ["GRID", "RandomProduct", "compare_product", "product_rows"]
 
 GRID = (td.Shard(0), td.Shard(1))
-EPS = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
 class RandomProduct:
-    """Two random matrices and their product by one process."""
+    """Two matrices, random ones unless they are given, and their product by one process."""
 
     a: np.ndarray
     b: np.ndarray
@@ -32,8 +31,13 @@ class RandomProduct:
 
     @classmethod
     def random(cls, n: int, seed: int = 0) -> "RandomProduct":
+        """Of n x n float32 numbers."""
         rng = np.random.default_rng(seed)
-        a, b = (rng.standard_normal((n, n), np.float32) for _ in range(2))
+        return cls.of(*(rng.standard_normal((n, n), np.float32) for _ in range(2)))
+
+    @classmethod
+    def of(cls, a: np.ndarray, b: np.ndarray) -> "RandomProduct":
+        """Of these two matrices."""
         times = []
         for _ in range(2):
             begun = perf_counter()
@@ -45,17 +49,17 @@ class RandomProduct:
 def product_rows(
     problem: RandomProduct, C: ShardedArray, kernel: str, tile: int | None
 ) -> list[Claim]:
-    """What SUMMA's formula, the plan and the workers say of one square product."""
-    n, itemsize = len(problem.a), C.dtype.itemsize
+    """What SUMMA's formula, the plan and the workers say of one product."""
+    (m, k), n, itemsize = problem.a.shape, problem.b.shape[1], C.dtype.itemsize
     p, q = C.mesh.shape
     # each rank lacks (q-1)/q of a block row of A and (p-1)/p of a block column of B
-    formula = n * n * itemsize * (p + q - 2)
+    formula = (m * k * (q - 1) + k * n * (p - 1)) * itemsize
     planned, counted = C.traffic
     predicted, measured = C.memory
     tile = tile or td.tile.kernels[kernel].tile or 512
-    blocks = product(split(0, n, p), split(0, n, q))
+    blocks = product(split(0, m, p), split(0, n, q))
     loads = sum(
-        td.tile.traffic(bottom - top, right - left, n, tile, itemsize).loaded
+        td.tile.traffic(bottom - top, right - left, k, tile, itemsize).loaded
         for (top, bottom), (left, right) in blocks
     )
     result = td.to_numpy(C)
@@ -64,7 +68,7 @@ def product_rows(
         Claim("bytes between workers", formula, planned.total, counted.total, "bytes", "equal"),
         Claim(
             "messages between workers",
-            _messages(n, p, q),
+            _messages(k, p, q),
             planned.count,
             counted.count,
             rule="equal",
@@ -82,11 +86,11 @@ def product_rows(
         ),
         Claim(
             "relative error of the answer",
-            n * EPS,
+            k * float(np.finfo(C.dtype).eps),
             None,
             error,
             rule="at most",
-            note="bound n eps; against one process",
+            note="bound k eps; against one process",
         ),
         Claim("seconds, one process, all cores", None, None, problem.seconds, "seconds"),
         Claim("seconds, over the workers", None, None, C.seconds, "seconds"),
@@ -96,7 +100,7 @@ def product_rows(
             None,
             problem.seconds / C.seconds,
             "x",
-            note=f"{2 * n**3 / 1e9:.0f} GFLOP; transfers and scheduling included",
+            note=f"{2 * m * n * k / 1e9:.3g} GFLOP; transfers and scheduling included",
         ),
     ]
 
@@ -109,9 +113,9 @@ def _counted_where(C: ShardedArray, kernel: str, tile: Any) -> str:
     return f"by {kernel} on the workers, tile by tile as it loaded them"
 
 
-def _messages(n: int, p: int, q: int) -> int:
+def _messages(k: int, p: int, q: int) -> int:
     """Each panel of A goes to q - 1 ranks of every row, each of B to p - 1 of every column."""
-    edges = sorted({edge for parts in (p, q) for ends in split(0, n, parts) for edge in ends})
+    edges = sorted({edge for parts in (p, q) for ends in split(0, k, parts) for edge in ends})
     panels = sum(-(-(stop - start) // PANEL) for start, stop in pairwise(edges))
     return panels * (p * (q - 1) + q * (p - 1))
 

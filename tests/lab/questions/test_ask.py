@@ -50,7 +50,8 @@ def test_what_is_typed_is_what_is_given(number):
     for name, each in QUESTIONS[number].inputs.items():
         typed = ",".join(map(str, each.other)) if isinstance(each.other, list) else str(each.other)
         typed = typed.lower() if isinstance(each.other, bool) else typed
-        assert each.value(name, typed) == each.value(name, each.other)
+        value = each.value(name, each.other)
+        assert each.value(name, typed) == each.value(name, value) == value
         assert name not in ("run", "cluster")
 
 

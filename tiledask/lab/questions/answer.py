@@ -1,16 +1,18 @@
 """An answer as people read it, in a terminal or a notebook, and as JSON."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.puzzles.fields import size
 from tiledask.lab.questions.index import Taught
 from tiledask.lab.questions.question import CourseQuestion, WorkedAnswer
 from tiledask.lab.table import Comparison
 from tiledask.plan import html
 from tiledask.plan.choosing.question_check import Critique
+from tiledask.plan.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,9 +56,7 @@ class Answer:
         """The whole answer as text, no line of prose longer than ``width`` characters."""
         q, parts = self.question, []
         parts.append([f"{q.number}. {q.title}", *_wrapped(q.asked, width)])
-        said = (
-            f"{name} = {_shown(self.inputs[name])}   {q.inputs[name].meaning}" for name in q.inputs
-        )
+        said = [f"{n} = {_shown(v)}   {q.inputs[n].meaning}" for n, v in self._sized()]
         parts.append(["Inputs", *(line for each in said for line in _wrapped(each, width, 4))])
         if self.premise is not None:
             verdicts = [line for f in self.premise.findings for line in _wrapped(str(f), width, 4)]
@@ -77,7 +77,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         q, worked = self.question, self.worked
-        rows = [(name, _shown(self.inputs[name]), q.inputs[name].meaning) for name in q.inputs]
+        rows = [(n, _shown(v), q.inputs[n].meaning) for n, v in self._sized()]
         lines = "".join(f"<li>{html.words(line)}</li>" for line in worked.lines)
         taught = "; ".join(map(str, self.taught))
         run = f"<p>{html.words(self.not_run)}</p>" if self.run is None else self.run._repr_html_()
@@ -88,6 +88,12 @@ class Answer:
             f"<ul>{lines}</ul><p><b>{html.words(worked.answer)}</b></p>{run}"
             f"<p>Taught in {html.words(taught)}</p>"
         )
+
+    def _sized(self) -> Iterator[tuple[str, Any]]:
+        """(name, value) of each input, bytes with their unit where no digit goes by that."""
+        for name, value in self.inputs.items():
+            text = format_bytes(value) if self.question.inputs[name].read is size else ""
+            yield name, text.replace(" ", "") if text and parse_bytes(text) == value else value
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""

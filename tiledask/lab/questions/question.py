@@ -8,6 +8,7 @@ run        predicted, simulated, measured on Dask workers: a Comparison
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,8 @@ class Input:
         """
         value = list(given) if isinstance(given, tuple) else given
         if isinstance(given, str):
-            try:
+            with suppress(ValueError):
                 value = json.loads(given)
-            except ValueError:
-                pass
         for tried in (value, given):
             try:
                 return self.read(tried)

@@ -4,7 +4,7 @@
 of those that cut it the optimizer decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,16 @@ from tiledask.tile.memory.pool import Pool, Refused
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LEVELS", "STRATEGIES", "layer_too_large", "survived"]
+__all__ = [
+    "LEVELS",
+    "STRATEGIES",
+    "TOKENS",
+    "attempt",
+    "gives",
+    "layer_too_large",
+    "small_layer",
+    "survived",
+]
 
 LEVELS = {"forward": 1, "sgd": 2, "momentum": 3, "adam": 4}
 """Arrays as large as the weights: these, their gradient, and what the optimizer keeps, in fp32."""
@@ -88,43 +97,59 @@ def survived(strategy: str, ranks: int) -> str | None:
 
 @lru_cache(maxsize=1)
 def _given() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(x, w, y): whole numbers, so that sums are exact; y is worked out where there is room."""
-    rng = np.random.default_rng(2)
-    x, w = (rng.integers(-2, 3, n).astype("float32") for n in ((TOKENS, INPUTS), (INPUTS, OUTPUTS)))
+    """(x, w, y): y is worked out where there is room."""
+    x, w = small_layer(INPUTS, OUTPUTS)
     return x, w, x @ w
+
+
+def small_layer(inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """(x of TOKENS tokens, w) in float32: whole numbers, so that sums are exact."""
+    rng = np.random.default_rng(2)
+    x, w = (rng.integers(-2, 3, n).astype("float32") for n in ((TOKENS, inputs), (inputs, outputs)))
+    return x, w
+
+
+def attempt(
+    rank: Any, strategy: str, level: str, x: np.ndarray, w: np.ndarray, capacity: int
+) -> tuple[np.ndarray | None, int]:
+    """(what ``strategy`` makes of y on this rank, the most bytes held); None for y if memory was
+    refused, with the bytes that would have been held.
+
+    A step's arrays: a part of w, what the ``level`` keeps beside it, and a part of y.
+    """
+    pool, ranks, r = Pool(capacity), rank.group().size, rank.index
+    try:
+        # (what a rank holds of w, what it multiplies of x)
+        if strategy == "columns":
+            part, mine = np.array_split(w, ranks, 1)[r], x
+        elif strategy == "rows":
+            part, mine = np.array_split(w, ranks, 0)[r], np.array_split(x, ranks, 1)[r]
+        else:
+            tokens = {"copies": max(1, len(x) // ranks), "smaller batches": 1}.get(strategy, len(x))
+            part, mine = w, x[:tokens]
+        held = [pool.put("weights", part)]
+        held += [pool.empty("states", part.shape, part.dtype) for _ in range(LEVELS[level] - 1)]
+        out = pool.put("y", mine @ held[0])
+    except Refused as refused:
+        return None, refused.needed
+    return out, pool.peak
+
+
+def gives(strategy: str, outs: Sequence[np.ndarray], y: np.ndarray) -> bool:
+    """Whether the ranks' parts make up ``y``, or the part of it that the strategy makes."""
+    got = {"columns": np.hstack, "rows": sum}.get(strategy, lambda each: each[0])(outs)
+    return np.array_equal(got, y[: len(got)])
 
 
 @lru_cache(maxsize=256)
 def _run(strategy: str, level: str, ranks: int) -> bool:
     """Whether a step of ``strategy`` finds room on every rank; its y is compared with the whole."""
     x, w, y = _given()
-
-    def program(rank: Any) -> np.ndarray | None:
-        pool, r = Pool(CAP), rank.index
-        try:
-            # (what a rank holds of w, what it multiplies of x)
-            if strategy == "columns":
-                part, mine = np.array_split(w, ranks, 1)[r], x
-            elif strategy == "rows":
-                part, mine = np.array_split(w, ranks, 0)[r], np.array_split(x, ranks, 1)[r]
-            else:
-                tokens = {"copies": max(1, TOKENS // ranks), "smaller batches": 1}.get(
-                    strategy, TOKENS
-                )
-                part, mine = w, x[:tokens]
-            held = [pool.put("weights", part)]
-            held += [pool.empty("states", part.shape, part.dtype) for _ in range(LEVELS[level] - 1)]
-            out = pool.put("y", mine @ held[0])
-        except Refused:
-            return None
-        return out
-
-    outs = run_threads(program, ranks, timeout=60.0).results
+    ran = run_threads(attempt, ranks, strategy, level, x, w, CAP, timeout=60.0).results
+    outs = [out for out, _ in ran]
     if any(out is None for out in outs):
         return False
-    got = {"columns": np.hstack, "rows": sum}.get(strategy, lambda each: each[0])(outs)
-    first = y[: len(got)]
-    if not np.array_equal(got, first):
+    if not gives(strategy, outs, y):
         raise AssertionError(f"{strategy} does not give the product")
     return True
 

@@ -100,13 +100,13 @@ def run_blocks(
     where the others fetch theirs. ``b`` is everywhere. Raises ConfigError for rows that do not
     add up.
     """
-    if len(rows) != cluster.slots or sum(rows) != len(a) or min(rows) < 1:
+    if not 1 <= len(rows) <= cluster.slots or sum(rows) != len(a) or min(rows) < 1:
         raise ConfigError(
-            f"rows has one entry of 1 or more for each of {cluster.slots} workers, {len(a)} in "
-            f"all; got {tuple(rows)}, {sum(rows)} in all"
+            f"rows has one entry of 1 or more for each of up to {cluster.slots} workers, {len(a)} "
+            f"in all; got {tuple(rows)}, {sum(rows)} in all"
         )
     ends = np.cumsum([0, *rows])
-    slots = range(cluster.slots)
+    slots = range(len(rows))
     blocks = [
         cluster.submit(slot if home is None else home, _kept, a[ends[slot] : ends[slot + 1]])
         for slot in slots
@@ -120,7 +120,7 @@ def run_blocks(
     ]
     done = cluster.gather(tasks, "the products", cancel=True)
     after = cluster.run(_transfers)
-    came = [late[len(early) :] for early, late in zip(before, after, strict=True)]
+    came = [after[slot][len(before[slot]) :] for slot in slots]
     return BlockRun(
         tile,
         tuple(t for _, t in done),

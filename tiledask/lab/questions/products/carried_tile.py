@@ -1,0 +1,155 @@
+"""8: a kernel's tile was chosen on one GPU and runs on a faster one. What is given away?"""
+
+from typing import Any
+
+import numpy as np
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
+from tiledask.lab.puzzles.fields import choice, whole
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.readers import device as device_name
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.tile.choice import CarriedConfig, Prediction, Tuning
+
+__all__ = ["QUESTION"]
+
+KERNELS = "smem_tiled", "sgemm_warptiled", "mma_multistage", "wgmma_ws_persistent"
+TILES = 16, 32, 64, 128, 256
+"""Of the NumPy tile kernel, which stands in for the GPU's where there is none."""
+SIZE = 512
+"""Of the product that is measured."""
+
+
+def _carried(
+    kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int
+) -> tuple[Prediction, Prediction, CarriedConfig]:
+    """(the best tile on the one device, on the other, the first carried to the other)."""
+    if tuned_on == runs_on:
+        raise ConfigError(f"a tile is carried from {tuned_on} to another device; name two devices")
+    found = td.tile.carry(kernel, [tuned_on, runs_on], m, n, k)
+    if found.refused:
+        name, why = found.refused[0]
+        raise ConfigError(f"{kernel} does not run on {name}: {why}; take {KERNELS[0]}")
+    move = next(
+        each for each in found.moves if (each.tuned_for, each.runs_on) == (tuned_on, runs_on)
+    )
+    return *found.best, move
+
+
+def _described(best: Prediction, name: str, m: int, n: int) -> list[str]:
+    tm, tn, tk = best.config.block
+    item, stages = best.config.itemsize, best.config.stages
+    device = best.levels.device
+    waves = td.tile.waves(m, n, best.config, device)
+    return [
+        f"{name} on the {device.name}: {tm} x {tn} x {tk}, {stages} stages; shared memory "
+        f"({tm} + {tn}) x {tk} x {item} B x {stages} = "
+        f"{format_bytes((tm + tn) * tk * item * stages)} and padding, "
+        f"{format_bytes(best.config.shared_bytes)} of {format_bytes(device.block_shared_bytes)}",
+        f"{best.occupancy}",
+        f"{waves}",
+        f"at most {best.flops_per_second / 1e12:.4g} TFLOP/s, bound by {best.binding}",
+    ]
+
+
+def work(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> WorkedAnswer:
+    """Shared memory, occupancy, waves and bound of both tiles on the new device."""
+    old, new, move = _carried(kernel, tuned_on, runs_on, m, n, k)
+    faster = new.flops_per_second / old.flops_per_second
+    lines = _described(old, "tuned", m, n)
+    if move.why_not:
+        lines.append(f"the same tile on the {runs_on} does not start: {move.why_not}")
+    else:
+        carried = td.tile.predict(m, n, k, move.config, runs_on)
+        lines += _described(carried, "carried over", m, n)
+    lines += _described(new, "tuned anew", m, n)
+    gained = move.flops_per_second / old.flops_per_second
+    lines.append(
+        f"the {runs_on} could be {faster:.3g} times as fast as the {tuned_on}; with the old tile "
+        f"it is {gained:.3g} times: 1 - {move.flops_per_second / 1e12:.4g} / "
+        f"{move.best / 1e12:.4g} = {move.loss:.1%} given away"
+    )
+    return WorkedAnswer(
+        f"The tile belongs to the device it was chosen for: {old.config.block} of the {tuned_on} "
+        f"gives away {move.loss:.1%} on the {runs_on}, where {new.config.block} is best. The "
+        f"blocks over GPUs stay as they are.",
+        lines,
+        {
+            "tile before": list(old.config.block),
+            "tile after": list(new.config.block),
+            "given away": move.loss,
+            "times as fast, carried": gained,
+            "times as fast, tuned anew": faster,
+            "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks],
+        },
+    )
+
+
+def _measure(kernel: str, tiles: tuple[Any, ...]) -> tuple[Tuning, list[int], bool]:
+    """On a worker: (every tile timed, bytes that each NumPy tile loaded, whether C is right)."""
+    tuned = td.tile.tune(
+        kernel, SIZE, SIZE, SIZE, candidates=tiles or None, carried=tiles[0] if tiles else None,
+        repeats=3, deadline=20.0, progress=False, save=False,
+    )  # fmt: skip
+    if kernel != "tiled":
+        return tuned, [], True
+    rng = np.random.default_rng(8)
+    a, b = (rng.integers(-4, 5, (SIZE, SIZE)).astype("float32") for _ in range(2))
+    done = [td.tile.count_traffic(a, b, tile) for tile in tiles]
+    return tuned, [t.loaded for _, t in done], all(np.array_equal(c, a @ b) for c, _ in done)
+
+
+def run(
+    cluster: Cluster, kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int
+) -> Comparison:
+    """Tiles of one kernel timed on a worker: on its GPU, or the NumPy tile kernel on its CPU."""
+    gpu = cluster.backend == "cupy"
+    job = cluster.submit(0, _measure, kernel if gpu else "tiled", () if gpu else TILES)
+    (done,) = cluster.gather([job], "the tiles", 120.0, cancel=True)
+    tuned, loaded, right = done
+    rows = [
+        Claim(f"tile {tile}: loaded", td.tile.traffic(SIZE, SIZE, SIZE, tile, 4).loaded, None,
+              nbytes, "bytes", "equal")
+        for tile, nbytes in zip(TILES, loaded, strict=False)
+    ] + [
+        Claim("C is A B, every number", measured=right, rule="true"),
+    ]  # fmt: skip
+    place = {t.tile: i for i, t in enumerate(sorted(tuned.trials, key=lambda t: t.predicted), 1)}
+    rows += [
+        Claim(f"tile {'x'.join(map(str, trial.tile))}: place in the order of speed",
+              place[trial.tile], None, i, note=format_seconds(trial.measured))
+        for i, trial in enumerate(tuned.trials, 1)
+    ]  # fmt: skip
+    rows.append(
+        Claim(
+            "rank correlation of both orders",
+            None,
+            None,
+            tuned.correlation,
+            note="of bytes moved and time" if tuned.by == "bytes" else "of the bound and time",
+        )
+    )
+    where = f"on {tuned.device}" if gpu else f"NumPy's tiles, no GPU here: {tuned.device}"
+    return Comparison(f"{tuned.kernel}, {SIZE} x {SIZE} x {SIZE}: {where}", rows)
+
+
+QUESTION = CourseQuestion(
+    number=8,
+    title="Low-Level Tile-Based Execution in Tensor Parallelism",
+    asked="A kernel was tuned on an L4 and moves to the much faster H200, and the products of each "
+    "device are slower than they should be. Why, and what is the right tile there?",
+    inputs={
+        "kernel": Input("mma_multistage", "smem_tiled", choice(KERNELS), "the tile kernel"),
+        "tuned_on": Input("L4", "A100-80GB", device_name, "GPU that the tile was chosen on"),
+        "runs_on": Input("H200", "A100-80GB", device_name, "GPU that it runs on"),
+        "m": Input(4096, 1024, whole(1, 65536), "rows of A"),
+        "n": Input(4096, 1024, whole(1, 65536), "columns of B"),
+        "k": Input(4096, 64, whole(1, 65536), "columns of A, and rows of B"),
+    },
+    work=work,
+    run=run,
+    workers=lambda **_: 1,
+)

@@ -1,0 +1,154 @@
+"""One linear layer Y = X A, split over ranks by each of five methods, forward and backward.
+
+columns   Y = [X A1 | X A2]         concatenated          dX is summed
+rows      Y = X1 A1 + X2 A2         Y is summed           nothing
+copies    Y = [X1 A; X2 A]          A is on every rank    dA is summed
+layers    A is on rank 0            Y goes to the next    dY comes back
+blocks    A, X and Y in blocks on a grid: SUMMA, whose panels come again in the backward
+
+Each program gets X, A, dY and the results of one device. It returns the bytes of A that its rank
+held, and whether Y, dX and dA are the same bits.
+"""
+
+from collections.abc import Callable
+from math import isqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.distributed import tensor as T
+from tiledask.tile import layers as tile
+
+__all__ = ["METHODS", "SplitMethod", "Whole", "grid_of", "whole_of"]
+
+
+class Whole(NamedTuple):
+    """The layer on one device."""
+
+    x: np.ndarray
+    a: np.ndarray
+    dy: np.ndarray
+    y: np.ndarray
+    dx: np.ndarray
+    da: np.ndarray
+
+
+def whole_of(rows: int, inner: int, columns: int) -> Whole:
+    """Of small whole numbers: float32 sums them without rounding, in any order."""
+    rng = np.random.default_rng(4)
+    x, a, dy = (
+        rng.integers(-3, 4, shape).astype(np.float32)
+        for shape in ((rows, inner), (inner, columns), (rows, columns))
+    )
+    return Whole(x, a, dy, x @ a, dy @ a.T, x.T @ dy)
+
+
+def grid_of(ranks: int) -> tuple[int, int]:
+    """The most square grid of ``ranks``, not taller than wide.
+
+    >>> grid_of(2), grid_of(4), grid_of(6)
+    ((1, 2), (2, 2), (2, 3))
+    """
+    p = next(p for p in range(isqrt(ranks), 0, -1) if ranks % p == 0)
+    return p, ranks // p
+
+
+Held = tuple[int, bool]
+"""(bytes of A on this rank, whether its parts of Y, dX and dA are one device's)."""
+
+
+def _columns(rank: Any, whole: Whole) -> Held:
+    group = rank.group()
+    a = T.shard(group, whole.a, 1)
+    y, kept = T.column_linear(group, T.replicate(whole.x), a)
+    dx, da, _ = T.column_linear_grad(group, T.shard(group, whole.dy, 1), kept, a)
+    return a.local.nbytes, _same(group, (y, whole.y), (dx, whole.dx), (da, whole.da))
+
+
+def _rows(rank: Any, whole: Whole) -> Held:
+    group = rank.group()
+    a = T.shard(group, whole.a, 0)
+    y, kept = T.row_linear(group, T.shard(group, whole.x, 1), a)
+    dx, da, _ = T.row_linear_grad(group, T.replicate(whole.dy), kept, a)
+    return a.local.nbytes, _same(group, (y, whole.y), (dx, whole.dx), (da, whole.da))
+
+
+def _copies(rank: Any, whole: Whole) -> Held:
+    group = rank.group()
+    x, dy = T.shard(group, whole.x, 0), T.shard(group, whole.dy, 0)
+    y, _ = tile.linear(x.local, whole.a)
+    dx = tile.linear_grad_input(dy.local, whole.a)
+    mine, _ = tile.linear_grad_weight(dy.local, x.local)
+    with group.label("copies", "backward"):
+        da = group.all_reduce(mine)
+    parts = ((dy.like(y), whole.y), (x.like(dx), whole.dx), (T.replicate(da), whole.da))
+    return whole.a.nbytes, _same(group, *parts)
+
+
+def _layers(rank: Any, whole: Whole) -> Held:
+    """Rank 0 has the layer, rank 1 what comes behind it, and the others other layers."""
+    group = rank.group()
+    with group.label("layers", "forward"):
+        if group.rank == 0:
+            y, _ = tile.linear(whole.x, whole.a)
+            group.send(y, 1)
+        elif group.rank == 1:
+            y = group.recv(0)
+    with group.label("layers", "backward"):
+        if group.rank == 0:
+            dx, da, _ = tile.linear_grad(group.recv(1), whole.x, whole.a, None)
+            return whole.a.nbytes, np.array_equal(dx, whole.dx) and np.array_equal(da, whole.da)
+        if group.rank == 1:
+            group.send(whole.dy, 0)
+            return 0, np.array_equal(y, whole.y)
+    return 0, True
+
+
+def _blocks(rank: Any, whole: Whole) -> Held:
+    grid = T.RankGrid(row=rank.group(1), column=rank.group(0))
+    x, a, dy = grid.block("x", whole.x), grid.block("w", whole.a), grid.block("x", whole.dy)
+    y, kept = T.summa_linear(grid, x, a)
+    dx, da, _ = T.summa_linear_grad(grid, dy, kept, a)
+    pairs = ((y, "x", whole.y), (dx, "x", whole.dx), (da, "w", whole.da))
+    same = (np.array_equal(made.local, grid.block(what, ref).local) for made, what, ref in pairs)
+    return a.local.nbytes, all(same)
+
+
+def _same(group: Any, *pairs: tuple[T.Placed, np.ndarray]) -> bool:
+    """Whether each block is its part of the whole beside it."""
+    return all(
+        np.array_equal(
+            made.local, whole if made.dim is None else T.shard(group, whole, made.dim).local
+        )
+        for made, whole in pairs
+    )
+
+
+class SplitMethod(NamedTuple):
+    """One way to split the layer, and what it moves by formula: bytes that all n ranks send."""
+
+    program: Callable[[Any, Whole], Held]
+    cut: Callable[[int, int, int], tuple[int, int]]
+    """(inner, columns, ranks) -> the largest block of A on a rank."""
+    forward: str
+    backward: str
+
+
+def _most(extent: int, parts: int) -> int:
+    return -(-extent // parts)
+
+
+METHODS = {
+    "columns of A": SplitMethod(
+        _columns, lambda k, n, p: (k, _most(n, p)), "nothing", "all-reduce of dX"
+    ),
+    "rows of A": SplitMethod(_rows, lambda k, n, p: (_most(k, p), n), "all-reduce of Y", "nothing"),
+    "rows of X": SplitMethod(_copies, lambda k, n, p: (k, n), "nothing", "all-reduce of dA"),
+    "whole layers": SplitMethod(_layers, lambda k, n, p: (k, n), "Y to the next GPU", "dY back"),
+    "blocks of A": SplitMethod(
+        _blocks,
+        lambda k, n, p: (_most(k, grid_of(p)[0]), _most(n, grid_of(p)[1])),
+        "panels of X and A",
+        "panels of X and A again, sums of dX and dA",
+    ),
+}

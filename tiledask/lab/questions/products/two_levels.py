@@ -1,0 +1,199 @@
+"""1: blocks over workers, tiles within a block; what one level decides, the other does not."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.products.needed import ledger_of
+from tiledask.errors import ConfigError
+from tiledask.lab.product_claims import GRID, RandomProduct, product_rows
+from tiledask.lab.puzzles.fields import choice, size, whole
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.readers import grid
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.products.placement import Tiling, split
+from tiledask.plan.products.product import ProductPlan, plan_product
+from tiledask.plan.units import format_bytes
+
+__all__ = ["QUESTION", "blocked"]
+
+Grid = tuple[int, int]
+
+
+def blocked(m: int, n: int, k: int, over: Grid) -> ProductPlan:
+    """The plan of SUMMA on that grid of workers, A, B and C each in blocks."""
+    placed = td.Shard(0), td.Shard(1)
+    a, b = (Tiling(shape, over, placed) for shape in ((m, k), (k, n)))
+    return plan_product("summa", a, b)
+
+
+def _weighed(m: int, n: int, k: int, over: Grid, dtype: str, tile: int) -> tuple[int, int]:
+    """(bytes that all workers send, bytes on the fullest) under this blocking."""
+    plan, dtype = blocked(m, n, k, over), np.dtype(dtype)
+    return plan.traffic(dtype.itemsize).total, ledger_of(plan, dtype, "tiled", tile).peak
+
+
+def _loaded(m: int, n: int, k: int, over: Grid, tile: int, item: int) -> int:
+    """Bytes of A and B that the tiles of all workers load."""
+    every = product(split(0, m, over[0]), split(0, n, over[1]))
+    return sum(td.tile.traffic(b - a, d - c, k, tile, item).loaded for (a, b), (c, d) in every)
+
+
+def _chosen(m, n, k, workers, blocking, tile, memory, dtype) -> tuple[Grid, dict[Grid, tuple]]:
+    """(the blocking, every blocking's bytes sent and held): the fitting one that sends least."""
+    found = {
+        over: _weighed(m, n, k, over, dtype, tile)
+        for over in td.formulas.grids(workers, 2)
+        if over[0] <= min(m, k) and over[1] <= min(n, k)
+    }
+    named = blocking != "auto"
+    asked = [over for over in found if "x".join(map(str, over)) == blocking] if named else [*found]
+    if not asked:
+        raise ConfigError(
+            f"a blocking of {blocking} is not one of {workers} workers with something for each; "
+            f"there are {', '.join('x'.join(map(str, over)) for over in found) or 'none'}"
+        )
+    fitting = [over for over in asked if found[over][1] <= memory]
+    if not fitting:
+        least = min(found[over][1] for over in asked)
+        raise ConfigError(
+            f"a worker would hold {format_bytes(least)} at least, of {format_bytes(memory)}; more "
+            f"workers, or a smaller product"
+        )
+    return min(fitting, key=lambda over: found[over]), found
+
+
+def work(
+    m: int, n: int, k: int, dtype: str, workers: int, memory: int, blocking: str, tile: int
+) -> WorkedAnswer:
+    """Every blocking with what it sends and holds; the tiles of a block of the chosen one."""
+    (p, q), found = _chosen(m, n, k, workers, blocking, tile, memory, dtype)
+    item = np.dtype(dtype).itemsize
+    rows, columns = -(-m // p), -(-n // q)
+    sent, held = found[p, q]
+    of_tile = td.tile.traffic(rows, columns, k, tile, item)
+    loaded = _loaded(m, n, k, (p, q), tile, item)
+    formula = "(m k (q - 1) + k n (p - 1))"
+    lines = [
+        f"the whole product: {m} x {k} by {k} x {n}, 2 m n k = {2 * m * n * k / 1e9:.4g} GFLOP",
+        f"level 1, over {workers} workers: blocks on p x q workers send {formula} x {item} B",
+        *(
+            f"{a} x {b}: sends {format_bytes(moved)}, a worker holds {format_bytes(peak)} at most"
+            f"{'' if peak <= memory else f', above {format_bytes(memory)}'}"
+            for (a, b), (moved, peak) in found.items()
+        ),
+        f"chosen: {p} x {q}. A worker's block of C is {rows} x {columns}",
+        f"level 2, in a worker: tiles of {tile}; A is loaded ceil({columns} / {tile}) = "
+        f"{-(-columns // tile)} times, B ceil({rows} / {tile}) = {-(-rows // tile)} times",
+        f"{format_bytes(of_tile.loaded)} loaded by a worker, {format_bytes(loaded)} by all",
+        f"a full tile: 2 x {tile}^3 FLOP / (2 x {tile}^2 x {item} B) = {tile} / {item} = "
+        f"{of_tile.tile_intensity:.4g} FLOP a byte, whatever the blocking",
+    ]
+    return WorkedAnswer(
+        f"{p} x {q} blocks of {rows} x {columns}, each in tiles of {tile}: workers send "
+        f"{format_bytes(sent)} in all and hold {format_bytes(held)} at most; tiles load "
+        f"{format_bytes(loaded)}, {of_tile.tile_intensity:.4g} FLOP a byte.",
+        lines,
+        {
+            "blocking": [p, q],
+            "sent": sent,
+            "held": held,
+            "loaded": loaded,
+            "intensity": of_tile.tile_intensity,
+            "room left": memory - held,
+        },
+    )
+
+
+def run(
+    cluster: Cluster,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    workers: int,
+    memory: int,
+    blocking: str,
+    tile: int,
+) -> Comparison:
+    """The product counted at both levels; then with another tile, and with another blocking."""
+    over, found = _chosen(m, n, k, workers, blocking, tile, memory, dtype)
+    kernel = "tiled"
+    if cluster.backend == "cupy":
+        kernel, tile = "smem_tiled", 32 if tile >= 32 else 16
+    rng = np.random.default_rng(1)
+    # of small whole numbers, every sum is exact
+    problem = RandomProduct.of(
+        *(rng.integers(-2, 3, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    )
+
+    def multiplied(mesh: Grid, tile: int) -> Any:
+        a, b = (td.distribute(x, td.Mesh(cluster, mesh), GRID) for x in (problem.a, problem.b))
+        return td.matmul(a, b, algorithm="summa", kernel=kernel, tile=tile, memory_limit=memory)
+
+    C = multiplied(over, tile)
+    other_tile = tile // 2 if tile > 16 else 2 * tile
+    others = [each for each in found if each != over and found[each][1] <= memory] or [over]
+    retiled, reblocked = multiplied(over, other_tile), multiplied(others[-1], tile)
+    slowest = max(spent.multiply for spent in C.spent)
+    share = -(-m // over[0]) * -(-n // over[1]) / (m * n)
+    flops = 2 * m * n * k
+    name = "x".join(map(str, others[-1]))
+    rows = [
+        *product_rows(problem, C, kernel, tile),
+        Claim(
+            "C is A B, every number",
+            measured=bool((td.to_numpy(C) == problem.c).all()),
+            rule="true",
+            note="whole numbers: sums are exact",
+        ),
+        Claim(
+            f"bytes between workers, tiles of {other_tile}",
+            C.traffic.predicted.total,
+            None,
+            retiled.traffic.measured.total,
+            "bytes",
+            "equal",
+            note="level 2 changed, level 1 not",
+        ),
+        Claim(
+            f"FLOP a byte loaded, blocks on {name}",
+            flops / _loaded(m, n, k, others[-1], tile, C.dtype.itemsize),
+            None,
+            reblocked.tiles.intensity,
+            rule="equal",
+            note=f"level 1 changed, level 2 not; {over[0]}x{over[1]}: {C.tiles.intensity:.4g}",
+        ),
+        Claim(
+            "GFLOP/s, level 1: all workers, transfers included", measured=flops / C.seconds / 1e9
+        ),
+        Claim(
+            "GFLOP/s, level 2: the tiles of the slowest worker",
+            measured=share * flops / slowest / 1e9,
+        ),
+    ]
+    return Comparison(f"{m} x {n} x {k} {dtype} on {over[0]} x {over[1]} workers, {kernel}", rows)
+
+
+QUESTION = CourseQuestion(
+    number=1,
+    title="Two-Level Tile-Based Approach in Tensor Parallelism",
+    asked="C = A B of 1024 x 1024 x 1024 float32 numbers is computed by 4 workers. How is it cut "
+    "into blocks over the workers and into tiles within them, and what does each level move?",
+    inputs={
+        "m": Input(1024, 768, whole(1, 8192), "rows of A"),
+        "n": Input(1024, 768, whole(1, 8192), "columns of B"),
+        "k": Input(1024, 768, whole(1, 8192), "columns of A, and rows of B"),
+        "dtype": Input("float32", "float64", choice(("float32", "float64")), "type of a number"),
+        "workers": Input(4, 2, whole(2, 64), "workers"),
+        "memory": Input(40_000_000, 20_000_000, size, "bytes of a worker"),
+        "blocking": Input("auto", "1x4", grid, "rows x columns of workers; auto: sends least"),
+        "tile": Input(128, 64, whole(1, 1024), "extent of a tile"),
+    },
+    work=work,
+    run=run,
+    workers=lambda workers, **_: workers,
+)

@@ -1,0 +1,138 @@
+"""6: cores wait for data. Tiles are changed under one blocking, then blocks under one tile."""
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.errors import ConfigError
+from tiledask.lab.exercises.products.levels import run_blocks
+from tiledask.lab.puzzles.fields import number, whole
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.questions.readers import device as device_name
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.inputs.hardware import load_device
+from tiledask.plan.units import format_bytes
+
+__all__ = ["QUESTION"]
+
+TILES = (1, 2, 4, 8, 16, 32)
+ITEM = 4
+"""Bytes of a float32."""
+FIXED = 32
+"""The tile under which blocks are changed."""
+
+
+def _rows(size: int, workers: int, largest: float) -> tuple[list[int], list[int]]:
+    """(even rows of A, rows of which the first worker has the part ``largest``)."""
+    even = [size // workers + (i < size % workers) for i in range(workers)]
+    first = round(largest * size)
+    rest, others = size - first, workers - 1
+    if min(first, rest // others) < 1:
+        raise ConfigError(
+            f"{largest:g} of {size} rows on the first of {workers} workers leaves some worker "
+            f"without a row; give a part between 0 and 1, or a larger size"
+        )
+    return even, [first, *(rest // others + (i < rest % others) for i in range(others))]
+
+
+def work(size: int, workers: int, device: str, largest: float) -> WorkedAnswer:
+    """What tiles load and how fast that lets a device be; how long blocks make workers wait."""
+    _, uneven = _rows(size, workers, largest)
+    hardware = load_device(device)
+    limits = td.tile.extents(size, size, size, device, TILES, ITEM)
+    ridge, extent = td.tile.ridge(device), td.tile.ridge_extent(device)
+    used = size / workers / max(uneven)
+    peak = hardware.peak("fp32") / 1e12
+    lines = [
+        f"low level, tiles of T: 2 m n k / T x {ITEM} B loaded, T / {ITEM} FLOP a byte; the "
+        f"blocking, and so what workers send, is the same in all rows",
+        *(
+            f"T = {x.extent}: {format_bytes(x.loaded)}, {x.intensity:g} FLOP a byte, at most "
+            f"{x.limit / 1e12:.3g} TFLOP/s, {x.share:.1%} of the {device}'s {peak:g}"
+            for x in limits
+        ),
+        f"ridge of the {device}: {peak:g}e12 / {hardware.memory_bandwidth / 1e12:g}e12 = "
+        f"{ridge:.2f} FLOP a byte: T of {extent} or more, or registers below the tile",
+        f"high level, one tile of {FIXED}, {largest:g} of the rows on the first worker: "
+        f"{', '.join(map(str, uneven))} rows; the mean is {size} / {workers} = {size / workers:g}",
+        f"workers are busy {size / workers:g} / {max(uneven)} = {used:.1%} of the time; each "
+        f"kernel is as fast as before",
+    ]
+    return WorkedAnswer(
+        f"If all workers are busy alike and the kernels slow, the low level is at fault: on the "
+        f"{device} tiles of {TILES[-1]} reach {limits[-1].share:.0%} and tiles of {extent} all of "
+        f"the peak. If kernels are fast and some workers idle, it is the high level: here "
+        f"{1 - used:.0%} idle.",
+        lines,
+        {
+            "loaded": [x.loaded for x in limits],
+            "intensity": [x.intensity for x in limits],
+            "share of the peak": [x.share for x in limits],
+            "tile at the ridge": extent,
+            "busy, uneven blocks": used,
+        },
+    )
+
+
+def run(cluster: Cluster, size: int, workers: int, device: str, largest: float) -> Comparison:
+    """Both experiments, on CPU workers by the NumPy tile kernel, which counts what it loads."""
+    import numpy as np
+
+    from tiledask.lab.product_claims import GRID
+
+    rng = np.random.default_rng(6)
+    a, b = (rng.integers(-4, 5, (size, size)).astype("float32") for _ in range(2))
+    mesh = td.Mesh(cluster, (1, workers))
+    A, B = (td.distribute(x, mesh, GRID) for x in (a, b))
+    between, rows = ITEM * size * size * (workers - 1), []
+    kernel, tiles = ("tiled", TILES) if cluster.backend == "numpy" else ("smem_tiled", (16, 32))
+    for tile in tiles:
+        C = td.matmul(A, B, algorithm="summa", kernel=kernel, tile=tile)
+        columns = [size // workers + (i < size % workers) for i in range(workers)]
+        loads = sum(td.tile.traffic(size, n, size, tile, ITEM).loaded for n in columns)
+        note = f"in tiles, {max(spent.multiply for spent in C.spent):.3g} s on the slowest worker"
+        rows += [
+            Claim(f"T = {tile}: loaded by tiles", loads, None, C.tiles.loaded, "bytes", "equal",
+                  note),
+            Claim(f"T = {tile}: between workers", between, C.traffic.predicted.total,
+                  C.traffic.measured.total, "bytes", "equal"),
+        ]  # fmt: skip
+    C = td.matmul(A, B, algorithm="summa")
+    note = f"in BLAS, {max(spent.multiply for spent in C.spent):.3g} s on the slowest worker"
+    rows.append(Claim("library product: between workers", between, C.traffic.predicted.total,
+                      C.traffic.measured.total, "bytes", "equal", note))  # fmt: skip
+    if cluster.backend == "numpy":  # the tiles that count themselves are NumPy's
+        rows += _of_blocks(cluster, a, b, *_rows(size, workers, largest))
+    return Comparison(f"{size} x {size} x {size} on {workers} workers: each level changed", rows)
+
+
+def _of_blocks(cluster: Cluster, a, b, even: list[int], uneven: list[int]) -> list[Claim]:
+    """The same tile under two blockings."""
+    rows = []
+    for name, blocks in (("even", even), ("uneven", uneven)):
+        done = run_blocks(cluster, a, b, blocks, FIXED)
+        most = max(done.flops) / (sum(done.flops) / len(done.flops))
+        rate = f"kernels at {done.rate / 1e9:.3g} GFLOP/s, workers busy {done.utilisation:.0%}"
+        rows.append(
+            Claim(f"{name} blocks: FLOP of the fullest worker over the mean",
+                  max(blocks) * len(blocks) / sum(blocks), None, most, rule=("within", 1e-9),
+                  note=rate)
+        )  # fmt: skip
+    return rows
+
+
+QUESTION = CourseQuestion(
+    number=6,
+    title="A team is parallelizing a product, and its cores are idle, waiting for data",
+    asked="A product of 64 x 64 x 64 is spread evenly over 2 workers, and yet cores mostly wait "
+    "for data. Is the blocking over workers at fault, or the tile within them?",
+    inputs={
+        "size": Input(64, 96, whole(2, 256), "rows and columns of A and B"),
+        "workers": Input(2, 4, whole(2, 64), "workers"),
+        "device": Input("H200", "A100-80GB", device_name, "GPU whose limits are told"),
+        "largest": Input(
+            0.75, 0.9, number(above=True), "part of the rows on the first worker, of 1"
+        ),
+    },
+    work=work,
+    run=run,
+    workers=lambda workers, **_: workers,
+)
