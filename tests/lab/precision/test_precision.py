@@ -105,7 +105,9 @@ def test_the_small_networks_gradients_are_its_derivative():
     rng = np.random.default_rng(1)
     way = {name: rng.standard_normal(w.shape) for name, w in weights.items()}
     ends = [
-        small.gradients({n: w + s * eps * way[n] for n, w in weights.items()}, net, x, labels, 3, 1)[0]
+        small.gradients(
+            {n: w + s * eps * way[n] for n, w in weights.items()}, net, x, labels, 3, 1
+        )[0]
         for s in (1, -1)
     ]
     slope = sum((grads[name] * way[name]).sum() for name in weights)

@@ -51,7 +51,10 @@ class TrainingSetting:
 
 EXPERIMENTS: dict[str, tuple[str, Callable[[TrainingSetting], TrainingSetting]]] = {
     "the loss scale is too low": ("loss scale x 2^16", lambda s: replace(s, scale=s.scale * 2**16)),
-    "the loss scale is too high": ("loss scale / 2^16", lambda s: replace(s, scale=s.scale / 2**16)),
+    "the loss scale is too high": (
+        "loss scale / 2^16",
+        lambda s: replace(s, scale=s.scale / 2**16),
+    ),
     "no master weights": ("masters in fp32", lambda s: replace(s, master=True)),
     "the rate is too high": ("rate / 10", lambda s: replace(s, rate=s.rate / 10)),
 }

@@ -121,7 +121,7 @@ def train(
 def gradients(
     weights: Arrays, small: Small, x: Any, labels: Any, ranks: int, times: float
 ) -> tuple[float, Arrays]:
-    """(mean loss of the rows, gradients of ``times`` it by name), each block split over ``ranks``."""
+    """(mean loss of the rows, gradients of ``times`` the loss); ``ranks`` split each block."""
     columns = [slice(a, b) for a, b in split(0, small.inner, ranks)]
     grads: Arrays = {}
     h, kept_in = layers.linear(x, weights["w_in"])

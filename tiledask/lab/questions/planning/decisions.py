@@ -1,4 +1,4 @@
-"""19. Advice as a table: for each kind of GPU the best layout, and what binds on the one at hand."""
+"""19. Advice as a table: the best layout for each kind of GPU, and what binds on those at hand."""
 
 from functools import cache
 

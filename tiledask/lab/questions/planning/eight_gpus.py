@@ -1,4 +1,4 @@
-"""18. All states of a large model on one node: infeasible, and what each change would make of it."""
+"""18. All states of a large model on one node: infeasible, and what would change that."""
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster

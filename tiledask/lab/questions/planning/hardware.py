@@ -37,7 +37,9 @@ def work(
     ]
     fit = td.fits(
         sized.decoder(billions),
-        Layout(dp=dp, tp=tp, pp=pp, microbatches=microbatches, zero=zero or 0, flash_attention=True),
+        Layout(
+            dp=dp, tp=tp, pp=pp, microbatches=microbatches, zero=zero or 0, flash_attention=True
+        ),
         sized.machine(devices, memory),
     )
     lines.append(f"with activations and a run's overhead, ZeRO-{zero or 0}: {fit.reason}")
@@ -74,9 +76,7 @@ def work(
     )
 
 
-def premise(
-    billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int
-) -> Critique:
+def premise(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Critique:
     plan = {"pp": pp, "tp": tp, "dp": dp}
     return sized.premise_of(
         f"{billions:g} billion parameters on {dp * tp * pp} GPUs of {format_bytes(memory)}",

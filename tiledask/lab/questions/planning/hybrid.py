@@ -93,9 +93,7 @@ def work(
     )
 
 
-def premise(
-    billions: float, memory: int, devices: int, stages: int, **_: object
-) -> Critique:
+def premise(billions: float, memory: int, devices: int, stages: int, **_: object) -> Critique:
     copies = max(1, devices // stages)
     hybrid = {"dp": copies, "pp": stages, "recipe": RECIPE}
     return sized.premise_of(
@@ -134,8 +132,7 @@ def run(
     from tiledask.lab.precision import lost_update, underflow
 
     plans = {
-        name: (layout, recipe, memory)
-        for name, (layout, recipe) in _plans(devices, stages).items()
+        name: (layout, recipe, memory) for name, (layout, recipe) in _plans(devices, stages).items()
     }
     table = sized.held(cluster, "Layouts that were tried", billions, plans)
     hybrid = Layout(dp=max(1, devices // stages), pp=stages, zero=1)

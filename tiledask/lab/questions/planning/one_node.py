@@ -69,7 +69,11 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
         counts[str(gb)] = there.counts["fits"]
         lines.append(
             f"{devices} x {gb} GB: {format_bytes(16 * n / devices)} of states a GPU, "
-            + (f"{counts[str(gb)]:,} fit, best {there.best.layout}" if counts[str(gb)] else "nothing fits")
+            + (
+                f"{counts[str(gb)]:,} fit, best {there.best.layout}"
+                if counts[str(gb)]
+                else "nothing fits"
+            )
         )
     best = plans.best
     if best.verdict == "fits":

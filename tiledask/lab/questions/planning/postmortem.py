@@ -1,4 +1,4 @@
-"""21. A run that diverged and idled: which sizes it can have had, its gaps, and its NaN made again."""
+"""21. A run that diverged and idled: sizes that it can have had, its gaps, its NaN."""
 
 from functools import partial
 
@@ -121,7 +121,8 @@ def premise(memory: int, stages: int, replicas: int, microbatches: int, **_: obj
                 "alone": ALONE,
                 "plan": "with ZeRO-1",
             },
-            one | {"claim": "With one micro-batch a quarter of the time is used"}
+            one
+            | {"claim": "With one micro-batch a quarter of the time is used"}
             | {"microbatches": 1, "share": 0.25},
             one | {"claim": words, "microbatches": microbatches, "share": 0.9},
         ],
@@ -150,7 +151,10 @@ def run(
         for zero in (0, 1, 2)
     }
     rows = list(sized.held(cluster, "", least * 1.05, plans).rows)
-    rows += [idle(cluster, stages, microbatches), idle(cluster, stages, microbatches, slowest=slowest)]
+    rows += [
+        idle(cluster, stages, microbatches),
+        idle(cluster, stages, microbatches, slowest=slowest),
+    ]
     ranks = min(replicas, cluster.slots)
     mesh = td.Mesh(cluster, (ranks,))
     single = td.run_threads(

@@ -86,7 +86,10 @@ def run(cluster: Cluster, billions: float, memory: int, recipe: str) -> Comparis
     n = sized.parameters(billions)
     enough = minimum_devices(n, recipe, memory)
     free = 10 * n * load_recipe(recipe).bytes_per_parameter  # as much as anybody asks for
-    plans = {"one copy" if count == 1 else f"{count} copies": (Layout(dp=count), recipe, free) for count in RUN}
+    plans = {
+        "one copy" if count == 1 else f"{count} copies": (Layout(dp=count), recipe, free)
+        for count in RUN
+    }
     plans |= {f"{count} slices": (Layout(pp=count), recipe, free) for count in RUN[1:]}
     plans["2 copies, capped"] = Layout(dp=2), recipe, memory
     plans[f"{enough} slices, capped"] = Layout(tp=enough), recipe, memory

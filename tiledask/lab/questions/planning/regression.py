@@ -54,7 +54,7 @@ class _Job:
         return td.estimate_step(self.model, layout, self.machine(layout, slower))
 
     def formula(self, layout: Layout, slower: float, before: StepEstimate) -> float:
-        """Seconds: (m + p - 1) micro-batches, the ring's bytes over its narrowest link, the update."""
+        """Seconds: (m + p - 1) micro-batches, the ring over its narrowest link, the update."""
         parts, machine, d = before.parts, self.machine(layout, slower), layout.dp
         each = (parts.compute + parts.recompute + parts.pp) / before.layout.microbatches
         ring = sized.gradient_bytes(self.billions, layout) / bandwidth(d, 1, machine)

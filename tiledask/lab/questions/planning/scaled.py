@@ -15,7 +15,12 @@ __all__ = ["idle", "shrunk", "trained"]
 RANKS = 4
 SIZES = {"hidden": 32, "layers": 4, "heads": 4, "sequence": 16}
 STEPS, BATCH = 4, 8
-KINDS = {"all ranks": "the gradients' norm", "data": "gradients and ZeRO's weights", "tensor": "sums over tp", "pipeline": "stages"}
+KINDS = {
+    "all ranks": "the gradients' norm",
+    "data": "gradients and ZeRO's weights",
+    "tensor": "sums over tp",
+    "pipeline": "stages",
+}
 """What the columns of a training's traffic are for."""
 FORWARD, BACKWARD = 0.02, 0.04
 """Seconds that a worker is kept busy by a micro-batch, where idle time is measured."""

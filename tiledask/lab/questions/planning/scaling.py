@@ -11,7 +11,6 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaled import SIZES, trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.collective_time import bandwidth
@@ -58,7 +57,9 @@ def syncs(model: Model, layout: Layout, billions: float, sequence: int = SEQUENC
         passes = moved * d / (d - 1) / (sized.parameters(billions) / t / layout.pp)
         when = "every micro-batch" if layout.zero > 1 and m > 1 else "once a step"
         rule = f"({d} - 1) / {d} x {passes:g} B x {n}{slices} = {format_bytes(moved)}"
-        found.append(Sync("dp", f"gradients{' and weights' * bool(layout.zero)}, {when}", moved, rule))
+        found.append(
+            Sync("dp", f"gradients{' and weights' * bool(layout.zero)}, {when}", moved, rule)
+        )
     if t > 1:
         sums = 6 if layout.recompute == "full" else 4  # forward, backward, and forward again
         moved = sums * layers * m * 2 * (t - 1) / t * rows
@@ -89,8 +90,8 @@ class _Scaled:
         layout = next((each for each in fitting if each.dp % nodes == 0), None)
         if layout is None:
             raise ConfigError(
-                f"no layout with a multiple of {nodes} copies fits {nodes} nodes of {per_node} GPUs "
-                f"of {format_bytes(memory)}, the nearest plan needs "
+                f"no layout with a multiple of {nodes} copies fits {nodes} nodes of {per_node} "
+                f"GPUs of {format_bytes(memory)}, the nearest plan needs "
                 f"{format_bytes(plans.best.peak)} a GPU; take larger GPUs or a smaller model"
             )
         self.layout: Layout = layout
@@ -165,8 +166,8 @@ def work(
     near = "near-linear" if share > NEAR else "not near-linear"
     return WorkedAnswer(
         f"{layout}. From {per_node} to {nodes * per_node} GPUs it scales at {share:.0%}, {near}. "
-        f"The most waiting is for {top} ({waits[top] / large.total:.1%} of a step); twice the batch "
-        f"makes it {doubled:.1%}. What binds first is {limits[0].limit}. bf16 is stable as it is, "
+        f"The most waiting is for {top} ({waits[top] / large.total:.1%} of a step); twice the "
+        f"batch makes it {doubled:.1%}. What binds first is {limits[0].limit}. bf16 is stable as it is, "
         f"fp16 with a dynamic loss scale and fp32 masters.",
         tuple(lines),
         {

@@ -25,9 +25,9 @@ BATCH = 64
 @cache
 def common(
     billions: float, memory_a: int, memory_b: int, link_a: float, link_b: float, nodes: int
-) -> tuple[int, list[tuple[Layout, float, float]]]:
-    """(nodes of each cluster, layouts that fit both with seconds a step on A and on B, the one
-    whose slower cluster is fastest first): from ``nodes`` on, the fewest where there are any."""
+) -> tuple[int, list[int], list[Layout]]:
+    """(nodes of each cluster, how many layouts fit A and B, those that fit both, the one whose
+    slower cluster is fastest first): from ``nodes`` on, the fewest where there are any."""
     model = sized.decoder(billions)
     tried = nodes
     while tried <= MOST_NODES:
@@ -41,10 +41,8 @@ def common(
             found.append(dict(zip(rows, fitting["by_formula"], strict=True)))
         if both := found[0].keys() & found[1].keys():
             order = sorted(both, key=lambda row: (max(each[row] for each in found), row))
-            return tried, [
-                (Layout(**dict(zip(fields, row, strict=True))), *(each[row] for each in found))
-                for row in order
-            ]
+            layouts = [Layout(**dict(zip(fields, row, strict=True))) for row in order]
+            return tried, list(map(len, found)), layouts
         tried *= 2
     raise ConfigError(
         f"no layout of a {billions:g}-billion decoder fits {NODE * MOST_NODES} GPUs of "
@@ -61,22 +59,26 @@ def work(
     lines = [
         f"data parallel on A, each GPU: {how}, of {format_bytes(memory_a)}",
         f"fp16 weights and gradients alone: {plain}",
-        f"split over one node: {format_bytes(alone)} / {NODE} = {format_bytes(alone / NODE)} a GPU; "
-        f"A has {format_bytes(memory_a)}, B {format_bytes(memory_b)}",
+        f"split over one node: {format_bytes(alone)} / {NODE} = {format_bytes(alone / NODE)} a "
+        f"GPU; A has {format_bytes(memory_a)}, B {format_bytes(memory_b)}",
     ]
-    needed, layouts = common(billions, memory_a, memory_b, link_a, link_b, nodes)
+    needed, counts, layouts = common(billions, memory_a, memory_b, link_a, link_b, nodes)
     if needed > nodes:
-        lines.append(
-            f"with {nodes} x {NODE} GPUs no layout fits both clusters; with {needed} x {NODE} "
-            f"{len(layouts):,} do"
-        )
-    else:
-        lines.append(f"{len(layouts):,} layouts fit {needed} x {NODE} GPUs of both clusters")
-    layout = layouts[0][0]
+        lines.append(f"with {nodes} x {NODE} GPUs no layout fits both clusters")
+    lines.append(
+        f"with {needed} x {NODE} GPUs {counts[0]:,} layouts fit A, {counts[1]:,} B, and "
+        f"{len(layouts):,} both"
+    )
+    layout = layouts[0]
     model = sized.decoder(billions)
     size, states = sized.states(billions, layout)
     lines.append(f"the best of them for the slower cluster: {layout}; states {states}")
-    values = {"nodes": needed, "layouts": len(layouts), "layout": str(layout), "state_bytes": size}
+    values = {
+        "nodes": needed,
+        "fitting": [*counts, len(layouts)],
+        "layout": str(layout),
+        "state_bytes": size,
+    }
     said = []
     for name, memory, link in (("A", memory_a, link_a), ("B", memory_b, link_b)):
         machine = sized.machine(NODE * needed, memory, NODE, between=link)
@@ -107,9 +109,7 @@ def work(
     )
 
 
-def premise(
-    billions: float, memory_a: int, memory_b: int, nodes: int, **_: object
-) -> Critique:
+def premise(billions: float, memory_a: int, memory_b: int, nodes: int, **_: object) -> Critique:
     devices = NODE * nodes
     copies = {"dp": devices}
     clusters = {
@@ -144,8 +144,8 @@ def run(
     link_b: float,
     nodes: int,
 ) -> Comparison:
-    needed, layouts = common(billions, memory_a, memory_b, link_a, link_b, nodes)
-    layout, recipe = layouts[0][0], "mixed-adam-16"
+    needed, _, layouts = common(billions, memory_a, memory_b, link_a, link_b, nodes)
+    layout, recipe = layouts[0], "mixed-adam-16"
     plain = Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)
     plans = {"A, data parallel": (Layout(dp=NODE * nodes), recipe, memory_a)}
     for name, memory in (("A", memory_a), ("B", memory_b)):
@@ -154,7 +154,7 @@ def run(
     model, checked = sized.decoder(billions), layouts[:: max(1, len(layouts) // 50)]
     both = [
         td.fits(model, each, sized.machine(NODE * needed, memory, NODE)).verdict == "fits"
-        for each, *_ in checked
+        for each in checked
         for memory in (memory_a, memory_b)
     ]
     rows = [
