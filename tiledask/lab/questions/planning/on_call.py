@@ -9,6 +9,7 @@ from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.claim import COLUMNS
 from tiledask.lab.puzzles.fields import choice, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
@@ -16,10 +17,11 @@ from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = ["QUESTION", "TRAININGS", "FaultyPipeline", "pipelines"]
 
-FORWARD = 0.02
+FORWARD = 0.03
 """Seconds; backwards take twice as long."""
-TRIES = 2
-"""Runs of a fault, of which the one counts that the machine disturbed least."""
+TRIES, DISTURBED = 3, 0.05
+"""Runs at most of a fault, and the idle share that a busy machine may add: with more, what was
+run is another fault than the one that was put in."""
 TELLS = {
     "one at a time": "raise the micro-batches from 1: a pipeline overlaps them, a chain does not",
     "ramp": "sweep the micro-batches m: the idle share falls as (p-1)/(m+p-1)",
@@ -56,11 +58,33 @@ class FaultyPipeline:
         return td.simulate(self.order, **self._times)
 
     def executed(self, cluster: Cluster) -> Timeline:
-        runs = [
-            td.run_schedule(self.order, cluster=cluster, engine="loop", timeout=60.0, **self._times)
-            for _ in range(TRIES)
-        ]
-        return min((run.timeline for run in runs), key=lambda each: each.bubble_fraction)
+        """The least idle of some runs; no more of them than it takes to be undisturbed."""
+        runs: list[Timeline] = []
+        while len(runs) < TRIES and not (runs and self.is_undisturbed(runs[-1])):
+            run = td.run_schedule(
+                self.order, cluster=cluster, engine="loop", timeout=60.0, **self._times
+            )
+            runs.append(run.timeline)
+        return min(runs, key=lambda each: each.bubble_fraction)
+
+    def is_undisturbed(self, ran: Timeline) -> bool:
+        """Whether ``ran`` is as idle as the fault makes it, and the machine adds little."""
+        return ran.bubble_fraction <= self.simulated().bubble_fraction + DISTURBED
+
+    def claim(self, name: str, cluster: Cluster) -> Claim:
+        """The cause that was put in, and those that traces of it say, simulated and run."""
+        ran = self.executed(cluster)
+        clear = self.is_undisturbed(ran)
+        return Claim(
+            name,
+            self.cause,
+            td.diagnose(self.simulated()).cause,
+            td.diagnose(ran).cause,
+            rule="equal",
+            note=f"idle {ran.bubble_fraction:.0%}"
+            + ("" if clear else ": the machine was busy, so that nothing is claimed of this run"),
+            compare=COLUMNS if clear else COLUMNS[:2],
+        )
 
 
 def pipelines(devices: int, microbatches: int) -> dict[str, FaultyPipeline]:
@@ -70,8 +94,8 @@ def pipelines(devices: int, microbatches: int) -> dict[str, FaultyPipeline]:
     return {
         "layer by layer": FaultyPipeline("one at a time", td.schedule("naive", devices, 1), even),
         "few micro-batches": FaultyPipeline("ramp", td.schedule("1f1b", devices, 2), even),
-        "a slow stage": FaultyPipeline("imbalance", order, [*even[1:], 4 * FORWARD]),
-        "slow links": FaultyPipeline("communication", order, even, 6 * FORWARD),
+        "a slow stage": FaultyPipeline("imbalance", order, [*even[1:], 3 * FORWARD]),
+        "slow links": FaultyPipeline("communication", order, even, 4 * FORWARD),
     }
 
 
@@ -134,13 +158,7 @@ def run(cluster: Cluster, fault: str, devices: int, microbatches: int) -> Compar
     from tiledask.lab.precision import TrainingSetting, blame
 
     rows = [
-        Claim(
-            f"{name}{' (asked)' if name == fault else ''}: diagnosed",
-            faulty.cause,
-            td.diagnose(faulty.simulated()).cause,
-            td.diagnose(faulty.executed(cluster)).cause,
-            rule="equal",
-        )
+        faulty.claim(f"{name}{' (asked)' if name == fault else ''}: diagnosed", cluster)
         for name, faulty in pipelines(devices, microbatches).items()
     ]
     rows += [

@@ -167,8 +167,8 @@ def work(
     return WorkedAnswer(
         f"{layout}. From {per_node} to {nodes * per_node} GPUs it scales at {share:.0%}, {near}. "
         f"The most waiting is for {top} ({waits[top] / large.total:.1%} of a step); twice the "
-        f"batch makes it {doubled:.1%}. What binds first is {limits[0].limit}. bf16 is stable as it is, "
-        f"fp16 with a dynamic loss scale and fp32 masters.",
+        f"batch makes it {doubled:.1%}. What binds first is {limits[0].limit}. bf16 is stable as "
+        f"it is, fp16 with a dynamic loss scale and fp32 masters.",
         tuple(lines),
         {
             "layout": str(layout),
