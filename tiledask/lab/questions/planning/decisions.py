@@ -1,6 +1,6 @@
 """19. Advice as a table: the best layout for each kind of GPU, and what binds on those at hand."""
 
-from functools import cache
+from functools import lru_cache
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -25,7 +25,7 @@ RANKED = 0.02
 """By which a search, which ranks by formula, may miss the fastest plan."""
 
 
-@cache
+@lru_cache(maxsize=64)
 def _plans(
     billions: float, memory: int, devices: int, within: float, between: float, batch: int
 ) -> Plans:
@@ -33,7 +33,7 @@ def _plans(
     return td.search(sized.decoder(billions), machine, batch)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _limits(
     billions: float, memory: int, devices: int, within: float, between: float, batch: int
 ) -> tuple[Relaxed, ...]:
@@ -163,7 +163,7 @@ def run(
 
 QUESTION = CourseQuestion(
     19,
-    "You're advising an internal platform team that must choose GPUs and a layout",
+    "You're advising an internal platform team that must ...",
     "A platform team has 8 GPUs of 40 GB for a model of 30 billion parameters. What should it run, "
     "what would other GPUs or more of them change, and which limit binds?",
     {

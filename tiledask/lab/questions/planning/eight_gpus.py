@@ -124,7 +124,7 @@ def run(cluster: Cluster, billions: float, memory: int, devices: int) -> Compari
 
 QUESTION = CourseQuestion(
     18,
-    "Your team is training a 70B-parameter LLM on 8 GPUs",
+    "Your team is training a 70B-parameter LLM on 8 GPUs ...",
     "All 70 billion parameters of a model are to be trained on 8 GPUs of 80 GB, with Adam in mixed "
     "precision. Is that feasible? If not, what would make it so?",
     {

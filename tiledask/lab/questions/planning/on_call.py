@@ -178,7 +178,7 @@ def run(cluster: Cluster, fault: str, devices: int, microbatches: int) -> Compar
 
 QUESTION = CourseQuestion(
     17,
-    "You are on-call for an internal LLM training platform",
+    "You are on-call for an internal LLM training platform ...",
     "A training on 4 pipeline devices is slow, or its loss does not fall. From what is seen, rank "
     "the causes, and name the experiment that tells each from the others. The fault is put in; the "
     "diagnosis is not told which.",

@@ -1,6 +1,6 @@
 """16. A model on a single node: every layout that fits, ranked, and the best one executed."""
 
-from functools import cache
+from functools import lru_cache
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -26,7 +26,7 @@ CHECKED = 400
 DEGREES = ["tp", "pp", "dp", "zero"]
 
 
-@cache
+@lru_cache(maxsize=64)
 def _plans(billions: float, memory: int, devices: int, link: float, batch: int) -> Plans:
     machine = sized.machine(devices, memory, devices, within=link)
     return td.search(sized.decoder(billions), machine, batch)
@@ -156,7 +156,7 @@ def run(
 
 QUESTION = CourseQuestion(
     16,
-    "Your team must train a 30B-parameter LLM on a single node",
+    "Your team must train a 30B-parameter LLM on a ...",
     "A model of 30 billion parameters is to be trained on one node of 8 GPUs of 80 GB. Which "
     "degrees of tensor, pipeline and data parallelism and of ZeRO fit, and which is best?",
     {

@@ -10,6 +10,7 @@ import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import number, whole
 from tiledask.lab.questions.planning import sized
+from tiledask.lab.questions.planning.scaling import hops
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.choosing.question_check import Critique
@@ -56,11 +57,12 @@ class _Job:
     def formula(self, layout: Layout, slower: float, before: StepEstimate) -> float:
         """Seconds: (m + p - 1) micro-batches, the ring over its narrowest link, the update."""
         parts, machine, d = before.parts, self.machine(layout, slower), layout.dp
-        each = (parts.compute + parts.recompute + parts.pp) / before.layout.microbatches
+        m, old = layout.microbatches, before.layout.microbatches
+        ramp = parts.bubble / ((parts.compute + parts.recompute + parts.pp) / old)  # p - 1
+        each = (parts.compute + parts.recompute) / old + hops(self.model, layout, machine) / m
         ring = sized.gradient_bytes(self.billions, layout) / bandwidth(d, 1, machine)
         wait = 2 * latency(d, 1, machine)
-        filled = parts.bubble + layout.microbatches * each
-        return float(filled + ring + wait + parts.optimizer)
+        return float((m + ramp) * each + ring + wait + parts.optimizer)
 
 
 def _effects(m: int, slower: float) -> dict[str, tuple[int, int, float]]:

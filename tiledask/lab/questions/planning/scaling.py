@@ -11,13 +11,14 @@ from tiledask.lab.questions.planning import sized
 from tiledask.lab.questions.planning.scaled import SIZES, trained
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.timing.collective_time import bandwidth
+from tiledask.plan.timing.collective_time import bandwidth, p2p
 from tiledask.plan.timing.step_estimate import StepEstimate
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["QUESTION", "Sync", "syncs"]
+__all__ = ["QUESTION", "Sync", "hops", "syncs"]
 
 SEQUENCE = 2048
 WIRE = 2
@@ -75,6 +76,13 @@ def syncs(model: Model, layout: Layout, billions: float, sequence: int = SEQUENC
     return found
 
 
+def hops(model: Model, layout: Layout, machine: ClusterSpec, sequence: int = SEQUENCE) -> float:
+    """Seconds in which a step's blocks go to the next stage and their gradients come back."""
+    block = layout.microbatch * sequence * model.hidden * WIRE / layout.tp
+    once = p2p(block, layout.pp, layout.tp * layout.dp, machine)
+    return 2 * layout.microbatches * layout.interleave * float(once)
+
+
 class _Scaled:
     """The fastest layout on all nodes, and the same work with fewer copies on one of them."""
 
@@ -112,16 +120,17 @@ class _Scaled:
         return small.total / large.total / self.nodes
 
     def formula(self, sequences: int = 1) -> float:
-        """The same, if the work is shared out and ring and ramp come on top of it."""
+        """The same, if work is shared out, and ring, ramp and blocks between stages are added."""
         small, large = self.times(sequences)
-        done = small.compute + small.recompute + small.tp + small.pp
+        done = small.compute + small.recompute + small.tp
         spent = []
         for step, machine, share in ((small, self.one, 1), (large, self.machine, self.nodes)):
             ring = 0.0
             if step.layout.dp > 1:
                 speed = bandwidth(step.layout.dp, step.layout.tp, machine)
                 ring = sized.gradient_bytes(self.billions, step.layout) / float(speed)
-            spent.append(done / share + ring + small.bubble + small.optimizer)
+            sent = ring + hops(self.model, step.layout, machine)
+            spent.append(done / share + sent + small.bubble + small.optimizer)
         return spent[0] / spent[1] / self.nodes
 
 

@@ -1,6 +1,6 @@
 """23. One job on two clusters: the premise cannot be, and one configuration that fits both."""
 
-from functools import cache
+from functools import lru_cache
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -22,7 +22,7 @@ BATCH = 64
 """Sequences of a step."""
 
 
-@cache
+@lru_cache(maxsize=64)
 def common(
     billions: float, memory_a: int, memory_b: int, link_a: float, link_b: float, nodes: int
 ) -> tuple[int, list[int], list[Layout]]:
