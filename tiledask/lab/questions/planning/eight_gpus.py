@@ -2,8 +2,9 @@
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.planning import sized
-from tiledask.lab.questions.question import CourseQuestion, WorkedAnswer
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Comparison
 from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.fitting.fit import minimum_devices
@@ -130,7 +131,7 @@ QUESTION = CourseQuestion(
     {
         "billions": sized.size_of(70.0, 13.0),
         "memory": sized.memory_of("80GB", "141GB"),
-        "devices": sized.devices_of(8, 16),
+        "devices": Input(8, 16, whole(1, 64), "GPUs, 8 in a node"),
     },
     work,
     run,

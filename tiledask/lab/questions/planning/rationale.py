@@ -85,7 +85,7 @@ def premise(billions: float, memory: int, recipe: str) -> Critique:
 def run(cluster: Cluster, billions: float, memory: int, recipe: str) -> Comparison:
     n = sized.parameters(billions)
     enough = minimum_devices(n, recipe, memory)
-    free = 10 * n * load_recipe(recipe).bytes_per_parameter  # as much as anybody asks for
+    free = n * load_recipe(recipe).bytes_per_parameter  # room for a copy, to the byte
     plans = {
         "one copy" if count == 1 else f"{count} copies": (Layout(dp=count), recipe, free)
         for count in RUN

@@ -98,9 +98,10 @@ class _Scaled:
         layout = next((each for each in fitting if each.dp % nodes == 0), None)
         if layout is None:
             raise ConfigError(
-                f"no layout with a multiple of {nodes} copies fits {nodes} nodes of {per_node} "
-                f"GPUs of {format_bytes(memory)}, the nearest plan needs "
-                f"{format_bytes(plans.best.peak)} a GPU; take larger GPUs or a smaller model"
+                f"no layout that fits {nodes} nodes of {per_node} GPUs of "
+                f"{format_bytes(memory)} has a multiple of {nodes} copies, to be compared with one "
+                f"node; the best is {plans.best.layout}, {plans.best.verdict}: take larger GPUs "
+                f"or a smaller model"
             )
         self.layout: Layout = layout
 

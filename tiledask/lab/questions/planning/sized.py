@@ -38,8 +38,10 @@ CONVENTIONS = ("fp16-weights", "fp32-weights", "fp32-sgd", "mixed-adam-16", "mix
 """Recipes whose bytes a parameter a question may mean."""
 HEAD = 128
 VOCABULARY = 51_200
-SCALE, MOST_HELD = 1000, 160 * 10**9
-"""Parameters and bytes per one that is run; of larger devices ten times as many."""
+SCALE, MOST_HELD = 1000, 160 * 10**6
+"""Parameters and bytes per one that is run, ten times as many where a worker would hold more."""
+STAGES = 12
+"""Stages that are run, one after the other on few workers; of more, all alike, one is."""
 
 
 def size_of(billions: float, other: float) -> Input:
@@ -175,16 +177,20 @@ def held(
     billions: float,
     plans: Mapping[str, tuple[Layout, str, int]],
 ) -> Comparison:
-    """What workers held, or were refused, of each plan: (layout, recipe, bytes of a device)."""
+    """What workers held, or were refused, of each plan: (layout, recipe, bytes of a device).
+
+    States depend on tp x pp alone, so that more than STAGES stages are run as as many slices.
+    """
     from tiledask.distributed.memory.claims import run_claim
     from tiledask.lab.claims import compare_claims
 
-    most = max(memory for _, _, memory in plans.values())
-    scale = SCALE if most <= MOST_HELD else 10 * SCALE
-    runs = {
-        name: run_claim(
-            parameters(billions), layout, memory, cluster, recipe=recipe, scale=scale, timeout=60.0
-        )
-        for name, (layout, recipe, memory) in plans.items()
-    }
+    scale = SCALE
+    while max(memory for _, _, memory in plans.values()) > scale * MOST_HELD:
+        scale *= 10
+    runs = {}
+    for name, (layout, recipe, memory) in plans.items():
+        if layout.pp > STAGES:
+            layout = replace(layout, tp=layout.tp * layout.pp, pp=1)
+        asked = parameters(billions), layout, memory, cluster
+        runs[name] = run_claim(*asked, recipe=recipe, scale=scale, timeout=60.0)
     return compare_claims(f"{title}, run at 1:{scale}", runs)

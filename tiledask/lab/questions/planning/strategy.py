@@ -13,13 +13,6 @@ from tiledask.plan.units import format_bytes
 __all__ = ["QUESTION"]
 
 TRAINING = "mixed-adam-16"
-STAGES = 12
-"""Slices that are run as stages, one after the other; of more, one is run."""
-
-
-def slices(count: int) -> Layout:
-    """That many equal slices: of the layers, or of more than STAGES of each layer."""
-    return Layout(pp=count) if count <= STAGES else Layout(tp=count)
 
 
 def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
@@ -100,7 +93,7 @@ def run(cluster: Cluster, billions: float, memory: int, devices: int) -> Compari
     plans = {
         f"A, {devices} copies, fp16 weights": (Layout(dp=devices), "fp16-weights", memory),
         f"A, {devices} copies, training": (Layout(dp=devices), TRAINING, memory),
-        f"B, {few} slices, fp16 weights": (slices(few), "fp16-weights", memory),
+        f"B, {few} slices, fp16 weights": (Layout(pp=few), "fp16-weights", memory),
         f"B, {few} slices, training": (Layout(tp=few), TRAINING, memory),
         f"B, {devices} slices, training": (Layout(tp=devices), TRAINING, memory),
         f"A, ZeRO-3 on {degree}": (Layout(dp=degree, zero=3), TRAINING, memory),

@@ -45,9 +45,9 @@ def common(
             return tried, list(map(len, found)), layouts
         tried *= 2
     raise ConfigError(
-        f"no layout of a {billions:g}-billion decoder fits {NODE * MOST_NODES} GPUs of "
-        f"{format_bytes(min(memory_a, memory_b))} on {MOST_NODES} nodes; take larger GPUs or "
-        f"fewer parameters"
+        f"no layout of a {billions:g}-billion decoder fits {format_bytes(memory_a)} and "
+        f"{format_bytes(memory_b)} a GPU on {nodes} to {MOST_NODES} nodes of {NODE}; take larger "
+        f"GPUs or fewer parameters"
     )
 
 
