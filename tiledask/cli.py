@@ -336,10 +336,10 @@ def _ask(args: argparse.Namespace, console: Console) -> Result:
         return terminal.list_all(console)
     if re.fullmatch(r"[0-9]{1,9}", args.question):
         inputs = question(int(args.question)).read(dict(map(_pair, args.set)))
+        if args.figure:  # before the run: not every answer has one
+            save_figure(td.ask(int(args.question), run=False, **inputs).figure(), args.figure)
         answer = td.ask(int(args.question), run=not args.no_run, **inputs)
         terminal.show_answer(answer, console)
-        if args.figure:
-            save_figure(answer.figure(), args.figure)
         return (0 if answer.ok else 1), answer.to_dict()
     if args.set or args.no_run or args.figure:
         raise ConfigError("--set, --no-run and --figure go with a question's number, such as 34")

@@ -180,6 +180,37 @@ PLANTS = [
     Plant("lab/claim.py", "values if value is not None", "values if value", "test_table"),
     Plant("lab/report.py", '"[a-z0-9]+(-[a-z0-9]+)*"', '".*"', "test_report"),
     Plant("lab/precision/drift.py", "(2 * ranks - 1) * steps)", "ranks * steps)", "test_precision"),
+    # lab: questions by number
+    Plant(
+        "lab/questions/question.py",
+        "given.get(name, each.default)",
+        "each.default",
+        "test_ask test_every_input",
+    ),
+    Plant(
+        "lab/questions/index.py",
+        "if tags != {number for number, _ in found}:",
+        "if tags > {number for number, _ in found}:",
+        "test_index",
+    ),
+    Plant(
+        "lab/questions/products/split_linear.py",
+        "da = group.all_reduce(mine)",
+        "da = mine",
+        "test_two_methods",
+    ),
+    Plant(
+        "lab/questions/products/goals.py",
+        "lambda s: s.tile / ITEM",
+        "lambda s: s.blocks / ITEM",
+        "test_goals",
+    ),
+    Plant(
+        "lab/questions/products/critique_product.py",
+        "each.held > memory, each.seconds,",
+        "each.held > memory, -each.seconds,",
+        "test_critique_product",
+    ),
 ]
 
 

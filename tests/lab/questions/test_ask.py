@@ -123,6 +123,7 @@ def test_the_list_has_all_questions_and_premises(capsys):
     ("typed", "words"),
     [
         ("ask 34 --set layers", "--set takes an input and its value"),
+        ("ask 5 --figure five.svg", "the answer to question 5 has no figure"),
         ("ask 34 --set run=1", "question 34 has no 'run'"),
         ("ask 34 --set layers=2", "2 layers are fewer than 4 stages"),
         ("ask hardware-refresh --no-run", "go with a question's number"),

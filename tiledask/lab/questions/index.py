@@ -1,18 +1,27 @@
-"""Where the walkthroughs teach a question: cells tagged question-N, and the heading above them.
+"""Which section of which walkthrough teaches a question: by its heading, and the tag of its cell.
 
-python -m tiledask.lab.questions.index      writes nbs/questions.md
+## The best one, by looking at all (question 34)        in a cell tagged question-34
+
+python -m tiledask.lab.questions.index                  writes nbs/questions.md
 """
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
+from tiledask.lab.questions.table import QUESTIONS
+from tiledask.lab.report import write_whole
 from tiledask.plan.data import shipped
 
-__all__ = ["Taught", "taught"]
+__all__ = ["PAGE", "Taught", "page", "sections", "taught"]
 
-TAG = re.compile(r"question-(\d+)")
+PAGE = "questions.md"
+"""The index as a page, beside the walkthroughs."""
+_TAG = re.compile(r"question-(\d+)")
+_MARKED = re.compile(r"#+ +(.+) \(questions? (\d+(?:, \d+)*)\)")
 
 
 class Taught(NamedTuple):
@@ -21,28 +30,74 @@ class Taught(NamedTuple):
     notebook: str
     """Its file, in nbs/."""
     section: str
-    """Its heading."""
+    """Its heading, without the numbers of questions."""
 
     def __str__(self) -> str:
         return f"nbs/{self.notebook}: {self.section}"
 
 
 def taught(number: int) -> tuple[Taught, ...]:
-    """The sections that teach question ``number``, in the order of the walkthroughs."""
-    return tuple(where for n, where in _tagged() if n == number)
+    """The sections that teach question ``number``, in the order of the walkthroughs.
+
+    >>> [str(each) for each in taught(34)]
+    ['nbs/07_cut_24_layers.ipynb: The best one, by looking at all']
+    """
+    return tuple(where for n, where in _all() if n == number)
 
 
 @cache
-def _tagged() -> tuple[tuple[int, Taught], ...]:
-    """(question, section) for every tag in the walkthroughs, in order; each pair once."""
-    found: dict[tuple[int, Taught], None] = {}
-    for path in sorted(shipped("nbs").glob("*.ipynb")):
-        heading = ""
-        for cell in json.loads(path.read_text("utf-8"))["cells"]:
-            text = "".join(cell["source"])
-            if cell["cell_type"] == "markdown" and (title := re.match(r"#+ +(.+)", text)):
-                heading = title[1]
-            for tag in cell["metadata"].get("tags", ()):
-                if of := TAG.fullmatch(tag):
-                    found[int(of[1]), Taught(path.name, heading)] = None
-    return tuple(found)
+def _all() -> tuple[tuple[int, Taught], ...]:
+    return tuple(
+        (number, where)
+        for path in sorted(shipped("nbs").glob("*.ipynb"))
+        for cell in json.loads(path.read_text("utf-8"))["cells"]
+        for number, where in sections(path.name, cell)
+    )
+
+
+def sections(notebook: str, cell: dict) -> Iterator[tuple[int, Taught]]:
+    """(question, section) for every question in the headings of a cell. ValueError where they are
+    not those of its tags."""
+    tags = {int(t[1]) for t in map(_TAG.fullmatch, cell["metadata"].get("tags", ())) if t}
+    lines = "".join(cell["source"]).splitlines() if cell["cell_type"] == "markdown" else []
+    found = [
+        (int(number), Taught(notebook, heading[1]))
+        for heading in filter(None, map(_MARKED.fullmatch, lines))
+        for number in heading[2].split(", ")
+    ]
+    if tags != {number for number, _ in found}:
+        raise ValueError(
+            f"{notebook}: a cell is tagged for the questions {sorted(tags)}, its headings name "
+            f"{[number for number, _ in found]}; a heading ends with (question N), its cell is "
+            f"tagged question-N"
+        )
+    yield from found
+
+
+def page() -> str:
+    """The index as Markdown: a line for each question, with links to the walkthroughs."""
+    lines = [
+        "# The questions, by number",
+        "",
+        "Made from the walkthroughs' headings by `python -m tiledask.lab.questions.index`. Each "
+        "question is also worked out and run by `tiledask ask NUMBER`.",
+        "",
+        "| | question | taught in |",
+        "|---|---|---|",
+    ]
+    for number in sorted({*QUESTIONS, *(n for n, _ in _all())}):
+        title = QUESTIONS[number].title if number in QUESTIONS else ""
+        links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
+        lines.append(f"| {number} | {title} | {links} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> Path:
+    """The page, written where the walkthroughs are."""
+    path = shipped("nbs") / PAGE
+    write_whole(path, page().encode())
+    return path
+
+
+if __name__ == "__main__":
+    print(main())

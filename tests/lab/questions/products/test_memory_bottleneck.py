@@ -6,6 +6,7 @@ Holds `tiledask.lab.questions.products.too_large`.
 import pytest
 
 import tiledask as td
+from tiledask.errors import ConfigError
 
 
 def test_only_what_cuts_the_matrix_survives():
@@ -14,7 +15,11 @@ def test_only_what_cuts_the_matrix_survives():
     assert told.values["fewest"] == 2
     adam = td.ask(2, step="adam", run=False)
     assert (adam.values["survive"], adam.values["fewest"]) == ([], 5)
-    assert td.ask(2, weights="24GB", run=False).values["survive"][0] == "copies"
+    assert td.ask(2, weights="23.8GB", run=False).values["survive"][0] == "copies"
+    full = td.ask(2, weights="24GB", run=False).values["survive"]  # no room for y
+    assert full == ["columns", "rows"]
+    with pytest.raises(ConfigError, match="has room for 0"):
+        td.ask(2, memory="1kB", run=False)
 
 
 def test_26_gb_on_24_is_held_by_two_and_trained_by_five():

@@ -9,10 +9,12 @@ which_level        6   tiles changed, then blocks
 decompositions     7   1-D to 3-D, one family
 carried_tile       8   tuned on one GPU, run on another
 goals              9   one level changed at a time
+critique_product  10   any plan judged, and run as advised
 """
 
 from tiledask.lab.questions.products import (
     carried_tile,
+    critique_product,
     decompositions,
     ffn,
     goals,
@@ -36,5 +38,6 @@ _MODULES = (
     which_level,
     decompositions,
     carried_tile,
+    critique_product,
 )
 QUESTIONS: tuple[CourseQuestion, ...] = tuple(module.QUESTION for module in _MODULES)

@@ -71,6 +71,11 @@ def _usual(size: int, workers: int, tile: int, device: str) -> Setup:
             f"blocks shall be whole tiles: size is a multiple of 64 x workers, an even number; got "
             f"{size} and {workers} workers"
         )
+    if not td.tile.candidates("mma_multistage", device):
+        raise ConfigError(
+            f"mma_multistage, the tensor-core kernel, does not run on a {device}; take a device of "
+            f"compute capability 8.0 or more, such as A100-80GB"
+        )
     grid = next(g for g in td.formulas.grids(workers, 2) if g[0] ** 2 >= workers)
     return Setup(size, grid, even(size, workers), tile, False, "smem_tiled", device)
 

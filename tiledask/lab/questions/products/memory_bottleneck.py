@@ -84,7 +84,9 @@ def run(cluster: Cluster, weights: int, memory: int, gpus: int, recipe: str) -> 
     _, columns, _ = scaled(weights, memory)
     x, w = small_layer(ROWS, columns)
     mesh = td.Mesh(cluster, (min(gpus, cluster.slots),))
-    outs = [y for y, _ in td.run_ranks(attempt, mesh, "columns", "forward", x, w, w.nbytes).results]
+    outs = [
+        y for y, _ in td.run_ranks(attempt, mesh, "columns", "forward", x, w, 2 * w.nbytes).results
+    ]
     same = gives("columns", outs, x @ w)
     rows = [Claim(f"y over {mesh.ranks} workers is one process's", measured=same, rule="true")]
     for name, (layout, kept) in plans.items():

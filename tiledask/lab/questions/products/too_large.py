@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
@@ -40,43 +38,48 @@ def scaled(weights: int, memory: int) -> tuple[int, int, int]:
     return scale, max(1, round(weights / scale / (4 * ROWS))), memory // scale
 
 
-def _held(strategy: str, step: str, weights: int, gpus: int) -> int:
-    """Bytes on the fullest GPU, but for y."""
-    return LEVELS[step] * (-(-weights // gpus) if strategy in ("columns", "rows") else weights)
+def _held(strategy: str, step: str, columns: int, gpus: int) -> int:
+    """Bytes on the fullest GPU: what the step keeps of W, and its part of y."""
+    part = {"columns": (ROWS, -(-columns // gpus)), "rows": (-(-ROWS // gpus), columns)}
+    rows, mine = part.get(strategy, (ROWS, columns))
+    tokens = {"copies": max(1, TOKENS // gpus), "smaller batches": 1}.get(strategy, TOKENS)
+    return 4 * mine * (LEVELS[step] * rows + tokens)
 
 
 def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
     """The bytes of each strategy on the fullest GPU, and which have room."""
-    if weights < 4 * ROWS * gpus:
+    arrays, columns = LEVELS[step], weights // (4 * ROWS)
+    room = memory // (4 * (arrays * ROWS + TOKENS))
+    if columns < gpus or not room:
         raise ConfigError(
-            f"weights of {weights} B have no column for each of {gpus} GPUs at {ROWS} rows; "
-            f"{4 * ROWS * gpus} B or more will do"
+            f"W has {columns} columns of {ROWS} rows for {gpus} GPUs, and a GPU has room for "
+            f"{room}; give each of them one or more: larger weights, or more memory"
         )
-    arrays = LEVELS[step]
     lines = [
         f"the matrix W takes {format_bytes(weights)}, {weights / memory:.3g} times a GPU's "
         f"{format_bytes(memory)}",
         f"fp32, {step}: {arrays} array{'s' * (arrays > 1)} of its size, 4 x {arrays} = "
-        f"{4 * arrays} B a parameter",
+        f"{4 * arrays} B a parameter; and a GPU's part of y, of {TOKENS} tokens",
     ]
-    held = {name: _held(name, step, weights, gpus) for name in WORDS}
+    held = {name: _held(name, step, columns, gpus) for name in WORDS}
     for name, words in WORDS.items():
+        kept = arrays * weights / (gpus if name in ("columns", "rows") else 1)
         share = f" / {gpus}" if name in ("columns", "rows") else ""
-        fits = "fits" if held[name] <= memory else "out of memory"
         lines.append(
-            f"{words}: {arrays} x {format_bytes(weights)}{share} = {format_bytes(held[name])}, "
-            f"{fits}"
+            f"{words}: {arrays} x {format_bytes(weights)}{share} + "
+            f"{format_bytes(held[name] - kept)} = {format_bytes(held[name])}, "
+            f"{'fits' if held[name] <= memory else 'out of memory'}"
         )
     survive = [name for name, nbytes in held.items() if nbytes <= memory]
-    fewest = -(-arrays * weights // memory)
+    fewest = -(-columns // room)
     lines.append(
-        f"W by columns needs {arrays} x {format_bytes(weights)} / {format_bytes(memory)}, rounded "
-        f"up, = {fewest} GPUs at least"
+        f"by columns: {columns:,} columns, of which a GPU holds {room:,}: {fewest} GPUs at least"
     )
     shown = ", ".join(survive) if survive else f"none on {gpus} GPUs"
     return WorkedAnswer(
-        f"What survives: {shown}. Only cutting the matrix itself helps, over {fewest} GPUs or "
-        f"more.",
+        f"What survives: {shown}. "
+        + ("Only cutting the matrix itself helps" if weights > memory else "W by columns fits")
+        + f", over {fewest} GPU{'s' * (fewest > 1)} or more.",
         lines,
         {"survive": survive, "held": held, "fewest": fewest},
     )
@@ -87,19 +90,17 @@ def run(cluster: Cluster, weights: int, memory: int, gpus: int, step: str) -> Co
     scale, columns, cap = scaled(weights, memory)
     x, w = small_layer(ROWS, columns)
     mesh, rows = td.Mesh(cluster, (gpus,)), []
+    words: dict[bool, Any] = {True: "runs", False: "MemoryError"}
     for name in WORDS:
         ran = td.run_ranks(attempt, mesh, name, step, x, w, cap).results
-        outs = [out for out, _ in ran]
+        outs, most = [out for out, _ in ran], max(nbytes for _, nbytes in ran)
         done = all(out is not None for out in outs)
-        parts = np.array_split(w, gpus, {"columns": 1, "rows": 0}.get(name, 0))
-        part = parts[0].shape if name in ("columns", "rows") else w.shape
-        tokens = {"copies": max(1, TOKENS // gpus), "smaller batches": 1}.get(name, TOKENS)
-        said = 4 * (LEVELS[step] * part[0] * part[1] + tokens * part[1])
-        fits: dict[str, Any] = {True: "runs", False: "MemoryError"}
-        rows.append(Claim(f"{name}: outcome", fits[said <= cap], None, fits[done], rule="equal"))
-        most = max(nbytes for _, nbytes in ran)
+        said = _held(name, step, columns, gpus)
         rule, note = ("equal", "") if done else (None, "measured: when it was refused")
-        rows.append(Claim(f"{name}: bytes held", said, None, most, "bytes", rule, note))
+        rows += [
+            Claim(f"{name}: outcome", words[said <= cap], None, words[done], rule="equal"),
+            Claim(f"{name}: bytes held", said, None, most, "bytes", rule, note),
+        ]
         if done:
             same = gives(name, outs, x @ w)
             rows.append(Claim(f"{name}: y is one process's", measured=same, rule="true"))

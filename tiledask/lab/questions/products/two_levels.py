@@ -1,5 +1,6 @@
 """1: blocks over workers, tiles within a block; what one level decides, the other does not."""
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -105,6 +106,24 @@ def work(
             "intensity": of_tile.tile_intensity,
             "room left": memory - held,
         },
+        partial(_owners, m, n, k, (p, q)),
+    )
+
+
+def _owners(m: int, n: int, k: int, over: Grid) -> Any:
+    """The figure of which worker holds which block."""
+    ranks = np.arange(over[0] * over[1]).reshape(over).tolist()
+    return td.plots.owners(
+        {
+            name: td.plots.Blocks(
+                ranks,
+                *(
+                    [0, *(b for _, b in split(0, n, parts))]
+                    for n, parts in zip(shape, over, strict=True)
+                ),
+            )
+            for name, shape in {"A": (m, k), "B": (k, n), "C": (m, n)}.items()
+        }
     )
 
 

@@ -1,0 +1,46 @@
+"""Every question has its section in the walkthroughs, and the index says which."""
+
+import pytest
+
+import tiledask as td
+from tiledask.lab.questions.index import PAGE, page, sections, taught
+from tiledask.lab.questions.table import QUESTIONS
+from tiledask.plan.data import shipped
+
+
+def test_every_question_is_taught_by_a_section():
+    assert [number for number in range(1, 40) if not taught(number)] == []
+    assert set(QUESTIONS) <= set(range(1, 40))
+
+
+def test_an_answer_says_where_it_is_taught():
+    assert "nbs/07_cut_24_layers.ipynb: The best one" in str(td.ask(34, run=False))
+
+
+def test_the_page_is_what_the_headings_say():
+    written = (shipped("nbs") / PAGE).read_text("utf-8")
+    assert written == page(), "make it anew: python -m tiledask.lab.questions.index"
+
+
+@pytest.mark.parametrize(
+    ("heading", "tags"),
+    [
+        ("## A section", ["question-3"]),
+        ("## A section (question 3)", []),
+        ("## A section (questions 3, 4)", ["question-3", "task"]),
+    ],
+)
+def test_a_tag_without_its_heading_and_a_heading_without_its_tag_are_found(heading, tags):
+    cell = {"cell_type": "markdown", "metadata": {"tags": tags}, "source": ["text\n", heading]}
+    with pytest.raises(ValueError, match=r"09\.ipynb: a cell is tagged for the questions \["):
+        list(sections("09.ipynb", cell))
+
+
+def test_a_section_is_found_wherever_it_begins_in_its_cell():
+    source = ["text\n", "\n", "### One (questions 3, 12)\n", "more"]
+    cell = {
+        "cell_type": "markdown",
+        "metadata": {"tags": ["question-3", "question-12", "task"]},
+        "source": source,
+    }
+    assert [(n, w.section) for n, w in sections("09.ipynb", cell)] == [(3, "One"), (12, "One")]
