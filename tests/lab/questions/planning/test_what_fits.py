@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.lab.questions.planning import sized
 from tiledask.plan.choosing.question_check import check_premise
+from tiledask.plan.inputs.layout import Layout
 
 
 def values(number, **inputs):
@@ -141,3 +142,22 @@ def test_a_decoder_has_the_size_that_was_asked_for(billions):
     assert model.parameters == pytest.approx(billions * 1e9, rel=2e-3)
     assert model.allows_tp(8)
     assert model.layers % 8 == 0
+
+
+@given(
+    st.sampled_from([7, 30]),
+    st.builds(
+        Layout,
+        dp=st.sampled_from([1, 2, 4]),
+        tp=st.sampled_from([1, 2]),
+        pp=st.sampled_from([1, 4]),
+        zero=st.sampled_from([0, 1, 2, 3]),
+    ),
+    st.sampled_from(sized.CONVENTIONS),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_working_of_states_comes_to_the_bytes_that_it_says(billions, layout, recipe):
+    size, words = sized.states(billions, layout, recipe)
+    sum_, _, shown = words.partition(" = ")
+    assert eval(sum_.replace(" B x", " *").replace("e9", "")) == pytest.approx(size / 1e9)
+    assert shown == td.plan.units.format_bytes(size)

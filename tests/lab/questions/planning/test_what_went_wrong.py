@@ -81,6 +81,8 @@ def test_what_is_sent_grows_with_what_is_split():
     assert sent["tp"] == 4 * 20 * 2048 * model.hidden * 2
     assert sent["pp"] == 2 * 2048 * model.hidden * 2 / 2
     assert syncs(model, Layout(), 13) == []
+    again = syncs(model, Layout(tp=2, pp=2, recompute="full"), 13)[0]
+    assert again.bytes == sent["tp"] * 6 / 4
 
 
 @pytest.mark.parametrize(
