@@ -211,6 +211,42 @@ PLANTS = [
         "each.held > memory, -each.seconds,",
         "test_critique_product",
     ),
+    Plant(
+        "lab/questions/planning/sized.py",
+        "each * (d - 1) / d * parameters",
+        "each * d / d * parameters",
+        "test_what_went_wrong replicas",
+    ),
+    Plant(
+        "lab/questions/planning/sized.py",
+        "if not s.sharded(layout.zero) or layout.dp == 1",
+        "if s.sharded(layout.zero) or layout.dp == 1",
+        "test_what_fits working",
+    ),
+    Plant(
+        "lab/questions/planning/hardware.py",
+        "if size < memory)",
+        "if size < 2 * memory)",
+        "test_what_fits zero_2",
+    ),
+    Plant(
+        "lab/questions/planning/scaling.py",
+        'sums = 6 if layout.recompute == "full" else 4',
+        "sums = 4",
+        "test_what_went_wrong sent_grows",
+    ),
+    Plant(
+        "lab/precision/replicas.py",
+        "flush(g / before, reduction.dtype)",
+        'flush(g / before, "float32")',
+        "test_precision_replicas overflows",
+    ),
+    Plant(
+        "lab/precision/blame.py",
+        "self.untrained - loss > HELPS * learned",
+        "loss < self.loss",
+        "test_precision_replicas suspect",
+    ),
 ]
 
 

@@ -101,11 +101,13 @@ def test_the_small_networks_gradients_are_its_derivative():
     x = np.random.default_rng(0).standard_normal((6, 784))
     labels, net, eps = np.arange(6), small.Small(8, 12, 2), 1e-6
     weights = small.layers.initialise(net.parameters(), 0, dtype="float64")
-    _, grads = small._step(weights, net, x, labels, 3, 4.0)
+    _, grads = small.gradients(weights, net, x, labels, 3, 4.0)
     rng = np.random.default_rng(1)
     way = {name: rng.standard_normal(w.shape) for name, w in weights.items()}
     ends = [
-        small._step({n: w + s * eps * way[n] for n, w in weights.items()}, net, x, labels, 3, 1)[0]
+        small.gradients(
+            {n: w + s * eps * way[n] for n, w in weights.items()}, net, x, labels, 3, 1
+        )[0]
         for s in (1, -1)
     ]
     slope = sum((grads[name] * way[name]).sum() for name in weights)

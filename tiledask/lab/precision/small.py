@@ -33,7 +33,7 @@ from tiledask.tile.optimizers import (
     unscaled,
 )
 
-__all__ = ["Small", "SmallRun", "train"]
+__all__ = ["Small", "SmallRun", "gradients", "train"]
 
 Arrays = dict[str, Any]
 
@@ -111,17 +111,17 @@ def train(
             x, labels = digits.batch(seed, step, batch, dtype=dtype)
             x = x.reshape(batch, -1)
             scales.append(scale.scale if scale else 1.0)
-            loss, grads = _step(state.weights, small, x, labels, ranks, times * scales[-1])
+            loss, grads = gradients(state.weights, small, x, labels, ranks, times * scales[-1])
             losses.append(loss)
             grads = unscaled(grads, times)
             state, scale, _ = advance(state, rule, grads, scale)
     return SmallRun(tuple(losses), tuple(scales), scale.skipped if scale else 0, state)
 
 
-def _step(
+def gradients(
     weights: Arrays, small: Small, x: Any, labels: Any, ranks: int, times: float
 ) -> tuple[float, Arrays]:
-    """(loss, gradients of ``times`` the loss)."""
+    """(mean loss of the rows, gradients of ``times`` the loss); ``ranks`` split each block."""
     columns = [slice(a, b) for a, b in split(0, small.inner, ranks)]
     grads: Arrays = {}
     h, kept_in = layers.linear(x, weights["w_in"])

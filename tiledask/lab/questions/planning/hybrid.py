@@ -1,0 +1,170 @@
+"""25. A memory-bound run: copies that do not fit, stages that idle, fp16 that drifts; a hybrid."""
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.puzzles.fields import number, whole
+from tiledask.lab.questions.planning import sized
+from tiledask.lab.questions.planning.scaled import idle, trained
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Comparison
+from tiledask.plan.choosing.question_check import Critique
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.closed_form import bubble_fraction, naive_utilisation
+from tiledask.plan.units import format_bytes
+
+__all__ = ["QUESTION"]
+
+RECIPE = "mixed-adam-16"
+
+
+def _plans(devices: int, stages: int) -> dict[str, tuple[Layout, str]]:
+    copies = max(1, devices // stages)
+    return {
+        "copies, fp32": (Layout(dp=devices), "fp32-adam"),
+        f"{stages} stages, fp32 Adam": (Layout(pp=stages), "fp32-adam"),
+        f"{stages} stages, fp32 SGD": (Layout(pp=stages), "fp32-sgd"),
+        f"dp {copies} x pp {stages}": (Layout(dp=copies, pp=stages), RECIPE),
+        f"dp {copies} x pp {stages}, ZeRO-1": (Layout(dp=copies, pp=stages, zero=1), RECIPE),
+        f"dp {copies} x pp {stages}, ZeRO-2": (Layout(dp=copies, pp=stages, zero=2), RECIPE),
+        f"{devices} slices": (Layout(tp=devices), RECIPE),
+    }
+
+
+def work(
+    billions: float,
+    memory: int,
+    devices: int,
+    stages: int,
+    microbatches: int,
+    gradient: float,
+    scale: float,
+) -> WorkedAnswer:
+    from tiledask.lab.precision import FORMATS
+
+    lines, states = [], {}
+    for name, (layout, recipe) in _plans(devices, stages).items():
+        size, worked = sized.states(billions, layout, recipe)
+        states[name] = size
+        lines.append(
+            f"{name}: {worked} of {format_bytes(memory)}: "
+            + (f"{format_bytes(memory - size)} left" if size < memory else "out of memory")
+        )
+    busy, piped = naive_utilisation(stages), 1 - bubble_fraction(stages, microbatches)
+    half = FORMATS["float16"]
+    alone, kept = half.nearest(gradient), half.nearest(gradient * scale) / scale
+    step = 2.0**-half.digits
+    lines += [
+        f"{stages} stages, one batch at a time: 1 / {stages} = {busy:.1%} busy; {microbatches} "
+        f"micro-batches: {microbatches} / {microbatches + stages - 1} = {piped:.1%}",
+        f"fp16, a gradient of {gradient:g}: {alone:.4g}; times {scale:g}, rounded, and back: "
+        f"{kept:.4g}",
+        f"fp16, a weight of 1 and an update of 2^-{half.digits}: {half.nearest(1 + step)!r}; in "
+        f"an fp32 master {FORMATS['float32'].nearest(1 + step)!r}",
+    ]
+    model, machine = sized.decoder(billions), sized.machine(devices, memory)
+    plans = td.search(model, machine, devices * microbatches)
+    best, fits = plans.best, plans.best.verdict == "fits"
+    lines.append(
+        f"all {plans.considered:,} layouts with activations and overhead: "
+        f"{plans.counts['fits']} fit; {'the fastest' if fits else 'the nearest'}: {best!r}"
+    )
+    tried = {name: size < memory for name, size in states.items()}
+    said = [f"{name} ({format_bytes(states[name])})" for name, ok in tried.items() if ok]
+    return WorkedAnswer(
+        f"By their states these fit {format_bytes(memory)}: {', '.join(said) or 'none'}. "
+        + (
+            f"The fastest layout with everything counted is {best.layout} "
+            f"({format_bytes(best.peak)}, {best.seconds:.3g} s a step)"
+            if fits
+            else "No layout fits with activations and overhead"
+        )
+        + f"; with micro-batches stages are busy {piped:.0%} of the time and not {busy:.0%}; fp16 "
+        f"needs a loss scale and fp32 masters.",
+        tuple(lines),
+        {
+            "states": states,
+            "busy_naive": busy,
+            "busy": piped,
+            "gradient_alone": alone,
+            "gradient_scaled": kept,
+            "fitting": plans.counts["fits"],
+            "best": str(best.layout) if fits else None,
+        },
+    )
+
+
+def premise(billions: float, memory: int, devices: int, stages: int, **_: object) -> Critique:
+    copies = max(1, devices // stages)
+    hybrid = {"dp": copies, "pp": stages, "recipe": RECIPE}
+    return sized.premise_of(
+        f"{billions:g} billion parameters on {devices} GPUs of {format_bytes(memory)}",
+        billions,
+        memory,
+        max(devices, stages),
+        {
+            "copies": {"dp": devices},
+            "stages": {"pp": stages},
+            "hybrid": hybrid,
+            "hybrid, ZeRO-1": hybrid | {"zero": 1},
+            "slices": {"tp": devices, "recipe": RECIPE},
+        },
+        [
+            sized.fits_claim("Data parallelism runs out of memory", "copies", "too large"),
+            sized.fits_claim(f"{stages} stages ran in single precision, with Adam", "stages"),
+            sized.fits_claim(f"{copies} copies of {stages} stages train it mixed", "hybrid"),
+            sized.fits_claim("They do with ZeRO-1", "hybrid, ZeRO-1"),
+            sized.fits_claim(f"{devices} slices train it in mixed precision", "slices"),
+        ],
+        recipe="fp32-adam",
+    )
+
+
+def run(
+    cluster: Cluster,
+    billions: float,
+    memory: int,
+    devices: int,
+    stages: int,
+    microbatches: int,
+    gradient: float,
+    scale: float,
+) -> Comparison:
+    from tiledask.lab.precision import lost_update, underflow
+
+    plans = {
+        name: (layout, recipe, memory) for name, (layout, recipe) in _plans(devices, stages).items()
+    }
+    table = sized.held(cluster, "Layouts that were tried", billions, plans)
+    hybrid = Layout(dp=max(1, devices // stages), pp=stages, zero=1)
+    return Comparison(
+        table.title,
+        (
+            *table.rows,
+            idle(cluster, stages, 1, "naive"),
+            idle(cluster, stages, microbatches),
+            *trained(cluster, "the hybrid, fp16", hybrid, dtype="float16"),
+            *underflow(gradient, scale).rows,
+            *lost_update().rows,
+        ),
+    )
+
+
+QUESTION = CourseQuestion(
+    25,
+    "Selecting a Hybrid Parallelism + Mixed-Precision Strategy for a Memory-Bound LLM Training Run",
+    "A model of 30 billion parameters is to be trained on 8 GPUs of 80 GB. Data parallelism ran "
+    "out of memory; 4 stages in single precision ran, it is said, but were mostly idle; fp16 was "
+    "unstable. Which hybrid, and which precision, would you choose?",
+    {
+        "billions": sized.size_of(30.0, 13.0),
+        "memory": sized.memory_of("80GB", "40GB"),
+        "devices": sized.devices_of(8, 16),
+        "stages": Input(4, 2, whole(1, 64), "stages of the run that idled"),
+        "microbatches": Input(8, 16, whole(1, 256), "micro-batches of a copy in a step"),
+        "gradient": Input(1e-8, 1e-6, number(above=True), "a typical small gradient"),
+        "scale": Input(2.0**16, 2.0**10, number(above=True), "by which the loss is multiplied"),
+    },
+    work,
+    run,
+    premise=premise,
+)

@@ -1,0 +1,198 @@
+"""17. On call: from symptoms to causes, ranked, each with the experiment that tells it from others.
+
+devices idle      a trace       --> td.diagnose           parts of the idle time
+losses do not     a training    --> lab.precision.blame   what each experiment makes of the loss
+fall, or NaN
+"""
+
+from typing import Any
+
+import tiledask as td
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.claim import COLUMNS
+from tiledask.lab.puzzles.fields import choice, whole
+from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
+from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = ["QUESTION", "TRAININGS", "FaultyPipeline", "pipelines"]
+
+FORWARD = 0.03
+"""Seconds; backwards take twice as long."""
+TRIES, DISTURBED = 3, 0.05
+"""Runs at most of a fault, and the idle share that a busy machine may add: with more, what was
+run is another fault than the one that was put in."""
+TELLS = {
+    "one at a time": "raise the micro-batches from 1: a pipeline overlaps them, a chain does not",
+    "ramp": "sweep the micro-batches m: the idle share falls as (p-1)/(m+p-1)",
+    "imbalance": "time every stage: the slowest paces the rest, for every m",
+    "communication": "repeat with smaller blocks or on one node: idle time falls with the links'",
+    "overhead": "repeat with larger micro-batches: pauses per action become rarer",
+    "unexplained": "record one step with a label around each action",
+}
+"""Cause of idle time -> the experiment that tells it from the others."""
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gradients vanish in fp16": ("the loss scale is too low", {"scale": 2.0**-22}),
+    "gradients overflow in fp16": ("the loss scale is too high", {"scale": 2.0**24}),
+    "bf16 weights without masters": (
+        "no master weights",
+        {"dtype": "bfloat16", "rate": 0.002, "master": False},
+    ),
+    "steps too long": ("the rate is too high", {"rate": 1.0}),
+}
+"""Fault of a training -> (its cause, the setting that has it)."""
+
+
+class FaultyPipeline:
+    """A pipeline with a fault: simulated, and run on workers."""
+
+    def __init__(self, cause: str, order: td.Schedule, forward: list[float], latency: float = 0.0):
+        self.cause, self.order, self.latency = cause, order, latency
+        self.forward, self.backward = forward, [2 * t for t in forward]
+
+    @property
+    def _times(self) -> dict[str, Any]:
+        return {"forward": self.forward, "backward": self.backward, "latency": self.latency}
+
+    def simulated(self) -> Timeline:
+        return td.simulate(self.order, **self._times)
+
+    def executed(self, cluster: Cluster) -> Timeline:
+        """The least idle of some runs; no more of them than it takes to be undisturbed."""
+        runs: list[Timeline] = []
+        while len(runs) < TRIES and not (runs and self.is_undisturbed(runs[-1])):
+            run = td.run_schedule(
+                self.order, cluster=cluster, engine="loop", timeout=60.0, **self._times
+            )
+            runs.append(run.timeline)
+        return min(runs, key=lambda each: each.bubble_fraction)
+
+    def is_undisturbed(self, ran: Timeline) -> bool:
+        """Whether ``ran`` is as idle as the fault makes it, and the machine adds little."""
+        return ran.bubble_fraction <= self.simulated().bubble_fraction + DISTURBED
+
+    def claim(self, name: str, cluster: Cluster) -> Claim:
+        """The cause that was put in, and those that traces of it say, simulated and run."""
+        ran = self.executed(cluster)
+        clear = self.is_undisturbed(ran)
+        return Claim(
+            name,
+            self.cause,
+            td.diagnose(self.simulated()).cause,
+            td.diagnose(ran).cause,
+            rule="equal",
+            note=f"idle {ran.bubble_fraction:.0%}"
+            + ("" if clear else ": the machine was busy, so that nothing is claimed of this run"),
+            compare=COLUMNS if clear else COLUMNS[:2],
+        )
+
+
+def pipelines(devices: int, microbatches: int) -> dict[str, FaultyPipeline]:
+    """Every fault of a pipeline, injected: name -> FaultyPipeline."""
+    order = td.schedule("1f1b", devices, microbatches)
+    even = [FORWARD] * devices
+    return {
+        "layer by layer": FaultyPipeline("one at a time", td.schedule("naive", devices, 1), even),
+        "few micro-batches": FaultyPipeline("ramp", td.schedule("1f1b", devices, 2), even),
+        "a slow stage": FaultyPipeline("imbalance", order, [*even[1:], 3 * FORWARD]),
+        "slow links": FaultyPipeline("communication", order, even, 4 * FORWARD),
+    }
+
+
+def work(fault: str, devices: int, microbatches: int) -> WorkedAnswer:
+    if fault in TRAININGS:
+        return _training(fault)
+    return _pipeline(pipelines(devices, microbatches)[fault].simulated())
+
+
+def _pipeline(seen: Timeline) -> WorkedAnswer:
+    found = td.diagnose(seen)
+    busy = [float(b / seen.makespan) for b in seen.busy_per_device]
+    lines = [
+        "symptom: devices busy " + ", ".join(f"{b:.0%}" for b in busy) + " of the time",
+        f"{seen.devices} x {seen.makespan:.3g} s = {seen.devices * seen.makespan:.3g} "
+        f"device-seconds, {found.idle:.3g} of them idle = {found.idle_share:.1%}",
+    ]
+    ranked = [[c.name, c.seconds / found.idle] for c in found.causes if c.seconds > 0]
+    for at, (name, share) in enumerate(ranked, 1):
+        lines.append(f"{at}. {name}: {share:.0%} of the idle time; to tell: {TELLS[name]}")
+    lines += [
+        f"experiment, simulated: {r.change}: {found.makespan:.3g} s -> {r.makespan:.3g} s, "
+        f"{r.gain:.0%} saved"
+        for r in found.remedies
+    ]
+    return WorkedAnswer(
+        f"{found.summary[0]} {found.summary[-1]}",
+        tuple(lines),
+        {
+            "cause": found.cause,
+            "ranked": ranked,
+            "busy": busy,
+            "remedies": {r.change: r.gain for r in found.remedies},
+        },
+    )
+
+
+def _training(fault: str) -> WorkedAnswer:
+    from tiledask.lab.precision import EXPERIMENTS, TrainingSetting, blame
+
+    setting = TrainingSetting(**TRAININGS[fault][1])
+    losses, found = setting.run().losses, blame(setting)
+    lines = [
+        f"symptom: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps, in "
+        f"{setting.dtype}",
+        f"loss at the end as it was: {found.loss:.4g}",
+    ]
+    for at, (suspect, after) in enumerate(found.after.items(), 1):
+        lines.append(f"{at}. {suspect}? {EXPERIMENTS[suspect][0]}: loss at the end {after:.4g}")
+    helped, loss = next(iter(found.after.items()))
+    return WorkedAnswer(
+        f"The cause is: {found.cause}. With {EXPERIMENTS[helped][0]} the loss ends at {loss:.4g}, "
+        f"and not at {found.loss:.4g}; without any training it is {found.untrained:.4g}.",
+        tuple(lines),
+        {"cause": found.cause, "ranked": [[s, str(after)] for s, after in found.after.items()]},
+    )
+
+
+def run(cluster: Cluster, fault: str, devices: int, microbatches: int) -> Comparison:
+    from tiledask.lab.precision import TrainingSetting, blame
+
+    rows = [
+        faulty.claim(f"{name}{' (asked)' if name == fault else ''}: diagnosed", cluster)
+        for name, faulty in pipelines(devices, microbatches).items()
+    ]
+    rows += [
+        Claim(
+            f"{name}{' (asked)' if name == fault else ''}: diagnosed",
+            cause,
+            None,
+            blame(TrainingSetting(**setting)).cause,
+            rule="equal",
+        )
+        for name, (cause, setting) in TRAININGS.items()
+    ]
+    healthy = blame(TrainingSetting()).cause
+    rows.append(Claim("a sound training: diagnosed", "nothing", None, healthy, rule="equal"))
+    return Comparison("Every fault injected, and what the diagnosis says without knowing it", rows)
+
+
+QUESTION = CourseQuestion(
+    17,
+    "You are on-call for an internal LLM training platform ...",
+    "A training on 4 pipeline devices is slow, or its loss does not fall. From what is seen, rank "
+    "the causes, and name the experiment that tells each from the others. The fault is put in; the "
+    "diagnosis is not told which.",
+    {
+        "fault": Input(
+            "a slow stage",
+            "gradients overflow in fp16",
+            choice((*pipelines(2, 2), *TRAININGS)),
+            "the fault that is put in: " + ", ".join((*pipelines(2, 2), *TRAININGS)),
+        ),
+        "devices": Input(4, 3, whole(2, 16), "devices of the pipeline"),
+        "microbatches": Input(8, 16, whole(8, 64), "micro-batches, where they are not the fault"),
+    },
+    work,
+    run,
+    workers=lambda devices, **_: devices,
+)

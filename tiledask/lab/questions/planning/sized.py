@@ -1,0 +1,196 @@
+"""What planning questions start from: a decoder of so many parameters on devices of so much memory.
+
+billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, a premise, states held at 1:1000
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.lab.puzzles.fields import number, size, whole
+from tiledask.lab.questions.question import Input
+from tiledask.lab.table import Comparison
+from tiledask.plan.choosing.question_check import Critique, check_premise
+from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.timing.collective_time import zero_passes
+from tiledask.plan.units import format_bytes
+
+__all__ = [
+    "CONVENTIONS",
+    "decoder",
+    "devices_of",
+    "fits_claim",
+    "gradient_bytes",
+    "held",
+    "machine",
+    "memory_of",
+    "parameters",
+    "premise_of",
+    "size_of",
+    "states",
+]
+
+CONVENTIONS = ("fp16-weights", "fp32-weights", "fp32-sgd", "mixed-adam-16", "mixed-adam-18")
+"""Recipes whose bytes a parameter a question may mean."""
+HEAD = 128
+VOCABULARY = 51_200
+SCALE, MOST_HELD = 1000, 160 * 10**6
+"""Parameters and bytes per one that is run, ten times as many where a worker would hold more."""
+STAGES = 12
+"""Stages that are run, one after the other on few workers; of more, all alike, one is."""
+
+
+def size_of(billions: float, other: float) -> Input:
+    """The input for a model's size."""
+    return Input(billions, other, _billions, "parameters of the model, in billions")
+
+
+def _billions(value: Any) -> float:
+    found = number(0.2)(value)
+    if found > 10_000:
+        raise ValueError("must be at most 10000")
+    return found
+
+
+def memory_of(each: str, other: str, of: str = "one GPU") -> Input:
+    """The input for a device's memory."""
+    return Input(each, other, size, f"memory of {of} (GB = 1e9 bytes)")
+
+
+def devices_of(count: int, other: int, meaning: str = "GPUs") -> Input:
+    """The input for a number of devices."""
+    return Input(count, other, whole(1, 4096), meaning)
+
+
+def parameters(billions: float) -> int:
+    """The number itself."""
+    return round(billions * 10**9)
+
+
+def decoder(billions: float) -> Model:
+    """A GPT of that many parameters, to 0.2 %: heads of 128, a multiple of 8 of them and of layers,
+    a width of about 128 times the layers.
+
+    >>> model = decoder(30)
+    >>> model.layers, model.hidden, round(model.parameters / 1e9, 2)
+    (48, 7168, 30.0)
+    """
+    wanted = parameters(billions)
+    width = 8 * HEAD * max(1, round((wanted * HEAD / 12) ** (1 / 3) / (8 * HEAD)))
+    rest = max(1, wanted - VOCABULARY * width)
+    layers = 8 * max(1, round(rest / (12 * width**2) / 8))
+    ffn = 64 * max(1, round((rest / layers - 4 * width**2) / (2 * width) / 64))
+    return Model(
+        hidden=width,
+        layers=layers,
+        heads=width // HEAD,
+        ffn=ffn,
+        vocab=VOCABULARY,
+        name=f"decoder of {billions:g} billion",
+    )
+
+
+def machine(
+    devices: int,
+    memory: int,
+    per_node: int = 8,
+    within: float | None = None,
+    between: float | None = None,
+) -> ClusterSpec:
+    """A100s with this much memory, ``per_node`` in a node; links in bytes/s a device."""
+    known = load_cluster(f"{devices}xA100-80GB")
+    links = {"within_node": within, "between_nodes": between}
+    faster = {
+        name: replace(getattr(known, name), bytes_per_second=speed)
+        for name, speed in links.items()
+        if speed is not None
+    }
+    device = replace(known.device, name="each GPU", memory_bytes=memory)
+    return replace(known, device=device, devices_per_node=min(per_node, devices), **faster)
+
+
+def states(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> tuple[int, str]:
+    """(bytes of all states on a GPU, how they are worked out).
+
+    >>> states(30, Layout(dp=4, tp=2, pp=4, zero=2))
+    (20625000000, '(2 + 14 / 4) B x 30e9 / 8 = 20.62 GB')
+    """
+    kept, slices = load_recipe(recipe).states, layout.tp * layout.pp
+    whole = sum(s.bytes for s in kept if not s.sharded(layout.zero) or layout.dp == 1)
+    shared = sum(s.bytes for s in kept) - whole
+    each = " + ".join([str(whole)] * bool(whole) + [f"{shared} / {layout.dp}"] * bool(shared))
+    share = -(-parameters(billions) // slices)
+    size = sum(state_bytes(share, recipe, layout.zero, layout.dp).values())
+    each = f"({each})" if whole and shared else each
+    split = f" / {slices}" if slices > 1 else ""
+    return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
+
+
+def gradient_bytes(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> float:
+    """Bytes that a GPU sends in a step for gradients, and for ZeRO's weights, in rings.
+
+    >>> [gradient_bytes(30, Layout(pp=4, dp=d)) / 1e9 for d in (8, 16)]
+    [26.25, 28.125]
+    """
+    kept, d = load_recipe(recipe), layout.dp
+    gradients, weights = map(int, zero_passes(layout.zero, layout.microbatches))
+    each = gradients * kept.gradient_bytes + weights * kept.gathered_bytes
+    return each * (d - 1) / d * parameters(billions) / (layout.tp * layout.pp)
+
+
+def fits_claim(words: str, plan: str, kind: str = "fits") -> dict[str, str]:
+    """A premise's claim that a plan fits, or is "too large"."""
+    return {"claim": words, "kind": kind, "plan": plan}
+
+
+def premise_of(
+    question: str,
+    billions: float | None,
+    memory: int,
+    devices: int,
+    plans: Mapping[str, Mapping[str, Any]],
+    claims: Iterable[Mapping[str, Any]],
+    **more: Any,
+) -> Critique:
+    """The Critique of what a question takes for granted, out of its inputs."""
+    known = {} if billions is None else {"parameters": parameters(billions)}
+    return check_premise(
+        {
+            "question": question,
+            **known,
+            "memory": f"{memory}B",
+            "devices": devices,
+            "plans": {name: dict(plan) for name, plan in plans.items()},
+            "claims": [dict(claim) for claim in claims],
+            **more,
+        }
+    )
+
+
+def held(
+    cluster: Cluster,
+    title: str,
+    billions: float,
+    plans: Mapping[str, tuple[Layout, str, int]],
+) -> Comparison:
+    """What workers held, or were refused, of each plan: (layout, recipe, bytes of a device).
+
+    States depend on tp x pp alone, so that more than STAGES stages are run as as many slices.
+    """
+    from tiledask.distributed.memory.claims import run_claim
+    from tiledask.lab.claims import compare_claims
+
+    scale = SCALE
+    while max(memory for _, _, memory in plans.values()) > scale * MOST_HELD:
+        scale *= 10
+    runs = {}
+    for name, (layout, recipe, memory) in plans.items():
+        if layout.pp > STAGES:
+            layout = replace(layout, tp=layout.tp * layout.pp, pp=1)
+        asked = parameters(billions), layout, memory, cluster
+        runs[name] = run_claim(*asked, recipe=recipe, scale=scale, timeout=60.0)
+    return compare_claims(f"{title}, run at 1:{scale}", runs)
