@@ -285,13 +285,37 @@ def test_workers_are_in_the_order_of_their_numbers():
     Board(drawn)
 
 
-def test_more_names_than_colours_share_the_last_one(made):
+def test_a_name_has_its_colour_whatever_else_runs_and_the_legend_has_those_that_took_longest(made):
+    ran(made, "a", ("multiply_summa-1", 0), ("compute", 0, 9))
+    alone = {b.text: b.colour for b in shown(made.record()).boxes}
     for i in range(30):
-        ran(made, "a", (f"name{chr(97 + i % 26)}{i}", 0), ("compute", i, i + 1))
+        name = f"name{chr(97 + i % 26)}{i}"
+        ran(made, "b", (name, 0), ("compute", i - 15, i - 14 - i / 99))
     drawn = shown(made.record())
-    assert drawn.legend[-1][1] == "all other tasks"
-    assert len({colour for colour, _ in drawn.legend}) == len(drawn.legend) == 10
-    assert {b.colour for b in drawn.boxes} == {colour for colour, _ in drawn.legend}
+    assert {b.text: b.colour for b in drawn.boxes}.items() >= alone.items()
+    assert [name for _, name in drawn.legend][:2] == ["namea0", "nameb1"]
+    assert len(drawn.legend) == 12
+    assert (alone["multiply_summa"], "multiply_summa") in drawn.legend
+    assert "of the 19 others" in drawn.note
+
+
+def runs_on(made: Recorder, worker: str, thread: int, trip: float, *spans: tuple) -> None:
+    """Tasks of a thread, after a heartbeat that took ``trip`` seconds there and back."""
+    made.scheduler.workers[worker].metrics = {"digests_total_since_heartbeat": {"latency": trip}}
+    for n, (start, stop) in enumerate(spans):
+        times = [{"action": "compute", "start": start, "stop": stop}]
+        facts = {"stimulus_id": "x", "worker": worker, "startstops": times, "thread": thread}
+        made.transition(f"nap-{n}", "processing", "memory", **facts)
+
+
+def test_tasks_of_a_thread_are_drawn_one_after_the_other_within_the_error_of_its_clock(made):
+    naps = (0.0, 0.2), (0.17, 0.37), (0.36, 0.56)
+    runs_on(made, "a", 7, 0.04, *naps)
+    runs_on(made, "b", 8, 0.01, *naps)  # more than such a trip explains: they did run at once
+    boxes = of_tasks(made.record()).boxes
+    drawn = [(b.start, b.end) for b in boxes if b.row == 0 and b.height == 0.72]
+    assert drawn == [(0.0, 0.2), (0.2, 0.37), (0.37, 0.56)]
+    assert sorted({b.height for b in boxes if b.row != 0}) == [0.36, 0.72]
 
 
 def test_a_long_task_is_there_before_it_ends(monkeypatch):

@@ -143,8 +143,8 @@ def _report(backend: str, marks: list[tuple[str, int]], dask_worker: Any) -> dic
     since = dict(marks).get(dask_worker.address, 0)
     came = []
     for entry in list(dask_worker.transfer_incoming_log)[since:]:
-        # anchors are empty, and only say what depends on what
-        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("anchor-")}
+        # these are empty, and only say what depends on what
+        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("dependency-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
     peak = host_memory.peak_bytes(backend)
     return {"address": dask_worker.address, "peak": peak, "log": came}

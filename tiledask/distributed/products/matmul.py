@@ -404,7 +404,7 @@ class _Run:
         plan, cluster, blocks = self.plan, self.cluster, []
         (lent,) = self._lent(lender, [partials])
         anchors = [
-            cluster.submit(slot_of(x), anchor, x, name="anchor", beside=True) for x in partials
+            cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True) for x in partials
         ]
         for rank, region in enumerate(plan.result.regions):
             parts = _parts(plan.partials[rank], plan.work, lent, rank)

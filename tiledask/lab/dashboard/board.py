@@ -203,6 +203,7 @@ class Board:
         )
         plot.yaxis.visible = False
         plot.xaxis.ticker = FixedTicker(ticks=[0, 50, 100])
+        plot.xaxis.bounds = 0, 100  # beyond it there are only the numbers
         plot.xaxis.axis_label = "idle / makespan (%)"
         plot.grid.grid_line_color = None
         plot.xgrid.grid_line_color, plot.xgrid.ticker = PALE, plot.xaxis[0].ticker
