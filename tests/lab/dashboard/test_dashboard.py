@@ -577,7 +577,7 @@ def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is
     assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
     assert board.idle.data["text"] == ["33.3%", "33.3%"]
     assert board.predicted.data["x"] == [25, 50]
-    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
+    assert board.gantt.xaxis[0].axis_label == "time since the start (s)"
 
 
 def test_short_times_are_in_their_unit():

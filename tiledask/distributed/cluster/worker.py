@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from distributed import WorkerPlugin
-from distributed.comm import get_address_host
+from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg

@@ -13,6 +13,7 @@ from distributed import Future
 
 from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.pipelines.actions import PipelineAction
 from tiledask.distributed.transport.meeting import begin
 from tiledask.errors import DeadlineError
@@ -21,10 +22,8 @@ from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.products.placement import split
 
-__all__ = ["TOPIC", "Done", "Given", "PipelineJob"]
+__all__ = ["Done", "Given", "PipelineJob"]
 
-TOPIC = "tiledask-runs"
-"""Dask's topic on which every run is announced."""
 PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 
@@ -181,7 +180,7 @@ class PipelineJob:
         if simulated is not None:
             idle = [each / (simulated.makespan or 1.0) for each in simulated.idle_per_device]
         self.cluster.client.log_event(
-            TOPIC,
+            RUNS,
             {
                 "run": self.topic,
                 "schedule": schedule.name,

@@ -85,6 +85,7 @@ def of_timeline(
         None if predicted is None else tuple(predicted),
         _action_legend(timeline, chunks),
         note,
+        numbers="the micro-batch",
     )
 
 
@@ -155,7 +156,7 @@ def _transfers(run: ReportedRun, actions: list[tuple[Any, Span]], record: Snapsh
 
 
 def _arriving(event: Any) -> list[Span]:
-    """The blocks that an action reports to have waited for; [] if it reports none."""
+    """The transfers that an action reports to have waited for; [] if it reports none."""
     try:
         device, microbatch = int(event["device"]), int(event["action"][2])
         return [

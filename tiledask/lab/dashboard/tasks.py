@@ -10,6 +10,7 @@ import numpy as np
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
 from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
+from tiledask.lab.dashboard.products import ReportedProduct, of_product
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot, Task, prefix
 from tiledask.lab.dashboard.training_overview import Overview, Training, of_training
 from tiledask.lab.plots.style import INK, colour_named, ink_on
@@ -25,8 +26,8 @@ _LEGEND = 12
 
 
 def shown(record: Snapshot) -> Activity | Overview:
-    """The newest of all that was recorded: the last run or training, or other tasks if they came
-    later."""
+    """The newest of all that was recorded: the last run, training or product, or other tasks if
+    they came later."""
     drawn = _lives(record)
     if not drawn:
         return of_tasks(record)
@@ -44,20 +45,25 @@ def shown(record: Snapshot) -> Activity | Overview:
         return of_tasks(record)
     if isinstance(newest, Training):
         return of_training(newest, record.now)
+    if isinstance(newest, ReportedProduct):
+        return of_product(newest, record.now)
     return of_run(newest, record)
 
 
-def _lives(record: Snapshot) -> list[tuple[float, float, bool, ReportedRun | Training]]:
-    """(announced, last heard of, whether it is over, it) of all runs and trainings."""
+def _lives(
+    record: Snapshot,
+) -> list[tuple[float, float, bool, ReportedRun | Training | ReportedProduct]]:
+    """(announced, last heard of, whether it is over, it) of all runs, trainings and products."""
     lives = [(run.announced, last_sign(run), is_done(run), run) for run in record.runs]
-    return lives + [(t.announced, t.last, t.is_over, t) for t in record.trainings]
+    others = *record.trainings, *record.products
+    return lives + [(one.announced, one.last, one.is_over, one) for one in others]
 
 
 def of_tasks(record: Snapshot) -> Activity:
     """The Activity of the tasks since the last pause, per worker, coloured by their names.
 
-    Tasks of pipelines are left out where there are others. A row's busy time is the union of
-    its compute intervals, so that two tasks at once on a worker count once.
+    Tasks of runs and products are left out where there are others. A row's busy time is the
+    union of its compute intervals, so that two tasks at once on a worker count once.
     """
     spans, moved = _since_the_pause(record, _not_of_runs(record) or record.tasks)
     if not spans:
@@ -121,7 +127,7 @@ def nothing(record: Snapshot) -> Activity:
 
 
 def _not_of_runs(record: Snapshot) -> list[Task]:
-    """The tasks that ran outside of all runs and trainings."""
+    """The tasks that ran outside of all runs, trainings and products."""
     lives = [(first, last + _AFTER[done]) for first, last, done, _ in _lives(record)]
 
     def free(task: Task) -> bool:
