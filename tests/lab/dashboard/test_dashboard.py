@@ -18,6 +18,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,6 +205,29 @@ def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     assert drawn.title.endswith(", running")
     said = {"actions done": "3 of 8", "makespan so far": "2 s", "idle measured so far": "25.0%"}
     assert said.items() <= dict(drawn.facts).items()
+
+
+def test_a_run_under_way_is_beside_the_prediction_of_the_same_actions(made):
+    simulated = td.simulate(td.schedule("1f1b", 2, 2), 1.0, 2.0).to_frame()
+    spans = [list(row) for row in simulated.itertuples(index=False)]
+    whole = {"predicted": spans, "predicted_idle": [3 / 9, 3 / 9]}
+    for until, shares in (
+        (3, (0, 0.5)),
+        (4, (0.5, 0.25)),
+        (6, (1 / 3, 1 / 3)),
+        (8, (3 / 9, 3 / 9)),
+    ):
+        made.runs.clear()
+        pipeline(made, until)
+        made.log_event("tiledask-runs", ANNOUNCED | whole)
+        drawn = shown(made.record())
+        assert drawn.predicted == pytest.approx(shares), until
+        so_far = "" if until == 8 else " so far"
+        assert dict(drawn.facts)[f"idle predicted{so_far}"] == f"{sum(shares) / 2:.1%}"
+    for wrong in (None, 3, [3], [["x"] * 6], [[9, "F", 0, 0, 0.0, 1.0]]):
+        pipeline(made, until=3)
+        made.log_event("tiledask-runs", ANNOUNCED | {"predicted": wrong, "actions": 99})
+        assert shown(made.record()).predicted is None
 
 
 def test_a_later_stage_of_a_device_is_paler(made):
@@ -720,6 +745,10 @@ def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     assert drawn.idle == pytest.approx(share, abs=1e-6)
     assert dict(drawn.facts)["actions done"] == f"{len(schedule)} of {len(schedule)}"
     assert drawn.predicted == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    half = replace(kept, events=deque(list(kept.events)[: len(schedule) // 2]))
+    under_way = of_run(half, record)
+    assert "idle predicted so far" in dict(under_way.facts)
+    assert all(0 <= share < 1 for share in under_way.predicted)
     html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
     assert outside(html) == []
     assert "33.3%" in html

@@ -78,7 +78,8 @@ class ReportedRun:
     announced: float
     """Seconds since the epoch, by the scheduler's clock."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Its announcement: schedule, devices, microbatches, actions, workers, predicted_idle."""
+    """Its announcement: schedule, devices, microbatches, actions, workers, predicted_idle and,
+    span by span, predicted."""
     events: deque[Any] = field(default_factory=lambda: deque(maxlen=KEPT_ACTIONS))
     """The last actions, as reported."""
     count: int = 0
