@@ -347,10 +347,11 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     schedule = td.schedule("1f1b", 2, 3)
     run = td.run_schedule(schedule, cluster=cluster, forward=0.01, backward=0.01, engine=engine)
     announced = cluster.client.get_events(RUNS)[-1][1]
-    said, idle = announced.pop("run"), announced.pop("predicted_idle")
+    said, idle, spans = (announced.pop(name) for name in ("run", "predicted_idle", "predicted"))
     expected = {"schedule": "1f1b", "devices": 2, "microbatches": 3, "actions": 12}
     assert announced == expected | {"workers": {str(d): cluster.address(d) for d in range(2)}}
     simulated = td.simulate(schedule, 0.01, 0.01)
+    assert [*map(tuple, spans)] == [*simulated.to_frame().itertuples(index=False, name=None)]
     assert list(idle) == [each / simulated.makespan for each in simulated.idle_per_device]
     events = [event for _, event in cluster.client.get_events(said)]
     assert sorted(tuple(e["action"]) for e in events) == sorted(map(tuple, schedule))

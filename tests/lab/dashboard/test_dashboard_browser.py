@@ -69,7 +69,7 @@ class Look:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.context.set_offline(offline)
         self.page.goto(url)
-        self.page.wait_for_selector(".bk-Figure", timeout=30_000)
+        self.page.wait_for_selector(".bk-Figure:visible", timeout=30_000)
 
     def __enter__(self) -> "Look":
         return self

@@ -80,7 +80,8 @@ def following(
 
     def event(said: tuple[float, Any]) -> None:
         facts = said[1]
-        if facts.get("run") == run and not over.is_set():  # later ones are no news
+        mine = facts.get("run") == run and "rank" in facts
+        if mine and not over.is_set():  # later ones are no news
             done[facts["rank"]] = facts["done"]
             heard(done)
 
