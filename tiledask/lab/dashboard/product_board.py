@@ -10,6 +10,10 @@ from tiledask.lab.dashboard.products import ProductActivity
 __all__ = ["ProductBoard"]
 
 
+_LOWEST = 370
+"""Pixels that both rows take at least: a page that has less room scrolls."""
+
+
 class ProductBoard:
     """A Board and two figures of bars; ``show`` draws another ProductActivity into them."""
 
@@ -27,6 +31,7 @@ class ProductBoard:
             self.board.layout,
             row(self.received.plot, self.memory.plot, **fixed),
             sizing_mode=fixed["sizing_mode"],
+            min_height=_LOWEST if height is None else None,
         )
         self.show(activity)
 
