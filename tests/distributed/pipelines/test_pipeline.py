@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import tiledask as td
+from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.pipelines import actions
-from tiledask.distributed.pipelines.job import TOPIC
 from tiledask.distributed.pipelines.stages import (
     FeedForward,
     HalfFeedForward,
@@ -346,11 +346,12 @@ def test_a_run_shows_what_it_measured(cluster):
 def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
     schedule = td.schedule("1f1b", 2, 3)
     run = td.run_schedule(schedule, cluster=cluster, forward=0.01, backward=0.01, engine=engine)
-    announced = cluster.client.get_events(TOPIC)[-1][1]
-    said, idle = announced.pop("run"), announced.pop("predicted_idle")
+    announced = cluster.client.get_events(RUNS)[-1][1]
+    said, idle, spans = (announced.pop(name) for name in ("run", "predicted_idle", "predicted"))
     expected = {"schedule": "1f1b", "devices": 2, "microbatches": 3, "actions": 12}
     assert announced == expected | {"workers": {str(d): cluster.address(d) for d in range(2)}}
     simulated = td.simulate(schedule, 0.01, 0.01)
+    assert [*map(tuple, spans)] == [*simulated.to_frame().itertuples(index=False, name=None)]
     assert list(idle) == [each / simulated.makespan for each in simulated.idle_per_device]
     events = [event for _, event in cluster.client.get_events(said)]
     assert sorted(tuple(e["action"]) for e in events) == sorted(map(tuple, schedule))
@@ -362,7 +363,7 @@ def test_a_run_is_announced_and_its_actions_reported(cluster, engine):
 
 def test_a_run_without_times_predicts_nothing(cluster):
     td.run_schedule(td.schedule("naive", 1, 1), cluster=cluster, engine="loop")
-    assert cluster.client.get_events(TOPIC)[-1][1]["predicted_idle"] is None
+    assert cluster.client.get_events(RUNS)[-1][1]["predicted_idle"] is None
 
 
 # -- a worker dies --------------------------------------------------------------------------------
@@ -371,10 +372,10 @@ def test_a_run_without_times_predicts_nothing(cluster):
 def kill_soon(cluster, slot, after):
     """Kills the worker so many seconds after the next run has begun."""
     pid = cluster.run(os.getpid)[slot]
-    before = len(cluster.client.get_events(TOPIC))
+    before = len(cluster.client.get_events(RUNS))
 
     def kill():
-        while len(cluster.client.get_events(TOPIC)) == before:
+        while len(cluster.client.get_events(RUNS)) == before:
             time.sleep(0.05)
         time.sleep(after)
         os.kill(pid, signal.SIGKILL)

@@ -18,6 +18,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,6 +207,29 @@ def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
     assert said.items() <= dict(drawn.facts).items()
 
 
+def test_a_run_under_way_is_beside_the_prediction_of_the_same_actions(made):
+    simulated = td.simulate(td.schedule("1f1b", 2, 2), 1.0, 2.0).to_frame()
+    spans = [list(row) for row in simulated.itertuples(index=False)]
+    whole = {"predicted": spans, "predicted_idle": [3 / 9, 3 / 9]}
+    for until, shares in (
+        (3, (0, 0.5)),
+        (4, (0.5, 0.25)),
+        (6, (1 / 3, 1 / 3)),
+        (8, (3 / 9, 3 / 9)),
+    ):
+        made.runs.clear()
+        pipeline(made, until)
+        made.log_event("tiledask-runs", ANNOUNCED | whole)
+        drawn = shown(made.record())
+        assert drawn.predicted == pytest.approx(shares), until
+        so_far = "" if until == 8 else " so far"
+        assert dict(drawn.facts)[f"idle predicted{so_far}"] == f"{sum(shares) / 2:.1%}"
+    for wrong in (None, 3, [3], [["x"] * 6], [[9, "F", 0, 0, 0.0, 1.0]]):
+        pipeline(made, until=3)
+        made.log_event("tiledask-runs", ANNOUNCED | {"predicted": wrong, "actions": 99})
+        assert shown(made.record()).predicted is None
+
+
 def test_a_later_stage_of_a_device_is_paler(made):
     for stage, start in ((0, 0), (3, 1)):
         acted(made, ("F", stage, 0), 0, start, start + 1)
@@ -285,13 +310,37 @@ def test_workers_are_in_the_order_of_their_numbers():
     Board(drawn)
 
 
-def test_more_names_than_colours_share_the_last_one(made):
+def test_a_name_has_its_colour_whatever_else_runs_and_the_legend_has_those_that_took_longest(made):
+    ran(made, "a", ("multiply_summa-1", 0), ("compute", 0, 9))
+    alone = {b.text: b.colour for b in shown(made.record()).boxes}
     for i in range(30):
-        ran(made, "a", (f"name{chr(97 + i % 26)}{i}", 0), ("compute", i, i + 1))
+        name = f"name{chr(97 + i % 26)}{i}"
+        ran(made, "b", (name, 0), ("compute", i - 15, i - 14 - i / 99))
     drawn = shown(made.record())
-    assert drawn.legend[-1][1] == "all other tasks"
-    assert len({colour for colour, _ in drawn.legend}) == len(drawn.legend) == 10
-    assert {b.colour for b in drawn.boxes} == {colour for colour, _ in drawn.legend}
+    assert {b.text: b.colour for b in drawn.boxes}.items() >= alone.items()
+    assert [name for _, name in drawn.legend][:2] == ["namea0", "nameb1"]
+    assert len(drawn.legend) == 12
+    assert (alone["multiply_summa"], "multiply_summa") in drawn.legend
+    assert "of the 19 others" in drawn.note
+
+
+def runs_on(made: Recorder, worker: str, thread: int, trip: float, *spans: tuple) -> None:
+    """Tasks of a thread, after a heartbeat that took ``trip`` seconds there and back."""
+    made.scheduler.workers[worker].metrics = {"digests_total_since_heartbeat": {"latency": trip}}
+    for n, (start, stop) in enumerate(spans):
+        times = [{"action": "compute", "start": start, "stop": stop}]
+        facts = {"stimulus_id": "x", "worker": worker, "startstops": times, "thread": thread}
+        made.transition(f"nap-{n}", "processing", "memory", **facts)
+
+
+def test_tasks_of_a_thread_are_drawn_one_after_the_other_within_the_error_of_its_clock(made):
+    naps = (0.0, 0.2), (0.17, 0.37), (0.36, 0.56)
+    runs_on(made, "a", 7, 0.04, *naps)
+    runs_on(made, "b", 8, 0.01, *naps)  # more than such a trip explains: they did run at once
+    boxes = of_tasks(made.record()).boxes
+    drawn = [(b.start, b.end) for b in boxes if b.row == 0 and b.height == 0.72]
+    assert drawn == [(0.0, 0.2), (0.2, 0.37), (0.37, 0.56)]
+    assert sorted({b.height for b in boxes if b.row != 0}) == [0.36, 0.72]
 
 
 def test_a_long_task_is_there_before_it_ends(monkeypatch):
@@ -553,7 +602,7 @@ def test_the_board_has_what_the_activity_has_and_leaves_a_zoom_alone_until_it_is
     assert board.boxes.data["text"] == ["0", "1", "0", "1", "0", "0", "1", "1"]
     assert board.idle.data["text"] == ["33.3%", "33.3%"]
     assert board.predicted.data["x"] == [25, 50]
-    assert board.gantt.xaxis[0].axis_label == "time since the first start (s)"
+    assert board.gantt.xaxis[0].axis_label == "time since the start (s)"
 
 
 def test_short_times_are_in_their_unit():
@@ -696,6 +745,10 @@ def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     assert drawn.idle == pytest.approx(share, abs=1e-6)
     assert dict(drawn.facts)["actions done"] == f"{len(schedule)} of {len(schedule)}"
     assert drawn.predicted == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    half = replace(kept, events=deque(list(kept.events)[: len(schedule) // 2]))
+    under_way = of_run(half, record)
+    assert "idle predicted so far" in dict(under_way.facts)
+    assert all(0 <= share < 1 for share in under_way.predicted)
     html = td.report(tmp_path / "run.html", cluster).read_text("utf-8")
     assert outside(html) == []
     assert "33.3%" in html

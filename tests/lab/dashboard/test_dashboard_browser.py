@@ -14,7 +14,7 @@ import pytest
 
 import tiledask as td
 from tiledask.distributed.pipelines.stages import stack
-from tiledask.lab.plots.style import BLUE, ORANGE, PALE
+from tiledask.lab.plots.style import BLUE, ORANGE, PALE, RED
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
@@ -69,7 +69,7 @@ class Look:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.context.set_offline(offline)
         self.page.goto(url)
-        self.page.wait_for_selector(".bk-Figure", timeout=30_000)
+        self.page.wait_for_selector(".bk-Figure:visible", timeout=30_000)
 
     def __enter__(self) -> "Look":
         return self
@@ -158,9 +158,33 @@ def test_a_product_is_drawn(browser, cluster):
         mesh = td.Mesh(cluster, (2, 2))
         A = td.distribute(np.ones((512, 512), "f4"), mesh, (td.Shard(0), td.Shard(1)))
         td.matmul(A, A)
-        look.reads("tasks since the last pause")
-        look.reads("Tasks per worker")
-        assert look.page.evaluate(FITTING)[1] >= 4
+        look.reads("algorithm")
+        with running(lambda: td.matmul(A, A, algorithm="summa", panel=32)):
+            look.reads("bytes between workers")
+        assert look.share(RED) > 0.02  # the bytes that were read
+        assert not look.scrolls_sideways()
+
+
+@pytest.mark.parametrize("hidden", ["style.display = 'none'", "style.width = style.height = 0"])
+def test_a_page_that_was_hidden_while_something_ran_is_whole_when_it_is_seen_again(
+    browser, cluster, hidden
+):
+    """As JupyterLab does with a tab behind another one."""
+    url = page_of(cluster, "individual-tiledask")
+    framed = f"<iframe id=tab src='{url}' style='width: 700px; height: 600px; border: 0'></iframe>"
+    mesh = td.Mesh(cluster, (2, 2))
+    A = td.distribute(np.ones((512, 512), "f4"), mesh, (td.Shard(0), td.Shard(1)))
+    with Look(browser, url, 760) as look:
+        look.page.set_content(framed)
+        look.page.frame_locator("#tab").locator(".bk-Figure:visible").first.wait_for()
+        shown = look.page.evaluate("tab.style.cssText")
+        look.page.evaluate(f"{{ const style = tab.style; {hidden} }}")
+        td.matmul(A, A, algorithm="summa")  # another board than the one that was seen
+        look.page.wait_for_timeout(1000)
+        assert look.share(PALE) < 0.001
+        look.page.evaluate("shown => { tab.style.cssText = shown }", shown)
+        assert look.share(RED) > 0.02
+        assert look.share(PALE) > 0.01
 
 
 @pytest.mark.parametrize(("name", "width"), [("tiledask", 1400), ("individual-tiledask", 700)])

@@ -238,7 +238,9 @@ def test_seconds_by_hand():
     read = 0.25 + 0.125 + 8 * 4 / 4  # one piece, whole rows
     overhead = 2 * 1.0 + 4 * 0.5
     gather, total = plan_product("gather", t, t), multiply + read + overhead
-    assert cost(gather, 4, 8, ROUND) == ProductCost(multiply, read, 0.0, overhead, total)
+    assert cost(gather, 4, 8, ROUND) == ProductCost(
+        multiply, read, 0.0, overhead, total, 2 * (multiply,)
+    )
     beside = replace(ROUND, overlapped=True)
     assert cost(gather, 4, 8, beside).total == multiply + overhead
     slow = replace(beside, read=0.01)
@@ -250,7 +252,9 @@ def test_seconds_by_hand():
     add = 0.25 + 0.125 + 8 * 8 / 4 + 2 * 16 * 8 / 8
     overhead = 2 * 2 * 1.0 + 5 * 0.5
     total = multiply + add + overhead
-    assert cost(row_parallel, 4, 8, ROUND) == ProductCost(multiply, 0.0, add, overhead, total)
+    assert cost(row_parallel, 4, 8, ROUND) == ProductCost(
+        multiply, 0.0, add, overhead, total, 2 * (multiply + add,)
+    )
     # sums begin when the products have ended: nothing to overlap with
     assert cost(row_parallel, 4, 8, beside).total == total
 

@@ -90,7 +90,9 @@ class ShardedArray:
     def anchors(self) -> tuple[Future[Any], ...]:
         """Per rank an empty task after its block: what reads the block past Dask depends on it."""
         submit = self.mesh.cluster.submit
-        return tuple(submit(slot_of(b), anchor, b, name="anchor", beside=True) for b in self.blocks)
+        return tuple(
+            submit(slot_of(b), anchor, b, name="dependency", beside=True) for b in self.blocks
+        )
 
     @property
     def T(self) -> "ShardedArray":

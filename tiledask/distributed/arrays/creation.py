@@ -39,7 +39,7 @@ def distribute(
     mesh: Mesh,
     placements: Iterable[Placement],
     *,
-    name: str = "block",
+    name: str = "distribute",
     timeout: float | None = None,
 ) -> ShardedArray:
     """``array`` as a ShardedArray: one placement per mesh axis, uneven extents allowed.
@@ -83,7 +83,7 @@ def from_function(
     mesh: Mesh,
     placements: Iterable[Placement],
     *,
-    name: str = "block",
+    name: str = "distribute",
     timeout: float | None = None,
 ) -> ShardedArray:
     """A ShardedArray whose blocks are made where they live: ``function(slices)`` of each region.

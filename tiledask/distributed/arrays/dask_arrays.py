@@ -35,7 +35,7 @@ def from_dask(
     mesh: Mesh,
     placements: Iterable[Placement],
     *,
-    name: str = "block",
+    name: str = "from_dask",
     timeout: float | None = None,
 ) -> ShardedArray:
     """``x`` as a ShardedArray: computed on the mesh's cluster, blocks put together where they lie.

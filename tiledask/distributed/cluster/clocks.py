@@ -18,7 +18,7 @@ from distributed import Worker
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.errors import DeadlineError
 
-__all__ = ["Clock", "now", "set_clocks", "time_there"]
+__all__ = ["Clock", "draw_by_this_clock", "now", "set_clocks", "time_there"]
 
 ROUNDS = 8
 """Round trips of which the shortest counts."""
@@ -81,17 +81,23 @@ def now() -> float:
 
 
 class _AsMeasured:
-    """What Dask adds to a worker's times when it draws them: the offset from here.
-
-    Dask's own comes from the last heartbeat, one round trip that may have been a slow one, and
-    would move transfers by milliseconds against the actions that wait for them.
-    """
+    """What Dask adds to a worker's times when it draws them: the offset from here."""
 
     def __get__(self, worker: Any, owner: Any = None) -> float:
         return _offset
 
     def __set__(self, worker: Any, value: float) -> None:
         pass
+
+
+def draw_by_this_clock() -> None:
+    """Have Dask draw this worker's times with the offset that was found here: 0 until one is.
+
+    Dask's own comes from the last heartbeat, one round trip that may have been a slow one. It
+    changes while tasks run: of two that ran one after the other the second was drawn up to 45 ms
+    before the end of the first, and transfers against the actions that waited for them.
+    """
+    setattr(Worker, "scheduler_delay", _AsMeasured())  # noqa: B010 - Dask says float
 
 
 def _answer(dask_scheduler: Any) -> float:
@@ -105,7 +111,7 @@ def _there() -> float:
 
 async def _set(dask_worker: Any) -> Clock:
     global _offset
-    setattr(Worker, "scheduler_delay", _AsMeasured())  # noqa: B010 - Dask says float
+    draw_by_this_clock()
     trips = []
     for _ in range(ROUNDS):
         before = time.time()

@@ -39,6 +39,8 @@ class Counted:
 
     traffic: Traffic | None = None
     """None if it could not be counted."""
+    held: tuple[int, ...] = ()
+    """Per slot, the bytes that the process (on a GPU: its memory pool) held at the start."""
     growth: tuple[int, ...] = ()
     """Per slot, the most bytes the process (on a GPU: its memory pool) took beyond the start."""
     seconds: float = 0.0
@@ -101,8 +103,8 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
             f"run one at a time, or give each thread a cluster of its own"
         )
     try:
-        counted = Counted()
         marks = cluster.run(_mark, cluster.backend, timeout=seconds)
+        counted = Counted(held=tuple(mark["held"] for mark in marks))
         begun = perf_counter()
         yield counted
         counted.seconds = perf_counter() - begun
@@ -112,8 +114,8 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
             return
         slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
         counted.growth = tuple(
-            max(0, report["peak"] - mark["held"])
-            for mark, report in zip(marks, reports, strict=True)
+            max(0, report["peak"] - held)
+            for held, report in zip(counted.held, reports, strict=True)
         )
         moves = []
         for slot, report in enumerate(reports):
@@ -143,8 +145,8 @@ def _report(backend: str, marks: list[tuple[str, int]], dask_worker: Any) -> dic
     since = dict(marks).get(dask_worker.address, 0)
     came = []
     for entry in list(dask_worker.transfer_incoming_log)[since:]:
-        # anchors are empty, and only say what depends on what
-        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("anchor-")}
+        # these are empty, and only say what depends on what
+        sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("dependency-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
     peak = host_memory.peak_bytes(backend)
     return {"address": dask_worker.address, "peak": peak, "log": came}

@@ -15,7 +15,22 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.plan import html
 
-__all__ = ["AFTER", "TOPIC", "Reporter", "following", "is_watched", "showing", "watching"]
+__all__ = [
+    "AFTER",
+    "PAGE",
+    "RUNS",
+    "TOPIC",
+    "Reporter",
+    "following",
+    "is_watched",
+    "showing",
+    "watching",
+]
+
+PAGE = "tiledask-page"
+"""Dask's name of what collects for the dashboard's page, on the scheduler."""
+RUNS = "tiledask-runs"
+"""Dask's topic on which runs, trainings and products announce themselves."""
 
 TOPIC = "tiledask-panels"
 """Dask's topic for the events that say how far each rank is."""
@@ -26,21 +41,34 @@ AFTER = 2.0
 
 
 class Reporter:
-    """Says how far one rank is, now and then (in a worker)."""
+    """Says how far one rank is, now and then (in a worker).
 
-    def __init__(self, run: str, rank: int, of: int, done: int = 0) -> None:
-        self.run, self.rank, self.of, self.done = run, rank, of, done
+    ``more()``: what the dashboard's page is told besides.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        rank: int,
+        of: int,
+        done: int = 0,
+        more: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        self.run, self.rank, self.of, self.done, self.more = run, rank, of, done, more
         self.last = monotonic()
 
     def one_more(self) -> None:
         """Another panel is multiplied."""
         self.done += 1
-        if monotonic() - self.last < _REPORT:
-            return
+        if monotonic() - self.last >= _REPORT:
+            self.report()
+
+    def report(self) -> None:
+        """Say it now."""
         self.last = monotonic()
         event = {"run": self.run, "rank": self.rank, "done": self.done, "of": self.of}
         with suppress(Exception):  # a display must not stop a product
-            get_worker().log_event(TOPIC, event)
+            get_worker().log_event(TOPIC, event | (self.more() if self.more else {}))
 
 
 @contextmanager
@@ -52,7 +80,8 @@ def following(
 
     def event(said: tuple[float, Any]) -> None:
         facts = said[1]
-        if facts.get("run") == run and not over.is_set():  # later ones are no news
+        mine = facts.get("run") == run and "rank" in facts
+        if mine and not over.is_set():  # later ones are no news
             done[facts["rank"]] = facts["done"]
             heard(done)
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 from distributed import WorkerPlugin
+from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.utils import offload
 from distributed.worker_state_machine import TaskErredMsg
 
-from tiledask.distributed.cluster import device_arrays, host_memory
+from tiledask.distributed.cluster import clocks, device_arrays, host_memory
 from tiledask.tile import matmul
 
 __all__ = [
@@ -44,6 +45,8 @@ def dask_setup(worker: Any) -> None:
     worker.handlers["tiledask_read"] = remote_read.serve
     remote_read.let_siblings_read()
     host_memory.keep(worker)
+    if get_address_host(worker.scheduler.address).startswith("127."):
+        clocks.draw_by_this_clock()  # it is the scheduler's
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     warm_up()

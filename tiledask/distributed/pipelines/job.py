@@ -13,6 +13,7 @@ from distributed import Future
 
 from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.progress import RUNS
 from tiledask.distributed.pipelines.actions import PipelineAction
 from tiledask.distributed.transport.meeting import begin
 from tiledask.errors import DeadlineError
@@ -21,10 +22,10 @@ from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.products.placement import split
 
-__all__ = ["TOPIC", "Done", "Given", "PipelineJob"]
+__all__ = ["Done", "Given", "PipelineJob"]
 
-TOPIC = "tiledask-runs"
-"""Dask's topic on which every run is announced."""
+_FOLLOWED = 4_000
+"""Actions of a run up to which its announcement says when each is predicted."""
 PATIENCE = 20.0
 """Seconds that setting up and reporting may take even if the run's own timeout is shorter."""
 
@@ -177,11 +178,15 @@ class PipelineJob:
     def begin(self, addresses: Sequence[str], simulated: Timeline | None) -> None:
         """Announce the run, and let its devices begin."""
         schedule = self.schedule
-        idle = None
+        idle = spans = None
         if simulated is not None:
             idle = [each / (simulated.makespan or 1.0) for each in simulated.idle_per_device]
+            if len(simulated) <= _FOLLOWED:
+                names = ("device", "kind", "stage", "microbatch", "start", "end")
+                columns = (getattr(simulated, name).tolist() for name in names)
+                spans = list(zip(*columns, strict=True))
         self.cluster.client.log_event(
-            TOPIC,
+            RUNS,
             {
                 "run": self.topic,
                 "schedule": schedule.name,
@@ -190,6 +195,7 @@ class PipelineJob:
                 "actions": len(schedule),
                 "workers": {str(d): address for d, address in enumerate(addresses)},
                 "predicted_idle": idle,
+                "predicted": spans,
             },
         )
         begin(self.cluster, self.topic, self.patience)

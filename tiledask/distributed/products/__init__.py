@@ -6,6 +6,7 @@ needed.py      bytes that a plan needs on every rank
 rates.py       this cluster's FLOP/s, bytes/s and overheads, measured
 refusal.py     what would fit instead
 operands.py    what two operands must have in common
+announced.py   what the dashboard's page is told of it
 multiply.py    what a rank does: multiply panels, fetch the next ones
 lazy.py        x @ y of dask.arrays: lazy_plan.py cuts, lazy_graph.py builds, lazy_tasks.py runs
 """

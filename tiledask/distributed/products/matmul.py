@@ -23,6 +23,7 @@ from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import watching
 from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.products.announced import announced, ended
 from tiledask.distributed.products.explain import Choice, Explanation, Needs, weigh
 from tiledask.distributed.products.multiply import (
     OperandPart,
@@ -173,7 +174,8 @@ def _weighed(
         b.tiling,
         needs,
         room.bytes,
-        rates_of(a.mesh.cluster, a.dtype) if rated else None,
+        # known or not: one algorithm's time is worth no measuring
+        rates_of(a.mesh.cluster, a.dtype) if rated else a.mesh.cluster.rates.get(a.dtype.name),
         (a.dtype.itemsize, accumulator(a.dtype).itemsize),
         options,
         algorithm,
@@ -290,11 +292,12 @@ class _Run:
         progress: bool | None,
     ) -> None:
         assert choice.plan is not None  # what cannot run is never chosen
-        self.plan, self.ledger = choice.plan, choice.ledger
+        self.choice, self.plan, self.ledger = choice, choice.plan, choice.ledger
         self.a, self.b, self.kernel, self.tile = a, b, kernel, tile
         self.cluster = a.mesh.cluster
         self.deadline = deadline
         self.progress = progress
+        self.on_page = False
         self.what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
 
     def _left(self) -> float:
@@ -305,7 +308,16 @@ class _Run:
         operands = [*self.a.blocks, *self.b.blocks]
         cluster.again(operands)
         cluster.wait(operands, f"the operands of the {self.what}", self._left())
-        with counting(cluster, self._left()) as counted, lending(cluster) as lender:
+        dtype = self.a.dtype
+        predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
+        resident = {"A": self.a.block_bytes, "B": self.b.block_bytes}
+        with (
+            counting(cluster, self._left()) as counted,
+            lending(cluster) as lender,
+            announced(
+                cluster, lender.name, self.choice, predicted, counted, resident
+            ) as self.on_page,
+        ):
             lent = self._lent(lender, [self.a.blocks, self.b.blocks])
             a, b = lent
             turns = [
@@ -323,21 +335,19 @@ class _Run:
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh)
-        dtype = self.a.dtype
-        itemsize, partial_sum = dtype.itemsize, accumulator(dtype).itemsize
         reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
-        resident = {"A": self.a.block_bytes, "B": self.b.block_bytes}
+        traffic = Both(predicted, counted.moved(cluster.slots, reads))
+        memory = Both(self.ledger, counted.ledger(resident))
+        if self.on_page:
+            ended(cluster, lender.name, traffic.measured, memory.measured, counted.seconds)
         return ShardedArray(
             mesh,
             plan.result,
             dtype,
             tuple(blocks),
             plan.algorithm,
-            traffic=Both(
-                plan.traffic(itemsize, partial_sum, cluster.slots),
-                counted.moved(cluster.slots, reads),
-            ),
-            memory=Both(self.ledger, counted.ledger(resident)),
+            traffic=traffic,
+            memory=memory,
             seconds=counted.seconds,
             spent=tuple(Spent.of(found, counted.seconds) for found in facts[: plan.ranks]),
             tiles=TileCount.of(tiles for found in facts for tiles in found.tiles),
@@ -369,6 +379,7 @@ class _Run:
             self.cluster.backend,
             self.kernel,
             self.tile,
+            on_page=self.on_page,
             **more,
         )
 
@@ -404,7 +415,7 @@ class _Run:
         plan, cluster, blocks = self.plan, self.cluster, []
         (lent,) = self._lent(lender, [partials])
         anchors = [
-            cluster.submit(slot_of(x), anchor, x, name="anchor", beside=True) for x in partials
+            cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True) for x in partials
         ]
         for rank, region in enumerate(plan.result.regions):
             parts = _parts(plan.partials[rank], plan.work, lent, rank)

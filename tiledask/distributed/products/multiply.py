@@ -99,19 +99,21 @@ class RankJob:
     partials: tuple[OperandPart, ...] = ()
     unrounded: bool = False
     """Leave C in the type that it is summed in: float32 for the half types."""
+    on_page: bool = False
+    """Whether the dashboard's page is told how far it is."""
 
 
 def multiply(job: RankJob, own_a: Any, own_b: Any, *_anchors: Any) -> Any:
     """The block of C (or a partial sum of it) that ``job`` asks for, over all its turns."""
     reader = _reader(job, [part for turn in job.turns for part in turn.fetched])
-    dtype = as_dtype(job.dtype)
+    reporter, dtype = _reporter(job, reader), as_dtype(job.dtype)
     try:
         c = _empty(job, _shape(job.region), accumulator(dtype))
         if not job.turns:
             c[...] = 0
         strips = [job.region] if job.leave is None else _around(job.region, job.leave)
-        _add_products(job, reader, own_a, own_b, c, strips, more=False)
-        _show(reader.facts.spans)
+        _add_products(job, reader, reporter, own_a, own_b, c, strips, more=False)
+        _show(reader.facts.spans, reporter)
         return c if job.unrounded else c.astype(dtype, copy=False)
     except LoanLostError:
         raise reader.step_aside() from None
@@ -135,10 +137,16 @@ def _reader(job: RankJob, parts: list[OperandPart]) -> Reader:
 
 
 def _add_products(
-    job: RankJob, reader: Reader, own_a: Any, own_b: Any, c: Any, strips: list[Region], more: bool
+    job: RankJob,
+    reader: Reader,
+    reporter: Reporter,
+    own_a: Any,
+    own_b: Any,
+    c: Any,
+    strips: list[Region],
+    more: bool,
 ) -> None:
     """c (+)= A @ B in each of ``strips`` of C, panel by panel."""
-    reporter = Reporter(job.exchange, job.rank, len(job.turns))
     counted: list[TileTraffic | None] = []
     with _fetching(job, reader, own_a, own_b) as panels:
         for turn, (parts_a, parts_b) in enumerate(panels):
@@ -166,7 +174,7 @@ def _add_product(
 
 def _sum_partials(job: RankJob, reader: Reader, own: Any, own_a: Any, own_b: Any) -> Any:
     """The sum; with turns, the rank's own part is its product, made here on top of the others'."""
-    begun = time()
+    begun, reporter = time(), _reporter(job, reader)
     total = _empty(job, _shape(job.region), own.dtype)
     room = max((_sum_room(p, job, own.itemsize) for p in job.partials if p.block), default=0)
     buffer = _buffer(job, room)
@@ -187,8 +195,9 @@ def _sum_partials(job: RankJob, reader: Reader, own: Any, own_a: Any, own_b: Any
     _finish(total)
     reader.facts.spans.append(Span("sum", begun, time()))
     if job.turns:
-        _add_products(job, reader, own_a, own_b, total, [job.region], more=bool(filled))
-    _show(reader.facts.spans)
+        region, more = [job.region], bool(filled)
+        _add_products(job, reader, reporter, own_a, own_b, total, region, more)
+    _show(reader.facts.spans, reporter)
     return total.astype(as_dtype(job.dtype), copy=False)
 
 
@@ -372,8 +381,30 @@ def _padded(nbytes: int) -> int:
 # -- what others see of it -----------------------------------------------------------------------
 
 
-def _show(spans: list[Span]) -> None:
-    """Draw reads over this task on Dask's task stream, as it draws its own transfers."""
+def _reporter(job: RankJob, reader: Reader) -> Reporter:
+    """What says how far this task is; the dashboard's page hears what was counted besides."""
+
+    def counted() -> dict[str, Any]:
+        facts, delay = reader.facts, reader.worker.scheduler_delay
+        first, facts.told = facts.told, len(facts.spans)
+        return {
+            "received": sum(nbytes for _, nbytes in facts.reads),
+            "peak": host_memory.peak_bytes(job.backend),
+            "spans": [
+                [span.kind, span.start + delay, span.stop + delay]
+                for span in facts.spans[first : facts.told]
+            ],
+        }
+
+    more = counted if job.on_page else None
+    return Reporter(job.exchange, job.rank, len(job.turns), more=more)
+
+
+def _show(spans: list[Span], reporter: Reporter) -> None:
+    """Draw reads over this task on Dask's task stream, as it draws its own transfers; tell the
+    dashboard's page the rest."""
+    if reporter.more:
+        reporter.report()
     with suppress(Exception):
         worker = get_worker()
         task = worker.state.tasks[thread_state.key]

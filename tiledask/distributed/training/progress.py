@@ -19,17 +19,15 @@ from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.progress import is_watched, showing
+from tiledask.distributed.cluster.progress import RUNS, is_watched, showing
 from tiledask.distributed.training.by_layer import predicted_sums
 from tiledask.distributed.training.planned import calls_of
 from tiledask.distributed.training.program import TrainingJob
 from tiledask.distributed.training.reports import Assembly, Post, Progress, Say
 from tiledask.errors import ConfigError
 
-__all__ = ["RUNS", "TOPIC", "Bar", "watched"]
+__all__ = ["TOPIC", "Bar", "watched"]
 
-RUNS = "tiledask-runs"
-"""Topic on which a run announces itself."""
 TOPIC = "tiledask-training-"
 """How the topic of every training's reports begins."""
 PATIENCE = 5.0

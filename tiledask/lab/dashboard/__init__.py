@@ -5,11 +5,12 @@ On a cluster that ``td.start_cluster`` starts, the page is there. On another one
     dask scheduler --preload tiledask.lab.dashboard
     client.register_plugin(tiledask.lab.dashboard.Recorder())    # if it runs already
 
-recorder                     collects runs, trainings and tasks on the scheduler: a Snapshot
+recorder                     collects runs, trainings, products and tasks: a Snapshot
 pipelines, tasks             what of it is drawn: an Activity
+products                     what of a product is drawn: the same, with bytes and memory
 training_overview            what of a training is drawn: an Overview, also by layer
 activity                     rows of boxes, idle shares, numbers
-board, training_board        the same in Bokeh
+board, product_board, training_board, bars       the same in Bokeh
 page, saved                  the page in the dashboard, and `td.report`: the same as a file
 """
 

@@ -45,7 +45,7 @@ class Activity:
     makespan: float
     """Seconds from the first start to the last end."""
     idle: tuple[float, ...]
-    """Per row, as a share of the makespan."""
+    """Per row, as a share of the makespan; nan where it is not known yet."""
     predicted: tuple[float, ...] | None
     """The same as somebody predicted it, or None."""
     legend: tuple[tuple[str, str], ...]
@@ -54,6 +54,8 @@ class Activity:
     """What a reader must know besides."""
     until: float = 0.0
     """Seconds up to which the time axis goes, if that is more than the makespan."""
+    numbers: str = ""
+    """What the number in a box is."""
 
 
 def transfer_box(row: int, start: float, end: float) -> Box:

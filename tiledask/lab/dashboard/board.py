@@ -6,6 +6,7 @@ device 1 |    [0][1] [0] |  ###|#      25.1 %
 The same board is live in the dashboard and still in a report.
 """
 
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ class Board:
         self.gantt.yaxis[0].ticker.ticks = [*labels]
         self.gantt.yaxis[0].major_label_overrides = dict(enumerate(activity.rows))
         self._down.update(start=count - 0.42, end=-0.55)
-        label = f"time since the first start ({unit})"
+        label = f"time since the start ({unit})"
         zoomed = (self._across.start, self._across.end) != (0, self._shown)
         if not zoomed or label != self.gantt.xaxis[0].axis_label:
             self._across.update(start=0, end=across)
@@ -112,7 +113,10 @@ class Board:
         self.idle.data = {
             "y": [*rows],
             "right": [100 * share for share in activity.idle],
-            "text": [f"{share:.1%}" if activity.boxes else "" for share in activity.idle],
+            "text": [
+                f"{share:.1%}" if activity.boxes and not isnan(share) else ""
+                for share in activity.idle
+            ],
         }
         shares = activity.predicted or ()
         self.predicted.data = {
@@ -203,6 +207,7 @@ class Board:
         )
         plot.yaxis.visible = False
         plot.xaxis.ticker = FixedTicker(ticks=[0, 50, 100])
+        plot.xaxis.bounds = 0, 100  # beyond it there are only the numbers
         plot.xaxis.axis_label = "idle / makespan (%)"
         plot.grid.grid_line_color = None
         plot.xgrid.grid_line_color, plot.xgrid.ticker = PALE, plot.xaxis[0].ticker
@@ -274,8 +279,8 @@ def legend(activity: Activity) -> str:
         items.append((line, "predicted idle share"))
     more = ""
     if activity.boxes:
-        pipeline = activity.rows[0].startswith("device")
-        number = "number in a box: the micro-batch" if pipeline else "more about a box: point at it"
+        what = activity.numbers
+        number = f"number in a box: {what}" if what else "more about a box: point at it"
         more = f"<span style='{_CELL}'>{number}</span>"
     return patches(items, more)
 

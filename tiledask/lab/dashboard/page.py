@@ -8,6 +8,7 @@ from distributed.utils import log_errors
 
 from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run
+from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.recorder import NAME, Collector
 from tiledask.lab.dashboard.tasks import nothing, of_tasks, shown
 from tiledask.lab.dashboard.training_overview import EMPTY, Overview, of_training
@@ -22,7 +23,9 @@ _BARE, _FRAMED = "individual-tiledask", "tiledask"
 _EVERY = 250
 """Milliseconds between two looks at the record."""
 _SHARE = 0.02
-"""Of the scheduler's time that one open page may take for drawing; sending takes about as much."""
+"""Of a core that one open page may take for drawing; sending takes about as much. Seconds in which
+the scheduler waits for a core are not drawing, or nothing would be drawn while all cores compute.
+"""
 _NEWEST, _TASKS = "newest", "tasks"
 
 
@@ -65,11 +68,17 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
     from bokeh.models import Div, Select
 
     from tiledask.lab.dashboard.board import Board, headline, legend
+    from tiledask.lab.dashboard.product_board import ProductBoard
     from tiledask.lab.dashboard.training_board import TrainingBoard, training_legend
 
     recorder = scheduler.plugins.get(NAME) or Collector()
-    boards = {Activity: Board(nothing(recorder.record())), Overview: TrainingBoard(EMPTY)}
-    words = {Activity: legend, Overview: training_legend}
+    empty = nothing(recorder.record())
+    boards = {
+        Activity: Board(empty),
+        ProductActivity: ProductBoard(ProductActivity(**vars(empty))),
+        Overview: TrainingBoard(EMPTY),
+    }
+    words = {Activity: legend, ProductActivity: legend, Overview: training_legend}
     above, below = Div(), Div()
     choice = Select(title="show", value=_NEWEST, options=_choices(recorder), width=260)
     for div in (above, below):
@@ -78,17 +87,19 @@ def _page(framed: bool, scheduler: "Scheduler", extra: dict, doc: "Document") ->
 
     def draw() -> None:
         state = recorder.changes, choice.value
-        begun = time.perf_counter()
-        if begun < seen["next"] or (state == seen["state"] and not recorder.is_computing()):
+        begun = time.thread_time()
+        if time.perf_counter() < seen["next"]:
+            return
+        if state == seen["state"] and not recorder.is_computing():
             return
         drawn = _chosen(recorder, choice.value)
         for kind, board in boards.items():
-            board.layout.visible = isinstance(drawn, kind)
+            board.layout.visible = kind is type(drawn)
         boards[type(drawn)].show(drawn)
         above.text, below.text = headline(drawn), words[type(drawn)](drawn)
         choice.options = _choices(recorder)
-        now = time.perf_counter()
-        seen.update(state=state, next=now + (now - begun) * (1 / _SHARE - 1))
+        pause = (time.thread_time() - begun) * (1 / _SHARE - 1)
+        seen.update(state=state, next=time.perf_counter() + pause)
 
     def chosen(attr: str, old: str, new: str) -> None:
         seen["next"] = 0.0
@@ -120,7 +131,15 @@ def _choices(recorder: Collector) -> list[tuple[str, str]]:
         (t.topic, f"{time.strftime('%H:%M:%S', time.localtime(t.announced))} training")
         for t in reversed(recorder.trainings.values())
     ]
-    every = [(_NEWEST, "the newest, whatever it is"), *trainings, *runs]
+    products = [
+        (
+            p.topic,
+            f"{time.strftime('%H:%M:%S', time.localtime(p.announced))} product "
+            f"{p.about['algorithm']}",
+        )
+        for p in reversed(recorder.products.values())
+    ]
+    every = [(_NEWEST, "the newest, whatever it is"), *trainings, *runs, *products]
     return [*every, (_TASKS, "all other tasks")]
 
 
@@ -134,4 +153,7 @@ def _chosen(recorder: Collector, choice: str) -> Activity | Overview:
     for training in record.trainings:
         if training.topic == choice:
             return of_training(training, record.now)
+    for product in record.products:
+        if product.topic == choice:
+            return of_product(product, record.now)
     return shown(record)

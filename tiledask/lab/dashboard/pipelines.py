@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -41,7 +41,9 @@ def of_run(run: ReportedRun, record: Snapshot) -> Activity:
     return of_timeline(
         timeline,
         title=f"Pipeline of {time.strftime('%H:%M:%S', time.localtime(run.announced))}{state}",
-        predicted=_shares(about.get("predicted_idle"), devices),
+        predicted=_shares(about.get("predicted_idle"), devices)
+        if done or expected is None
+        else _predicted_so_far(about.get("predicted"), spans, devices),
         facts=facts,
         so_far="" if done or expected is None else " so far",
         note=note if run.count > len(run.events) else "",
@@ -73,7 +75,7 @@ def of_timeline(
         (f"idle {timeline.origin}{so_far}", f"{timeline.bubble_fraction:.1%}"),
     ]
     if predicted is not None:
-        numbers.append(("idle predicted", f"{sum(predicted) / len(predicted):.1%}"))
+        numbers.append((f"idle predicted{so_far}", f"{sum(predicted) / len(predicted):.1%}"))
     return Activity(
         title,
         tuple(numbers),
@@ -85,6 +87,7 @@ def of_timeline(
         None if predicted is None else tuple(predicted),
         _action_legend(timeline, chunks),
         note,
+        numbers="the micro-batch",
     )
 
 
@@ -136,6 +139,18 @@ def _shares(values: Any, devices: int) -> tuple[float, ...] | None:
     return shares if sound else None
 
 
+def _predicted_so_far(
+    spans: Any, done: Mapping[tuple, Span], devices: int
+) -> tuple[float, ...] | None:
+    """Idle shares of the predicted ``spans`` of what is ``done``, up to the last of their ends."""
+    try:
+        same = [tuple(span) for span in spans if tuple(span[1:4]) in done]
+        cut = Timeline.of(devices, same)
+    except (TypeError, ValueError, IndexError):
+        return None
+    return tuple(idle / cut.makespan for idle in cut.idle_per_device) if cut.makespan else None
+
+
 def _transfers(run: ReportedRun, actions: list[tuple[Any, Span]], record: Snapshot) -> list[Span]:
     """Transfers to the run's devices between its first start and its last end: those that its
     actions tell of, and those of Dask."""
@@ -155,7 +170,7 @@ def _transfers(run: ReportedRun, actions: list[tuple[Any, Span]], record: Snapsh
 
 
 def _arriving(event: Any) -> list[Span]:
-    """The blocks that an action reports to have waited for; [] if it reports none."""
+    """The transfers that an action reports to have waited for; [] if it reports none."""
     try:
         device, microbatch = int(event["device"]), int(event["action"][2])
         return [

@@ -1,6 +1,7 @@
-"""Collecting for the page, on the scheduler: the last runs of pipelines, the last tasks.
+"""Collecting for the page, on the scheduler: the last runs and products, the last tasks.
 
 run_schedule --- announces itself ---> topic "tiledask-runs" ---\\
+td.matmul    --- announces itself ---> the same, and its ranks --+
 a worker     --- reports an action --> the topic of its run  ----+--> Collector --> Snapshot
 a rank       --- reports its steps --> that of its training -----+
 a worker     --- finishes a task ----> its times (startstops) --/
@@ -18,7 +19,10 @@ from dask.utils import key_split
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
+from tiledask.distributed.cluster.progress import PAGE, RUNS
+from tiledask.distributed.cluster.progress import TOPIC as PANELS
 from tiledask.distributed.training.progress import TOPIC as TRAINING_TOPIC
+from tiledask.lab.dashboard.products import ReportedProduct
 from tiledask.lab.dashboard.training_overview import Training
 
 if TYPE_CHECKING:
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME",
-    "RUNS",
     "RUN_TOPIC",
     "Collector",
     "ReportedRun",
@@ -36,10 +39,8 @@ __all__ = [
     "prefix",
 ]
 
-NAME = "tiledask-page"
+NAME = PAGE
 """Of the plugin, on the scheduler."""
-RUNS = "tiledask-runs"
-"""Topic on which a pipeline's run announces itself."""
 RUN_TOPIC = "tiledask-run-"
 """How the topic of every run begins."""
 
@@ -56,6 +57,9 @@ class Task(NamedTuple):
     thread: Any
     times: list[dict[str, Any]]
     """What it did when: {"action": "compute" | "transfer" | ..., "start":, "stop":}, seconds."""
+    error: float = 0.0
+    """Seconds by which its times may be wrong: Dask takes half of a heartbeat's round trip for
+    the way there, so up to that."""
 
 
 class Running(NamedTuple):
@@ -74,7 +78,8 @@ class ReportedRun:
     announced: float
     """Seconds since the epoch, by the scheduler's clock."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Its announcement: schedule, devices, microbatches, actions, workers, predicted_idle."""
+    """Its announcement: schedule, devices, microbatches, actions, workers, predicted_idle and,
+    span by span, predicted."""
     events: deque[Any] = field(default_factory=lambda: deque(maxlen=KEPT_ACTIONS))
     """The last actions, as reported."""
     count: int = 0
@@ -96,6 +101,8 @@ class Snapshot:
     running: tuple[Running, ...] = ()
     trainings: tuple[Training, ...] = ()
     """Oldest first."""
+    products: tuple[ReportedProduct, ...] = ()
+    """Oldest first."""
 
 
 class Collector(SchedulerPlugin):
@@ -108,6 +115,7 @@ class Collector(SchedulerPlugin):
         self.scheduler: Scheduler | None = None
         self.runs: dict[str, ReportedRun] = {}
         self.trainings: dict[str, Training] = {}
+        self.products: dict[str, ReportedProduct] = {}
         self.tasks: deque[Task] = deque(maxlen=KEPT_TASKS)
         self.names: dict[str, Any] = {}
         self.changes = 0
@@ -132,16 +140,30 @@ class Collector(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if start == "processing" and (times := kwargs.get("startstops")):
-            self.tasks.append(Task(kwargs.get("worker", ""), key, kwargs.get("thread"), times))
+            worker = kwargs.get("worker", "")
+            thread, error = kwargs.get("thread"), self._clock_error(worker)
+            self.tasks.append(Task(worker, key, thread, times, error))
             self.changes += 1
+
+    def _clock_error(self, worker: str) -> float:
+        """Half of the round trip that the last heartbeat of ``worker`` tells of."""
+        known = self.scheduler.workers.get(worker) if self.scheduler else None
+        metrics = getattr(known, "metrics", {})
+        trip: float = metrics.get("digests_total_since_heartbeat", {}).get("latency", 0.0)
+        return trip / 2
 
     def log_event(self, topic: str, msg: Any) -> None:
         if topic == RUNS:
             if isinstance(msg, Mapping) and isinstance(msg.get("run"), str):
                 if msg["run"].startswith(TRAINING_TOPIC):
-                    self._training(msg)
+                    self._add(self.trainings, Training, msg)
+                elif "algorithm" in msg:
+                    self._add(self.products, ReportedProduct, msg)
                 else:
                     self._run(msg["run"]).about = msg
+        elif topic == PANELS:
+            known = self.products.get(msg.get("run")) if isinstance(msg, Mapping) else None
+            self.changes += known is not None and known.heard(msg, time())
         elif topic in self.trainings:
             self.changes += self.trainings[topic].heard(msg, time())
         elif isinstance(topic, str) and topic.startswith(RUN_TOPIC):
@@ -157,12 +179,13 @@ class Collector(SchedulerPlugin):
                 del self.runs[next(iter(self.runs))]
         return self.runs[topic]
 
-    def _training(self, about: Mapping[str, Any]) -> None:
+    def _add(self, to: dict[str, Any], kind: Any, about: Mapping[str, Any]) -> None:
+        """Keep the training or product that ``about`` announces, if it does."""
         with suppress(KeyError, TypeError, ValueError, IndexError):
-            self.trainings[about["run"]] = Training.announced_by(about, time())
+            to[about["run"]] = kind.announced_by(about, time())
             self.changes += 1
-        while len(self.trainings) > KEPT_RUNS:
-            del self.trainings[next(iter(self.trainings))]
+        while len(to) > KEPT_RUNS:
+            del to[next(iter(to))]
 
     # -- looking --------------------------------------------------------------
 
@@ -181,6 +204,7 @@ class Collector(SchedulerPlugin):
             frozenset(workers),
             tuple(self._running()),
             tuple(t.copy() for t in self.trainings.values()),
+            tuple(p.copy() for p in self.products.values()),
         )
 
     def is_computing(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.dashboard.activity import Activity
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
+from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
 from tiledask.lab.dashboard.training_overview import Overview, of_training
@@ -30,8 +31,8 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
 
     what
         One or more of: a cluster of ``td.start_cluster`` or a Dask client, for all that its page
-        shows (the last trainings and pipelines, the newest first, and the other tasks since the
-        last pause);
+        shows (the last trainings, pipelines and products, the newest first, and the other tasks
+        since the last pause);
         a Timeline, or a result that has one (``.timeline``, and perhaps ``.simulated``). A
         measured Timeline after a simulated one of as many devices is shown with its idle shares
         as the prediction. All timelines share one time axis.
@@ -74,6 +75,8 @@ def _activities(what: list) -> Iterator[Activity | Overview]:
                 yield of_training(training, record.now)
             for run in reversed(record.runs):
                 yield of_run(run, record)
+            for product in reversed(record.products):
+                yield of_product(product, record.now)
             if record.tasks or record.running:
                 yield of_tasks(record)
             continue
@@ -207,10 +210,13 @@ def _html(activities: list[Activity | Overview], title: str) -> str:
 
 def _board(activity: Activity | Overview) -> Any:
     from tiledask.lab.dashboard.board import Board
+    from tiledask.lab.dashboard.product_board import ProductBoard
     from tiledask.lab.dashboard.training_board import TrainingBoard
 
     if isinstance(activity, Overview):
         return TrainingBoard(activity, 2 * _height(max(6, len(activity.layers))))
+    if isinstance(activity, ProductActivity):
+        return ProductBoard(activity, _height(len(activity.rows)))
     return Board(activity, _height(len(activity.rows)))
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
 from tiledask.lab.dashboard.pipelines import is_done, last_sign, of_run
+from tiledask.lab.dashboard.products import ReportedProduct, of_product
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot, Task, prefix
 from tiledask.lab.dashboard.training_overview import Overview, Training, of_training
-from tiledask.lab.plots.style import GREY, INK, PALETTE, ink_on
+from tiledask.lab.plots.style import INK, colour_named, ink_on
 from tiledask.plan.pipelines.timeline import union_length
 from tiledask.plan.units import format_seconds
 
@@ -20,13 +21,13 @@ __all__ = ["nothing", "of_tasks", "shown"]
 
 _PAUSE = 2.0  # seconds without any task, after which tasks belong to something new
 _AFTER = 1.0, 0.3  # seconds after a run's last sign of life in which tasks are its own; if done
-_COLOURS = PALETTE[:-1]
-_OTHER = GREY, "all other tasks"
+_LEGEND = 12
+"""Names of tasks in the legend, those that took longest."""
 
 
 def shown(record: Snapshot) -> Activity | Overview:
-    """The newest of all that was recorded: the last run or training, or other tasks if they came
-    later."""
+    """The newest of all that was recorded: the last run, training or product, or other tasks if
+    they came later."""
     drawn = _lives(record)
     if not drawn:
         return of_tasks(record)
@@ -44,20 +45,25 @@ def shown(record: Snapshot) -> Activity | Overview:
         return of_tasks(record)
     if isinstance(newest, Training):
         return of_training(newest, record.now)
+    if isinstance(newest, ReportedProduct):
+        return of_product(newest, record.now)
     return of_run(newest, record)
 
 
-def _lives(record: Snapshot) -> list[tuple[float, float, bool, ReportedRun | Training]]:
-    """(announced, last heard of, whether it is over, it) of all runs and trainings."""
+def _lives(
+    record: Snapshot,
+) -> list[tuple[float, float, bool, ReportedRun | Training | ReportedProduct]]:
+    """(announced, last heard of, whether it is over, it) of all runs, trainings and products."""
     lives = [(run.announced, last_sign(run), is_done(run), run) for run in record.runs]
-    return lives + [(t.announced, t.last, t.is_over, t) for t in record.trainings]
+    others = *record.trainings, *record.products
+    return lives + [(one.announced, one.last, one.is_over, one) for one in others]
 
 
 def of_tasks(record: Snapshot) -> Activity:
     """The Activity of the tasks since the last pause, per worker, coloured by their names.
 
-    Tasks of pipelines are left out where there are others. A row's busy time is the union of
-    its compute intervals, so that two tasks at once on a worker count once.
+    Tasks of runs and products are left out where there are others. A row's busy time is the
+    union of its compute intervals, so that two tasks at once on a worker count once.
     """
     spans, moved = _since_the_pause(record, _not_of_runs(record) or record.tasks)
     if not spans:
@@ -65,7 +71,7 @@ def of_tasks(record: Snapshot) -> Activity:
     rows, place = _rows(record, {worker for worker, *_ in spans} | record.present)
     first, last = min(s[2] for s in spans), max(s[3] for s in spans)
     spans = [(place[w], key, start - first, end - first) for w, key, start, end in spans]
-    colours = _colours(prefix(key) for _, key, *_ in sorted(spans, key=lambda s: s[2]))
+    names, others = _longest(spans)
     makespan = last - first
     idle = [1 - busy / makespan if makespan else 0.0 for busy in _busy(spans, len(rows))]
     running = Counter(prefix(r.key) for r in record.running)
@@ -77,7 +83,7 @@ def of_tasks(record: Snapshot) -> Activity:
     ]
     if running:
         facts.append(("running now", ", ".join(f"{n} {name}" for name, n in running.items())))
-    legend = [(colour, name) for name, colour in colours.items()]
+    legend = [(colour_named(name), name) for name in names]
     transfers = [
         transfer_box(place[w], start - first, end - first)
         for w, start, end in moved
@@ -89,12 +95,16 @@ def of_tasks(record: Snapshot) -> Activity:
         "Tasks per worker",
         tuple(facts),
         tuple(rows),
-        tuple(_task_boxes(spans, colours)),
+        tuple(_task_boxes(spans)),
         tuple(transfers),
         makespan,
         tuple(idle),
         None,
         tuple(legend),
+        f"The legend has the {len(names)} names that took longest; point at a box of the "
+        f"{others} others."
+        if others
+        else "",
     )
 
 
@@ -117,7 +127,7 @@ def nothing(record: Snapshot) -> Activity:
 
 
 def _not_of_runs(record: Snapshot) -> list[Task]:
-    """The tasks that ran outside of all runs and trainings."""
+    """The tasks that ran outside of all runs, trainings and products."""
     lives = [(first, last + _AFTER[done]) for first, last, done, _ in _lives(record)]
 
     def free(task: Task) -> bool:
@@ -132,12 +142,7 @@ def _since_the_pause(record: Snapshot, tasks: Sequence[Task]) -> tuple[list, lis
 
     Computations are (worker, key, start, end), transfers (worker, start, end).
     """
-    computed = [
-        (task.worker, task.key, t["start"], t["stop"])
-        for task in tasks
-        for t in task.times
-        if t["action"] == "compute"
-    ]
+    computed = list(_in_turn(tasks))
     computed += [(r.worker, r.key, min(r.since, record.now), record.now) for r in record.running]
     if not computed:
         return [], []
@@ -153,6 +158,31 @@ def _since_the_pause(record: Snapshot, tasks: Sequence[Task]) -> tuple[list, lis
         if t["action"] == "transfer"
     ]
     return kept, moved
+
+
+def _in_turn(tasks: Sequence[Task]) -> Iterator[tuple]:
+    """The computations of ``tasks``; those of one thread one after the other, as they ran.
+
+    Dask corrects a worker's clock at each heartbeat, by what that one says. So a task may seem to
+    begin before the one before it in its thread had ended, by up to the error of both corrections;
+    then it begins where that one ends. By more than that they did run at once: coroutines.
+    """
+    error: dict[str, float] = {}
+    for task in tasks:
+        error[task.worker] = max(error.get(task.worker, 0.0), task.error)
+    computed = [
+        (task.worker, task.thread, t["start"], t["stop"], task.key)
+        for task in tasks
+        for t in task.times
+        if t["action"] == "compute"
+    ]
+    until: dict[tuple, float] = {}
+    for worker, thread, start, stop, key in sorted(computed, key=lambda c: c[2:4]):
+        before = until.get((worker, thread), -math.inf)
+        if start < before <= start + 2 * error[worker]:
+            start, stop = before, max(before, stop)
+        until[worker, thread] = max(before, stop)
+        yield worker, key, start, stop
 
 
 def _busy(spans: list[tuple], rows: int) -> list[float]:
@@ -180,14 +210,17 @@ def _by_number(name: Any) -> tuple:
     return number[1], int(number[2] or 0)
 
 
-def _colours(prefixes: Iterable[str]) -> dict[str, str]:
-    """Name -> colour, for as many names as there are colours, in the order of their first task."""
-    names = list(dict.fromkeys(prefixes))
-    colours = dict(zip(names, _COLOURS, strict=False))
-    return colours if len(names) == len(colours) else colours | {_OTHER[1]: _OTHER[0]}
+def _longest(spans: list[tuple]) -> tuple[list[str], int]:
+    """(the names of the tasks that took longest, in the order of the first task; how many others
+    there are)."""
+    seconds: Counter = Counter()
+    for _, key, start, end in sorted(spans, key=lambda s: s[2]):
+        seconds[prefix(key)] += end - start
+    longest = {name for name, _ in seconds.most_common(_LEGEND)}
+    return [name for name in seconds if name in longest], len(seconds) - len(longest)
 
 
-def _task_boxes(spans: list[tuple], colours: dict[str, str]) -> Iterator[Box]:
+def _task_boxes(spans: list[tuple]) -> Iterator[Box]:
     """A box per task; those that overlap on a worker share its row's height."""
     per_row: dict[int, list[tuple]] = {}
     for row, key, start, end in spans:
@@ -201,7 +234,7 @@ def _task_boxes(spans: list[tuple], colours: dict[str, str]) -> Iterator[Box]:
                 lanes[lane : lane + 1] = [end]
                 placed.append((lane, key, start, end))
             for spot in placed:
-                yield _task_box(row, *spot, len(lanes), colours)
+                yield _task_box(row, *spot, len(lanes))
 
 
 def _overlapping(tasks: list[tuple]) -> Iterator[list[tuple]]:
@@ -218,11 +251,9 @@ def _overlapping(tasks: list[tuple]) -> Iterator[list[tuple]]:
         yield group
 
 
-def _task_box(
-    row: int, lane: int, key: Any, start: float, end: float, lanes: int, colours: dict[str, str]
-) -> Box:
+def _task_box(row: int, lane: int, key: Any, start: float, end: float, lanes: int) -> Box:
     name, height = prefix(key), HEIGHT / lanes
-    colour = colours.get(name, _OTHER[0])
+    colour = colour_named(name)
     middle = row - HEIGHT / 2 + height * (lane + 0.5)
     words = f"{name}: {interval(start, end)}"
     return Box(middle, height, start, end, name, colour, ink_on(colour), words)

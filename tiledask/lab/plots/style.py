@@ -1,9 +1,11 @@
-"""The look that all figures share: colours, sizes, and text that fits its box."""
+"""The look that all figures and pages share: colours, sizes, and text that fits its box."""
 
+import colorsys
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,7 @@ __all__ = [
     "WIDTH",
     "YELLOW",
     "canvas",
+    "colour_named",
     "end_words",
     "fitting_text",
     "ink_on",
@@ -39,6 +42,24 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, "#8C6D31", "#999999", "#5254A3")
 INK, GREY, PALE = "#222222", "#767676", "#E9E9E9"
+
+_NAMES = {
+    BLUE: "forward pipeline_loop rank_program",
+    ORANGE: "backward loss gradients result",
+    YELLOW: "backward_input wait micro-batch weights",
+    GREEN: "backward_weight sum load tiledask_sum",
+    SKY: "multiply multiply_local multiply_summa stream",
+    PINK: "multiply_cannon multiply_gather tiledask_part hand",
+    RED: "read reduce_scatter all_reduce all_gather all_to_all",
+    "#8C6D31": "multiply_2.5d multiply_row_parallel step empty begin states",
+    "#5254A3": "multiply_3d multiply_column_parallel distribute from_dask transpose",
+    "#858585": "task cut lost_part measure_rates dependency",
+    "#7BB32E": "overlapped send_reduce_scatter send_all_reduce send_all_gather send_all_to_all",
+}
+"""What the package's tasks and lanes are called, by their colour: the first name has the colour
+itself, those after it shades of it."""
+_SHADES = (0.0, 0.4, -0.35, 0.65, -0.65, -0.15)
+"""How much of white is mixed in; of black, if negative."""
 
 WIDTH = 9.0
 """Inches: a notebook's column at 100 pixels per inch, 1350 pixels at 150 dpi."""
@@ -107,6 +128,44 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
 def lighter(colour: str, share: float) -> tuple[float, float, float]:
     """``colour`` mixed with ``share`` of white."""
     return tuple(c + (1 - c) * share for c in _rgb(colour))
+
+
+def colour_named(name: str) -> str:
+    """ "#rrggbb" of what is called ``name``, a task or a lane, in every figure and on every page.
+
+    The package's own names have a colour each. Any other has one that is none of those, always
+    the same; two such names may share it.
+
+    >>> colour_named("forward") == BLUE, colour_named("inc") == colour_named("inc")
+    (True, True)
+    """
+    own = _own_colours()
+    # a power of ten says how large a product of dask.arrays is
+    name = "stream" if name.startswith("tiledask_matmul") else name
+    return own[name] if name in own else next(c for c in _others(name) if c not in own.values())
+
+
+@functools.cache
+def _own_colours() -> dict[str, str]:
+    return {
+        name: _hex(mixed)
+        for base, names in _NAMES.items()
+        for name, share in zip(names.split(), _SHADES, strict=False)
+        for mixed in [lighter(base, share) if share >= 0 else [c * (1 + share) for c in _rgb(base)]]
+    }
+
+
+def _others(name: str) -> Iterator[str]:
+    """Colours for ``name``: neither very dark nor very pale, and muted."""
+    number = crc32(name.encode())
+    while True:
+        hue, shade = number % 360 / 360, number // 360 % 3
+        yield _hex(colorsys.hls_to_rgb(hue, (0.42, 0.56, 0.7)[shade], 0.45))
+        number += 1
+
+
+def _hex(colour) -> str:
+    return "#" + "".join(f"{round(255 * c):02X}" for c in colour)
 
 
 def _rgb(colour) -> tuple[float, ...]:

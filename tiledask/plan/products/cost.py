@@ -51,6 +51,8 @@ class ProductCost:
     overhead: float
     """Tasks and requests."""
     total: float
+    busy: tuple[float, ...]
+    """Of each rank, multiplying and summing."""
 
 
 def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRates) -> ProductCost:
@@ -66,7 +68,8 @@ def cost(plan: ProductPlan, itemsize: int, sum_itemsize: int, rates: MachineRate
     stages, requests = (2, 5) if plan.sums else (1, 4)
     overhead = stages * plan.ranks * rates.task + requests * rates.request
     total = _together((multiply, read, add), rates) + overhead
-    return ProductCost(multiply, read, add, overhead, total)
+    busy = tuple(multiplying + adding for multiplying, _, adding in ranks)
+    return ProductCost(multiply, read, add, overhead, total, busy)
 
 
 def _together(parts: tuple[float, float, float], rates: MachineRates) -> float:

@@ -7,14 +7,11 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.lab.plots.style import (
-    BLUE,
-    GREEN,
     GREY,
     INK,
-    ORANGE,
     PALE,
-    YELLOW,
     canvas,
+    colour_named,
     ink_on,
     lighter,
     styled,
@@ -29,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "chunks_of", "colour_of", "gantt"]
 
 KINDS = {
-    "F": ("forward", BLUE),
-    "B": ("backward", ORANGE),
-    "I": ("backward: input gradient", YELLOW),
-    "W": ("backward: weight gradient", GREEN),
+    "F": ("forward", colour_named("forward")),
+    "B": ("backward", colour_named("backward")),
+    "I": ("backward: input gradient", colour_named("backward_input")),
+    "W": ("backward: weight gradient", colour_named("backward_weight")),
 }
 """Kind of action -> its name in a legend, its colour."""
 _HEIGHT = 0.72

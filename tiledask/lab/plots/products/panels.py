@@ -20,8 +20,8 @@ from tiledask.lab.plots.style import (
     PALETTE,
     RED,
     WIDTH,
-    YELLOW,
     canvas,
+    colour_named,
     fitting_text,
     lighter,
     styled,
@@ -45,8 +45,8 @@ Point = tuple[str, float, float]
 
 # -- measured ------------------------------------------------------------------------------------
 
-_LANE = {"multiply": BLUE, "wait": YELLOW, "sum": GREEN}
-_READ = RED  # as Dask draws transfers over a task
+_LANE = {kind: colour_named(kind) for kind in ("multiply", "wait", "sum")}
+_READ = colour_named("read")  # red, as Dask draws transfers over a task
 _TALL, _THIN = 0.5, 0.2
 """Of a lane and of the reads below it, in rows."""
 

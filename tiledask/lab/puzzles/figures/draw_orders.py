@@ -4,15 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ScheduleError
-from tiledask.lab.plots.pipelines.gantt import gantt
+from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
 from tiledask.lab.plots.style import (
-    BLUE,
-    GREEN,
     GREY,
-    ORANGE,
     PALE,
     RED,
-    YELLOW,
     canvas,
     lighter,
     styled,
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_fault", "draw_order", "label_devices", "mark_end"]
 
-_COLOURS = {"F": BLUE, "B": ORANGE, "I": YELLOW, "W": GREEN}
 _MOST = 400
 """Actions of a drawing as written; more than anyone reads."""
 
@@ -174,7 +169,7 @@ def _as_written(title: str, order: Schedule, wrong: list[Fault], labels: list[st
     for row, actions in enumerate(order.orders):
         seen: set[Action] = set()
         for x, action in enumerate(actions):
-            tone = lighter(_COLOURS.get(action.kind, GREY), 0.1)
+            tone = lighter(KINDS[action.kind][1] if action.kind in KINDS else GREY, 0.1)
             box = (x, row - HEIGHT / 2, 1, HEIGHT)
             axes.barh(row, 1, HEIGHT, left=x, color=tone, edgecolor="white", gid=str(action))
             words[box] = (str(action), tone)
