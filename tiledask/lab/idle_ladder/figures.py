@@ -89,7 +89,7 @@ def draw_numbers(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
     rows = []
     for a, value in zip(asked, task.sheet.read(answer), strict=True):
         words = a.remark(value) if a.wrong(value) else a.shown(value)
-        rows.append((a.what, [(words.removeprefix(a.what).strip(", "), a.wrong(value))]))
+        rows.append((a.what, [(words.removeprefix(f"{a.what} is "), a.wrong(value))]))
     return _sheet(titled(task, result), rows)
 
 

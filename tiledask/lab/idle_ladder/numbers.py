@@ -48,7 +48,7 @@ class Asked:
             if math.isclose(given, value, rel_tol=_EXACT):
                 return f"{self.what} is not {self.shown(given)}: {words}"
         side = "low" if given < self.right else "high"
-        return f"{self.what}, {self.shown(given)}, is too {side}{near_or_far(given, self.right)}"
+        return f"{self.what} is not {self.shown(given)}: too {side}{near_or_far(given, self.right)}"
 
     def shown(self, given: float) -> str:
         if self.unit is SHARE:
