@@ -67,6 +67,32 @@ def test_no_hint_form_or_verdict_says_the_answer(number):
             assert answer in others or answer not in re.findall(r"\d+", " ".join(told))
 
 
+def numbers(text):
+    return set(re.findall(r"\d+(?:\.\d+)?", text))
+
+
+@pytest.mark.parametrize("number", [n for n in LEVELS if level(n).sheet.drawn == "numbers"])
+def test_what_is_said_of_a_wrong_number_is_not_the_right_one(number):
+    for seed in range(20):
+        task, other = level(number, seed), level(number, seed + 1)
+        values = [a.right for a in other.sheet.asked]
+        for a in task.sheet.asked:
+            for given in {*values, 0.0, 2 * a.right, *(value for value, _ in a.mistakes)}:
+                said = numbers(a.remark(given)) - numbers(f"{a.what} {a.shown(given)}")
+                right = numbers(a.shown(a.right))
+                known = numbers(f"{task.question} counted from 0")
+                assert not a.wrong(given) or not said & right - known
+
+
+def test_what_is_said_of_a_gap_is_only_what_it_is_not():
+    for seed in range(20):
+        task, words = level(11, seed), worked(level(11, seed + 1))
+        given = re.sub(r"\b[A-E] ", "", words).split(", ")
+        result = task.result(given)
+        named = set(task.sheet.words) & set(re.findall(r"[\w-]+", result.reason))
+        assert named <= {given[task.sheet.wrong(given)[0]]}
+
+
 @pytest.mark.parametrize("number", LEVELS)
 def test_equal_seeds_are_equal_and_other_seeds_are_not(number):
     again = td.tasks.idle_level(number, 3)
