@@ -19,7 +19,7 @@ from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["Best", "Fewest", "best_with_overhead", "fewest_for_a_share"]
+__all__ = ["BestNumber", "FewestNumber", "best_with_overhead", "fewest_for_a_share"]
 
 _MOST = 200
 """Micro-batches that are tried at most."""
@@ -28,7 +28,7 @@ _NEARLY = 1.05
 
 
 @dataclass(frozen=True)
-class Fewest:
+class FewestNumber:
     """The fewest micro-batches with which the idle share is at most ``wanted``."""
 
     run: Callable[[int], Timeline]
@@ -92,7 +92,7 @@ def fewest_for_a_share(head: dict, rng: Random) -> IdleLevel:
             f"{p - 1} / (m + {p - 1}) must be at most {share}. Then m + {p - 1} is at least "
             f"{p - 1} divided by {share}; a fraction is rounded up.",
         ),
-        sheet=Fewest(partial(_run, p), float(share)),
+        sheet=FewestNumber(partial(_run, p), float(share)),
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
             Line(f"Each worker waits {p} - 1 = {p - 1} rounds of F + B", gaps),
@@ -114,7 +114,7 @@ def fewest_for_a_share(head: dict, rng: Random) -> IdleLevel:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestNumber:
     """The number of micro-batches that ends first, and when: within 5 % is two stars."""
 
     run: Callable[[int], Timeline]
@@ -193,7 +193,7 @@ def best_with_overhead(head: dict, rng: Random) -> IdleLevel:
             f"{num(T + 2 * o)} = {num(times[1])}. Work out the others; the best has about as much "
             f"waiting as extra cost.",
         ),
-        sheet=Best(run, options),
+        sheet=BestNumber(run, options),
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
             *(
