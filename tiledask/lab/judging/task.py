@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
+from tiledask.lab.placing import Placed
 from tiledask.plan import html
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class JudgedTask(ABC):
 
     def result(self, answer: Any) -> Result:
         """The worth of ``answer``, and nothing is kept of it."""
+        answer = _plain(answer)
         if answer is None:
             return Result(self.name, False, False, "Not attempted yet.")
         try:
@@ -97,7 +99,7 @@ class JudgedTask(ABC):
     def draw(self, answer: Any = None) -> "Figure":
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
         try:
-            return self.figure(answer)
+            return self.figure(_plain(answer))
         except ValueError:
             return self.figure(None)
 
@@ -112,6 +114,11 @@ class JudgedTask(ABC):
     def _repr_html_(self) -> str:
         form = f"<p>Answer with {html.words(self.form)}.</p>" if self.form else ""
         return f"<p><b>{html.words(self.name)}.</b> {html.words(self.question)}</p>{form}"
+
+
+def _plain(answer: Any) -> Any:
+    """What was placed by hand, or ``answer`` itself."""
+    return answer.answer if isinstance(answer, Placed) else answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,13 @@ import numpy as np
 
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.lab.judging.result import TABLE, Best, within
-from tiledask.lab.puzzles.choices import takes_devices
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.orders import order_of
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.schedules import is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment
@@ -131,7 +130,7 @@ def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
 
 def _looped(name: str) -> bool:
     try:
-        return takes_devices(name)
+        return is_looped(name)
     except KeyError:
         return False  # schedule() says what there is
 
