@@ -147,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ANSWER",
         help="one or more answers, or files with one each; - reads standard input",
     )
-    sub.add_argument("--hint", action="store_true", help="show the hint")
+    sub.add_argument("--hint", action="count", default=0, help="a hint; again, one more")
+    sub.add_argument("--seed", type=_whole, help="draws the numbers of idle-1 to idle-12 (0)")
     sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
     sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
 
@@ -415,11 +416,17 @@ def _partition(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _puzzle(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab.idle_ladder import terminal as ladder
     from tiledask.lab.puzzles import terminal
 
     if args.puzzle is None:
-        return terminal.list_all(console)
-    return terminal.play(args.puzzle, args.answer, console, args.hint, args.figure, args.verify)
+        return terminal.list_all(console, ladder.rows())
+    given = (args.puzzle, args.answer, console, args.hint, args.figure, args.verify)
+    if ladder.is_of_ladder(args.puzzle):
+        return ladder.play(*given, seed=args.seed or 0)
+    if args.seed is not None:
+        raise ConfigError(f"a seed draws the numbers of idle-1 to idle-12, not of {args.puzzle!r}")
+    return terminal.play(*given)
 
 
 def _idle(args: argparse.Namespace, console: Console) -> Result:

@@ -182,7 +182,7 @@ UNFIT = [
     ("24-uneven", {"targets__bottleneck": 20}, "the task does not say the number 20"),
     ("fewest-microbatches", {"targets__microbatches": 21}, "so its target is half of the answer"),
     ("fewest-microbatches", {"task": "At most 0.25 idle"}, "does not ask for the fewest"),
-    ("fewest-microbatches", {"hint": "Try 21."}, "says 21, the microbatches to be found"),
+    ("fewest-microbatches", {"hints": "Try 21."}, "says 21, the microbatches to be found"),
 ]
 
 
@@ -210,10 +210,13 @@ def run(capsys, *arguments):
 @pytest.mark.long
 def test_lists_and_shows(capsys):
     code, levels = run(capsys)
+    ladder = [each["name"] for each in levels if each["kind"] == "idle time"]
+    assert ladder == [f"idle-{n}" for n in range(1, 13)]
+    levels = levels[: -len(ladder)]
     assert (code, len(levels), levels[0]["name"]) == (0, len(puzzle_levels()), "24-on-4")
     code, said = run(capsys, "7", "--hint")
     assert (code, said["name"], said["results"]) == (0, "24-uneven", [])
-    assert said["hint"].startswith("Together they cost 28")
+    assert said["hints"][0].startswith("Together they cost 28")
     assert main(["puzzle"]) == 0
     assert "everything-at-once" in capsys.readouterr().out
     for level in range(1, 1 + len(levels)):

@@ -363,7 +363,7 @@ WRONG = [
     ("who-waits", "idle, F0, B0, B0", "answer 4 is not B0"),
     ("22-seconds", "22, 3/11, 0.375", "answer 1, 22, is too low"),
     ("22-seconds", "33, 3/8, 0.375", "answer 2, 0.375, is too high"),
-    ("22-seconds", "33, half, 0.375", "answer 2 is a number"),
+    ("22-seconds", "33, half, 0.375", "answer 2 is a share, as in 27.3 %"),
     ("22-seconds", "33, 3/0, 0.375", "got '3/0'"),
     ("22-seconds", "33, 1e999999999, 0.375", "answer 2 is a finite number"),
     # choices
@@ -446,6 +446,37 @@ def test_a_wrong_answer_is_refused_in_its_own_words(name, answer, words):
     assert words in result.reason
     with pytest.raises(UnsolvedError, match=re.escape(f"{name}: ")):
         result.require()
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("22-seconds", ("33 s, 27.3 %, 3/8", "33 3/11 0.375", "33 seconds; 27.27%; 37.5 %")),
+        ("who-waits", ("idle f0 IDLE b0", "Idle, F0; idle, B0")),
+        ("bug-twice", ("repeated: 2B1", "repeated 2B1", "Repeated 2b1", "repeated, 2B1")),
+        (
+            "order-on-2",
+            (
+                "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3; 1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+                "F0,F1,B0,F2,B1,F3,B2,B3; F0,B0,F1,B1,F2,B2,F3,B3",
+                "device 0: f0 f1 b0 f2 b1 f3 b2 b3\n\ndevice 1: f0 b0 f1 b1 f2 b2 f3 b3",
+            ),
+        ),
+    ],
+)
+def test_what_is_not_ambiguous_is_read(name, answers):
+    wanted = "idle, F0, idle, B0" if name == "who-waits" else None
+    puzzle = load_puzzle(name)
+    for answer in answers:
+        if wanted is None:
+            assert puzzle.result(answer), puzzle.result(answer).reason
+        else:
+            assert puzzle.result(answer) == puzzle.result(wanted)
+
+
+def test_a_stage_is_said_where_a_device_holds_several():
+    reason = load_puzzle("v-by-hand").result("F0,I0,W0; F0,I0,W0").reason
+    assert "a device holds several stages here; say which, as in 0F3" in reason
 
 
 @pytest.mark.long

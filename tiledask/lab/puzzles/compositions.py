@@ -6,6 +6,7 @@ What a device holds at its fullest, in bytes:
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,7 +104,7 @@ def _check_layers(stages: tuple[tuple[int, ...], ...], layers: int) -> None:
 
 def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
     devices, microbatches = inputs["devices"], inputs["microbatches"]
-    if isinstance(order, str) and "F" in order:
+    if isinstance(order, str) and re.search(r"(?i)(?<!\w)\d*F\d+(?!\w)", order):
         order = order_of(order)
     elif isinstance(order, str):
         name = order.strip().lower()

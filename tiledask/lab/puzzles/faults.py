@@ -18,17 +18,19 @@ from tiledask.plan.pipelines.schedule import Action, Schedule
 
 __all__ = ["FAULT", "RULES", "Fault", "faults"]
 
-RULES = (
-    "unknown micro-batch",
-    "wrong device",
-    "missing",
-    "repeated",
-    "backward before forward",
-    "too early",
-    "deadlock",
-    "over memory",
-    "no fault",
-)
+RULES = {
+    "unknown micro-batch": "it has a number that no micro-batch has",
+    "wrong device": "its stage is on another device",
+    "missing": "it is on no line",
+    "repeated": "it comes once more",
+    "backward before forward": "a backward stands before the forward of its own stage and "
+    "micro-batch",
+    "too early": "it stands before another action of its device whose result it uses",
+    "deadlock": "its device waits there for good, each line being fine by itself",
+    "over memory": "with it the device keeps more activations than it has room for",
+    "no fault": "the order can run",
+}
+"""Rule -> what is so of the action that breaks it."""
 
 
 class Fault(NamedTuple):
@@ -59,7 +61,8 @@ def faults(
     >>> [str(fault) for fault in faults(broken, stages=2, microbatches=1)]
     ['backward before forward: 0B0']
     """
-    found = sorted(_in_the_order(schedule, stages, microbatches), key=lambda f: RULES.index(f.rule))
+    rank = {rule: n for n, rule in enumerate(RULES)}
+    found = sorted(_in_the_order(schedule, stages, microbatches), key=lambda f: rank[f.rule])
     found = found or list(_deadlocks(schedule))
     found += _over_memory(schedule, memory_limit)
     return tuple(found)
@@ -136,22 +139,25 @@ def _all(inputs: Inputs) -> tuple[Fault, ...]:
 def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
     if not isinstance(answer, str):
         raise ConfigError(f"name the rule and the action, as in 'missing: 0F3'; got {answer!r}")
-    rule, _, where = (part.strip() for part in answer.partition(":"))
-    if rule.lower() not in RULES:
+    text = " ".join(answer.lower().split()).replace("microbatch", "micro-batch")
+    rule = next((rule for rule in RULES if re.match(rf"{rule}\b", text)), None)
+    if rule is None:
         raise ConfigError(
-            f"{rule!r} is no rule here; the rules are {', '.join(RULES)}, each with its action, "
-            f"as in 'missing: 0F3'"
+            f"{text.partition(':')[0]!r} is no rule here; the rules are {', '.join(RULES)}, each "
+            f"with its action, as in 'missing: 0F3'"
         )
-    if rule.lower() == "no fault":
-        return "no fault", None
+    if rule == "no fault":
+        return rule, None
+    where = text.removeprefix(rule).strip(" :,-.")
+    where = re.sub(r"^(at|action) ", "", where)
     if not where:
         raise ConfigError(f"say at which action: {rule}: 0F3")
-    match = re.fullmatch(r"(\d{1,4})([FBIW])(\d{1,4})", where)
+    match = re.fullmatch(r"(\d{1,4})([fbiw])(\d{1,4})", where)
     if not match:
         raise ConfigError(
             f"{where!r} is no action; write stage, kind and micro-batch, as in 'missing: 0F3'"
         )
-    return rule.lower(), Action(match[2], int(match[1]), int(match[3]))
+    return rule, Action(match[2].upper(), int(match[1]), int(match[3]))
 
 
 def _measure(inputs: Inputs, named: tuple[str, Action | None]) -> Measured:
@@ -192,7 +198,8 @@ FAULT = Kind(
     needed={"shown": text, "stages": whole(1, 64), "microbatches": whole(1, 256)},
     optional={"memory_limit": either(whole(1, 10_000), counts)},
     measures={"wrong": WRONG},
-    how=f"the rule and the action, for example 'missing: 0F3'; rules: {', '.join(RULES)}",
+    how="the rule and the action, for example 'missing: 0F3'; the rules, of the action named: "
+    + "; ".join(f"{rule} ({words})" for rule, words in RULES.items()),
     read=_read,
     measure=_measure,
     best=lambda inputs, targets: {"wrong": Best(0)},

@@ -74,7 +74,7 @@ def order_of(answer: Any) -> Schedule:
         large = re.search(r"\d{5,}", answer)
         if large:
             raise ScheduleError(f"stages and micro-batches have 4 digits at most, got {large[0]}")
-        answer = Schedule.from_text(answer)
+        answer = Schedule.from_text(_in_full(answer))
     if not isinstance(answer, Schedule):
         raise ScheduleError(f"write the order as text, a line per device; got {answer!r}")
     if answer.replicas > 1:
@@ -84,8 +84,32 @@ def order_of(answer: Any) -> Schedule:
     return answer
 
 
+def _in_full(text: str) -> str:
+    """Every action with its stage; one without is of the stage of its line, as "F0" in line 2 is
+    2F0. Lines count from 0; "device 2:" or "2:" before one is left out.
+
+    >>> _in_full("f0,b0; device 1: F0 B0")
+    '0F0,0B0\\n1F0 1B0'
+    """
+    lines = [line for line in re.split(r"[\n;]", text) if line.strip()]
+    if "OVERLAP" in text or "@" in text:
+        return text
+    for n, line in enumerate(lines):
+        line = re.sub(r"^\s*(?:(?:device|rank)\s*)?\d+\s*:\s*", "", line, flags=re.IGNORECASE)
+        lines[n] = re.sub(
+            r"(?<![\w])(\d*)([fbiw])(\d+)(?!\w)",
+            lambda m, n=n: f"{m[1] or n}{m[2].upper()}{m[3]}",
+            line,
+            flags=re.IGNORECASE,
+        )
+    return "\n".join(lines)
+
+
 def read_order(inputs: Inputs, answer: Any) -> Schedule:
     """The answer as a schedule that can run and does all of the puzzle's work, or ScheduleError."""
+    several = inputs.get("place") is not None or inputs["stages"] != devices_of(inputs)
+    if several and isinstance(answer, str) and re.search(r"(?<!\w)[FBIWfbiw]\d", answer):
+        raise ScheduleError("a device holds several stages here; say which, as in 0F3 for stage 0")
     answer = order_of(answer)
     validate(answer, inputs["stages"], inputs["microbatches"])
     devices, place = devices_of(inputs), inputs.get("place")
@@ -281,7 +305,8 @@ ORDER = Kind(
         "shown": text,
     },
     measures={"makespan": "seconds until the end", "kept": "activations kept on a device"},
-    how="a line (or a part between ;) per device, for example '0F0,0F1,0B0,0B1; 1F0,1B0,...'",
+    how="a line (or a part between ;) per device, device 0 first, for example "
+    "'0F0,0F1,0B0,0B1; 1F0,1B0,...'; with one stage per device F0 will do for 0F0",
     read=read_order,
     measure=_measure,
     best=_best,

@@ -5,10 +5,11 @@ The answer lists what was asked for, in order: "0.9, 15 %, 2/7, idle, F0".
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.judging.reading import COUNT, RATIO, SECONDS, SHARE, parts, read_number
 from tiledask.lab.judging.result import WRONG, Best
 from tiledask.lab.puzzles.choices import TIMES, run_setting
 from tiledask.lab.puzzles.fields import choice, number, whole
@@ -29,6 +30,13 @@ _NUMBERS = {
     "activations": lambda t: float(max(t.peak_in_flight)),
 }
 """What can be asked of a run -> how the simulated run tells."""
+_UNITS = {
+    "utilisation": SHARE,
+    "idle share": SHARE,
+    "idle over busy": RATIO,
+    "seconds": SECONDS,
+    "activations": COUNT,
+}
 
 _SETTING = {
     "schedule": choice(tuple(schedules)),
@@ -63,13 +71,7 @@ def right_answers(inputs: Inputs) -> list[float | str]:
 
 
 def _read(inputs: Inputs, answer: Any) -> list[float | str]:
-    if isinstance(answer, str):
-        given: list[Any] = [word.strip() for word in answer.split(",")]
-    elif isinstance(answer, Iterable):
-        given = list(answer)
-    else:
-        given = [answer]
-    asks = inputs["asks"]
+    given, asks = parts(answer), inputs["asks"]
     if len(given) != len(asks):
         raise ConfigError(
             f"{len(asks)} answer{'s' * (len(asks) > 1)} needed, between commas; got {len(given)}"
@@ -78,30 +80,15 @@ def _read(inputs: Inputs, answer: Any) -> list[float | str]:
 
 
 def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
-    if ask["what"] == "state":
-        match = re.fullmatch(r"(idle|[FBIW]\d+)", str(word).strip(), re.IGNORECASE)
-        if not match:
-            raise ConfigError(
-                f"answer {i} is what device {ask['device']} does: idle, or kind and micro-batch "
-                f"as in F0; got {word!r}"
-            )
-        return match[1].lower() if match[1].lower() == "idle" else match[1].upper()
-    try:
-        if isinstance(word, bool):
-            raise TypeError
-        if not isinstance(word, str):
-            value = float(word)
-        else:
-            share = word.strip().endswith("%")
-            over, _, under = word.strip().removesuffix("%").partition("/")
-            value = float(over) / float(under or 1) / (100 if share else 1)
-    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+    if ask["what"] != "state":
+        return read_number(word, _UNITS[ask["what"]], f"answer {i}")
+    match = re.fullmatch(r"(idle|[FBIW]\d+)", str(word).strip(), re.IGNORECASE)
+    if not match:
         raise ConfigError(
-            f"answer {i} is a number, such as 0.9, 90 % or 9/10; got {word!r}"
-        ) from None
-    if not math.isfinite(value):
-        raise ConfigError(f"answer {i} is a finite number; got {word!r}")
-    return value
+            f"answer {i} is what device {ask['device']} does: idle, or kind and micro-batch "
+            f"as in F0; got {word!r}"
+        )
+    return match[1].lower() if match[1].lower() == "idle" else match[1].upper()
 
 
 def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
@@ -155,7 +142,7 @@ QUESTION = Kind(
     needed={"asks": _asks},
     optional={},
     measures={"wrong": WRONG},
-    how="what is asked for, between commas, for example '0.9, 15 %, 2/7'",
+    how="what is asked for, between commas or spaces, for example '0.9, 15 %, 2/7' or '12 s'",
     read=_read,
     measure=_measure,
     best=lambda inputs, targets: {"wrong": Best(0)},

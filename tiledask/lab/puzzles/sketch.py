@@ -104,8 +104,10 @@ _SKETCHES = {
 }
 
 
-def timeline_text(run: Timeline, width: int = _WIDTH) -> str:
+def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device", first: int = 0) -> str:
     """A run drawn in letters, a line per device: "F0" a forward of micro-batch 0, "." idle.
+
+    Devices have this ``name``, and count from ``first``.
 
     >>> import tiledask as td
     >>> print(timeline_text(td.simulate(td.schedule("1f1b", 2, 2)), width=30))
@@ -132,6 +134,6 @@ def timeline_text(run: Timeline, width: int = _WIDTH) -> str:
                 room = b - a - (b - a > 2)  # a space to the next one, where there is room
                 shown = words if len(words) <= room else words[:1]
                 row[a:b] = list(shown.ljust(room, "-")[:room].ljust(b - a))
-        lines.append(f"device {device}  {''.join(row)}".rstrip())
+        lines.append(f"{name} {device + first}  {''.join(row)}".rstrip())
     scale = f"0 s to {run.makespan:g} s, 1 s is {unit:.3g} letter{'s' * (unit != 1)}"
     return "\n".join([*lines, f"{'':9} {scale}"])

@@ -1,10 +1,11 @@
-"""Tasks that judge answers: puzzles, which are data, and the walkthroughs' exercises.
+"""Tasks that judge answers: puzzles, the idle-time ladder, and the walkthroughs' exercises.
 
     task = load_puzzle("24-on-4")     # or a level, or a JSON file of one's own
     task = fewest_bytes(...)          # an exercise is a function of what it is about
     task.draw(answer)
     task.check(answer)                # a Result: quiet if not attempted
     task.hint()                       # one more hint than before
+    task = idle_level(3, seed=7)      # the idle-time ladder: fresh numbers, and task.working()
     task.check(answer).require()      # raises unless every target is met
 
 No answer is stored; the best one is found by trying or by proof.
@@ -40,6 +41,7 @@ from tiledask.lab.exercises import (
     uneven_copies,
     until_layerwise_moves_more,
 )
+from tiledask.lab.idle_ladder import IdleLevel, Working, idle_level
 from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
 from tiledask.lab.puzzles import (
     Puzzle,
@@ -51,11 +53,13 @@ from tiledask.lab.puzzles import (
 __all__ = [
     "Exercise",
     "Hint",
+    "IdleLevel",
     "JudgedTask",
     "Puzzle",
     "Result",
     "Target",
     "UnsolvedError",
+    "Working",
     "balanced_heads",
     "blocks_of",
     "borrowed_rows",
@@ -70,6 +74,7 @@ __all__ = [
     "four_products",
     "gpipe_ahead",
     "hybrid_lenet",
+    "idle_level",
     "layer_too_large",
     "levels_at_fault",
     "load_puzzle",

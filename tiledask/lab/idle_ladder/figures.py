@@ -1,0 +1,219 @@
+"""Figures of the ladder: the sheet as filled in, what is off in red; the runs once it is right.
+
+worker 1  [F0][  2: 6 s  ][B0]      a gap has the number of the line of the working that
+worker 2  1 [F0][ 2 ][B0] 3         counts it
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tiledask.lab.judging import Result
+from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
+from tiledask.lab.plots.style import INK, PALE, RED, canvas, lighter, styled
+from tiledask.lab.puzzles.figures.draw_orders import label_devices
+from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, mark_box, titled, write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from tiledask.lab.idle_ladder.level import Gap, IdleLevel
+    from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = [
+    "draw_best",
+    "draw_fewest",
+    "draw_gaps",
+    "draw_names",
+    "draw_numbers",
+    "draw_timetable",
+    "draw_working",
+]
+
+_Note = tuple[str, bool]
+"""Words in a row, and whether they are off."""
+_Row = tuple[str, list[_Note]]
+"""Its label, and what stands in it."""
+_OPEN = ("?", False)
+_NARROW = 13
+"""Points: less than a number in its frame needs."""
+
+
+@styled
+def draw_working(task: "IdleLevel") -> "Figure":
+    """The runs, each gap with the number of the line that counts it, and its length."""
+    figure = _runs(task, f"{task.title}: each gap with the line that counts it")
+    for number, line in enumerate(task.lines, 1):
+        for gap in line.gaps:
+            _label(figure, gap, f"{number}", f"{number}: {gap.end - gap.start:g} s")
+    return figure
+
+
+@styled
+def draw_timetable(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+    """A box per slot; the first slot that is off is framed."""
+    sheet = task.sheet
+    given = sheet.read(answer) if result.targets else []
+    figure = canvas(
+        1.2 + 0.34 * sheet.workers + 0.18 * titled(task, result).count("\n"), titled(task, result)
+    )
+    axes = figure.subplots()
+    device_rows(axes, _workers(sheet.workers))
+    words: dict = {}
+    for worker in range(sheet.workers):
+        for slot in range(sheet.slots):
+            word = given[worker][slot] if given else sheet.words[-1]
+            tone = lighter(KINDS[word[0]][1], 0.1) if word[0] in KINDS else PALE
+            box = (slot, worker - HEIGHT / 2, 1, HEIGHT)
+            axes.barh(worker, 1, HEIGHT, left=slot, color=tone, edgecolor="white")
+            words[box] = (word if given else "?", tone)
+    wrong = sheet.wrong(given) if given else []
+    for slot, worker in wrong:
+        if slot == wrong[0][0]:
+            mark_box(axes, (slot, worker - HEIGHT / 2, 1, HEIGHT), f"slot {slot + 1}")
+    axes.set_xlim(0, sheet.slots)
+    axes.set_xticks([s + 0.5 for s in range(sheet.slots)], [f"{s + 1}" for s in range(sheet.slots)])
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel("slot")
+    write(figure, {axes: words})
+    return figure
+
+
+@styled
+def draw_numbers(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+    """What was given, in its place; the runs once all is right."""
+    if result:
+        return _runs(task, titled(task, result))
+    asked = task.sheet.asked
+    if not result.targets:
+        return _sheet(titled(task, result), [(a.what, [_OPEN]) for a in asked])
+    rows = []
+    for a, value in zip(asked, task.sheet.read(answer), strict=True):
+        words = a.remark(value) if a.wrong(value) else a.shown(value)
+        rows.append((a.what, [(words.removeprefix(f"{a.what} is "), a.wrong(value))]))
+    return _sheet(titled(task, result), rows)
+
+
+@styled
+def draw_names(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+    """What was given for each worker, in its row; the run once all is right."""
+    if result:
+        return _runs(task, titled(task, result))
+    workers = _workers(task.runs[0].timeline.devices)
+    if not result.targets:
+        return _sheet(titled(task, result), [(worker, [_OPEN]) for worker in workers])
+    given = task.sheet.read(answer)
+    first = task.sheet.wrong(given)[0]
+    rows = []
+    for w, worker in enumerate(workers):
+        own = range(w, len(given), len(workers))
+        moments = [task.sheet.asked[i].what.partition(" at ")[2] for i in own]
+        notes = [(f"{t}: {given[i]}", i == first) for t, i in zip(moments, own, strict=True)]
+        rows.append((worker, notes))
+    return _sheet(titled(task, result), rows)
+
+
+@styled
+def draw_gaps(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+    """The run with a letter in each gap that is asked for; what it was called, if it was."""
+    figure = _runs(task, titled(task, result))
+    given = task.sheet.read(answer) if result.targets else []
+    wrong = task.sheet.wrong(given) if given else []
+    for i, letter in enumerate(task.sheet.labels):
+        (gap,) = task.lines[i].gaps
+        words = f"{letter} {given[i]}" if given else letter
+        _label(figure, gap, letter, words, i in wrong[:1])
+    return figure
+
+
+@styled
+def draw_fewest(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+    """The run of the number that was chosen; before that the empty sheet."""
+    if not result.targets:
+        return _sheet(titled(task, result), [("micro-batches", [_OPEN])])
+    m = task.sheet.read(answer)
+    run = task.sheet.run(m)
+    words = f"{task.runs[0].facts}, {m} micro-batch{'es' * (m > 1)}"
+    return _named(gantt(run, titles=[words], title=titled(task, result)), [run])
+
+
+@styled
+def draw_best(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+    """What was given, off in red; the run once it is right: its title says the seconds."""
+    if result:
+        return _runs(task, titled(task, result))
+    given = task.sheet.read(answer) if result.targets else ()
+    time, number = result.targets or (None, None)
+    rows: list[_Row] = [("micro-batches", [_OPEN]), ("seconds", [_OPEN])]
+    if given:
+        rows[0] = "micro-batches", [(f"{given[0]}", not number.met)]
+        rows[1] = "seconds", [(f"{given[1]:g} s", not time.met)]
+    return _sheet(titled(task, result), rows)
+
+
+def _runs(task: "IdleLevel", title: str) -> "Figure":
+    runs = [run.timeline for run in task.runs]
+    figure = gantt(*runs, titles=[run.facts for run in task.runs], title=title)
+    return _named(figure, runs)
+
+
+def _named(figure: "Figure", runs: "Sequence[Timeline]") -> "Figure":
+    for axes, run in zip(figure.axes, runs, strict=False):
+        label_devices(axes, [(words, False) for words in _workers(run.devices)])
+    return figure
+
+
+def _workers(p: int) -> list[str]:
+    return [f"worker {w + 1}" for w in range(p)]
+
+
+def _label(figure: "Figure", gap: "Gap", short: str, words: str, wrong: bool = False) -> None:
+    """``words`` in the middle of a gap if they fit, else the short ones; a letter always."""
+    axes = figure.axes[gap.run]
+    (left, _), (right, _) = axes.transData.transform([(gap.start, 0), (gap.end, 0)])
+    room = (right - left) * 72 / figure.dpi
+    if room < _NARROW and short.isdigit():
+        return
+    text = words if 7.5 * 0.64 * len(words) + 6 <= room or wrong else short
+    axes.text(
+        (gap.start + gap.end) / 2,
+        gap.worker,
+        text,
+        ha="center",
+        va="center_baseline",
+        fontsize=7.5,
+        fontweight="bold",
+        color="white" if wrong else INK,
+        bbox={
+            "facecolor": RED if wrong else "white",
+            "edgecolor": RED if wrong else INK,
+            "linewidth": 0.6,
+            "boxstyle": "round,pad=0.22",
+        },
+        zorder=7,
+        gid=f"gap {short}",
+    )
+
+
+def _sheet(title: str, rows: "Sequence[_Row]") -> "Figure":
+    """A row for each thing that is asked for, and what was given, off in red."""
+    figure = canvas(0.6 + 0.3 * len(rows) + 0.18 * title.count("\n"), title)
+    axes = figure.subplots()
+    device_rows(axes, [label for label, _ in rows])
+    axes.barh(range(len(rows)), 1.0, HEIGHT, color=PALE)
+    axes.set_xlim(0, 1)
+    axes.set_xticks([])
+    axes.spines[["bottom"]].set_visible(False)
+    for row, (_, notes) in enumerate(rows):
+        for n, (words, wrong) in enumerate(notes):
+            axes.text(
+                (n + 0.5) / len(notes),
+                row,
+                words,
+                ha="center",
+                va="center_baseline",
+                fontsize=8.5,
+                color=RED if wrong else INK,
+                fontweight="bold" if wrong else "normal",
+                gid="wrong" if wrong else "given",
+            )
+    return figure

@@ -1,0 +1,246 @@
+"""Levels 10 and 11: a slow stage under 1F1B, and which gap is there for which reason."""
+
+from random import Random
+
+import numpy as np
+
+from tiledask.lab.idle_ladder.arithmetic import listed, num, total
+from tiledask.lab.idle_ladder.level import Gap, IdleLevel, Line, Run, gaps_of
+from tiledask.lab.idle_ladder.names import Name, Names
+from tiledask.lab.idle_ladder.numbers import Asked, Numbers
+from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+__all__ = ["KINDS", "kind_of", "one_slow_stage", "which_gap_is_which"]
+
+
+_TINY = 1e-9
+"""Seconds: rounding of sums."""
+
+
+def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
+    """The end, the idle time of the slow worker and of another."""
+    p, m, F = rng.choice((3, 4)), rng.randint(4, 8), rng.choice((1, 2))
+    k, slow = rng.randrange(p), F * rng.choice((2, 3))
+    forward = [slow if w == k else F for w in range(p)]
+    backward = [2 * f for f in forward]
+    run = simulate(schedule("1f1b", p, m), forward, backward)
+    # micro-batch 0 goes down and comes back while the slow worker does its forwards in advance
+    behind, ahead = (p - 1 - k) * 3 * F, (p - 1 - k) * slow
+    inside = max(0, behind - ahead)
+    waits = sum(forward[:k]) + inside + sum(backward[:k])
+    work = m * 3 * slow
+    other = rng.choice([w for w in range(p) if w != k])
+    mine = gaps_of(run, k)
+    at_ends = tuple(gap for gap in mine if gap.start == 0 or gap.end == run.makespan)
+    end, other_work = work + waits, m * 3 * F
+    middle = ()
+    if p - 1 - k:
+        words = f"the first backward needs {behind} s below it, and meanwhile it does {ahead} s of "
+        words += (
+            f"forwards: it waits {behind} - {ahead} = {inside} s"
+            if inside
+            else ("forwards: no wait")
+        )
+        middle = (Line(f"In between, {words}", tuple(g for g in mine if g not in at_ends)),)
+    return IdleLevel(
+        **head,
+        question=(
+            f"{p} workers, counted from 1, run 1F1B with {m} micro-batches. A forward takes {F} s "
+            f"on each but worker {k + 1}, which takes {slow} s; a backward takes twice as long as "
+            f"the forward; transfers take nothing. Give three numbers: after how many seconds all "
+            f"is done, how long worker {k + 1} is idle, and how long worker {other + 1} is."
+        ),
+        form=f"three numbers of seconds: the end, worker {k + 1}, worker {other + 1}; for example "
+        f"'50 s, 8 s, 20 s'",
+        hints=(
+            "The slow worker sets the pace: once it has work it hardly ever stops. The others wait "
+            "for it.",
+            f"Follow worker {k + 1}: it waits for its first forward, works {m} times "
+            f"{slow} + {2 * slow} s, and after its last backward the workers before it do theirs.",
+            f"Before its first forward the others need {total(forward[:k])} s, after its last "
+            f"backward {total(backward[:k])} s"
+            + (
+                f"; in between see whether the first backward is back when its {p - k} forwards "
+                f"in advance are done"
+                if p - 1 - k
+                else ""
+            )
+            + ". The others wait for all that is not their own work.",
+        ),
+        sheet=Numbers(
+            (
+                Asked(
+                    "the end",
+                    run.makespan,
+                    mistakes=(
+                        (work, f"that is the work of worker {k + 1} alone"),
+                        ((m + p - 1) * 3 * slow, "that would be so if all were as slow"),
+                        ((m + p - 1) * 3 * F, "that would be so if all were as fast"),
+                    ),
+                ),
+                _idle_of(run, k),
+                _idle_of(run, other),
+            )
+        ),
+        runs=(Run(f"1F1B, {p} workers, {m} micro-batches", run),),
+        lines=(
+            Line(f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s"),
+            Line(
+                f"It waits {total(forward[:k])} s for its first forward, and after its last "
+                f"backward {total(backward[:k])} s",
+                at_ends,
+            ),
+            *middle,
+            Line(f"The end: {work} + {waits} = {end} s"),
+            Line(
+                f"Worker {other + 1} works {m} x ({F} + {2 * F}) = {other_work} s and waits "
+                f"{end} - {other_work} = {end - other_work} s",
+                tuple(gaps_of(run, other)),
+            ),
+            Line(f"Answer: {end} s, {waits} s, {end - other_work} s"),
+        ),
+    )
+
+
+def _idle_of(run: Timeline, worker: int) -> Asked:
+    right = run.idle_per_device[worker]
+    told = [(run.busy_per_device[worker], f"that is how long worker {worker + 1} works")]
+    if worker + 1 < run.devices:  # counted from 0, this number is the next one's
+        words = f"worker {worker + 2} is idle so long; did you count workers from 0? Here from 1"
+        told.append((run.idle_per_device[worker + 1], words))
+    mistakes = tuple(each for each in told if each[0] != right)
+    return Asked(f"worker {worker + 1}'s idle time", right, worker=worker, mistakes=mistakes)
+
+
+KINDS = {
+    "warm-up": ("warm.?up", "warming.?up", "ramp.?up", "fill(ing)?"),
+    "transfer": ("transfers?", "wait.*transfer", "communication", "latency", "send(ing)?"),
+    "imbalance": ("imbalanced?", "unbalanced", "uneven", "slow stage"),
+    "drain": ("drain(ing|ed)?", "cool.?down", "ramp.?down"),
+}
+"""Why a worker is idle -> what else people call it."""
+
+
+def kind_of(run: Timeline, at_once: Timeline, gap: Gap) -> str:
+    """Why the worker is idle in ``gap``: one of KINDS, or "" where several reasons share it.
+
+    ``at_once``: the same run with blocks that take no time. A gap in the middle that stays there
+    is a neighbour's who is slower; one that is gone was the way's.
+    """
+    mine = np.flatnonzero(run.device == gap.worker)
+    kind, start = run.kind[mine], run.start[mine]
+    if gap.end <= start[kind == "B"].min():
+        return "warm-up"
+    if gap.start >= run.end[mine][kind == "F"].max():
+        return "drain"
+    next_one = mine[np.flatnonzero(np.isclose(start, gap.end))[0]]
+    still_made = run.waits.true_idle[next_one] > _TINY
+    stays = at_once.start[next_one] - at_once.end[next_one - 1] > _TINY
+    if still_made != stays:
+        return ""
+    return "imbalance" if stays else "transfer"
+
+
+_UNEVEN = (
+    *((2, 1, 2), (3, 2, 3), (1, 2, 1, 2), (2, 1, 2, 1), (2, 2, 1, 2), (2, 3, 2, 3)),
+    *((3, 2, 1, 2), (3, 2, 1, 3), (3, 2, 3, 1), (3, 2, 3, 2), (3, 3, 2, 3)),
+)
+"""Forwards, over the time of a block's way, that often leave gaps of all kinds."""
+
+
+def _with_all_kinds(rng: Random) -> tuple[Timeline, Timeline, list[int], float, list[Gap]]:
+    """(a run, the same without latency, its forward times, its latency, five of its gaps)."""
+    while True:
+        latency, m = rng.choice((1, 2)), rng.randint(4, 7)
+        forward = [latency * f for f in rng.choice(_UNEVEN)]
+        p = len(forward)
+        order, backward = schedule("1f1b", p, m), [2 * f for f in forward]
+        run = simulate(order, forward, backward, latency=latency)
+        at_once = simulate(order, forward, backward)
+        by_kind: dict[str, list[Gap]] = {kind: [] for kind in ("", *KINDS)}
+        for gap in (gap for w in range(p) for gap in gaps_of(run, w)):
+            by_kind[kind_of(run, at_once, gap)].append(gap)
+        del by_kind[""]
+        if all(by_kind.values()):
+            chosen = [rng.choice(found) for found in by_kind.values()]
+            rest = [gap for found in by_kind.values() for gap in found if gap not in chosen]
+            if rest:
+                chosen.append(rng.choice(rest))
+                rng.shuffle(chosen)
+                return run, at_once, forward, latency, chosen
+
+
+def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
+    """Five gaps of one run, each by its reason."""
+    run, at_once, forward, latency, gaps = _with_all_kinds(rng)
+    m = 1 + int(run.microbatch.max())
+    letters = "ABCDE"
+    shown = [
+        f"{letter} worker {g.worker + 1}, {num(g.start)} to {num(g.end)} s"
+        for letter, g in zip(letters, gaps, strict=True)
+    ]
+    lines = [_because(run, gap, letter) for letter, gap in zip(letters, gaps, strict=True)]
+    kinds = [line.text.rpartition(": ")[2] for line in lines]
+    answer = ", ".join(f"{letter} {kind}" for letter, kind in zip(letters, kinds, strict=True))
+    return IdleLevel(
+        **head,
+        question=(
+            f"{run.devices} workers, counted from 1, run 1F1B with {m} micro-batches; a forward "
+            f"takes them {listed(forward)} s, a backward twice that, and a block {num(latency)} s "
+            f"from one to the next. Five of the gaps have a letter: {'; '.join(shown)}. Which is "
+            f"which? 'warm-up' is before a worker's first backward, 'drain' after its last "
+            f"forward; in between it is 'transfer' if what the next action needs is already made "
+            f"and on its way when the gap begins, 'imbalance' if another worker still makes it."
+        ),
+        form="a word for each letter, for example 'A drain, B transfer, ...'",
+        hints=(
+            "Look first whether the worker has done a backward before the gap, and whether a "
+            "forward follows after it.",
+            "For a gap in the middle, find the action that comes after it, and the one on the "
+            "neighbour that makes what it needs: the block before for a forward, the gradient for "
+            "a backward.",
+            f"If that one ended {num(latency)} s before the gap ends and not later than the gap "
+            f"began, only the way took time. If it still ran when the gap began, the neighbour was "
+            f"slower.",
+        ),
+        sheet=Names(
+            tuple(
+                Name(f"gap {letter}", kind_of(run, at_once, gap))
+                for letter, gap in zip(letters, gaps, strict=True)
+            ),
+            KINDS,
+            "A drain, B transfer, ...",
+            tuple(letters),
+            "gaps",
+        ),
+        runs=(Run(f"1F1B, {run.devices} workers, {m} micro-batches", run),),
+        lines=(*lines, Line(f"Answer: {answer}")),
+    )
+
+
+def _because(run: Timeline, gap: Gap, letter: str) -> Line:
+    """A gap's reason, from the spans around it."""
+    spans = [
+        (f"{run.kind[i]}{run.microbatch[i]}", float(run.start[i]), float(run.end[i]))
+        for i in range(len(run))
+        if run.device[i] == gap.worker
+    ]
+    where = f"{letter}, worker {gap.worker + 1}, {num(gap.end - gap.start)} s"
+    if not any(word[0] == "B" and end <= gap.start + _TINY for word, _, end in spans):
+        return Line(f"{where}, no backward done before it: warm-up", (gap,))
+    later = [word for word, start, _ in spans if start >= gap.end - _TINY]
+    if not any(word[0] == "F" for word in later):
+        return Line(f"{where}, no forward to come after it: drain", (gap,))
+    action = later[0]
+    neighbour = gap.worker + (-1 if action[0] == "F" else 1)
+    (made,) = (
+        float(run.end[i])
+        for i in np.flatnonzero(run.device == neighbour)
+        if f"{run.kind[i]}{run.microbatch[i]}" == action
+    )
+    words = f"{where}, then {action}: worker {neighbour + 1} had it made at {num(made)} s"
+    if made <= gap.start + _TINY:
+        return Line(f"{words}, before the gap began at {num(gap.start)} s: transfer", (gap,))
+    return Line(f"{words}, after the gap began at {num(gap.start)} s: imbalance", (gap,))
