@@ -16,6 +16,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan import html
+from tiledask.plan.pipelines.causes import IdleTime, idle_time
 from tiledask.plan.pipelines.idle import Waits, waits
 from tiledask.plan.units import format_seconds
 
@@ -171,6 +172,11 @@ class Timeline:
     def waits(self) -> Waits:
         """How long each action was waited for, and for what."""
         return waits(self)
+
+    @cached_property
+    def idle_time(self) -> IdleTime:
+        """Every moment in which a device does not compute, with its cause."""
+        return idle_time(self, self.waits, self.makespan)
 
     def _waited(self, kind: str) -> tuple[float, ...]:
         each = np.bincount(self.waits.device, getattr(self.waits, kind), minlength=self.devices)
