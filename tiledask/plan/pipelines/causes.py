@@ -30,7 +30,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "dependency": "waits for other stages",
         "imbalance": "waits for slower stages",
         "transfer": "waits for a transfer",
-        "overhead": "hand-over: ready, not started",
+        "overhead": "ready, not started",
         "draining": "draining",
     }
 )
