@@ -2,14 +2,15 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, Pause, interval, transfer_box
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot
 from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of, colour_of
 from tiledask.lab.plots.style import INK, ink_on
+from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.units import format_seconds
 
@@ -85,6 +86,7 @@ def of_timeline(
         None if predicted is None else tuple(predicted),
         _action_legend(timeline, chunks),
         note,
+        tuple(_pauses(timeline, over=not so_far)),
     )
 
 
@@ -177,6 +179,19 @@ def _action_box(span: Span, chunk: int) -> Box:
         f"{interval(start, end)}"
     )
     return Box(device, HEIGHT, start, end, str(microbatch), _hex(colour), ink_on(colour), words)
+
+
+def _pauses(timeline: Timeline, over: bool) -> Iterator[Pause]:
+    """Idle time with its cause; of a run that is not over, nobody knows what is waited for now."""
+    found = timeline.idle_time
+    columns = (found.device, found.start, found.end, found.code)
+    pieces = [*zip(*(column.tolist() for column in columns), strict=True)]
+    last = [0.0] * timeline.devices
+    for device, end in zip(timeline.device.tolist(), timeline.end.tolist(), strict=True):
+        last[device] = max(last[device], end)
+    for device, start, end, code in pieces:
+        if over or start < last[device]:
+            yield Pause(device, start, end, list(CAUSES)[code])
 
 
 def _action_legend(timeline: Timeline, chunks: dict) -> tuple[tuple[str, str], ...]:
