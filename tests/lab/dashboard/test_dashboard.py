@@ -185,12 +185,28 @@ def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     assert drawn.predicted == (0.25, 0.5)
     (mark,) = drawn.transfers
     assert (mark.start, mark.end) == pytest.approx((0.9, 1.0))
+    assert [p.cause for p in drawn.pauses if p.row == 1] == ["warm-up", "draining"]
     assert " | ".join(map(": ".join, drawn.facts)) == (
         "schedule: 1f1b | devices: 2 | micro-batches: 2 | actions done: 8 of 8 | makespan: 9 s | "
         "idle measured: 33.3% | idle predicted: 37.5%"
     )
     words = [word for _, word in drawn.legend]
     assert words == ["forward", "backward", "transfer to the device"]
+
+
+def test_a_transfer_of_dask_is_for_the_action_that_comes_next(made):
+    acted(made, ("F", 0, 0), 0, 100.0, 101.0, worker="a")
+    acted(made, ("F", 1, 0), 1, 102.0, 103.0, worker="b")
+    ran(made, "b", "hand-1", ("transfer", 101.25, 101.75), ("compute", 101.8, 103.0))
+    ran(made, "b", "late-1", ("transfer", 102.5, 102.75))  # for nothing that is known
+    drawn = shown(made.record())
+    assert len(drawn.transfers) == 2
+    assert [p.cause for p in drawn.pauses if p.row == 1] == [
+        "warm-up",
+        "overhead",
+        "transfer",
+        "overhead",
+    ]
 
 
 def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):

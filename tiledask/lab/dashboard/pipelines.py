@@ -2,6 +2,7 @@
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -140,20 +141,29 @@ def _shares(values: Any, devices: int) -> tuple[float, ...] | None:
 
 def _transfers(run: ReportedRun, actions: list[tuple[Any, Span]], record: Snapshot) -> list[Span]:
     """Transfers to the run's devices between its first start and its last end: those that its
-    actions tell of, and those of Dask."""
+    actions tell of, and those of Dask, each for the action that its device does next."""
     if not actions:
         return []
     told = [way for event in run.events for way in _arriving(event)]
     first, last = min(s[4] for _, s in actions), max(s[5] for _, s in actions)
     place = {address: span[0] for address, span in actions if address}
-    dasks = [
-        (place[task.worker], TRANSFER, -1, -1, t["start"], t["stop"])
-        for task in record.tasks
-        if task.worker in place
-        for t in task.times
-        if t["action"] == "transfer"
-    ]
+    turns: dict[int, list[Span]] = {}
+    for span in sorted((span for _, span in actions), key=_begins):
+        turns.setdefault(span[0], []).append(span)
+    dasks = []
+    for task in record.tasks:
+        device = place.get(task.worker)
+        for t in task.times if device is not None else ():
+            if t["action"] == "transfer":
+                after = bisect_left(turns[device], t["stop"], key=_begins)
+                _, kind, stage, number, *_ = (turns[device][after:] or [(0, "W", -1, -1)])[0]
+                made = stage + {"F": -1, "W": 0}.get(kind, 1)
+                dasks.append((device, TRANSFER, made, number, t["start"], t["stop"]))
     return [span for span in told + dasks if first <= span[4] <= span[5] <= last]
+
+
+def _begins(span: Span) -> float:
+    return span[4]
 
 
 def _arriving(event: Any) -> list[Span]:
