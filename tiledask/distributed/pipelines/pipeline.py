@@ -16,6 +16,7 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.cluster.load import measuring_load
 from tiledask.distributed.pipelines.actions import added
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.pipeline_loop import run_loops
@@ -123,8 +124,9 @@ def run_schedule(
         seconds_of(timeout),
     )
     clocks = set_clocks(cluster, job.patience)
-    with counting(cluster, job.patience) as counted:
+    with counting(cluster, job.patience) as counted, measuring_load() as load_so_far:
         done = ENGINES[engine](job, simulated)
+        load = load_so_far()
     arrived = [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)
         for transfer in counted.transfers
@@ -144,6 +146,7 @@ def run_schedule(
         done.late,
         clocks,
         engine,
+        load,
     )
 
 

@@ -110,7 +110,7 @@ def _rows(
     makespan = seconds * (workers * m if name == "naive" else m + workers - 1)
     in_flight = {"naive": 1, "gpipe": m, "1f1b": min(workers, m)}[name]
     return [
-        Claim(f"{label}: idle", *shares, unit="percent", rule=("within", POINTS)),
+        Claim(f"{label}: idle", *shares, unit="percent", rule=("within", POINTS), load=run.load),
         Claim(f"{label}: makespan", makespan, simulated.makespan, measured.makespan, "seconds"),
         Claim(
             f"{label}: activations kept at most",
