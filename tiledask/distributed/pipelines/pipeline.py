@@ -7,7 +7,8 @@
 Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.load import measuring_load
+from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.pipelines.actions import added
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.pipeline_loop import run_loops
@@ -32,6 +34,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.tile.backend import to_numpy as off_device
+from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["ENGINES", "PipelineRun", "run_schedule"]
 
@@ -124,7 +127,7 @@ def run_schedule(
         seconds_of(timeout),
     )
     clocks = set_clocks(cluster, job.patience)
-    with counting(cluster, job.patience) as counted, measuring_load() as load_so_far:
+    with counting(cluster, job.patience) as counted, _shown(job), measuring_load() as load_so_far:
         done = ENGINES[engine](job, simulated)
         load = load_so_far()
     arrived = [
@@ -148,6 +151,20 @@ def run_schedule(
         engine,
         load,
     )
+
+
+@contextmanager
+def _shown(job: PipelineJob) -> Iterator[None]:
+    """A bar while the block runs, of the actions that are done, where somebody looks on."""
+    if not is_watched():
+        yield
+        return
+    schedule, done = job.schedule, set[tuple[Any, ...]]()
+    what = f"{schedule.name} on {schedule.devices} devices"
+    with showing(what, lambda: (len(done), len(schedule), ""), "actions"):
+        with subscribed(job.cluster, job.topic, lambda said: done.add(tuple(said["action"]))):
+            yield
+        done.update(schedule)  # events may come late
 
 
 def _seconds(
