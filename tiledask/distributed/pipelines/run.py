@@ -75,7 +75,8 @@ class PipelineRun:
         return (
             f"{shares}<p>Overhead per action: median "
             f"{format_seconds(self.timeline.overhead_per_action)}; "
-            f"clocks of the workers known to {format_seconds(self.clock_error)}.</p>"
+            f"clocks of the workers known to {format_seconds(self.clock_error)}; {self.load}, "
+            f"of which other processes had {self.load.others:.1f}.</p>"
         )
 
 
