@@ -108,10 +108,11 @@ def _activities(what: list) -> Iterator[Activity | Overview]:
 
 
 def _title(activities: list[Activity | Overview]) -> str:
-    """What all of them show, without whether it was simulated or measured; else what any page
-    does."""
-    names = {a.title.rpartition(", ")[0] for a in activities}
-    return names.pop() if len(names) == 1 else "Who computes when"
+    """The schedule, if all that is shown is timelines of one; else what any page shows."""
+    parts = [activity.title.rpartition(", ") for activity in activities]
+    names = {name for name, _, how in parts if how in ("simulated", "measured")}
+    alone = len(names) == 1 and all(name in names for name, *_ in parts)
+    return names.pop() if alone else "Who computes when"
 
 
 def _is_client(thing: Any) -> bool:

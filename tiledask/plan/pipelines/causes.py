@@ -10,6 +10,9 @@ much of that wait as equal stages would have too is the schedule's: warm-up befo
 first action, draining after its last, dependency in between. The rest is imbalance. To tell them
 apart the timeline is replayed with every action as long as the mean of its kind; the order, and
 what each action waited for transfers and for whoever starts it, stay as they were.
+
+This is what a device waited for. What would be gained by faster links or equal stages, the waits
+that they cause elsewhere included, is another question: plan/diagnosis answers it.
 """
 
 from collections.abc import Mapping
