@@ -246,7 +246,8 @@ def _tour(args: argparse.Namespace, console: Console) -> Result:
 
     report = tour(args.folder, device=args.device, console=console)
     tables = [table.to_dict() for section in report.sections for table in section.comparisons]
-    result = {"ok": report.ok, "held": report.held, "checked": report.checked, "tables": tables}
+    counts = {name: getattr(report, name) for name in ("ok", "held", "checked", "put_off")}
+    result = {**counts, "tables": tables}
     return (0 if report.ok else 1), result
 
 

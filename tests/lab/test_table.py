@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tiledask.distributed.cluster.load import Load
 from tiledask.errors import ConfigError
 from tiledask.lab.claim import COLUMNS, exact, format_value
+from tiledask.lab.report import Report
 from tiledask.lab.table import Claim, Comparison, Grid
 
 NAN = math.nan
@@ -173,7 +175,7 @@ def test_a_comparison_counts_its_claims_and_json_holds_everything():
     without = Comparison("informs", [Claim("x", 1)])
     assert (without.ok, without.summary) == (True, "no claims")
     data = json.loads(json.dumps(table.to_dict(), allow_nan=False))
-    assert (data["ok"], data["held"], data["checked"]) == (False, 2, 3)
+    assert (data["ok"], data["held"], data["checked"], data["put_off"]) == (False, 2, 3, 0)
     first, other, idle, crossings, blow_up = data["rows"]
     assert (first["measured"], first["simulated"], first["holds"]) == (134217728, None, True)
     assert (other["holds"], other["reason"], other["note"]) == (False, "differ by 1 B", "t=64")
@@ -182,6 +184,51 @@ def test_a_comparison_counts_its_claims_and_json_holds_everything():
         None,
         "inf",
     )
+
+
+BUSY, QUIET = Load(12.3, others=1.9, cores=2), Load(4.0, others=0.1, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "rule", "load", "holds"),
+    [
+        ((0.27, None, 0.4), "percent", ("within", 0.03), BUSY, None),
+        ((1.0, None, 2.0), "seconds", ("ratio", 0.9, 1.1), BUSY, None),
+        ((1.0, None, 2.0), "seconds", "at most", BUSY, None),
+        ((0.27, None, 0.4), "percent", ("within", 0.03), QUIET, False),
+        ((0.27, None, 0.4), "percent", ("within", 0.03), None, False),
+        ((0.27, None, 0.28), "percent", ("within", 0.03), BUSY, True),  # in spite of it
+        ((10, None, 11), "bytes", "equal", BUSY, False),
+        ((10, None, 11), "bytes", "at most", BUSY, False),
+        ((10, None, 11), "count", ("within", 0), BUSY, False),
+        ((0.5, None, 0.6), "percent", "equal", BUSY, False),
+        ((None, None, False), "", "true", BUSY, False),
+        ((0.5, None, None), "percent", ("within", 0.1), BUSY, False),  # nothing was measured
+    ],
+)
+def test_only_a_claim_about_time_is_put_off_and_only_on_a_busy_machine(
+    values, unit, rule, load, holds
+):
+    table = Comparison("idle", [Claim("x", *values, unit, rule, load=load), Claim("y", 1)])
+    (verdict, nothing) = table.verdicts
+    assert verdict.holds is holds
+    assert (table.checked, table.put_off) == ((0, 1) if holds is None else (1, 0))
+    assert table.ok is (holds is not False)
+    assert str(nothing) == ""
+    if holds is None:
+        assert str(verdict).startswith("load 12.3 on 2 cores: judged later (")
+        assert table.summary == "1 judged later"
+        assert "judged later" in table.to_text()
+        assert "✗" not in table._repr_html_() + table.to_text()
+
+
+def test_a_report_says_what_is_judged_later():
+    report = Report("R")
+    late = Claim("idle", 0.1, None, 0.4, "percent", ("within", 0.1), load=BUSY)
+    fine = Claim("bytes", 1, None, 1, "bytes", "equal")
+    report.section("part").table(Comparison("c", [late, fine]))
+    assert (report.ok, report.summary) == (True, "1 of 1 claims hold, 1 judged later")
+    assert "1 of 1 claims hold, 1 judged later" in report.to_html()
 
 
 @pytest.mark.parametrize("rows", [(), ["x"]])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tiledask as td
+from tiledask.distributed.cluster.load import Load
 from tiledask.plan import html
 from tiledask.plan.inputs.hardware import ClusterSpec, Link, load_device
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
@@ -92,7 +93,11 @@ HOSTILE = {
     "distributed.ranks.program.Ranks": some_records,
     "distributed.ranks.records.Records": lambda: some_records().records,
     "distributed.pipelines.run.PipelineRun": lambda: Words(
-        timeline=TIMELINE, replayed=TIMELINE, simulated=TIMELINE, clock_error=0.0
+        timeline=TIMELINE,
+        replayed=TIMELINE,
+        simulated=TIMELINE,
+        clock_error=0.0,
+        load=Load(1.0, 0.5, 2),
     ),
     "distributed.out_of_core.stored.StoredArray": lambda: Words(_words=lambda: ""),
     "distributed.training.run.Trained": lambda: Words(to_frame=a_frame),

@@ -8,23 +8,32 @@ rule                   holds if, among the columns compared,
 "at least"             no later value is below the first, which is the bound
 "true"                 every value is True
 None                   nothing is claimed; the row informs
+
+A claim about time that fails on a machine which was busy with other things is judged later: it
+neither holds nor fails. Nothing else is excused.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from tiledask.distributed.cluster.load import Load
+
 __all__ = ["COLUMNS", "MISSING", "Claim", "ClaimVerdict", "Value", "exact", "format_value"]
 
 COLUMNS = ("predicted", "simulated", "measured")
 MISSING = "—"
 
+_TIMED = ("seconds", "percent")
+"""Units of what a busy machine changes."""
 _ROUND_OFF = 1e-9
 """Relative slack of a limit: 0.28 - 0.25 is a little above 0.03 in floating point."""
 
@@ -37,22 +46,33 @@ class ClaimVerdict:
     """Whether a claim holds, and the reason in a few words."""
 
     holds: bool | None
-    """None: nothing was claimed."""
+    """None: nothing was claimed, or nothing can be said now; then the reason says why."""
     reason: str = ""
 
+    @property
+    def is_put_off(self) -> bool:
+        """Whether something was claimed and is to be judged later."""
+        return self.holds is None and bool(self.reason)
+
     def __str__(self) -> str:
-        return "" if self.holds is None else f"{'✓' if self.holds else '✗'} {self.reason}"
+        mark = {True: "✓ ", False: "✗ ", None: ""}[self.holds]
+        return f"{mark}{self.reason}"
 
 
 @dataclass(frozen=True)
 class Claim:
     """One row of a comparison. Bytes and seconds as such; a percentage as a share of 1.
 
+    >>> from dataclasses import replace
     >>> bytes_moved = Claim("bytes moved", 4096, None, 4096, unit="bytes", rule="equal")
     >>> str(bytes_moved.verdict), bytes_moved.shown
     ('✓ equal to the byte', ('4.096 kB', '—', '4.096 kB'))
-    >>> str(Claim("idle", 0.27, 0.28, 0.34, unit="percent", rule=("within", 0.03)).verdict)
+    >>> idle = Claim("idle", 0.27, 0.28, 0.34, unit="percent", rule=("within", 0.03))
+    >>> str(idle.verdict)
     '✗ 7 points apart, 3 allowed'
+    >>> from tiledask.distributed.cluster.load import Load
+    >>> str(replace(idle, load=Load(12.3, others=1.9, cores=2)).verdict)
+    'load 12.3 on 2 cores: judged later (7 points apart, 3 allowed)'
     """
 
     quantity: str
@@ -65,6 +85,8 @@ class Claim:
     note: str = ""
     compare: tuple[str, ...] = COLUMNS
     """The columns that the rule compares, in this order."""
+    load: "Load | None" = None
+    """What else the machine did while seconds or idle shares were measured, as a run says it."""
 
     def __post_init__(self) -> None:
         for column in COLUMNS:
@@ -98,7 +120,11 @@ class Claim:
         rule = _RULES[name]
         if len(self.compared) < rule.values:
             return ClaimVerdict(False, "nothing to compare")
-        return ClaimVerdict(*rule.judge(self.compared, self.unit, *limits))
+        holds, reason = rule.judge(self.compared, self.unit, *limits)
+        late = self.load is not None and self.load.is_high and self.unit in _TIMED
+        if late and not holds and rule.is_distance:
+            return ClaimVerdict(None, f"{self.load}: judged later ({reason})")
+        return ClaimVerdict(holds, reason)
 
 
 def format_value(value: Value, unit: str = "") -> str:
@@ -264,15 +290,22 @@ class _Rule:
     """How many values it takes to judge."""
     kind: str = "numbers"
     takes: Callable[[Value], bool] = _is_number
+    is_distance: bool = True
+    """Whether it allows for some distance; what has to be equal is no matter of time."""
 
 
 _RULES = {
-    "equal": _Rule(_equal, '"equal"', kind="values", takes=lambda value: True),
+    "equal": _Rule(_equal, '"equal"', kind="values", takes=lambda value: True, is_distance=False),
     "within": _Rule(_within, '("within", 0.03)', limits=1),
     "ratio": _Rule(_ratio, '("ratio", 0.9, 1.1)', limits=2),
     "at most": _Rule(_at_most, '"at most"'),
     "at least": _Rule(_at_least, '"at least"'),
     "true": _Rule(
-        _true, '"true"', values=1, kind="True or False", takes=lambda v: isinstance(v, bool)
+        _true,
+        '"true"',
+        values=1,
+        kind="True or False",
+        takes=lambda v: isinstance(v, bool),
+        is_distance=False,
     ),
 }

@@ -9,6 +9,7 @@ four workers in seconds:
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from tiledask.distributed.cluster.cluster import Cluster
@@ -18,6 +19,7 @@ from tiledask.lab.claim import Claim
 from tiledask.lab.table import Comparison
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
+from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["CASES", "compare_claims", "run_cases"]
 
@@ -76,13 +78,17 @@ def run_cases(
     titles = list(CASES if titles is None else titles)
     if unknown := [title for title in titles if title not in CASES]:
         raise ConfigError(f"no case {unknown[0]!r}; there are {', '.join(map(repr, CASES))}")
-    return {
-        title: {
-            name: run_claim(**arguments, cluster=cluster, timeout=timeout)
-            for name, arguments in CASES[title].items()
-        }
-        for title in titles
-    }
+    runs: dict[str, dict[str, ClaimRun]] = {title: {} for title in titles}
+    wanted = sum(len(CASES[title]) for title in titles)
+
+    def look() -> tuple[int, int, str]:
+        return sum(map(len, runs.values())), wanted, ""
+
+    with showing("claims about memory", look, "claims") if is_watched() else nullcontext():
+        for title in titles:
+            for name, arguments in CASES[title].items():
+                runs[title][name] = run_claim(**arguments, cluster=cluster, timeout=timeout)
+    return runs
 
 
 def compare_claims(title: str, runs: Mapping[str, ClaimRun]) -> Comparison:

@@ -16,7 +16,7 @@ from platform import python_version
 from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
-from tiledask.lab.table import Comparison
+from tiledask.lab.table import Comparison, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,6 +79,10 @@ class Section:
     def checked(self) -> int:
         return sum(comparison.checked for comparison in self.comparisons)
 
+    @property
+    def put_off(self) -> int:
+        return sum(comparison.put_off for comparison in self.comparisons)
+
 
 @dataclass(frozen=True)
 class _Picture:
@@ -140,15 +144,18 @@ class Report:
         return sum(section.checked for section in self.sections)
 
     @property
+    def put_off(self) -> int:
+        """How many claims about time are judged later, as the machine was busy."""
+        return sum(section.put_off for section in self.sections)
+
+    @property
     def ok(self) -> bool:
         """Whether no claim fails."""
         return self.held == self.checked
 
     @property
     def summary(self) -> str:
-        if not self.checked:
-            return "No claim was checked"
-        return f"{self.held} of {self.checked} claims hold"
+        return counted(self) or "No claim was checked"
 
     def to_html(self) -> str:
         """The page as text. It loads nothing: figures are inside it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["Claim", "ClaimVerdict", "Comparison", "Grid", "say"]
+__all__ = ["Claim", "ClaimVerdict", "Comparison", "Grid", "counted", "say"]
 
 _ASCII = str.maketrans({"✓": "+", "✗": "x", "—": "-", "µ": "u"})
 _STYLE = {True: "green", False: "bold red", None: ""}
@@ -56,13 +56,18 @@ class Comparison:
 
     @property
     def checked(self) -> int:
-        """How many rows claim something."""
+        """How many rows claim something that was judged."""
         return sum(verdict.holds is not None for verdict in self.verdicts)
 
     @property
     def held(self) -> int:
         """How many claims hold."""
         return sum(verdict.holds is True for verdict in self.verdicts)
+
+    @property
+    def put_off(self) -> int:
+        """How many rows claim something that is to be judged later."""
+        return sum(verdict.is_put_off for verdict in self.verdicts)
 
     @property
     def failures(self) -> tuple[Claim, ...]:
@@ -77,7 +82,7 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        return f"{self.held} of {self.checked} claims hold" if self.checked else "no claims"
+        return counted(self) or "no claims"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in the table as JSON can hold it; raw values in bytes, seconds and shares."""
@@ -86,6 +91,7 @@ class Comparison:
             "ok": self.ok,
             "held": self.held,
             "checked": self.checked,
+            "put_off": self.put_off,
             "rows": [
                 {
                     "quantity": row.quantity,
@@ -131,6 +137,14 @@ class Comparison:
             f"<small>({self.summary})</small></caption>"
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
+
+
+def counted(claims: Any) -> str:
+    """ "3 of 4 claims hold, 1 judged later": what ``held``, ``checked`` and ``put_off`` say; "" if
+    nothing was claimed."""
+    said = [f"{claims.held} of {claims.checked} claims hold"] if claims.checked else []
+    said += [f"{claims.put_off} judged later"] if claims.put_off else []
+    return ", ".join(said)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ memory/          a stage of a decoder in training whose arrays are all counted
 nccl.py, ipc.py  arrays from GPU to GPU: by NCCL, by CUDA's handles between processes
 backend.py       NumPy or CuPy, the one place that imports CuPy, and only when needed; halves
 cache.py         the user's cache folder
+progress.py      a bar for long calls, here and on clusters
 """
 
 from tiledask.tile import datasets, functions, layers, optimizers

@@ -585,5 +585,5 @@ def test_a_start_is_seen_and_a_quiet_one_is_not(monkeypatch, capfd):
         assert not watched.called
     assert capfd.readouterr() == ("", "")
     with td.start_cluster(1, device="cpu"):
-        (what, look, _), _ = watched.call_args
+        (what, look), _ = watched.call_args
         assert (what, look()) == ("starting 1 CPU workers", (1, 1, ""))

@@ -323,6 +323,11 @@ def test_idle_time_is_split_without_rest(cluster, engine):
     assert t.busy + t.idle == pytest.approx(4 * t.makespan, rel=1e-12)
     assert t.exposed_transfer + t.overhead + t.true_idle == pytest.approx(t.idle, rel=1e-12)
     assert t.overhead > 0
+    causes = t.idle_time.total
+    assert sum(causes.values()) == pytest.approx(t.idle, rel=1e-9)
+    assert (causes["transfer"], causes["overhead"]) == pytest.approx(
+        (t.exposed_transfer, t.overhead), rel=1e-9
+    )
     # nothing else made it longer than its actions and their order
     assert run.replayed.makespan <= t.makespan
     assert run.replayed.busy == pytest.approx(t.busy)
@@ -337,6 +342,9 @@ def test_a_run_shows_what_it_measured(cluster):
     page = run._repr_html_()
     for words in ("exposed transfer", "true idle", "measured", "simulated", "Overhead per action"):
         assert words in page
+    assert str(run.load) in page
+    assert run.load.cores >= 1
+    assert 0 <= run.load.others <= run.load.cores + 0.5
 
 
 # -- what others hear of it -----------------------------------------------------------------------

@@ -342,7 +342,7 @@ def test_reports_that_never_come_end_nothing(cluster, monkeypatch):
     monkeypatch.setattr(progress, "ON_THE_WAY", 0.3)
     monkeypatch.setattr(progress, "Post", lambda topic: reports.Post("tiledask-nowhere"))
     # what follows listens to the topic of its own Post: none of the ranks' reports come there
-    monkeypatch.setattr(progress, "_following", _deaf)
+    monkeypatch.setattr(progress, "subscribed", _deaf)
     seen: list[Progress] = []
     got = run(td.Mesh(cluster, (1, 2, 1)), seen.append)
     assert (seen, len(got.losses)) == ([], STEPS)

@@ -1,6 +1,7 @@
 """The page in the dashboard and its file: what is collected, what is drawn, what is never done.
 
-Holds `tiledask.lab.dashboard.board`, `tiledask.lab.dashboard.pipelines`,
+Holds `tiledask.lab.dashboard.board`, `tiledask.lab.dashboard.idle`,
+`tiledask.lab.dashboard.pipelines`,
 `tiledask.lab.dashboard.recorder`, `tiledask.lab.dashboard.saved`, `tiledask.lab.dashboard.tasks`,
 `tiledask.lab.dashboard.training_board` and `tiledask.lab.dashboard.training_overview`.
 """
@@ -186,12 +187,28 @@ def test_a_run_is_drawn_in_the_colours_of_the_matplotlib_gantt(made):
     assert drawn.predicted == (0.25, 0.5)
     (mark,) = drawn.transfers
     assert (mark.start, mark.end) == pytest.approx((0.9, 1.0))
+    assert [p.cause for p in drawn.pauses if p.row == 1] == ["warm-up", "draining"]
     assert " | ".join(map(": ".join, drawn.facts)) == (
         "schedule: 1f1b | devices: 2 | micro-batches: 2 | actions done: 8 of 8 | makespan: 9 s | "
         "idle measured: 33.3% | idle predicted: 37.5%"
     )
     words = [word for _, word in drawn.legend]
     assert words == ["forward", "backward", "transfer to the device"]
+
+
+def test_a_transfer_of_dask_is_for_the_action_that_comes_next(made):
+    acted(made, ("F", 0, 0), 0, 100.0, 101.0, worker="a")
+    acted(made, ("F", 1, 0), 1, 102.0, 103.0, worker="b")
+    ran(made, "b", "hand-1", ("transfer", 101.25, 101.75), ("compute", 101.8, 103.0))
+    ran(made, "b", "late-1", ("transfer", 102.5, 102.75))  # for nothing that is known
+    drawn = shown(made.record())
+    assert len(drawn.transfers) == 2
+    assert [p.cause for p in drawn.pauses if p.row == 1] == [
+        "warm-up",
+        "overhead",
+        "transfer",
+        "overhead",
+    ]
 
 
 def test_a_run_under_way_says_so_and_one_only_announced_has_its_devices(made):
@@ -228,6 +245,33 @@ def test_a_run_under_way_is_beside_the_prediction_of_the_same_actions(made):
         pipeline(made, until=3)
         made.log_event("tiledask-runs", ANNOUNCED | {"predicted": wrong, "actions": 99})
         assert shown(made.record()).predicted is None
+
+
+def test_idle_time_is_drawn_by_its_cause_in_the_rows_and_beside_them(made):
+    pipeline(made)
+    drawn = shown(made.record())
+    assert drawn.pauses == (
+        (0, 2, 4, "dependency"),
+        (0, 6, 7, "dependency"),
+        (1, 0, 1, "warm-up"),
+        (1, 7, 9, "draining"),
+    )
+    board = Board(drawn)
+    assert board.pauses.data["hatch"] == [".", ".", "/", "\\"]
+    shares = board.causes.data
+    for row in range(2):
+        ends = [end for y, end in zip(shares["y"], shares["right"], strict=True) if y == row]
+        assert max(ends) == pytest.approx(board.idle.data["right"][row]) == pytest.approx(100 / 3)
+    said = legend(drawn)
+    assert "idle, waits for other stages: 16.7%" in said
+    assert ">idle<" not in said  # all of it has a cause
+
+
+def test_what_a_device_waits_for_now_is_not_known(made):
+    pipeline(made, until=7)
+    drawn = shown(made.record())
+    assert [pause.cause for pause in drawn.pauses] == ["dependency", "warm-up"]
+    assert ">idle<" in legend(drawn)
 
 
 def test_a_later_stage_of_a_device_is_paler(made):
@@ -647,7 +691,9 @@ def test_a_report_of_timelines(tmp_path):
     assert outside(html) == []
     assert "default-src 'none'" in html
     assert EVIL not in html
-    assert html.count("<td>20.0%</td>") == 2 + 4  # idle of both; predicted for the measured one
+    # idle of both; predicted for the measured one; all idle time of device 0 has one cause
+    assert html.count("<td>20.0%</td>") == 2 + 4 + 2
+    assert html.count("<th>waits for other stages</th>") == 2
     assert html.count("<th>predicted</th>") == 1
     assert "Bokeh" in html
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.html"]
@@ -662,7 +708,9 @@ def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another
         simulated = td.simulate(td.schedule("1f1b", 2, 2))
         run = SimpleNamespace(timeline=simulated, simulated=None)
         for what in (simulated, run):
-            assert "Simulated" in td.report(tmp_path / "run.html", what).read_text("utf-8")
+            html = td.report(tmp_path / "run.html", what).read_text("utf-8")
+            assert "<h1>1f1b, p = 2, m = 2</h1>" in html
+            assert "1f1b, p = 2, m = 2, simulated" in html
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tiledask.lab import plots, sweep
 from tiledask.lab.plots.pipelines.schedule_curves import crossing
 from tiledask.lab.plots.style import PALETTE, ink_on
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
+from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.footprint import memory_over_time
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -113,6 +114,7 @@ FIGURES = {
     "gantt 8 x 32, in a V": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32)),
     "gantt, a part": lambda: plots.gantt(sweep.same_work("zb-v", 8, 32), between=(10, 30)),
     "gantt, pairs": lambda: plots.gantt(PAIRS),
+    "gantt of every cause": lambda: plots.gantt(EVERY_CAUSE, sweep.same_work("zb-v", 4, 8)),
     "memory timeline": lambda: plots.memory_timeline(
         {n: held(n, 4, 8) for n in ("gpipe", "1f1b", "zb-v")}, capacity=5.5, unit="activations"
     ),
@@ -167,6 +169,14 @@ PAIRS = Timeline.of(
         for kind, stage in (("F", d), ("B", 3 - d))
     ],
 )
+SLOW_END = [  # device 1 takes twice as long, gets a block late and starts late
+    *((0, "F", 0, i, float(i), i + 1.0) for i in range(2)),
+    (1, "T", 0, 0, 1.25, 1.75),
+    *((1, "F", 1, i, 2 + 6.0 * i, 4 + 6.0 * i) for i in range(2)),
+    *((1, "B", 1, i, 4 + 6.0 * i, 8 + 6.0 * i) for i in range(2)),
+    *((0, "B", 0, i, 8 + 6.0 * i, 10 + 6.0 * i) for i in range(2)),
+]
+EVERY_CAUSE = Timeline.of(2, SLOW_END, origin="measured")
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 LATENCY = sweep.bubble_by_latency(NAMES, 4, 8, [i / 10 for i in range(11)])
 
@@ -258,8 +268,12 @@ def test_matplotlib_waits_for_the_first_figure():
 SAYS = [
     (
         "gantt split",
-        "forward|backward|backward: input gradient|backward: weight gradient|idle|"
+        "forward|backward|backward: input gradient|backward: weight gradient|idle: not yet filled|"
         "paler: a later stage of the device|!transfer to the device",
+    ),
+    (
+        lambda: plots.gantt(EVERY_CAUSE),
+        "|".join(f"idle: {words}" for words in CAUSES.values()),
     ),
     (
         lambda: plots.gantt(pipeline(2, 2)),
@@ -347,7 +361,13 @@ def test_gantt_draws_every_action_where_and_as_long_as_it_was_on_a_row_of_the_ma
         spans = zip(timeline.device[rows].tolist(), *(t.tolist() for t in times), strict=True)
         # a box is centred on its row, so its lower edge rounds to the device
         assert drawn == sorted((d, s, pytest.approx(w)) for d, s, w in spans)
-    assert [w for _, _, w, _ in boxes(axes, "idle")] == [timeline.makespan] * 3
+    found = timeline.idle_time
+    for number, cause in enumerate(CAUSES):
+        drawn = sorted((round(y), x, w) for x, y, w, _ in boxes(axes, cause))
+        rows = found.code == number
+        columns = found.device[rows], found.start[rows], (found.end - found.start)[rows]
+        pieces = zip(*(c.tolist() for c in columns), strict=True)
+        assert drawn == sorted((d, pytest.approx(s), pytest.approx(w)) for d, s, w in pieces)
     marks = boxes(axes, "T")
     assert len(marks) == (timeline.kind == "T").sum() == 16
     for _, y, _, height in marks:

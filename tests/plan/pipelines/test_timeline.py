@@ -217,6 +217,9 @@ def test_to_frame_and_reprs():
     ]
     assert "measured: 1 actions on 1 devices, makespan 1.5 s" in repr(t)
     assert "<table>" in t._repr_html_()
+    shown = simulate("1f1b", 2, 2)._repr_html_()
+    assert "<th>waits for other stages</th><th>draining</th>" in shown.replace(" scope='col'", "")
+    assert "3 s (33.3%)" in shown
     assert t.start.dtype == np.float64
 
 

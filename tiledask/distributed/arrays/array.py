@@ -38,6 +38,9 @@ class Both(NamedTuple):
     measured: Any = None
 
 
+_NEITHER = Both()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class ShardedArray:
     """One array, a block of it on every rank of a mesh."""
@@ -51,9 +54,9 @@ class ShardedArray:
     """The block of rank 0, 1, ..."""
     made_by: str = ""
     """The operation that made it, such as "summa" or "all_gather"."""
-    traffic: Both = Both()
+    traffic: Both = _NEITHER
     """Traffic of that operation, predicted and measured."""
-    memory: Both = Both()
+    memory: Both = _NEITHER
     """Ledger of that operation, a place per rank, predicted and measured."""
     seconds: float = 0.0
     """How long that operation took, measured by the client."""

@@ -9,8 +9,9 @@ host_memory.py    memory of a worker's process: held, capped, kept for the next 
 device_memory.py  memory of its GPU: one pool for everything
 device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received and memory grown, while a block runs
+load.py           what other processes took of the cores meanwhile
 clocks.py         every worker's offset from the scheduler's clock
-progress.py       bars, from the workers' events
+progress.py       how far workers are, by their events
 """
 
 from tiledask.submodules import submodules

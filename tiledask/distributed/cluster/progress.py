@@ -1,31 +1,16 @@
-"""How far a long product is: a bar where somebody watches, fed by the workers' own events."""
+"""How far the workers are with a long call, by their own events."""
 
-import sys
-import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
-from functools import partial
 from time import monotonic
 from typing import Any
 
 from distributed import get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.plan import html
+from tiledask.tile.progress import is_watched, showing
 
-__all__ = [
-    "AFTER",
-    "PAGE",
-    "RUNS",
-    "TOPIC",
-    "Reporter",
-    "following",
-    "is_watched",
-    "showing",
-    "watching",
-]
+__all__ = ["PAGE", "RUNS", "TOPIC", "Reporter", "following", "subscribed", "watching"]
 
 PAGE = "tiledask-page"
 """Dask's name of what collects for the dashboard's page, on the scheduler."""
@@ -35,9 +20,6 @@ RUNS = "tiledask-runs"
 TOPIC = "tiledask-panels"
 """Dask's topic for the events that say how far each rank is."""
 _REPORT = 0.25  # seconds between two events of a rank
-_LOOK = 0.2  # seconds between two looks at what is done
-AFTER = 2.0
-"""Seconds until a bar appears: short products show none."""
 
 
 class Reporter:
@@ -72,26 +54,35 @@ class Reporter:
 
 
 @contextmanager
+def subscribed(cluster: Cluster, topic: str, heard: Callable[[Any], None]) -> Iterator[None]:
+    """Calls ``heard`` with every message on ``topic`` while the block runs."""
+    client: Any = cluster.client  # Dask says no types of these
+    client.subscribe_topic(topic, lambda said: heard(said[1]))
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # of a client that is closed meanwhile
+            client.unsubscribe_topic(topic)
+
+
+@contextmanager
 def following(
     cluster: Cluster, run: str, ranks: int, heard: Callable[[list[int]], None]
 ) -> Iterator[None]:
     """Calls ``heard`` with the panels that each rank has done, while the block runs."""
-    done, over = [0] * ranks, threading.Event()
+    done, over = [0] * ranks, False
 
-    def event(said: tuple[float, Any]) -> None:
-        facts = said[1]
+    def event(facts: Any) -> None:
         mine = facts.get("run") == run and "rank" in facts
-        if mine and not over.is_set():  # later ones are no news
+        if mine and not over:  # later ones are no news
             done[facts["rank"]] = facts["done"]
             heard(done)
 
-    cluster.client.subscribe_topic(TOPIC, event)
-    try:
-        yield
-    finally:
-        over.set()
-        with suppress(Exception):  # of a client that is closed meanwhile
-            cluster.client.unsubscribe_topic(TOPIC)
+    with subscribed(cluster, TOPIC, event):
+        try:
+            yield
+        finally:
+            over = True
 
 
 @contextmanager
@@ -111,94 +102,7 @@ def watching(
     def heard(now: list[int]) -> None:
         done[:] = now
 
-    with (
-        showing(what, lambda: (sum(done), sum(turns), "")),
-        following(cluster, run, len(turns), heard),
-    ):
-        yield
+    with showing(what, lambda: (sum(done), sum(turns), ""), "panels"):
+        with following(cluster, run, len(turns), heard):
+            yield
         done[:] = turns  # ranks do not report their last panels
-
-
-@contextmanager
-def showing(
-    what: str, look: Callable[[], tuple[int, int | None, str]], after: float = AFTER
-) -> Iterator[None]:
-    """While the block runs, and once ``after`` seconds are over, a bar that says how far it is.
-
-    ``look()``: what is done, of how many (None: nobody knows yet), and more to say. Drawn on
-    standard error; in a notebook it is a display of its own. When the block ends, it is gone: a
-    cell's output is what it would have been without. Only a log keeps the last line.
-    """
-    over = threading.Event()
-    # of this context: a notebook knows by it to which cell the bar belongs
-    draw = partial(copy_context().run, _draw, what, look, over, after)
-    drawing = threading.Thread(target=draw, name="progress", daemon=True)
-    drawing.start()
-    try:
-        yield
-    finally:
-        over.set()
-        drawing.join(5)
-
-
-def is_watched() -> bool:
-    """Whether a person looks on: standard error is a terminal, or this is a notebook."""
-    return sys.stderr.isatty() or _in_notebook()
-
-
-def _in_notebook() -> bool:
-    """Whether this is a notebook's kernel."""
-    shell = sys.modules.get("IPython")  # loaded already, if this is one
-    return hasattr(shell and shell.get_ipython(), "kernel")
-
-
-def _draw(what: str, look: Callable[..., Any], over: threading.Event, after: float) -> None:
-    if over.wait(after):
-        return
-    with (_in_cell if _in_notebook() else _on_stderr)(what) as say:
-        while not over.wait(_LOOK):
-            say(*look())
-        say(*look())  # the last word: a log keeps it
-
-
-@contextmanager
-def _on_stderr(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
-    from rich import progress
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[said]}", markup=False),
-        progress.TimeRemainingColumn(),
-    )
-    # a log keeps the last line; a terminal has seen those before
-    with progress.Progress(*columns, console=console, transient=console.is_terminal) as drawn:
-        task = drawn.add_task(what, total=None, said="")
-        yield lambda done, of, said: drawn.update(task, completed=done, total=of, said=said)
-
-
-@contextmanager
-def _in_cell(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
-    """A display that is empty before and after: what is kept of the cell does not depend on it."""
-    publisher = sys.modules["IPython"].get_ipython().display_pub
-    publish = partial(publisher.publish, transient={"display_id": f"tiledask-{uuid.uuid4().hex}"})
-    begun = monotonic()
-    publish({})
-
-    def say(done: int, of: int | None, said: str) -> None:
-        seconds = monotonic() - begun
-        known = f' value="{done}" max="{of}"' if of else ""
-        words = f"{what} {done}/{of}" if of else what
-        words += f", {said}" if said else ""
-        if of and 0 < done < of:
-            words += f", about {seconds * (of - done) / done:.0f} s left"
-        shown = f"<progress{known}></progress> {html.words(words)}"
-        publish({"text/html": shown, "text/plain": words}, update=True)
-
-    try:
-        yield say
-    finally:
-        publish({}, update=True)

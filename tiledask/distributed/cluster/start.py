@@ -33,11 +33,11 @@ from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.cluster import RUNNING, Cluster, seconds_of
 from tiledask.distributed.cluster.device_memory import OnePool
 from tiledask.distributed.cluster.forkserver import ForkingNanny, refuse_here, server_of_now
-from tiledask.distributed.cluster.progress import is_watched, showing
 from tiledask.distributed.cluster.worker import BLAS_THREADS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile.backend import GpuInfo, probe
+from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["choose_device", "start_cluster"]
 
@@ -135,7 +135,11 @@ def start_cluster(
         start = partial(_start_gpu, born=born, per_gpu=per_gpu, room=room, cap=cap)
     settings = _settings(threads, options["dashboard_port"])
     what = f"starting {slots} {'GPU' if backend == 'cupy' else 'CPU'} workers"
-    with nullcontext() if quiet or not is_watched() else showing(what, _counting(born, slots), 0.5):
+    with (
+        nullcontext()
+        if quiet or not is_watched()
+        else showing(what, _counting(born, slots), after=0.5)
+    ):
         with dask.config.set(settings), _blas_threads(threads):
             running = _launch(start, slots, seconds, options)
         limit = room if cap is None else cap

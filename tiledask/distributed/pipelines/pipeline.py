@@ -7,7 +7,8 @@
 Stage s reads and writes what :func:`tiledask.plan.pipelines.needs.needs` says, and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.cluster.counters import counting
+from tiledask.distributed.cluster.load import measuring_load
+from tiledask.distributed.cluster.progress import subscribed
 from tiledask.distributed.pipelines.actions import added
 from tiledask.distributed.pipelines.job import PipelineJob
 from tiledask.distributed.pipelines.pipeline_loop import run_loops
@@ -31,6 +34,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
 from tiledask.tile.backend import to_numpy as off_device
+from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["ENGINES", "PipelineRun", "run_schedule"]
 
@@ -123,8 +127,9 @@ def run_schedule(
         seconds_of(timeout),
     )
     clocks = set_clocks(cluster, job.patience)
-    with counting(cluster, job.patience) as counted:
+    with counting(cluster, job.patience) as counted, _shown(job), measuring_load() as load_so_far:
         done = ENGINES[engine](job, simulated)
+        load = load_so_far()
     arrived = [
         (transfer.destination, *job.sent[key], transfer.start, transfer.stop)
         for transfer in counted.transfers
@@ -144,7 +149,22 @@ def run_schedule(
         done.late,
         clocks,
         engine,
+        load,
     )
+
+
+@contextmanager
+def _shown(job: PipelineJob) -> Iterator[None]:
+    """A bar while the block runs, of the actions that are done, where somebody looks on."""
+    if not is_watched():
+        yield
+        return
+    schedule, done = job.schedule, set[tuple[Any, ...]]()
+    what = f"{schedule.name} on {schedule.devices} devices"
+    with showing(what, lambda: (len(done), len(schedule), ""), "actions"):
+        with subscribed(job.cluster, job.topic, lambda said: done.add(tuple(said["action"]))):
+            yield
+        done.update(schedule)  # events may come late
 
 
 def _seconds(

@@ -7,6 +7,7 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.cluster.clocks import Clock
+from tiledask.distributed.cluster.load import Load
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
@@ -45,6 +46,8 @@ class PipelineRun:
     """Per slot, how its worker's clock was corrected, and how wrong that may be."""
     engine: str
     """"tasks" or "loop": what ran the actions."""
+    load: Load
+    """Of this machine meanwhile; workers elsewhere may have had more room or less."""
 
     @property
     def clock_error(self) -> float:
@@ -72,7 +75,8 @@ class PipelineRun:
         return (
             f"{shares}<p>Overhead per action: median "
             f"{format_seconds(self.timeline.overhead_per_action)}; "
-            f"clocks of the workers known to {format_seconds(self.clock_error)}.</p>"
+            f"clocks of the workers known to {format_seconds(self.clock_error)}; {self.load}, "
+            f"of which other processes had {self.load.others:.1f}.</p>"
         )
 
 

@@ -19,12 +19,13 @@ from typing import Any
 
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
-from tiledask.distributed.cluster.progress import RUNS, is_watched, showing
+from tiledask.distributed.cluster.progress import RUNS, subscribed
 from tiledask.distributed.training.by_layer import predicted_sums
 from tiledask.distributed.training.planned import calls_of
 from tiledask.distributed.training.program import TrainingJob
 from tiledask.distributed.training.reports import Assembly, Post, Progress, Say
 from tiledask.errors import ConfigError
+from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["TOPIC", "Bar", "watched"]
 
@@ -75,7 +76,7 @@ def watched(
             if post is None or not isinstance(ranks, Mesh):
                 yield reports.put
             else:
-                with _following(ranks.cluster, post.topic, reports):
+                with subscribed(ranks.cluster, post.topic, reports.put):
                     yield post
                     calls.all.wait(ON_THE_WAY)
 
@@ -91,11 +92,17 @@ def _entered(listener: Listener) -> Iterator[None]:
     listener.__enter__()
     try:
         yield
-    finally:
-        try:
-            listener.__exit__(None, None, None)
-        except Exception as error:
-            _warn(f"progress= could not be closed: {type(error).__name__}: {error}")
+    except BaseException as error:  # the training's own
+        _leave(listener, error)
+        raise
+    _leave(listener, None)
+
+
+def _leave(listener: AbstractContextManager[Any], of: BaseException | None) -> None:
+    try:
+        listener.__exit__(type(of) if of else None, of, of.__traceback__ if of else None)
+    except Exception as error:
+        _warn(f"progress= could not be closed: {type(error).__name__}: {error}")
 
 
 class _Calls(threading.Thread):
@@ -169,17 +176,6 @@ def _warn(words: str) -> None:
 
 
 @contextmanager
-def _following(cluster: Cluster, topic: str, reports: Reports) -> Iterator[None]:
-    client: Any = cluster.client  # Dask says no types of these
-    client.subscribe_topic(topic, lambda said: reports.put(said[1]))
-    try:
-        yield
-    finally:
-        with suppress(Exception):  # of a client that is closed meanwhile
-            client.unsubscribe_topic(topic)
-
-
-@contextmanager
 def _announced(cluster: Cluster, job: TrainingJob, shape: Shape) -> Iterator[Post]:
     """Where the run's reports go; the dashboard's page is told of it, and if the block fails."""
     topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
@@ -233,7 +229,7 @@ class Bar:
     def __init__(self) -> None:
         self._latest: Progress | None = None
         self._seconds: deque[float] = deque(maxlen=10)
-        self._shown = showing("training", self._look)
+        self._shown = showing("training", self._look, "steps")
 
     def __enter__(self) -> "Bar":
         self._shown.__enter__()
@@ -244,7 +240,7 @@ class Bar:
         self._latest = progress
 
     def __exit__(self, *error: Any) -> None:
-        self._shown.__exit__(None, None, None)
+        self._shown.__exit__(*error)
 
     def _look(self) -> tuple[int, int | None, str]:
         last, took = self._latest, list(self._seconds)

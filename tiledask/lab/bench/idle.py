@@ -14,7 +14,6 @@ action and the mean way of a block: what it then says should be what was measure
 
 import argparse
 import inspect
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -127,7 +126,8 @@ def measure(
         "overheads": waits.overhead.round(6).tolist(),
         "clock error": run.clock_error,
         "latest action": run.late,
-        "load": os.getloadavg()[0],
+        "load": run.load.wanted,
+        "cores of others": run.load.others,
     }
 
 

@@ -1,7 +1,7 @@
 """An Activity in Bokeh: who computes when, and beside each row its idle share.
 
-device 0 | [0][1]    [0] |  ###|##     27.3 %     | is the predicted share
-device 1 |    [0][1] [0] |  ###|#      25.1 %
+device 0 | [0][1]....[0] |  //..|x     27.3 %     | is the predicted share
+device 1 | ///[0][1]x[0] |  //..|      25.1 %     idle time is hatched by its cause
 
 The same board is live in the dashboard and still in a report.
 """
@@ -22,7 +22,8 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from tiledask.lab.dashboard.activity import Activity, Box
+from tiledask.lab.dashboard.activity import Activity, Box, interval, stacked
+from tiledask.lab.dashboard.idle import PAUSE, hatch, hatched, idle_legend
 from tiledask.lab.plots.style import GREY, INK, PALE
 from tiledask.plan import html
 
@@ -50,6 +51,7 @@ class Board:
     def __init__(self, activity: Activity, height: int | None = None) -> None:
         """``height`` in pixels; None fills the page."""
         self.boxes, self.transfers = source(), source()
+        self.pauses, self.causes = source(PAUSE), source(PAUSE)
         self.background, self.idle = source(("y", "right")), source(("y", "right", "text"))
         self.predicted = source(("x", "top", "bottom"))
         self._across, self._down = Range1d(0, 1), Range1d(0.5, -0.5)
@@ -66,6 +68,7 @@ class Board:
             tools="xpan,xwheel_zoom,reset,save",
             active_scroll=None,
             min_height=180,
+            min_width=None if height is None else 420,
             **look,
             **fixed,
         )
@@ -74,7 +77,7 @@ class Board:
             title="Idle share of each",
             x_range=Range1d(0, 148),
             tools="",
-            width=200,
+            width=240,
             min_height=180,
             toolbar_location=None,
             **look,
@@ -118,17 +121,21 @@ class Board:
                 for share in activity.idle
             ],
         }
-        shares = activity.predicted or ()
+        self.pauses.data = hatched(activity.pauses, size, lambda p: interval(p.start, p.end))
+        shares = stacked(activity)
+        self.causes.data = hatched(shares, 0.01, lambda p: f"{p.end - p.start:.1%} of the time")
+        predicted = activity.predicted or ()
         self.predicted.data = {
-            "x": [100 * share for share in shares],
-            "top": [r - 0.5 for r in rows[: len(shares)]],
-            "bottom": [r + 0.5 for r in rows[: len(shares)]],
+            "x": [100 * share for share in predicted],
+            "top": [r - 0.5 for r in rows[: len(predicted)]],
+            "bottom": [r + 0.5 for r in rows[: len(predicted)]],
         }
 
     def _draw_gantt(self) -> None:
         plot, fits = self.gantt, CustomJSFilter(code=_FITS)
         plot.hbar(y="y", left=0, right="right", height=_ROW, color=PALE, source=self.background)
         drawn = [
+            hatch(plot, self.pauses),
             plot.hbar(
                 y="y",
                 height="height",
@@ -186,6 +193,8 @@ class Board:
             line_color=GREY,
             source=self.idle,
         )
+        drawn = [hatch(plot, self.causes)]
+        plot.add_tools(HoverTool(renderers=drawn, tooltips="@words", point_policy="follow_mouse"))
         plot.segment(
             x0="x",
             x1="x",
@@ -272,7 +281,12 @@ def legend(activity: Activity) -> str:
     """HTML: what each colour means."""
     patch = "display:inline-block;width:1.1em;height:.8em;margin-right:.4em;"
     items = [(f"{patch}background:{colour}", words) for colour, words in activity.legend]
-    if activity.boxes:
+    items += [
+        (f"{patch}{style};outline:1px solid {GREY}", f"idle, {words}")
+        for style, words in idle_legend(activity)
+    ]
+    known = sum(p.end - p.start for p in activity.pauses)
+    if activity.boxes and known < (1 - 1e-6) * activity.makespan * sum(activity.idle):
         items.append((f"{patch}background:{PALE};outline:1px solid {GREY}", "idle"))
     if activity.predicted is not None:
         line = f"{patch}width:3px;height:1em;vertical-align:-.15em;background:{INK}"

@@ -2,14 +2,16 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
+from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, Pause, interval, transfer_box
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot
 from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of, colour_of
 from tiledask.lab.plots.style import INK, ink_on
+from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.units import format_seconds
 
@@ -88,6 +90,7 @@ def of_timeline(
         _action_legend(timeline, chunks),
         note,
         numbers="the micro-batch",
+        pauses=tuple(_pauses(timeline, over=not so_far)),
     )
 
 
@@ -153,20 +156,29 @@ def _predicted_so_far(
 
 def _transfers(run: ReportedRun, actions: list[tuple[Any, Span]], record: Snapshot) -> list[Span]:
     """Transfers to the run's devices between its first start and its last end: those that its
-    actions tell of, and those of Dask."""
+    actions tell of, and those of Dask, each for the action that its device does next."""
     if not actions:
         return []
     told = [way for event in run.events for way in _arriving(event)]
     first, last = min(s[4] for _, s in actions), max(s[5] for _, s in actions)
     place = {address: span[0] for address, span in actions if address}
-    dasks = [
-        (place[task.worker], TRANSFER, -1, -1, t["start"], t["stop"])
-        for task in record.tasks
-        if task.worker in place
-        for t in task.times
-        if t["action"] == "transfer"
-    ]
+    turns: dict[int, list[Span]] = {}
+    for span in sorted((span for _, span in actions), key=_begins):
+        turns.setdefault(span[0], []).append(span)
+    dasks = []
+    for task in record.tasks:
+        device = place.get(task.worker)
+        for t in task.times if device is not None else ():
+            if t["action"] == "transfer":
+                after = bisect_left(turns[device], t["stop"], key=_begins)
+                _, kind, stage, number, *_ = (turns[device][after:] or [(0, "W", -1, -1)])[0]
+                made = stage + {"F": -1, "W": 0}.get(kind, 1)
+                dasks.append((device, TRANSFER, made, number, t["start"], t["stop"]))
     return [span for span in told + dasks if first <= span[4] <= span[5] <= last]
+
+
+def _begins(span: Span) -> float:
+    return span[4]
 
 
 def _arriving(event: Any) -> list[Span]:
@@ -192,6 +204,19 @@ def _action_box(span: Span, chunk: int) -> Box:
         f"{interval(start, end)}"
     )
     return Box(device, HEIGHT, start, end, str(microbatch), _hex(colour), ink_on(colour), words)
+
+
+def _pauses(timeline: Timeline, over: bool) -> Iterator[Pause]:
+    """Idle time with its cause; of a run that is not over, nobody knows what is waited for now."""
+    found = timeline.idle_time
+    columns = (found.device, found.start, found.end, found.code)
+    pieces = [*zip(*(column.tolist() for column in columns), strict=True)]
+    last = [0.0] * timeline.devices
+    for device, end in zip(timeline.device.tolist(), timeline.end.tolist(), strict=True):
+        last[device] = max(last[device], end)
+    for device, start, end, code in pieces:
+        if over or start < last[device]:
+            yield Pause(device, start, end, list(CAUSES)[code])
 
 
 def _action_legend(timeline: Timeline, chunks: dict) -> tuple[tuple[str, str], ...]:

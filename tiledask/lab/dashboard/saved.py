@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError, DeadlineError
-from tiledask.lab.dashboard.activity import Activity
+from tiledask.lab.dashboard.activity import Activity, stacked
 from tiledask.lab.dashboard.pipelines import of_run, of_timeline
 from tiledask.lab.dashboard.products import ProductActivity, of_product
 from tiledask.lab.dashboard.recorder import NAME, Snapshot
 from tiledask.lab.dashboard.tasks import of_tasks
 from tiledask.lab.dashboard.training_overview import Overview, of_training
 from tiledask.lab.report import write_whole
+from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.units import format_seconds
+from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["report"]
 
@@ -26,7 +28,7 @@ _AROUND = 90  # pixels of a figure beside its rows
 _DEADLINE = 30.0
 
 
-def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when") -> Path:
+def report(path: str | os.PathLike, *what: Any, title: str = "") -> Path:
     """The path of an HTML file that shows ``what``; it loads nothing from anywhere.
 
     what
@@ -36,6 +38,8 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
         a Timeline, or a result that has one (``.timeline``, and perhaps ``.simulated``). A
         measured Timeline after a simulated one of as many devices is shown with its idle shares
         as the prediction. All timelines share one time axis.
+    title
+        Of the page; without one, what is shown.
 
     Raises ConfigError if there is nothing to show, DeadlineError if the scheduler does not answer
     within 30 seconds.
@@ -55,7 +59,7 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
             "run nothing yet; pass a cluster after a run, or a Timeline"
         )
     path = Path(path)
-    page = _undisturbed(lambda: _html(activities, title), clients)
+    page = _undisturbed(lambda: _html(activities, title or _title(activities)), clients)
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_whole(path, page.encode("utf-8"))  # a reader never sees half a page
 
@@ -66,8 +70,10 @@ def report(path: str | os.PathLike, *what: Any, title: str = "Who computes when"
 def _activities(what: list) -> Iterator[Activity | Overview]:
     sources = [each if _is_client(each) else _timelines(each) for each in what]
     timelines = [t for source in sources if isinstance(source, list) for t in source]
-    until = max((t.makespan for t in timelines), default=0.0)  # one time axis compares them
-    before: Timeline | None = None
+    until = max(
+        (t.timeline.makespan for t in timelines), default=0.0
+    )  # one time axis compares them
+    before: _Shown | None = None
     for source in sources:
         if not isinstance(source, list):
             record = _fetch(source)
@@ -80,39 +86,91 @@ def _activities(what: list) -> Iterator[Activity | Overview]:
             if record.tasks or record.running:
                 yield of_tasks(record)
             continue
-        for timeline in source:
+        for shown in source:
+            timeline = shown.timeline
             predicts = (
                 before is not None
-                and (before.origin, timeline.origin) == ("simulated", "measured")
-                and before.devices == timeline.devices
-                and before.makespan
+                and (before.timeline.origin, timeline.origin) == ("simulated", "measured")
+                and before.timeline.devices == timeline.devices
+                and before.timeline.makespan
             )
-            shares = (
-                [idle / before.makespan for idle in before.idle_per_device] if predicts else None
-            )
-            facts = [("devices", str(timeline.devices))]
+            if before is not None and predicts:
+                past = before.timeline
+                predicted = [idle / past.makespan for idle in past.idle_per_device]
+                shown = shown._replace(schedule=shown.schedule or before.schedule)
             yield replace(
                 of_timeline(
-                    timeline, title=timeline.origin.capitalize(), predicted=shares, facts=facts
+                    timeline,
+                    title=f"{shown.what}, {timeline.origin}",
+                    predicted=predicted if predicts else None,
+                    facts=shown.facts,
                 ),
                 until=until,
             )
-            before = timeline
+            before = shown
+
+
+def _title(activities: list[Activity | Overview]) -> str:
+    """The schedule, if all that is shown is timelines of one; else what any page shows."""
+    parts = [activity.title.rpartition(", ") for activity in activities]
+    names = {name for name, _, how in parts if how in ("simulated", "measured")}
+    alone = len(names) == 1 and all(name in names for name, *_ in parts)
+    return names.pop() if alone else "Who computes when"
 
 
 def _is_client(thing: Any) -> bool:
     return hasattr(thing, "run_on_scheduler")
 
 
-def _timelines(thing: Any) -> list[Timeline]:
+class _Shown(NamedTuple):
+    """A Timeline, and what is known of where it comes from."""
+
+    timeline: Timeline
+    schedule: Schedule | None
+    counted: tuple[tuple[str, str], ...]
+    """(name, value) of what a run counted besides."""
+
+    @property
+    def what(self) -> str:
+        """ "1f1b, p = 4, m = 8": the schedule as far as it is known, devices, micro-batches."""
+        name = self.schedule.name if self.schedule else ""
+        m = 1 + int(self.timeline.microbatch.max(initial=-1))
+        numbers = [name, f"p = {self.timeline.devices}", f"m = {m}" if m else "nothing done"]
+        return ", ".join(filter(None, numbers))
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        timeline, schedule = self.timeline, self.schedule
+        stages = 1 + int(timeline.stage.max(initial=-1))
+        return [
+            *([("schedule", schedule.name)] if schedule else []),
+            ("devices", str(timeline.devices)),
+            *([("stages", str(stages))] if stages != timeline.devices else []),
+            ("micro-batches", str(1 + int(timeline.microbatch.max(initial=-1)))),
+            ("activations kept at most", str(max(timeline.peak_in_flight, default=0))),
+            *self.counted,
+        ]
+
+
+def _timelines(thing: Any) -> list[_Shown]:
     simulated, timeline = getattr(thing, "simulated", None), getattr(thing, "timeline", thing)
-    found = [t for t in (simulated, timeline) if isinstance(t, Timeline)]
     if not isinstance(timeline, Timeline):
         raise ConfigError(
             f"report shows clusters, clients, timelines and what has a .timeline; got "
             f"{type(thing).__name__}. Pass for example td.simulate(schedule)"
         )
-    return found
+    every = [simulated, timeline, getattr(thing, "replayed", None)]
+    schedule = next((t.evidence.schedule for t in every if t is not None and t.evidence), None)
+    traffic, memory = getattr(thing, "traffic", None), getattr(thing, "memory", None)
+    counted = []
+    if traffic is not None:
+        counted.append(("bytes between devices, predicted", format_bytes(traffic.predicted.total)))
+        if traffic.measured is not None:
+            counted.append(("measured", format_bytes(traffic.measured.total)))
+    if memory is not None:
+        counted.append(("memory of the fullest device", format_bytes(memory.peak)))
+    shown = [] if simulated is None else [_Shown(simulated, schedule, ())]
+    return [*shown, _Shown(timeline, schedule, tuple(counted))]
 
 
 def _fetch(client: Any) -> Snapshot:
@@ -228,18 +286,33 @@ def _head(activity: Activity | Overview) -> list[str]:
     """What the columns of the table are, but for the first."""
     if isinstance(activity, Overview):
         return ["barriers of a step", "predicted", "bytes of a step", "predicted"]
-    return ["busy", "idle", "idle share", *["predicted"] * (activity.predicted is not None)]
+    predicted = ["predicted"] * (activity.predicted is not None)
+    return [
+        "busy",
+        "idle",
+        "idle share",
+        *predicted,
+        *(CAUSES[cause] for cause in _causes(activity)),
+    ]
+
+
+def _causes(activity: Activity) -> list[str]:
+    """Those that some row was idle for."""
+    there = {pause.cause for pause in activity.pauses}
+    return [cause for cause in CAUSES if cause in there]
 
 
 def _table(activity: Activity | Overview) -> list[Sequence[str]]:
     """Per layer: its name and what the head says. Per row: its name, busy and idle seconds, the
-    idle share, and the predicted one."""
+    idle share, the predicted one, and the shares of its causes."""
     if isinstance(activity, Overview):
         return list(activity.table)
     shares = activity.predicted or [None] * len(activity.rows)
+    parts = {(part.row, part.cause): part.end - part.start for part in stacked(activity)}
     rows = []
-    for name, idle, share in zip(activity.rows, activity.idle, shares, strict=True):
+    for number, (name, idle) in enumerate(zip(activity.rows, activity.idle, strict=True)):
         seconds = [(1 - idle) * activity.makespan, idle * activity.makespan]
-        cells = [name, *map(format_seconds, seconds), f"{idle:.1%}"]
-        rows.append(cells if share is None else [*cells, f"{share:.1%}"])
+        said = [idle, *([] if (share := shares[number]) is None else [share])]
+        said += [parts.get((number, cause), 0.0) for cause in _causes(activity)]
+        rows.append([name, *map(format_seconds, seconds), *(f"{share:.1%}" for share in said)])
     return rows

@@ -8,7 +8,8 @@ simulate.py     when each action runs
   longest_path.py   the loop over turns and data that says so
   links.py          how results travel between devices
 timeline.py     who did what when, simulated or measured
-  idle.py         where idle time goes
+  idle.py         what each action waited for
+  causes.py       idle time in pieces, each with its cause
   footprint.py    memory over time
 bound.py, optimum.py      what no order beats; the best order of a small pipeline
 closed_form.py, known.py  what formulas say, and where each holds

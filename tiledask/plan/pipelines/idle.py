@@ -10,7 +10,7 @@ device waits for a block as long as one that the action uses is being sent to it
 is the time of whoever starts actions: the scheduler's messages, a thread that wakes up late.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -50,12 +50,22 @@ class Waits:
 
     device: np.ndarray
     """int32 [actions]."""
+    free: np.ndarray
+    """float64 [actions]: when everything before it on the device had ended; 0 before the first."""
+    ready: np.ndarray
+    """float64 [actions]: when it could start; as ``free`` where nothing was waited for."""
     true_idle: np.ndarray
-    """float64 [actions]: seconds from the last end on the device until the action could start."""
+    """float64 [actions]: ready - free, seconds."""
     transfer: np.ndarray
     """float64 [actions]: seconds after that in which a block that it uses was on its way."""
     overhead: np.ndarray
     """float64 [actions]: the rest, until it did start."""
+    arriving: np.ndarray
+    """float64 [n, 3]: (action, start, end) of every piece of ``transfer``, in order, apart."""
+    uses: np.ndarray
+    """int64 [actions, 2]: the actions whose results it uses, -1 for none."""
+    pairs: np.ndarray
+    """int64: the actions that are done at once with the one after them."""
 
 
 def waits(spans: Spans) -> Waits:
@@ -74,7 +84,8 @@ def waits(spans: Spans) -> Waits:
     for a, b in pairwise(first):
         free[a + 1 : b] = np.maximum.accumulate(spans.end[rows[a:b]])[:-1]
     gap = np.maximum(start - free, 0.0)
-    made = _made(spans, rows)
+    uses = _uses(spans, rows)
+    made = np.append(spans.end[rows], -np.inf)[uses].max(axis=1)
     pair = np.flatnonzero(  # a forward and a backward at once wait for what either uses
         (device[1:] == device[:-1])
         & (start[1:] == start[:-1])
@@ -84,62 +95,61 @@ def waits(spans: Spans) -> Waits:
         & (spans.end[rows][1:] > start[1:])
     )
     made[pair] = np.maximum(made[pair], made[pair + 1])
-    until = np.where(gap > 0, np.clip(made, free, np.maximum(start, free)), free)
-    true_idle = np.where(gap > 0, until - free, 0.0)
-    held_up = gap - true_idle
+    ready = np.where(gap > 0, np.clip(made, free, np.maximum(start, free)), free)
+    true_idle = ready - free
+    held_up = np.where(gap > 0, start - ready, 0.0)
+    late = np.flatnonzero(held_up > 0)
+    pieces: Iterable[tuple[float, float, float]]
     if spans.origin == "simulated":
-        transfer = held_up
+        pieces = zip(late.tolist(), ready[late].tolist(), start[late].tolist(), strict=True)
     else:
-        transfer = np.zeros(len(rows))
-        arriving = _arriving(spans)
-        with_next = set(pair.tolist())
-        for k in np.flatnonzero(held_up > 0).tolist():
-            ways = []
-            for n in (k, k + 1) if k in with_next else (k,):
-                j = rows[n]
-                side = {_F: -1, _B: 1, _I: 1}.get(int(spans.code[j]), 0)
-                key = int(device[k]), int(spans.stage[j]) + side, int(spans.microbatch[j])
-                ways += arriving.get(key, []) if side else []
-            transfer[k] = _covered(ways, float(until[k]), float(start[k]))
-    return Waits(device, true_idle, transfer, held_up - transfer)
+        pieces = _arriving(spans, rows, pair, late, ready)
+    arriving = np.array([*pieces], float).reshape(-1, 3)
+    seconds = arriving[:, 2] - arriving[:, 1]
+    transfer = np.bincount(arriving[:, 0].astype(np.int64), seconds, minlength=len(rows))
+    overhead = held_up - transfer
+    return Waits(device, free, ready, true_idle, transfer, overhead, arriving, uses, pair)
 
 
-def _made(spans: Spans, rows: np.ndarray) -> np.ndarray:
-    """When the last of the results that each action uses was made, wherever; -inf if it uses none.
+def _uses(spans: Spans, rows: np.ndarray) -> np.ndarray:
+    """Positions in ``rows`` of the actions whose results each action uses, -1 for none: [rows, 2].
 
     The rule of needs.py: activations from the stage before; a backward's own activations and the
     gradient from the stage behind; for W what I left.
     """
     code, stage, microbatch = spans.code[rows], spans.stage[rows], spans.microbatch[rows]
     shape = 2 + int(stage.max(initial=0)) + 1, 1 + int(microbatch.max(initial=0))
-    activations, gradient = np.full(shape, -np.inf), np.full(shape, -np.inf)  # stage s at row s + 1
-    made = spans.end[rows]
+    activations, gradient = np.full(shape, -1), np.full(shape, -1)  # stage s at row s + 1
     forward, backward = code == _F, (code == _B) | (code == _I)
-    activations[stage[forward] + 1, microbatch[forward]] = made[forward]
-    gradient[stage[backward] + 1, microbatch[backward]] = made[backward]
-    own = np.maximum(activations[stage + 1, microbatch], gradient[stage + 2, microbatch])
-    latest: np.ndarray = np.where(
+    activations[stage[forward] + 1, microbatch[forward]] = np.flatnonzero(forward)
+    gradient[stage[backward] + 1, microbatch[backward]] = np.flatnonzero(backward)
+    own = np.where(
         forward,
         activations[stage, microbatch],
-        np.where(backward, own, gradient[stage + 1, microbatch]),
+        np.where(backward, activations[stage + 1, microbatch], gradient[stage + 1, microbatch]),
     )
-    return latest
+    return np.stack([own, np.where(backward, gradient[stage + 2, microbatch], -1)], axis=1)
 
 
-def _arriving(spans: Spans) -> dict[tuple[int, int, int], list[tuple[float, float]]]:
-    """(device, stage that made it, micro-batch) -> when such a block was on its way."""
+def _arriving(
+    spans: Spans, rows: np.ndarray, pairs: np.ndarray, late: np.ndarray, ready: np.ndarray
+) -> Iterator[tuple[float, float, float]]:
+    """(action, start, end) while a block that one of the actions ``late`` uses is on its way."""
+    # (device, stage that made it, micro-batch) -> when such a block was on its way
     found: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
     for j in np.flatnonzero(spans.code == _T).tolist():
         key = int(spans.device[j]), int(spans.stage[j]), int(spans.microbatch[j])
         found.setdefault(key, []).append((float(spans.start[j]), float(spans.end[j])))
-    return found
-
-
-def _covered(intervals: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    """Seconds between ``start`` and ``end`` that lie in some of ``intervals``."""
-    seconds, reach = 0.0, start
-    for a, b in sorted(intervals):
-        a, b = max(a, reach), min(b, end)
-        if b > a:
-            seconds, reach = seconds + b - a, b
-    return seconds
+    with_next = set(pairs.tolist())
+    for k in late.tolist():
+        ways = []
+        for j in rows[k : k + 2] if k in with_next else rows[k : k + 1]:
+            side = {_F: -1, _B: 1, _I: 1}.get(int(spans.code[j]), 0)
+            key = int(spans.device[j]), int(spans.stage[j]) + side, int(spans.microbatch[j])
+            ways += found.get(key, []) if side else []
+        reach, start = float(ready[k]), float(spans.start[rows[k]])
+        for a, b in sorted(ways):
+            a, b = max(a, reach), min(b, start)
+            if b > a:
+                reach = b
+                yield k, a, b

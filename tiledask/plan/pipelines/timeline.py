@@ -16,6 +16,7 @@ import numpy as np
 
 from tiledask.errors import ScheduleError
 from tiledask.plan import html
+from tiledask.plan.pipelines.causes import CAUSES, IdleTime, idle_time
 from tiledask.plan.pipelines.idle import Waits, waits
 from tiledask.plan.units import format_seconds
 
@@ -172,6 +173,11 @@ class Timeline:
         """How long each action was waited for, and for what."""
         return waits(self)
 
+    @cached_property
+    def idle_time(self) -> IdleTime:
+        """Every moment in which a device does not compute, with its cause."""
+        return idle_time(self, self.waits, self.makespan)
+
     def _waited(self, kind: str) -> tuple[float, ...]:
         each = np.bincount(self.waits.device, getattr(self.waits, kind), minlength=self.devices)
         return tuple(each.tolist())
@@ -302,16 +308,13 @@ class Timeline:
         )
 
     def _repr_html_(self) -> str:
-        names = ("busy", "exposed transfer", "overhead", "true idle")
-        parts = (
-            self.busy_per_device,
-            self.exposed_transfer_per_device,
-            self.overhead_per_device,
-            self.true_idle_per_device,
-        )
+        idle = {
+            CAUSES[cause]: each for cause, each in self.idle_time.per_device.items() if any(each)
+        }
+        parts = {"busy": self.busy_per_device, **idle}
         of = self.makespan
         rows = [
             (d, *(f"{format_seconds(s)} ({s / of:.1%})" if of else format_seconds(s) for s in each))
-            for d, each in enumerate(zip(*parts, strict=True))
+            for d, each in enumerate(zip(*parts.values(), strict=True))
         ]
-        return html.table(("device", *names), rows, repr(self))
+        return html.table(("device", *parts), rows, repr(self))

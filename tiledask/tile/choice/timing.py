@@ -1,8 +1,7 @@
 """Seconds of a product by one tile after another: fresh numbers, and a deadline."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from tiledask.errors import DeadlineError, KernelError
 from tiledask.tile.backend import accumulator, as_dtype, namespace, synchronize
 from tiledask.tile.cuda.hopper_tile import AnyTile, HopperTile
 from tiledask.tile.product import matmul
+from tiledask.tile.progress import showing
 from tiledask.tile.table import kernels
 
 __all__ = ["Runs", "by", "measure"]
@@ -62,7 +62,13 @@ def measure(
     times: dict[AnyTile, list[float]] = {tile: [] for tile in tiles}
     failed: dict[AnyTile, str] = {}
     end = time.monotonic() + deadline
-    with _bar(len(tiles) * repeats, progress) as advance:
+    done: list[str] = []
+
+    def look() -> tuple[int, int | None, str]:
+        return len(done), len(tiles) * repeats, f"measured {done[-1]}" if done else ""
+
+    shown = showing("measuring tiles", look, "runs", after=0.0) if progress else nullcontext()
+    with shown:
         for number in range(repeats):
             if number:
                 run.draw()
@@ -75,7 +81,7 @@ def measure(
                     times[tile].append(run.seconds(tile))
                 except KernelError as error:
                     failed[tile] = str(error)
-                advance(by(tile))
+                done.append(by(tile))
     return _left(times, failed, deadline)
 
 
@@ -96,21 +102,6 @@ def _left(
         f"waited {deadline:g} s for a first tile to be measured, and none was; raise deadline, or "
         f"measure a smaller product"
     )
-
-
-@contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
-    if not shown:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    # in a notebook rich would ask for ipywidgets, and say so in the cell's output
-    console = Console(stderr=True, force_jupyter=False)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("measuring tiles", total=total)
-        yield lambda what: bar.update(task, advance=1, description=f"measured {what}")
 
 
 def by(tile: AnyTile) -> str:

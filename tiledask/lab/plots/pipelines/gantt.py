@@ -1,7 +1,7 @@
 """Gantt charts: who did what when, simulated above measured on one time axis."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -10,12 +10,16 @@ from tiledask.lab.plots.style import (
     GREY,
     INK,
     PALE,
+    PINK,
+    RED,
+    SKY,
     canvas,
     colour_named,
     ink_on,
     lighter,
     styled,
 )
+from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["KINDS", "chunks_of", "colour_of", "gantt"]
+__all__ = ["IDLE", "KINDS", "IdleLook", "chunks_of", "colour_of", "gantt"]
 
 KINDS = {
     "F": ("forward", colour_named("forward")),
@@ -32,9 +36,29 @@ KINDS = {
     "W": ("backward: weight gradient", colour_named("backward_weight")),
 }
 """Kind of action -> its name in a legend, its colour."""
+
+
+class IdleLook(NamedTuple):
+    """How idle time of one cause looks."""
+
+    colour: str
+    """#rrggbb, behind the hatch."""
+    hatch_colour: str
+    hatch: str
+    """One sign of matplotlib's; Bokeh has the same ones."""
+
+
+IDLE = {
+    "warm-up": IdleLook(PALE, "#A8A8A8", "/"),
+    "dependency": IdleLook(PALE, "#A8A8A8", "."),
+    "imbalance": IdleLook("#F9DFCC", RED, "x"),
+    "transfer": IdleLook("#DDF0FB", SKY, "-"),
+    "overhead": IdleLook("#F5E4ED", PINK, "+"),
+    "draining": IdleLook(PALE, "#A8A8A8", "\\"),
+}
+"""Cause -> its look: grey where the order of actions is the cause, else a colour of its own."""
 _HEIGHT = 0.72
 """Of a compute box, in rows."""
-_IDLE = {"facecolor": PALE, "edgecolor": "#BDBDBD", "hatch": "/////", "linewidth": 0}
 
 
 @styled
@@ -46,15 +70,19 @@ def gantt(
 ) -> "Figure":
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
-    The number in a box is the micro-batch, where there is room for it; at the right of a row is
-    the idle share of its device, unless all are idle equally long. ``titles`` name the panels;
-    without them a timeline's origin does. ``between``: only these seconds are drawn, for a closer
-    look. A forward and a backward that a device does at once share the height of its row.
+    The number in a box is the micro-batch, where there is room for it; idle time is hatched by its
+    cause; at the right of a row is the idle share of its device, unless all are idle equally long.
+    ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
+    seconds are drawn, for a closer look. A forward and a backward that a device does at once share
+    the height of its row.
     """
     _check(timelines, titles, between)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) <= 12 else 0.22
-    figure = canvas(1.25 + sum(0.45 + pitch * n for n in rows), title)
+    handles = _legend(timelines)
+    columns = 5 if len(handles) <= 5 else 3
+    lines = -(-len(handles) // columns)
+    figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
     panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
     first, last = between or _whole(timelines)
     size, unit = _time_unit(last - first)
@@ -66,17 +94,14 @@ def gantt(
     axes.set_xlim(first, last)
     axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / size:.6g}")
     axes.set_xlabel(f"time ({unit})")
-    handles = _legend(timelines)
-    legend = figure.legend(
-        handles=handles, loc="outside lower left", ncols=5 if len(handles) <= 5 else 4
-    )
+    legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns)
     figure.lay_out()
     for axes, timeline in zip(panels, timelines, strict=True):
         # white edges that leave most of a narrow box its colour
         x, _ = _points(axes)
         for boxes in axes.collections:
             widths = [np.ptp(path.vertices[:, 0]) for path in boxes.get_paths()]
-            if widths and boxes.get_gid() != TRANSFER:
+            if widths and boxes.get_gid() not in (TRANSFER, *IDLE):
                 boxes.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
         _numbers(axes, timeline)
     if not any(axes.texts for axes in panels):
@@ -120,15 +145,16 @@ def _panel(axes: "Axes", timeline: Timeline, name: str) -> None:
         f"done after {format_seconds(timeline.makespan)}"
     )
     devices = range(timeline.devices)
-    axes.barh(devices, timeline.makespan, _HEIGHT, **_IDLE, gid="idle", zorder=1)
+    for cause, boxes in _idle_boxes(timeline).items():
+        _draw(axes, boxes, **_face(cause), gid=cause, linewidth=0)
     for (kind, chunk), boxes in _boxes(timeline).items():
-        _draw(axes, boxes, colour_of(kind, chunk), gid=f"{kind}{chunk}", edgecolor="white")
+        _draw(axes, boxes, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
     # a transfer is a thin mark under the row of the device that receives
     rows = np.flatnonzero(timeline.kind == TRANSFER).tolist()
     whole = np.zeros(len(timeline), int)
     under = [_box(timeline, i, whole) for i in rows]
     marks = [(x, y + h + 0.03, w, 0.08) for x, y, w, h in under]
-    _draw(axes, marks, INK, gid=TRANSFER, edgecolor=INK)
+    _draw(axes, marks, color=INK, gid=TRANSFER)
     step = 1 + timeline.devices // 24
     axes.set_yticks(devices[::step], [f"device {d}" for d in devices[::step]])
     axes.set_ylim(timeline.devices - 0.42, -0.55)
@@ -146,16 +172,28 @@ def _panel(axes: "Axes", timeline: Timeline, name: str) -> None:
     right.spines[:].set_visible(False)
 
 
-def _draw(axes: "Axes", boxes: list[tuple], colour, gid: str, edgecolor) -> None:
+def _draw(axes: "Axes", boxes: list[tuple], **look) -> None:
     from matplotlib.collections import PolyCollection
 
     corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
-    axes.add_collection(
-        PolyCollection(
-            corners, facecolor=colour, edgecolor=edgecolor, linewidth=0.5, gid=gid, zorder=2
-        ),
-        autolim=False,
-    )
+    look = {"edgecolor": "white", "linewidth": 0.5, "zorder": 2} | look
+    axes.add_collection(PolyCollection(corners, **look), autolim=False)
+
+
+def _face(cause: str) -> dict:
+    """Of a patch of idle time."""
+    colour, hatch_colour, hatch = IDLE[cause]
+    return {"facecolor": colour, "edgecolor": hatch_colour, "hatch": 5 * hatch}
+
+
+def _idle_boxes(timeline: Timeline) -> dict[str, list[tuple]]:
+    """The boxes (x, y, width, height) of every cause there is."""
+    found, boxes = timeline.idle_time, {}
+    columns = (found.device, found.code, found.start, found.end)
+    for device, code, start, end in zip(*(c.tolist() for c in columns), strict=True):
+        box = start, device - _HEIGHT / 2, end - start, _HEIGHT
+        boxes.setdefault(list(CAUSES)[code], []).append(box)
+    return boxes
 
 
 def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
@@ -276,6 +314,11 @@ def _legend(timelines: Sequence[Timeline]) -> list:
         handles.append(Patch(color=colour_of("F", 1), label="paler: a later stage of the device"))
     if any((t.kind == TRANSFER).any() for t in timelines):
         handles.append(Line2D([], [], color=INK, linewidth=2, label="transfer to the device"))
-    handles.append(Patch(**_IDLE, label="idle"))
+    causes = {cause for timeline in timelines for cause in _idle_boxes(timeline)}
+    handles += [
+        Patch(**_face(cause), linewidth=0, label=f"idle: {words}")
+        for cause, words in CAUSES.items()
+        if cause in causes
+    ]
     number = {"marker": "$3$", "markersize": 6, "linestyle": "none", "color": INK}
     return [*handles, Line2D([], [], **number, label="number in a box: the micro-batch")]

@@ -1,5 +1,9 @@
-"""Bars: seen while something runs, gone when it is over, never in what is compared."""
+"""Bars: seen while something runs, a sentence when it is over, never in what is compared.
 
+Holds `tiledask.tile.progress` and `tiledask.distributed.cluster.progress`.
+"""
+
+import re
 import threading
 from types import SimpleNamespace
 
@@ -9,16 +13,30 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from nbval import plugin
 
-from tiledask.distributed.cluster.progress import _draw, showing
+from tiledask.tile.progress import _Call, _draw, showing
 
 CELL = """
 import time
-from tiledask.distributed.cluster.progress import showing
+from tiledask.tile.progress import showing
 done = [0]
-with showing("a product", lambda: (done[0], 20, ""), after=0.0):
+with showing("a product", lambda: (done[0], 20, ""), "panels", after=0.0):
     for done[0] in range(21):
         time.sleep(0.02)
 print("18000000")
+"""
+READER = """
+import os
+os.environ["JPY_SESSION_NAME"] = "learn/02.ipynb"  # as a server says it
+with showing("a product", lambda: (20, 20, "<fast>"), "panels", after=0.0):
+    time.sleep(0.3)
+try:
+    with showing("a product", lambda: (18, 20, ""), "panels", after=0.0):
+        time.sleep(0.3)
+        raise OSError
+except OSError:
+    pass
+with showing("starting 4 workers", lambda: (4, 4, ""), after=0.0):
+    time.sleep(0.3)
 """
 
 
@@ -37,7 +55,8 @@ def test_a_log_keeps_the_last_word_and_standard_output_nothing(capfd):
         over.set()
         return next(seen)
 
-    _draw("a [4, 4] product", look, over, after=0.0)
+    call = _Call("a [4, 4] product", "panels", look, over, threading.Event())
+    _draw(call, after=0.0)
     out, err = capfd.readouterr()
     assert out == ""
     assert "a [4, 4] product" in err
@@ -65,26 +84,28 @@ def test_a_bar_goes_when_what_it_shows_fails(capfd):
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    """The cell after a kernel ran it, and every message about its output."""
-    cell, messages = new_code_cell(CELL), []
+    """The cells after a kernel ran them, and every message about their outputs."""
+    cells, messages = [new_code_cell(CELL), new_code_cell(READER)], []
 
     class Listening(NotebookClient):
         def process_message(self, message, *rest):
             messages.append(message)
             return super().process_message(message, *rest)
 
-    notebook = new_notebook(cells=[cell])
+    notebook = new_notebook(cells=cells)
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "", "language": "python"}
     Listening(
         notebook, timeout=60, resources={"metadata": {"path": str(tmp_path_factory.mktemp("nb"))}}
     ).execute()
     nbformat.validate(notebook)
-    return notebook.cells[0], messages
+    first = messages[0]["parent_header"]["msg_id"]
+    told = [m for m in messages if m["parent_header"]["msg_id"] == first]
+    return notebook.cells, told
 
 
 @pytest.mark.long
 def test_a_notebook_shows_a_bar_and_keeps_none(executed):
-    cell, messages = executed
+    (cell, _), messages = executed
     updates = [m["content"]["data"] for m in messages if m["msg_type"] == "update_display_data"]
     shown = [data["text/plain"] for data in updates if data]
     assert len(shown) > 2
@@ -95,6 +116,32 @@ def test_a_notebook_shows_a_bar_and_keeps_none(executed):
     (printed,) = [out for out in cell.outputs if out.output_type == "stream"]
     assert (printed.name, printed.text) == ("stdout", "18000000\n")
     assert all(out.get("data") == {} for out in cell.outputs if out is not printed)
+
+
+@pytest.mark.long
+def test_a_reader_finds_a_sentence_where_the_bar_was(executed):
+    (_, cell), _ = executed
+    done, broken, started = (out["data"] for out in cell.outputs)
+    assert re.fullmatch(r"a product: 20 of 20 panels, [\d.]+ m?s, <fast>", done["text/plain"])
+    assert done["text/html"] == done["text/plain"].replace("<", "&lt;").replace(">", "&gt;")
+    assert re.fullmatch(r"a product: broken off at 18 of 20 panels, .*s", broken["text/plain"])
+    assert started == {}  # what it has started says that itself
+
+
+@pytest.mark.parametrize(
+    ("look", "well", "words"),
+    [
+        ((20, 20, ""), True, "it: 20 of 20 panels, 1.04 s"),
+        ((18, 20, "loss 3"), False, "it: broken off at 18 of 20 panels, 1.04 s, loss 3"),
+        ((0, None, ""), True, "it, 1.04 s"),
+        ((0, None, ""), False, "it: broken off, 1.04 s"),
+    ],
+)
+def test_the_sentence_says_how_far_it_came(look, well, words):
+    call = _Call("it", "panels", lambda: look, threading.Event(), threading.Event())
+    if well:
+        call.well.set()
+    assert call.sentence(1.04) == words
 
 
 @pytest.mark.long

@@ -1,0 +1,118 @@
+"""Idle time by its cause: the pieces and the work make up the makespan, and each has its reason."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledask.lab.bench.idle import cases
+from tiledask.plan.pipelines.causes import CAUSES
+from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.simulate import simulate
+from tiledask.plan.pipelines.timeline import Timeline
+
+SPAN = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from("FBIWT"),
+    *(st.integers(0, most) for most in (3, 5, 40, 12)),
+)
+
+
+def check(t: Timeline) -> None:
+    """Work and idle pieces cover every device from 0 to the makespan, and never twice."""
+    found = t.idle_time
+    for d in range(t.devices):
+        mine = (t.device == d) & (t.code < 4)
+        busy = zip(t.start[mine].tolist(), t.end[mine].tolist(), strict=True)
+        rows = found.device == d
+        idle = list(zip(found.start[rows].tolist(), found.end[rows].tolist(), strict=True))
+        assert idle == sorted(idle)
+        reach = 0.0
+        for kind, (start, end) in sorted(
+            [*((1, span) for span in busy), *((0, piece) for piece in idle)], key=lambda x: x[1]
+        ):
+            if kind:
+                assert start <= reach  # no hole before it
+                reach = max(reach, end)
+            else:
+                assert start == reach < end  # no work in it
+                reach = end
+        assert reach == t.makespan
+    for d, seconds in enumerate(zip(*found.per_device.values(), strict=True)):
+        assert sum(seconds) == pytest.approx(t.idle_per_device[d], abs=1e-9 * t.makespan)
+    assert found.per_device["transfer"] == pytest.approx(t.exposed_transfer_per_device, abs=1e-9)
+    assert found.per_device["overhead"] == pytest.approx(t.overhead_per_device, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(schedules))
+def test_causes_partition_idle_time_and_equal_stages_are_never_slow(name):
+    rng = np.random.default_rng(len(name))
+    for case in cases([name], [1, 2, 4], [1, 3, 8]):
+        s = case.schedule
+        for latency in (0.0, 0.3) if s else ():
+            for transfers in ("overlapped", "blocking"):
+                even = simulate(s, 1.0, 2.0, latency, transfers=transfers)
+                check(even)
+                assert even.idle_time.total["imbalance"] == 0
+                assert even.idle_time.total["overhead"] == 0
+                if not latency:
+                    assert even.idle_time.total["transfer"] == 0
+                forward, backward = rng.uniform(0.5, 2, (2, s.stages))
+                check(simulate(s, forward, backward, latency, transfers=transfers))
+
+
+@pytest.mark.long
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SPAN, max_size=25), st.sampled_from(["measured", "simulated"]))
+def test_any_spans_at_all(rows, origin):
+    spans = [(d, k, s, i, a / 2, (a + n) / 2) for d, k, s, i, a, n in rows]
+    check(Timeline.of(4, spans, origin))
+
+
+def test_the_triangles_of_gpipe():
+    """Device d waits d F for the first block and p - 1 - d times F + B between; d B are left."""
+    p, F, B = 4, 1.0, 2.0
+    found = simulate(schedule("gpipe", p, 8), F, B).idle_time.per_device
+    assert found["warm-up"] == tuple(d * F for d in range(p))
+    assert found["dependency"] == tuple((p - 1 - d) * (F + B) for d in range(p))
+    assert found["draining"] == tuple(d * B for d in range(p))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("slow", range(4))
+def test_one_slow_stage_is_what_the_others_wait_for(name, slow):
+    forward = [2.0 if d == slow else 1.0 for d in range(4)]
+    t = simulate(schedule(name, 4, 16), forward, [2 * f for f in forward])
+    imbalance = t.idle_time.per_device["imbalance"]
+    assert imbalance[slow] == 0
+    # others have 16 x 3 s less to do; equal stages of 1.25 would take 3 x 1.25 x 3 s to fill
+    assert all(36 < imbalance[d] <= 48 for d in range(4) if d != slow)
+
+
+def test_a_wait_of_three_causes_and_the_slow_start_after_it():
+    rows = [
+        (0, "F", 0, 0, 0.0, 1.0),  # makes what device 1 needs at 1
+        (0, "F", 0, 1, 1.0, 2.0),
+        (1, "T", 0, 0, 1.25, 1.75),
+        (1, "F", 1, 0, 2.0, 3.0),
+        (1, "F", 1, 1, 3.5, 4.5),  # ready at 3
+    ]
+    found = Timeline.of(2, rows, "measured").idle_time
+    causes = [list(CAUSES)[code] for code in found.code]
+    pieces = zip(
+        found.device.tolist(), causes, found.start.tolist(), found.end.tolist(), strict=True
+    )
+    assert list(pieces) == [
+        (0, "draining", 2.0, 4.5),
+        (1, "warm-up", 0.0, 1.0),
+        (1, "overhead", 1.0, 1.25),
+        (1, "transfer", 1.25, 1.75),
+        (1, "overhead", 1.75, 2.0),
+        (1, "overhead", 3.0, 3.5),
+    ]
+
+
+def test_nothing_at_all():
+    found = Timeline.of(2, []).idle_time
+    assert len(found) == 0
+    assert found.total == dict.fromkeys(CAUSES, 0)
