@@ -11,6 +11,7 @@ import pytest
 
 import tiledask as td
 from tiledask import cli
+from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.errors import ConfigError
 from tiledask.lab.questions.question import MOST_WORKERS
 from tiledask.lab.questions.table import QUESTIONS
@@ -75,6 +76,23 @@ def test_a_run_bears_it_out(number, cluster):
     assert [row.quantity for row in answer.run.failures] == []
     assert answer.run.checked >= 2
     assert any(row.measured is not None for row in answer.run.rows)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@every
+def test_a_run_of_other_inputs_bears_it_out(number, cluster):
+    for name, each in QUESTIONS[number].inputs.items():
+        answer = td.ask(number, cluster=cluster, **{name: each.other})
+        if answer.run is not None:  # it may take more workers than there are
+            assert [(name, row.quantity) for row in answer.run.failures] == []
+
+
+@pytest.mark.cluster
+def test_workers_that_were_started_for_a_run_are_gone_after_it():
+    before = {id(each) for each in RUNNING if each.is_running}
+    assert td.ask(5, devices=2).ok
+    assert {id(each) for each in RUNNING if each.is_running} == before
 
 
 def test_a_drawing_in_letters_stays_as_it_is_drawn_and_prose_wraps():
