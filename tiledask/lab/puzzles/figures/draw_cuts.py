@@ -98,7 +98,7 @@ class _View:
     def of(cls, inputs: Mapping[str, Any], answer: Any) -> "_View":
         devices, chunks, layers = inputs["devices"], inputs.get("chunks", 1), len(inputs["costs"])
         try:
-            groups = [] if answer is None else read_assignment(answer)
+            groups = [] if answer is None else read_assignment(answer, layers, devices * chunks)
         except PartitionError:
             groups = []
         if sum(map(len, groups)) > 20 * layers:  # nothing to look at

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.style import (
     BLUE,
@@ -120,7 +120,7 @@ def mark_end(axes: "Axes", run: Timeline, wanted: float | None) -> None:
 def _readable(answer: Any) -> Schedule | None:
     try:
         order = None if answer is None else order_of(answer)
-    except ScheduleError:
+    except (ConfigError, ScheduleError):
         return None
     return order if order is not None and len(order) <= _MOST else None
 
