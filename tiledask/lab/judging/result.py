@@ -1,5 +1,6 @@
 """The worth of an answer: its targets, each beside the best there is, and up to three stars."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledask.plan import html
@@ -63,7 +64,7 @@ class Target:
     yardstick: str = OPTIMUM
     least: bool = False
     """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
-    remarks: tuple[str, ...] = ()
+    remarks: Sequence[str] = ()
     """What is wrong, worst first, in the reader's words; said in place of the number."""
     where: str = ""
     """What makes the number so large: which device, stage, layer or tile; said behind it."""

@@ -15,6 +15,7 @@ from tiledask.lab.plots.style import (
     YELLOW,
     canvas,
     lighter,
+    mark_box,
     styled,
 )
 from tiledask.lab.puzzles.faults import Fault, faults
@@ -23,7 +24,6 @@ from tiledask.lab.puzzles.figures.frame import (
     Box,
     device_rows,
     limit_line,
-    mark_box,
     titled,
     write,
 )
