@@ -58,6 +58,16 @@ def one_thread():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_progress(tmp_path_factory):
+    """No test reads or writes what somebody has solved: not in a folder of walkthroughs, and not
+    in a home, where the command line keeps it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TILEDASK_PROGRESS", raising=False)
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """Four CPU workers for the whole session; tests may kill workers but not close it."""

@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ANSWER",
         help="one or more answers, or files with one each; - reads standard input",
     )
-    sub.add_argument("--hint", action="count", default=0, help="a hint; again, one more")
+    sub.add_argument("--hint", action="store_true", help="one more hint than before")
     sub.add_argument("--seed", type=_whole, help="draws the numbers of idle-1 to idle-12 (0)")
     sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
     sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")

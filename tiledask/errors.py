@@ -11,20 +11,25 @@ __all__ = [
     "KernelError",
     "PartitionError",
     "PlacementError",
+    "RuleError",
     "ScheduleError",
     "lacking",
 ]
 
 
-class PlacementError(ValueError):
+class RuleError(ValueError):
+    """What can be read, and breaks a rule; the message names the rule, and where it is broken."""
+
+
+class PlacementError(RuleError):
     """An operation on a sharded array that its placements do not allow."""
 
 
-class PartitionError(ValueError):
+class PartitionError(RuleError):
     """A split of layers over devices that breaks a rule, or that cannot exist."""
 
 
-class ScheduleError(ValueError):
+class ScheduleError(RuleError):
     """An order of pipeline actions that breaks a rule; the message names the action."""
 
 
@@ -44,7 +49,7 @@ class DivergedError(ArithmeticError):
     """A training run whose numbers are no longer finite, and nothing in its rules can help."""
 
 
-class KernelError(ValueError):
+class KernelError(RuleError):
     """A tile kernel that does not exist, or that this machine or these operands cannot use."""
 
 

@@ -103,10 +103,11 @@ HOSTILE = {
     "distributed.training.run.Trained": lambda: Words(to_frame=a_frame),
     "lab.learner.guess.GuessRow": lambda: td.predict(EVIL, 1, unit=EVIL).beside(measured=1),
     "lab.learner.score.Score": lambda: Words(
-        notebook=EVIL, rows={EVIL: (1, 1, 1, 3)}, total=(1,) * 4
+        notebook=EVIL, rows={EVIL: Words(cells=("1",) * 5)}, total=Words(cells=("1",) * 5)
     ),
-    "lab.puzzles.puzzle.Puzzle": Words,
-    "lab.puzzles.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
+    "lab.judging.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
+    "lab.judging.task.Hint": Words,
+    "lab.judging.task.JudgedTask": Words,
     "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
     ),

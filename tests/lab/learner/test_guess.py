@@ -250,6 +250,22 @@ def test_the_score_is_of_this_notebook_and_of_all(folder, monkeypatch):
     assert "font-weight:bold" in td.score()._repr_html_().split("03_panels")[0].split("<tr")[-1]
 
 
+def test_the_score_counts_tasks_too(folder, monkeypatch):
+    puzzle = td.tasks.load_puzzle("24-uneven")
+    for answer in ("1-6 | 7-13 | 14-20 | 21-24", "x", None):
+        puzzle.check(answer)
+    td.tasks.load_puzzle("24-on-4").hint()  # is no try
+    another_kernel(monkeypatch, "learn/03_panels.ipynb")
+    td.tasks.load_puzzle("24-on-4").check("1-7 | 8-12 | 13-18 | 19-24")
+    nothing = "0 of 0 predicted, 0 exact, 0 of 0 stars"
+    assert repr(td.score()).splitlines() == [
+        f"02_split: {nothing}; 1 of 1 tasks solved, 3 of 3 stars",
+        f"03_panels: {nothing}; 0 of 1 tasks solved, 1 of 3 stars",
+        f"all: {nothing}; 1 of 2 tasks solved, 4 of 6 stars",
+    ]
+    assert "<td>1 of 2</td>" in td.score()._repr_html_().replace(' style="text-align:right"', "")
+
+
 # -- the field -------------------------------------------------------------------------------------
 
 

@@ -42,19 +42,20 @@ def gpipe_ahead(
         return finish("gpipe", steps) <= finish(name, steps) - TIE
 
     def measure(answer: Any) -> list[Target]:
-        targets = []
+        behind, found = [], []
         for name, steps in zip(against, _steps(answer, against), strict=True):
             if not ahead(name, steps):
-                raise ConfigError(
+                behind.append(
                     f"at a latency of {steps * STEP:g} s GPipe needs "
                     f"{format_seconds(finish('gpipe', steps))} and {name} "
-                    f"{format_seconds(finish(name, steps))}: GPipe is not ahead"
+                    f"{format_seconds(finish(name, steps))}: too low, GPipe is not ahead"
                 )
             least = next(n for n in count(1) if ahead(name, n)) * STEP
             words = f"seconds of latency against {name}"
             least, mine = round(least, 2), round(steps * STEP, 2)
-            targets.append(Target(words, least, mine, least, least=True))
-        return targets
+            found.append(Target(words, least, mine, least, least=True))
+        wrong = Target("latencies at which GPipe is not ahead", 0, len(behind), 0, remarks=behind)
+        return [wrong, *found]
 
     def figure(answer: Any) -> "Figure":
         tried = [] if answer is None else [n * STEP for n in _steps(answer, against)]
@@ -67,7 +68,25 @@ def gpipe_ahead(
             drawn.axes[0].axvline(x, color="black", linestyle=":", linewidth=1, gid="answer")
         return drawn
 
-    return Exercise(name="where GPipe gets ahead", measured=measure, drawn=figure)
+    return Exercise(
+        name="where GPipe gets ahead",
+        question=(
+            f"{devices} devices, {microbatches} micro-batches, 1 s forward and 2 s back per "
+            f"device. For each of {', '.join(against)}, of 2 chunks a device where it has chunks, "
+            f"give the smallest latency, in whole hundredths of a second, at which GPipe finishes "
+            f"before it, by {TIE:g} s or more."
+        ),
+        form=f"a tuple of {len(against)} latencies in seconds, for example {(0.3,) * len(against)}",
+        hints=(
+            "Without latency, by how many seconds does GPipe finish later than each of them?",
+            "Each second of latency costs GPipe one hop there and back over all devices. How often "
+            "does a schedule with backwards in between wait for its neighbour?",
+            "What a schedule starts ahead, divided by how much faster it falls behind: work that "
+            "out, then simulate on both sides with td.studies.same_work(name, p, m, latency=...).",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _steps(answer: Any, against: Sequence[str]) -> list[int]:

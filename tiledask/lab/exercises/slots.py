@@ -10,7 +10,17 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import GREY, PALETTE, RED, canvas, fitting_text, lighter, styled
+from tiledask.lab.plots.style import (
+    GREY,
+    PALETTE,
+    RED,
+    canvas,
+    fitting_text,
+    lighter,
+    mark_excess,
+    styled,
+)
+from tiledask.plan.data import short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,18 +43,42 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
     """
     slots = cluster.slots
 
+    best = least_load(tuple(units), slots)
+
     def measure(answer: Any) -> list[Target]:
         places = _slots_of(answer, len(units), slots)
         done = _run_naps(cluster, places, units)
         load = [sum(n for slot, n in done if slot == s) for s in range(slots)]
-        best = least_load(tuple(units), slots)
-        return [Target("units in the fullest slot", best, max(load), best)]
+        full, free = load.index(max(load)), load.index(min(load))
+        mine = [i for i, s in enumerate(places) if s == full]
+        where = (
+            f"slot {full} has tasks {', '.join(map(str, mine))}, slot {free} only {min(load)} units"
+        )
+        return [Target("units in the fullest slot", best, max(load), best, where=where)]
 
     def figure(answer: Any) -> "Figure":
         places = None if answer is None else _slots_of(answer, len(units), slots)
-        return _draw_slots(places, units, slots, least_load(tuple(units), slots))
+        return _draw_slots(places, units, slots, best)
 
-    return Exercise(name="tasks on slots", measured=measure, drawn=figure)
+    return Exercise(
+        name="tasks on slots",
+        question=(
+            f"{len(units)} tasks take {', '.join(map(str, units))} units of {UNIT:g} s. Choose a "
+            f"slot from 0 to {slots - 1} for each, so that the fullest slot has at most {best} "
+            f"units to do."
+        ),
+        form=f"a tuple with the slot of each task, for example {(*range(slots), 0, 0)[:5]} and "
+        f"so on, {len(units)} in all",
+        hints=(
+            "Add up all units: how many are there for each slot?",
+            "Longest first, each to the slot with the least to do, is a good rule and not the "
+            "best. Which tasks add up to an even share exactly?",
+            "Look for pairs of tasks that fill a slot; the shortest ones fill the last slot by "
+            "themselves.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...]:
@@ -52,7 +86,7 @@ def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...]:
     whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < slots for s in places)
     if len(places) != tasks or not whole:
         raise ConfigError(
-            f"an answer is a tuple of {tasks} slots, each 0..{slots - 1}, got {answer!r}"
+            f"an answer is a tuple of {tasks} slots, each 0..{slots - 1}; got {short(answer)}"
         )
     return places
 
@@ -112,6 +146,8 @@ def _draw_slots(
     axes.tick_params(axis="y", length=0)
     axes.spines[["left"]].set_visible(False)
     axes.set_xlabel(f"units of {UNIT:g} s")
+    for row, end in enumerate(ends if places is not None else ()):
+        mark_excess(axes, row, best, end, 0.72)
     figure.lay_out()
     for box, text, colour in words:
         fitting_text(axes, box, text, colour)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.judging import Result
 from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
-from tiledask.lab.plots.style import INK, PALE, RED, canvas, lighter, styled
+from tiledask.lab.plots.style import INK, PALE, RED, canvas, lighter, mark_box, styled
 from tiledask.lab.puzzles.figures.draw_orders import label_devices
-from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, mark_box, titled, write
+from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,6 +8,7 @@ from tiledask.errors import ConfigError
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
 from tiledask.lab.judging.result import WRONG
+from tiledask.lab.learner.kept import at_terminal
 from tiledask.lab.puzzles.sketch import timeline_text
 from tiledask.lab.puzzles.terminal import answer_of
 from tiledask.lab.table import say
@@ -33,11 +34,12 @@ def rows() -> list[dict]:
     ]
 
 
+@at_terminal()
 def play(
     name: str,
     answers: Sequence[str],
     console: "Console",
-    hints: int = 0,
+    hint: bool = False,
     figure: str | None = None,
     verify: bool = False,
     seed: int = 0,
@@ -67,9 +69,9 @@ def play(
                 say(console, f"  {t.name}: {t.got:g} (target {t.goal})")
         if result.score:
             say(console, result.score)
-    given = [str(task.hint()) for _ in range(hints)]
-    for hint in given:
-        say(console, hint, wrap=True)
+    given = str(task.hint()) if hint else ""
+    if given:
+        say(console, given, wrap=True)
     working = task.working()
     if any(results) or given:
         say(console, str(working), wrap=True)
@@ -88,7 +90,7 @@ def play(
         "form": task.form,
         "results": [result.to_dict() for result in results],
     }
-    said |= {"hints": given} if hints else {}
+    said |= {"hint": given} if given else {}
     said |= {"working": list(working.lines)} if working.lines and (any(results) or given) else {}
     return int(not all(results)), said
 

@@ -1,5 +1,6 @@
 """The worth of an answer: its targets, each beside the best there is, and up to three stars."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledask.plan import html
@@ -7,6 +8,7 @@ from tiledask.plan import html
 __all__ = [
     "BOUND",
     "LEAST",
+    "NEAR",
     "OPTIMUM",
     "TABLE",
     "WRONG",
@@ -62,8 +64,10 @@ class Target:
     yardstick: str = OPTIMUM
     least: bool = False
     """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
-    remarks: tuple[str, ...] = ()
-    """What is wrong, worst first, in the reader's words: where, and what would be right there."""
+    remarks: Sequence[str] = ()
+    """What is wrong, worst first, in the reader's words; said in place of the number."""
+    where: str = ""
+    """What makes the number so large: which device, stage, layer or tile; said behind it."""
 
     @property
     def goal(self) -> str:
@@ -105,10 +109,11 @@ class Target:
         """How far from met, in words; empty once it is."""
         if self.met:
             return ""
-        if self.least:
-            return "less will do"
         over = self.got - self.wanted
         near = "near, " if over <= NEAR * abs(self.wanted) else ""
+        if self.least:
+            far = "far, " if over > abs(self.wanted) else ""
+            return f"{near or far}less will do"
         if not self.wanted or (over == round(over) and self.got <= _FEW):
             return f"{near}{_number(over)} too much"
         share = over / abs(self.wanted)
@@ -116,11 +121,18 @@ class Target:
             return f"far, {self.got / self.wanted:.3g} times as much"
         return f"{near}{100 * share:{'.0f' if share >= NEAR else '.1g'}} % too much"
 
+    @property
+    def offence(self) -> str:
+        """What is wrong, or how far from met and where; empty once it is."""
+        if self.met:
+            return ""
+        return "; ".join(self.remarks or filter(None, (self.distance, self.where)))
+
     def __str__(self) -> str:
         if self.remarks and not self.met:
-            return "; ".join(self.remarks)
+            return self.offence
         said = f"{self.name} {_number(self.got)}, target {self.goal}"
-        return f"{said}: {self.distance or 'met'}"
+        return f"{said}: {self.offence or 'met'}"
 
 
 def _number(value: float) -> str:
@@ -222,7 +234,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = [
-            (t.name, _number(t.got), t.goal, *([t.beside] if self else []), t.distance or "met")
+            (t.name, _number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
             for t in self.targets
         ]
         # not a caption: those wrap at the table's width, which is nothing without rows

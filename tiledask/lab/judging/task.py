@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.placing import Placed
@@ -46,11 +46,12 @@ class JudgedTask(ABC):
 
     name: str
     question: str = ""
-    """What is asked, with every target."""
+    """What is asked, with every target; where a target's number would be the answer, how it is
+    judged."""
     form: str = ""
-    """How an answer is written, with an example."""
+    """How an answer is written, with an example that is no solution."""
     hints: tuple[str, ...] = ()
-    """From a nudge to nearly the way."""
+    """From a nudge to nearly the way; none says the best, or an answer."""
     source: str = ""
     """Where the task comes from, if it comes from somewhere."""
 
@@ -58,8 +59,9 @@ class JudgedTask(ABC):
     def judge(self, answer: Any) -> Sequence[Target]:
         """The targets that ``answer`` meets or misses.
 
-        ConfigError for what is no answer, with the form of one; another ValueError names the rule
-        that an answer breaks, and where.
+        ConfigError for what is no answer, with the form of one; RuleError, or one of its kinds,
+        names the rule that an answer breaks, and where. Whatever else is raised is a fault of
+        ours, and no verdict on the answer.
         """
 
     @abstractmethod
@@ -89,7 +91,7 @@ class JudgedTask(ABC):
             targets = tuple(self.judge(answer))
         except ConfigError as error:
             return Result(self.name, True, False, f"Not an answer: {error}")
-        except ValueError as error:
+        except RuleError as error:
             return Result(self.name, True, False, f"Not legal: {error}")
         missed = [str(target) for target in targets if not target.met]
         more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
@@ -100,7 +102,7 @@ class JudgedTask(ABC):
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
         try:
             return self.figure(_plain(answer))
-        except ValueError:
+        except (ConfigError, RuleError):
             return self.figure(None)
 
     def hint(self) -> Hint:
@@ -111,9 +113,16 @@ class JudgedTask(ABC):
         here().put(self.name, TASKS, hints=taken)
         return Hint(taken, len(self.hints), self.hints[taken - 1])
 
+    @property
+    def heading(self) -> str:
+        """What stands above the question."""
+        return self.name
+
     def _repr_html_(self) -> str:
         form = f"<p>Answer with {html.words(self.form)}.</p>" if self.form else ""
-        return f"<p><b>{html.words(self.name)}.</b> {html.words(self.question)}</p>{form}"
+        hints = f"<p><code>.hint()</code> gives one of {len(self.hints)} hints.</p>"
+        said = f"<p><b>{html.words(self.heading)}.</b> {html.words(self.question)}</p>{form}"
+        return said + (hints if self.hints else "")
 
 
 def _plain(answer: Any) -> Any:

@@ -5,6 +5,7 @@
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it; without one, as under a test or
 in plain Python, everything is kept as long as the process lives and no file is read or written.
+What the command line does is kept in terminal.json, `at_terminal`: there is always a folder for it.
 """
 
 import contextlib
@@ -12,12 +13,14 @@ import json
 import os
 import re
 import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from tiledask.lab.report import write_whole
 
-__all__ = ["TASKS", "Kept", "here", "notebooks"]
+__all__ = ["TASKS", "Kept", "at_terminal", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
 _NOTEBOOK = "JPY_SESSION_NAME"
@@ -50,7 +53,8 @@ class Kept:
     def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
         """None, once ``facts`` are known of ``name``, in the file too, if there is one.
 
-        The file is replaced whole: another reader never sees half of it.
+        The file is replaced whole: another reader never sees half of it. Where none can be
+        written, as on a full disk, what is known is known to this process alone.
         """
         with _LOCK:
             known = self._known[table].setdefault(name, {})
@@ -59,9 +63,10 @@ class Kept:
             known.update(facts)
             if self.path is None:
                 return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self._known, indent=1, ensure_ascii=False)
-            write_whole(self.path, text.encode())
+            with contextlib.suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self.path, text.encode())
 
     def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
         """What is known of each, by its name: copies."""
@@ -84,13 +89,34 @@ def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 _open: dict[tuple[str, str], Kept] = {}
+_typing: ContextVar[bool] = ContextVar("_typing", default=False)
+"""Whether a command is being run."""
+
+
+@contextlib.contextmanager
+def at_terminal() -> Iterator[None]:
+    """None; within it `here` is terminal.json, which the next command reads."""
+    token = _typing.set(True)
+    try:
+        yield
+    finally:
+        _typing.reset(token)
+
+
+def _place() -> tuple[str, str]:
+    """(folder, name of the file in it), as far as there are any."""
+    folder = os.environ.get(FOLDER, "")
+    if _typing.get():
+        state = os.environ.get("XDG_STATE_HOME", "")
+        state = state if os.path.isabs(state) else os.path.expanduser("~/.local/state")
+        return folder or os.path.join(state, "tiledask"), "terminal"
+    # a corrected walkthrough comes as 08_idle_time-2 and asks the same
+    return folder, re.sub(r"-\d+$", "", Path(os.environ.get(_NOTEBOOK, "")).stem)
 
 
 def here() -> Kept:
-    """What is kept for the notebook of this kernel."""
-    folder = os.environ.get(FOLDER, "")
-    # a corrected walkthrough comes as 08_idle_time-2 and asks the same
-    notebook = re.sub(r"-\d+$", "", Path(os.environ.get(_NOTEBOOK, "")).stem)
+    """What is kept for the notebook of this kernel, or for the command line."""
+    folder, notebook = _place()
     with _LOCK:
         if (folder, notebook) not in _open:
             path = Path(folder) / f"{notebook}.json" if folder and notebook else None
@@ -100,8 +126,7 @@ def here() -> Kept:
 
 def notebooks() -> list[Kept]:
     """What is kept for all notebooks, by name; of this one as it is now."""
-    mine = here()
-    folder = os.environ.get(FOLDER, "")
+    mine, (folder, _) = here(), _place()
     others = (
         Kept(path.stem, path)
         for path in (Path(folder).glob("*.json") if folder else ())

@@ -1,12 +1,43 @@
-"""The score: how many predictions were made, and how near they came."""
+"""The score: predictions made and how near they came, tasks tried, solved, and their stars."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from tiledask.lab.learner.kept import here, notebooks
+from tiledask.lab.learner.kept import TASKS, Kept, here, notebooks
 from tiledask.plan import html
 
-__all__ = ["Score", "score"]
+__all__ = ["Counts", "Score", "score"]
+
+
+class Counts(NamedTuple):
+    """Of a notebook, of the command line, or of all."""
+
+    asked: int = 0
+    made: int = 0
+    exact: int = 0
+    stars: int = 0
+    """Of predictions, 3 at most for each."""
+    tried: int = 0
+    """Tasks to which there was an answer."""
+    solved: int = 0
+    task_stars: int = 0
+    """The best that each task tried has had, 3 at most."""
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Predicted, exact, stars; solved, stars."""
+        return (
+            f"{self.made} of {self.asked}",
+            str(self.exact),
+            f"{self.stars} of {3 * self.asked}",
+            f"{self.solved} of {self.tried}",
+            f"{self.task_stars} of {3 * self.tried}",
+        )
+
+    def __str__(self) -> str:
+        predicted, exact, stars, solved, more = self.cells
+        of_tasks = f"; {solved} tasks solved, {more} stars" if self.tried else ""
+        return f"{predicted} predicted, {exact} exact, {stars} stars{of_tasks}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -14,51 +45,51 @@ class Score:
     """A line for this notebook, and one for each other that was begun."""
 
     notebook: str
-    rows: dict[str, tuple[int, int, int, int]]
-    """Notebook -> predictions asked, made, exact, and stars of all."""
+    rows: dict[str, Counts]
 
     @property
-    def total(self) -> tuple[int, int, int, int]:
+    def total(self) -> Counts:
         """The sums over all notebooks."""
-        asked, made, exact, stars = map(sum, zip(*self.rows.values(), strict=True))
-        return asked, made, exact, stars
+        return Counts(*map(sum, zip(*self.rows.values(), strict=True)))
 
     def __repr__(self) -> str:
-        lines = [_line(name or "here", row) for name, row in self.rows.items()]
-        return "\n".join([*lines, *([_line("all", self.total)] if len(lines) > 1 else [])])
+        lines = [f"{name or 'here'}: {row}" for name, row in self.rows.items()]
+        return "\n".join([*lines, *([f"all: {self.total}"] if len(lines) > 1 else [])])
 
     def _repr_html_(self) -> str:
-        rows = [(name or "here", *_shown(row)) for name, row in self.rows.items()]
+        head = ("notebook", "predicted", "exact", "stars", "tasks solved", "stars")
+        rows = [(name or "here", *row.cells) for name, row in self.rows.items()]
         if len(rows) > 1:
-            rows.append(("all", *_shown(self.total)))
+            rows.append(("all", *self.total.cells))
         bold = [i for i, name in enumerate(self.rows) if name == self.notebook]
-        return html.table(("notebook", "predicted", "exact", "stars"), rows, first="th", bold=bold)
+        return html.table(head, rows, first="th", bold=bold)
 
 
 def score() -> Score:
-    """How many of this notebook's predictions were made and how near they came; all notebooks too.
+    """How many of this notebook's predictions were made and how near they came, and how many of
+    the tasks that were tried are solved; all notebooks too, and the command line.
 
     A prediction counts once its cell has run. What is exact has three stars, within 10 % two,
-    within a factor of 2 one.
+    within a factor of 2 one. A task has its best answer's.
 
     >>> isinstance(score(), Score)
     True
     """
-    found = {each.notebook: _row([*each.all().values()]) for each in notebooks()}
+    found = {each.notebook: _counts(each) for each in notebooks()}
     return Score(here().notebook, found)
 
 
-def _row(predictions: list[dict[str, Any]]) -> tuple[int, int, int, int]:
-    made = [facts for facts in predictions if facts.get("value") is not None]
+def _counts(kept: Kept) -> Counts:
+    asked = [*kept.all().values()]
+    made = [facts for facts in asked if facts.get("value") is not None]
     stars = [facts.get("stars") or 0 for facts in made]
-    return len(predictions), len(made), stars.count(3), sum(stars)
-
-
-def _shown(row: tuple[int, int, int, int]) -> tuple[str, str, str]:
-    asked, made, exact, stars = row
-    return f"{made} of {asked}", str(exact), f"{stars} of {3 * asked}"
-
-
-def _line(name: str, row: tuple[int, int, int, int]) -> str:
-    predicted, exact, stars = _shown(row)
-    return f"{name}: {predicted} predicted, {exact} exact, {stars} stars"
+    tried = [facts for facts in kept.all(TASKS).values() if facts.get("tries")]
+    return Counts(
+        len(asked),
+        len(made),
+        stars.count(3),
+        sum(stars),
+        len(tried),
+        sum(bool(facts.get("solved")) for facts in tried),
+        sum(facts.get("stars") or 0 for facts in tried),
+    )

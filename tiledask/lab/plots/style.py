@@ -33,6 +33,8 @@ __all__ = [
     "ink_on",
     "lighter",
     "look",
+    "mark_box",
+    "mark_excess",
     "styled",
 ]
 
@@ -208,4 +210,38 @@ def fitting_text(axes: "Axes", box: tuple, words: str, colour, size: float = 7.5
             color=ink_on(colour),
             clip_on=True,
             gid="in-box",
+        )
+
+
+def mark_box(axes: "Axes", box: tuple, words: str) -> None:
+    """Draw a red frame around what is wrong in ``box`` (x, y, width, height in data)."""
+    from matplotlib.patches import Rectangle
+
+    x, y, width, height = box
+    frame = Rectangle(
+        (x, y),
+        width,
+        height,
+        fill=False,
+        edgecolor=RED,
+        linewidth=2,
+        zorder=6,
+        gid=f"wrong {words}",
+    )
+    axes.add_patch(frame)
+
+
+def mark_excess(axes: "Axes", row: float, limit: float, reached: float, height: float) -> None:
+    """Hatch in red what the bar of a row has above its limit; nothing if it keeps to it."""
+    if reached > limit * (1 + 1e-9):
+        axes.barh(
+            row,
+            reached - limit,
+            height,
+            left=limit,
+            color="none",
+            hatch="xxxx",
+            edgecolor=RED,
+            gid="wrong excess",
+            zorder=4,
         )

@@ -8,10 +8,11 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.judging.result import Best, within
 from tiledask.lab.puzzles.fields import LONGEST, Reader, choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
+from tiledask.lab.puzzles.lost_time import idle_parts
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -70,6 +71,15 @@ def _measures(inputs: Inputs, value: Choice) -> dict[str, float]:
     return values
 
 
+def _measure(inputs: Inputs, value: Choice) -> Measured:
+    run = run_choice(inputs, value)
+    chunks = chunks_of({**inputs, **value})
+    kept = ", ".join(f"{n / chunks:g}" for n in run.peak_in_flight)
+    lost = idle_parts(run)
+    where = {"idle": lost, "makespan": lost, "share": lost, "kept": f"by device {kept}"}
+    return Measured(_measures(inputs, value), where=where)
+
+
 def _options(inputs: Inputs) -> dict[str, list]:
     """The values that each open name may have."""
     options = {}
@@ -120,14 +130,14 @@ def _read(inputs: Inputs, answer: Any) -> Choice:
     if isinstance(answer, Mapping):
         odd = sorted(map(str, set(answer) ^ set(options)))
         if odd:
-            raise ScheduleError(f"choose exactly {' and '.join(options)}; look at {', '.join(odd)}")
+            raise ConfigError(f"choose exactly {' and '.join(options)}; look at {', '.join(odd)}")
         given = [answer[name] for name in options]
     elif isinstance(answer, str):
         given = [word.strip() for word in answer.split(",")]
     else:
         given = list(answer) if isinstance(answer, tuple | list) else [answer]
     if len(given) != len(options):
-        raise ScheduleError(
+        raise ConfigError(
             f"choose {' and '.join(options)}, {len(options)} in all and in this order; "
             f"got {answer!r}, which is {len(given)}"
         )
@@ -144,14 +154,14 @@ def _one_of(name: str, values: list, word: Any) -> Any:
         if not isinstance(word, bool) and (word == value or _means(word, value)):
             return value
     if isinstance(values[0], str):
-        raise ScheduleError(f"{name} is one of {', '.join(values)}; got {word!r}")
+        raise ConfigError(f"{name} is one of {', '.join(values)}; got {word!r}")
     several = len(values) > 8 and values == list(range(values[0], values[-1] + 1))
     allowed = (
         f"a whole number from {values[0]} to {values[-1]}"
         if several
         else (f"one of {', '.join(f'{v:g}' for v in values)}")
     )
-    raise ScheduleError(f"{name} is {allowed}; got {word!r}")
+    raise ConfigError(f"{name} is {allowed}; got {word!r}")
 
 
 def _means(word: Any, value: Any) -> bool:
@@ -236,9 +246,9 @@ CHOICE = Kind(
         "latency": "seconds of a transfer",
         "share": "time as a share of the rival's",
     },
-    how="a value for each open name, in order, for example '1f1b, 16'",
+    how="a value for each open name, in order: a number, or for example '1f1b, 16'",
     read=_read,
-    measure=lambda inputs, value: Measured(_measures(inputs, value)),
+    measure=_measure,
     best=_best,
     solve=_solve,
     guesses=_guesses,

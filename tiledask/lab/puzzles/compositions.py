@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import PartitionError, ScheduleError
+from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.lab.judging.result import TABLE, Best, within
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
+from tiledask.lab.puzzles.lost_time import busiest, longest_wait
 from tiledask.lab.puzzles.orders import order_of
+from tiledask.plan.data import short
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import is_looped, schedule
+from tiledask.plan.pipelines.schedules import is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment
@@ -74,12 +76,16 @@ def read_unlimited(inputs: Inputs, answer: Any) -> Composition:
         answer = {"layers": layers, "schedule": order.strip()}
     parts = answer if isinstance(answer, Mapping) else {}
     if set(parts) != {"layers", "schedule"} or parts["schedule"] == "":
-        raise ScheduleError(
+        raise ConfigError(
             f"write the layers of each stage, a semicolon, and a schedule's name (or an order, a "
             f"line per device), as in '1-6 | 7-12 ; 1f1b'; got {answer!r}"
         )
-    stages = tuple(map(tuple, read_assignment(answer["layers"])))
-    _check_layers(stages, len(inputs["costs"]))
+    layers = len(inputs["costs"])
+    try:
+        stages = tuple(map(tuple, read_assignment(answer["layers"], layers, inputs["devices"])))
+    except PartitionError as error:
+        raise ConfigError(f"{error}") from None
+    _check_layers(stages, layers)
     return Composition(stages, _order_of(inputs, len(stages), answer["schedule"]))
 
 
@@ -108,10 +114,12 @@ def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
         order = order_of(order)
     elif isinstance(order, str):
         name = order.strip().lower()
-        options = {"devices": devices} if name and _looped(name) else {}
+        if name not in schedules:
+            raise ConfigError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
+        options = {"devices": devices} if is_looped(name) else {}
         order = schedule(name, stages, microbatches, **options)
     if not isinstance(order, Schedule):
-        raise ScheduleError(f"a schedule is a name, or an order as text; got {order!r}")
+        raise ConfigError(f"a schedule is a name, or an order as text; got {order!r}")
     if order.replicas > 1:
         raise ScheduleError(
             f"every stage is on one device here, and {order.name or 'this order'} has "
@@ -126,13 +134,6 @@ def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
     if not order.trains:
         raise ScheduleError("training needs backwards too; the order has only forwards")
     return order
-
-
-def _looped(name: str) -> bool:
-    try:
-        return is_looped(name)
-    except KeyError:
-        return False  # schedule() says what there is
 
 
 def stage_times(inputs: Inputs, composition: Composition) -> tuple[list[float], list[float]]:
@@ -170,7 +171,9 @@ def memory_of(inputs: Inputs, composition: Composition) -> list[float]:
 
 
 def _measure(inputs: Inputs, composition: Composition) -> Measured:
-    return Measured({"makespan": run_composition(inputs, composition).makespan})
+    run = run_composition(inputs, composition)
+    where = "; ".join(filter(None, (busiest(run), longest_wait(run))))
+    return Measured({"makespan": run.makespan}, where={"makespan": where})
 
 
 @lru_cache(maxsize=32)

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from tiledask.errors import PartitionError
+from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.judging.result import Best, within
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
@@ -27,14 +27,29 @@ def best_cut(inputs: Inputs) -> Partition:
 
 
 def _read(inputs: Inputs, answer: Any) -> Verdict:
-    verdict = judge(answer, **({"chunks": 1} | _numbers_of(inputs)))
+    numbers = {"chunks": 1} | _numbers_of(inputs)
+    try:
+        groups = read_assignment(
+            answer, len(inputs["costs"]), numbers["devices"] * numbers["chunks"]
+        )
+    except PartitionError as error:
+        raise ConfigError(f"{error}") from None
+    verdict = judge(groups, **numbers)
     if not verdict:
         raise PartitionError(f"{verdict.rule}. {verdict.reason}")
     return verdict
 
 
 def _measure(inputs: Inputs, verdict: Verdict) -> Measured:
-    return Measured({"crossings": verdict.crossings, "bottleneck": verdict.bottleneck})
+    what = "device" if inputs.get("chunks", 1) == 1 else "stage"
+    most, least = (verdict.times.index(pick(verdict.times)) for pick in (max, min))
+    layers = verdict.stages[most]
+    span = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+    where = (
+        f"{what} {most}, with {span}, is the slowest, {what} {least} takes {verdict.times[least]:g}"
+    )
+    reached = {"crossings": verdict.crossings, "bottleneck": verdict.bottleneck}
+    return Measured(reached, where={"bottleneck": where})
 
 
 def _best(inputs: Inputs, targets: Targets) -> dict[str, Best]:

@@ -42,6 +42,8 @@ class Measured:
     """By the name of the measure."""
     remarks: tuple[str, ...] = ()
     """What is wrong, worst first, where a number alone would not say it."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Measure -> what makes it so large: the device, the stage, the action."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
 from tiledask.lab.puzzles.fields import choice, counts, either, flag, number, numbers, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
+from tiledask.lab.puzzles.lost_time import fullest, longest_wait
 from tiledask.lab.puzzles.policies import order_of_policy
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
@@ -64,19 +65,23 @@ def limits_of(inputs: Inputs) -> list[int] | None:
 
 
 def order_of(answer: Any) -> Schedule:
-    """The answer as a schedule, right or wrong; ScheduleError for what is none at all."""
+    """The answer as a schedule, right or wrong; ConfigError for what is none at all, ScheduleError
+    for one that no puzzle has room for."""
     if isinstance(answer, str):
         if len(answer) > _LONGEST:
-            raise ScheduleError(
+            raise ConfigError(
                 f"an order of {len(answer)} letters is longer than any puzzle's; use at most "
                 f"{_LONGEST}"
             )
         large = re.search(r"\d{5,}", answer)
         if large:
-            raise ScheduleError(f"stages and micro-batches have 4 digits at most, got {large[0]}")
-        answer = Schedule.from_text(_in_full(answer))
+            raise ConfigError(f"stages and micro-batches have 4 digits at most, got {large[0]}")
+        try:
+            answer = Schedule.from_text(_in_full(answer))
+        except ScheduleError as error:
+            raise ConfigError(f"{error}") from None
     if not isinstance(answer, Schedule):
-        raise ScheduleError(f"write the order as text, a line per device; got {answer!r}")
+        raise ConfigError(f"write the order as text, a line per device; got {answer!r}")
     if answer.replicas > 1:
         raise ScheduleError(f"every stage is on one device here; got {answer.replicas} replicas")
     if answer.paired.any():
@@ -152,8 +157,9 @@ def run_order(inputs: Inputs, order: Schedule) -> Timeline:
 
 
 def _measure(inputs: Inputs, order: Schedule) -> Measured:
-    values = {"makespan": run_order(inputs, order).makespan, "kept": max(peak_in_flight(order))}
-    return Measured(values)
+    run = run_order(inputs, order)
+    values = {"makespan": run.makespan, "kept": max(peak_in_flight(order))}
+    return Measured(values, where={"makespan": longest_wait(run), "kept": fullest(order)})
 
 
 def _shortest(inputs: Inputs, kept: float | None = None) -> Optimum | None:

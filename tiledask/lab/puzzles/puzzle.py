@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
 from tiledask.lab.placing import Placed
 from tiledask.lab.puzzles.choices import CHOICE
@@ -19,7 +19,6 @@ from tiledask.lab.puzzles.fields import text, texts, whole
 from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
-from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ KINDS: dict[str, Kind] = {
     "order": ORDER,
     "composition": COMPOSITION,
 }
-_RULES = (PartitionError, ScheduleError)
 _KEYS = {"level", "title", "kind", "task", "inputs", "targets"}
 _MAY = {"hints", "source"}
 
@@ -44,7 +42,7 @@ class Puzzle(PuzzleSpec):
     """A task, its numbers, and the targets that an answer has to meet."""
 
     def judge(self, answer: Any) -> list[Target]:
-        """The targets that ``answer`` meets or misses; a tiledask error if it breaks a rule."""
+        """The targets that ``answer`` meets or misses; ConfigError or RuleError if it is none."""
         kind = KINDS[self.kind]
         measured = kind.measure(self.inputs, kind.read(self.inputs, self._written(answer)))
         limits = self._limits()
@@ -63,6 +61,7 @@ class Puzzle(PuzzleSpec):
                 best[name].yardstick if name in best else OPTIMUM,
                 wanted == LEAST,
                 measured.remarks,
+                measured.where.get(name, ""),
             )
             for name, wanted in self.targets.items()
         ]
@@ -157,8 +156,9 @@ class Puzzle(PuzzleSpec):
         which = "; ".join(below) or "they can not be met together"
         return [f"no answer meets the targets ({which}); allow more"]
 
-    def _repr_html_(self) -> str:
-        return f"<p><b>{html.words(self.title)}.</b> {html.words(self.question)}</p>"
+    @property
+    def heading(self) -> str:
+        return self.title
 
 
 def _says(task: str, wanted: float) -> bool:
@@ -233,7 +233,7 @@ def _read(name: str, values: dict, where: str = "") -> Puzzle:
     targets = _read_targets(fields, kind)
     try:
         kind.ready(read_inputs)
-    except _RULES as error:
+    except (ConfigError, RuleError) as error:
         raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
     hints = _take(fields, "hints", texts) if "hints" in values else []
     return Puzzle(

@@ -10,7 +10,7 @@ from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab.judging.reading import COUNT, RATIO, SECONDS, SHARE, parts, read_number
-from tiledask.lab.judging.result import WRONG, Best
+from tiledask.lab.judging.result import NEAR, WRONG, Best
 from tiledask.lab.puzzles.choices import TIMES, run_setting
 from tiledask.lab.puzzles.fields import choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
@@ -94,11 +94,15 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
 def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
     remarks = []
     for i, (right, mine) in enumerate(zip(right_answers(inputs), given, strict=True), 1):
+        ask = inputs["asks"][i - 1]
         if isinstance(right, str):
             if mine != right:
-                remarks.append(f"answer {i} is not {mine}")
+                where = f"device {ask['device']} after {ask['time']:g} s"
+                remarks.append(f"answer {i} is not {mine} ({where})")
         elif not math.isclose(mine, right, rel_tol=_CLOSE, abs_tol=1e-9):
-            remarks.append(f"answer {i}, {mine:g}, is too {'low' if mine < right else 'high'}")
+            side = "low" if mine < right else "high"
+            near = ", but near" if abs(mine - right) <= NEAR * abs(right) else ""
+            remarks.append(f"answer {i}, {mine:g}, is too {side}{near} ({ask['what']})")
     return Measured({"wrong": len(remarks)}, tuple(remarks))
 
 

@@ -7,7 +7,7 @@ device 1  ...F0 B0--- F1 B1--- ......     a dot where the device is idle
 from collections.abc import Sequence
 from typing import Any
 
-from tiledask.errors import PartitionError, ScheduleError
+from tiledask.errors import ConfigError, RuleError, ScheduleError
 from tiledask.lab.puzzles.choices import CHOICE, run_choice
 from tiledask.lab.puzzles.compositions import memory_of, read_unlimited, run_composition
 from tiledask.lab.puzzles.orders import order_of, run_order
@@ -29,7 +29,7 @@ def sketch(puzzle: Puzzle, answer: Any = None) -> str:
     try:
         if answer is not None and puzzle.kind in _SKETCHES:
             return _SKETCHES[puzzle.kind](puzzle.inputs, answer)
-    except (PartitionError, ScheduleError):
+    except (ConfigError, RuleError):
         pass
     return ""
 
@@ -37,7 +37,8 @@ def sketch(puzzle: Puzzle, answer: Any = None) -> str:
 def _cut(inputs: Any, answer: Any) -> str:
     devices, chunks, costs = inputs["devices"], inputs.get("chunks", 1), inputs["costs"]
     speeds = inputs.get("speeds", [1.0] * devices)
-    stages = stages_of(read_assignment(answer), devices, chunks)
+    groups = read_assignment(answer, len(costs), devices * chunks)
+    stages = stages_of(groups, devices, chunks)
     if sum(map(len, stages)) > 20 * len(costs):
         return ""
     times = [

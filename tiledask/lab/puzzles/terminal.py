@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.judging.result import LEAST, WRONG, Result
+from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
 from tiledask.lab.puzzles.sketch import sketch
 from tiledask.lab.table import Grid, say
@@ -22,27 +23,41 @@ __all__ = ["answer_of", "list_all", "play"]
 _BYTES = {"memory", "capacity", "weights", "activations"}
 
 
+@at_terminal()
 def list_all(console: "Console", more: Sequence[dict] = ()) -> tuple[int, list[dict]]:
-    """Print the levels, and ``more`` behind them; (0, what was printed)."""
-    columns = ("level", "name", "title", "kind")
-    levels = [{name: getattr(puzzle, name) for name in columns} for puzzle in puzzle_levels()]
-    rows = [tuple(each.values()) for each in (*levels, *more)]
-    console.print(Grid(columns, rows, left=(1, 2, 3)))
-    return 0, [*levels, *more]
+    """Print the levels, and ``more``, with the stars of answers so far; (0, what was printed)."""
+    known = here().all(TASKS)
+    heads = [*map(_head, puzzle_levels()), *more]
+    found = [{**head, "stars": known.get(head["name"], {}).get("stars", 0)} for head in heads]
+    solved = sum(known.get(head["name"], {}).get("solved", False) for head in heads)
+    rows = [(*list(each.values())[:4], "★" * each["stars"]) for each in found]
+    console.print(Grid(("level", "name", "title", "kind", "stars"), rows, left=(1, 2, 3, 4)))
+    say(console, f"{solved} of {len(found)} solved")
+    return 0, found
 
 
+def _head(puzzle: Puzzle) -> dict:
+    return {
+        "level": puzzle.level,
+        "name": puzzle.name,
+        "title": puzzle.title,
+        "kind": puzzle.kind,
+    }
+
+
+@at_terminal()
 def play(
     name: str,
     answers: Sequence[str],
     console: "Console",
-    hints: int = 0,
+    hint: bool = False,
     figure: str | None = None,
     verify: bool = False,
 ) -> tuple[int, dict]:
     """Show a puzzle, or judge answers to it; (1 if one is refused or does not solve it, all said).
 
-    An answer may be a file's name, or "-" for standard input. ``verify`` looks at the puzzle
-    itself, and 1 then says that it can not be set.
+    An answer may be a file's name, or "-" for standard input. ``hint``: one more than last time.
+    ``verify`` looks at the puzzle itself, and 1 then says that it can not be set.
     """
     if figure:
         check_figure(figure)
@@ -57,24 +72,22 @@ def play(
         if len(answers) > 1:
             say(console, "", bold=word)
         _print_result(puzzle, answer_of(word), result, console)
-    for _ in range(hints):
-        say(console, str(puzzle.hint()), wrap=True)
+    hinted = puzzle.hint() if hint else None
+    if hinted:
+        say(console, str(hinted), wrap=True)
     wrong = puzzle.verify() if verify else ()
     for sentence in wrong or (("it can be set: solvable, and not at once",) if verify else ()):
         say(console, f"{puzzle.name}: {sentence}")
     if figure:
         save_figure(puzzle.draw(answer_of(answers[-1]) if answers else None), figure)
     said = {
-        "level": puzzle.level,
-        "name": puzzle.name,
-        "title": puzzle.title,
-        "kind": puzzle.kind,
+        **_head(puzzle),
         "task": puzzle.question,
         "inputs": dict(puzzle.inputs),
         "targets": dict(puzzle.targets),
         "results": [result.to_dict() for result in results],
     }
-    said |= {"hints": list(puzzle.hints)} if hints else {}
+    said |= {"hint": str(hinted)} if hinted else {}
     said |= {"wrong": list(wrong)} if verify else {}
     return int(bool(wrong) or not all(results)), said
 
@@ -128,7 +141,8 @@ def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console
         if t.name == WRONG:
             continue
         best = f", best {t.beside}" if t.beside and result else ""
-        say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best})")
+        off = f": {t.offence}" if t.offence else ""
+        say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}", wrap=True)
     if result.score:
         say(console, result.score)
 

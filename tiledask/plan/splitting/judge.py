@@ -38,6 +38,10 @@ class Verdict:
     """Largest stage time; None if a layer has no one place."""
     optimum: float
     """The smallest bottleneck that any legal split has; exact."""
+    stages: tuple[tuple[int, ...], ...] = ()
+    """The layers of each stage; empty if a layer has no one place."""
+    times: tuple[float, ...] = ()
+    """Of each stage."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -78,6 +82,8 @@ def judge(
       - the layers of each device, counted from 1: ``[[1, 2, 3], [4, 5, 6]]`` or ranges,
       - the same as text: ``"1-3 | 4-6"`` or ``"[1-3][4-6]"`` or ``"1,2,3 | 4,5,6"``,
       - the device of each layer, counted from 0: ``[0, 0, 0, 1, 1, 1]``,
+      - how many layers each device has, or the bounds between them, where it is said how many
+        layers and devices there are: ``(3, 3)``, ``(0, 3, 6)``,
       - a :class:`Partition`.
 
     With ``chunks`` above 1 a device holds so many stages, assigned round the devices: stage s is on
@@ -105,11 +111,13 @@ def judge(
         if costs is None and layers in (None, len(assignment.costs)):
             costs, communication = assignment.costs, assignment.communication or None
             speeds = assignment.speeds
-    groups = read_assignment(assignment)
-    if layers is None:
-        layers = len(costs) if costs is not None else max((n for g in groups for n in g), default=0)
-    devices = len(groups) if devices is None else count(devices, "devices")
     chunks = 1 if chunks is None else count(chunks, "chunks")
+    layers = len(costs) if layers is None and costs is not None else layers
+    known = None if devices is None else count(devices, "devices")
+    groups = read_assignment(assignment, layers, known and known * chunks)
+    if layers is None:
+        layers = max((n for g in groups for n in g), default=0)
+    devices = known or len(groups)
     costs = layer_costs(layers) if costs is None else list(costs)
     if len(costs) != layers:
         raise PartitionError(f"{len(costs)} costs do not describe {layers} layers: give one each")
@@ -125,7 +133,8 @@ def judge(
         for n in group:
             place[n - 1] = s % devices
     crossings = sum(a != b for a, b in pairwise(place))
-    slowest = max(_stage_times(stages, place, costs, speeds, communication))
+    times = tuple(_stage_times(stages, place, costs, speeds, communication))
+    slowest, each = max(times), (tuple(map(tuple, stages)), times)
     caps = [] if memory is None or capacity is None else capacities(capacity, devices)
     broken = (
         _not_layerwise(stages, place, crossings, devices, chunks)
@@ -133,10 +142,10 @@ def judge(
         or _over_memory(place, () if memory is None else memory, caps)
     )
     if broken:
-        return Verdict(False, *broken, crossings, slowest, best)
+        return Verdict(False, *broken, crossings, slowest, best, *each)
     what = "device" if chunks == 1 else "stage"
     reason = f"The slowest {what} takes {slowest:g}; the best possible is {best:g}."
-    return Verdict(True, "", reason, crossings, slowest, best)
+    return Verdict(True, "", reason, crossings, slowest, best, *each)
 
 
 def _stage_times(

@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.fitting.fit import Fit, fits
@@ -13,6 +13,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
 from tiledask.plan.inputs.load import load_cluster, load_model
 from tiledask.plan.inputs.model import Model
+from tiledask.plan.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,13 +24,17 @@ __all__ = ["copies_that_fit", "fewest_gpus", "layouts_that_fit"]
 def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16) -> Exercise:
     """Find a Layout with which ``model`` trains on the fewest of ``most`` devices."""
     spec, what = load_cluster(f"{most}x{device}"), load_model(model)
+    best = min(layout.devices for layout in layouts_that_fit(what, spec))
+    room = format_bytes(spec.device.memory_bytes)
 
     def measure(answer: Any) -> list[Target]:
         fit = _fit(what, answer, spec)
         if fit.verdict != "fits":
-            raise ConfigError(f'the verdict is "{fit.verdict}": {fit.reason}')
-        best = min(layout.devices for layout in layouts_that_fit(what, spec))
-        return [Target("GPUs", best, answer.devices, best)]
+            raise RuleError(f'the verdict is "{fit.verdict}": {fit.reason}')
+        place, _, tensor = fit.memory.ledger.binding
+        largest = format_bytes(fit.memory.ledger.by_tensor(place)[tensor])
+        where = f"on the fullest the {tensor} take most, {largest}: share or cut them further"
+        return [Target("GPUs", best, answer.devices, best, where=where)]
 
     def figure(answer: Any) -> "Figure":
         layout = Layout() if answer is None else answer
@@ -37,14 +42,34 @@ def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16)
         title = f"{model} on {layout.devices} {device}, without overhead: {layout}"
         return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
 
-    return Exercise(name="the fewest GPUs", measured=measure, drawn=figure)
+    return Exercise(
+        name="the fewest GPUs",
+        question=(
+            f"Train {model} (16 bytes per parameter, sequences of 2,048 tokens, one per "
+            f"micro-batch) on {device}s of {room}, {spec.devices_per_node} to a node. Find a "
+            f'layout with the verdict "fits" on at most {best} GPUs; tp may be at most '
+            f"{spec.devices_per_node}."
+        ),
+        form="a td.Layout, for example td.Layout(tp=2, pp=4)",
+        hints=(
+            "Where are the 16 bytes of each parameter, and which of dp, tp, pp and zero shares "
+            "each of them out?",
+            "What is left of a device beside the states is for activations: recompute='full' and "
+            "sequence_parallel=True make them small.",
+            "With zero=3 every state is shared by all dp x tp GPUs. Divide the states by the "
+            "number of GPUs, add the overhead that td.fits(...).overhead names, and take the first "
+            "number, a product of dp and a tp of the node, that leaves a gigabyte.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _fit(model: Model, layout: Any, spec: ClusterSpec) -> Fit:
     if not isinstance(layout, Layout):
         raise ConfigError(f"an answer is a Layout such as td.Layout(tp=2, pp=4), got {layout!r}")
     if layout.tp > spec.devices_per_node:
-        raise ConfigError(
+        raise RuleError(
             f"tp={layout.tp} would leave the node of {spec.devices_per_node} GPUs; "
             f"use tp of {spec.devices_per_node} or less"
         )
@@ -95,10 +120,25 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         fewer = dp > 1 and fit(zero, dp - 1).verdict == "fits"
         return fit(zero, dp).verdict == "fits" and not fewer
 
+    def remark(zero: int, dp: int | None) -> str:
+        """What is wrong with ``dp``, and in which direction."""
+        if dp is None:
+            return f"ZeRO-{zero}: None, and there is a number of GPUs with which it fits"
+        found, at = fit(zero, dp), f"ZeRO-{zero} on {dp:,} GPU{'s' * (dp > 1)}"
+        if found.verdict == "fits":
+            far = dp > 3 and fit(zero, dp // 2).verdict == "fits"
+            return f"{at} fits, and so it does on fewer" + (", on half as many too" if far else "")
+        low, high = map(format_bytes, found.band)
+        nearly = found.verdict == "tight"
+        return (
+            f"{at} does not fit{', but nearly' if nearly else ''}: {low}, with overhead {high}, of "
+            f"{format_bytes(found.capacity)} each"
+        )
+
     def measure(answer: Any) -> list[Target]:
         numbers = _degrees(answer)
-        wrong = sum(not right(zero, dp) for zero, dp in enumerate(numbers))
-        return [Target("ZeRO stages judged wrongly", 0, wrong, 0)]
+        wrong = [remark(zero, dp) for zero, dp in enumerate(numbers) if not right(zero, dp)]
+        return [Target("ZeRO stages judged wrongly", 0, len(wrong), 0, remarks=wrong)]
 
     def figure(answer: Any) -> "Figure":
         numbers = (1,) * 4 if answer is None else _degrees(answer)
@@ -111,7 +151,29 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         title = f"{model} on {device}: bytes per data-parallel GPU, without overhead"
         return plots.memory_bars(ledgers, one.device.memory_bytes, place="GPU", title=title)
 
-    return Exercise(name="how many copies fit", measured=measure, drawn=figure)
+    return Exercise(
+        name="how many copies fit",
+        question=(
+            f"{model} on {device}s, {format_bytes(one.device.memory_bytes)} each: full copies, "
+            f"everything recomputed, one sequence each. For each of the 4 ZeRO stages 0, 1, 2 and "
+            f'3 give the fewest data-parallel GPUs with which it fits (verdict "fits"), or None if '
+            f"no number of GPUs helps; 0 stages may be judged wrongly."
+        ),
+        form="a tuple of four, for ZeRO 0, 1, 2 and 3: numbers of GPUs or None, for example "
+        "(1, 2, 4, None)",
+        hints=(
+            "Which of weights, gradients and optimizer states does each stage still keep whole?",
+            "What stays whole has to fit by itself, whatever the number of GPUs: 13 billion "
+            "parameters times the bytes of what isn't shared."
+            if model == "llama-2-13b"
+            else "What stays whole has to fit by itself, whatever the number of GPUs.",
+            "What is shared is divided by the number of GPUs; with what stays whole, activations "
+            "and overhead it must not exceed a device. td.fits(model, td.Layout(dp=..., zero=..., "
+            'recompute="full"), cluster) tells for any number.',
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _degrees(answer: Any) -> tuple[int | None, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, mark_box, styled
 from tiledask.tile.memory.pool import Pool, Refused
 
 if TYPE_CHECKING:
@@ -49,13 +49,17 @@ def layer_too_large(ranks: int = 4) -> Exercise:
 
     def measure(answer: Any) -> list[Target]:
         given = _answer(answer)
-        wrong = [s for s in STRATEGIES if given[s] != survived(s, ranks)]
+        wrong = _misjudged(given, ranks)
         name = f"judged wrongly ({', '.join(wrong)})" if wrong else "judged wrongly"
         fewest = next(n for n in range(1, 64) if _run("columns", "adam", n))
         refused = 0 if _run("columns", "adam", given["ranks for adam"]) else 1
+        too_few = (
+            f"on {given['ranks for adam']} devices Adam by columns is refused: too few; each would "
+            f"hold {4 * 26 / given['ranks for adam']:.3g} GB in four arrays"
+        )
         return [
-            Target(name, 0, len(wrong), 0),
-            Target("runs with Adam that were refused", 0, refused, 0),
+            Target(name, 0, len(wrong), 0, remarks=tuple(wrong.values())),
+            Target("runs with Adam that were refused", 0, refused, 0, remarks=(too_few,)),
             Target("ranks for adam", fewest, given["ranks for adam"], fewest, least=True),
         ]
 
@@ -63,7 +67,53 @@ def layer_too_large(ranks: int = 4) -> Exercise:
         given = None if answer is None else _answer(answer)
         return _bars(ranks, given)
 
-    return Exercise(name="a layer too large", measured=measure, drawn=figure)
+    return Exercise(
+        name="a layer too large",
+        question=(
+            f"One matrix of 26 GB in single precision, {ranks} devices of 24 GB. How far does each "
+            f"strategy come: not even the forward pass (None), 'forward' (the weights), 'sgd' (and "
+            f"a gradient), 'momentum' (and one more array of that size) or 'adam' (and two more)? "
+            f"'copies' is data parallelism, 'smaller batches' accumulates gradients over parts of "
+            f"a batch, 'a layer each' puts whole layers on devices, 'columns' and 'rows' split "
+            f"the matrix; 0 may be judged wrongly. And on how many devices does it train with "
+            f"Adam, by columns? Give the fewest."
+        ),
+        form=(
+            "a dict of the heaviest that works, for example {'copies': 'forward', "
+            "'smaller batches': None, 'a layer each': None, 'columns': 'sgd', 'rows': 'sgd', "
+            "'ranks for adam': 12}"
+        ),
+        hints=(
+            "What does a device hold of the matrix under each strategy? A smaller batch has "
+            "smaller activations, and weights of the same size.",
+            "Who holds the matrix whole needs 26 GB before anything runs; who cuts it holds "
+            f"26 GB / {ranks}, once for each array.",
+            "Of arrays of 26 / p GB each, 'forward' has one, 'sgd' 2, 'momentum' 3 and 'adam' 4: "
+            "how many stay below 24 GB? For Adam turn that round and ask for p.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _misjudged(given: Mapping[str, Any], ranks: int) -> dict[str, str]:
+    """Strategy -> what is wrong with the answer to it, and in which direction."""
+    found = {}
+    for strategy in STRATEGIES:
+        said, runs = given[strategy], survived(strategy, ranks)
+        if said == runs:
+            continue
+        if said is None:
+            found[strategy] = f"'{strategy}' works at least forward, and you say not at all"
+        elif runs is None or LEVELS[said] > LEVELS[runs]:
+            each = 26 / ranks if strategy in ("columns", "rows") else 26
+            found[strategy] = (
+                f"'{strategy}' with '{said}' is refused: {LEVELS[said]} x {each:g} GB on a device "
+                f"of 24"
+            )
+        else:
+            found[strategy] = f"'{strategy}' comes further than '{said}': there is still room"
+    return found
 
 
 def _answer(answer: Any) -> dict[str, Any]:
@@ -156,6 +206,7 @@ def _run(strategy: str, level: str, ranks: int) -> bool:
 @styled
 def _bars(ranks: int, given: Mapping[str, Any] | None) -> "Figure":
     """GB of each strategy, array by array, beside the device's; the answers at the right."""
+    wrong = _misjudged(given, ranks) if given else {}
     note = "" if given else " (not attempted: weights alone)"
     figure = canvas(3.4, f"26 GB of weights on {ranks} devices of 24 GB: GB on a device{note}")
     axes = figure.subplots()
@@ -174,6 +225,9 @@ def _bars(ranks: int, given: Mapping[str, Any] | None) -> "Figure":
                 label=None if row else name,
                 gid=f"{strategy} {name}",
             )
+        if given and strategy in wrong:
+            held = max(1, LEVELS.get(given[strategy], 0)) * each
+            mark_box(axes, (0, row - 0.4, held, 0.8), strategy)
         if given:
             words = f"you say: {given[strategy] or 'not at all'}"
             axes.annotate(words, (4 * each, row), (6, 0), textcoords="offset points", va="center")

@@ -4,16 +4,19 @@ answer = td.Layout(...)  ->  legal? fits?  ->  bytes, seconds, idle share, fault
                              all layouts of the task searched: the best there is    |
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
+from tiledask.lab.plots.planning.step_breakdown import PARTS
+from tiledask.lab.plots.style import mark_box
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
@@ -21,6 +24,7 @@ from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.timing.step import StepEstimate, estimate_step
+from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,9 +55,9 @@ class _Task:
                 f"an answer is a Layout such as td.Layout(tp=2, pp=4), got {answer!r}"
             )
         if answer.cp > 1:
-            raise ConfigError(f"sequences stay whole here: cp is 1, got {answer.cp}")
+            raise RuleError(f"sequences stay whole here: cp is 1, got {answer.cp}")
         if answer.sequences != self.batch:
-            raise ConfigError(
+            raise RuleError(
                 f"dp {answer.dp} x microbatch {answer.microbatch} x microbatches "
                 f"{answer.microbatches} = {answer.sequences} sequences a step, the task has "
                 f"{self.batch}; dp x microbatches of {self.batch} with microbatch 1 will do"
@@ -64,16 +68,40 @@ class _Task:
         """The plan of a layout that must fit."""
         fit = self.fit(answer)
         if fit.verdict != "fits":
-            raise ConfigError(f'the verdict is "{fit.verdict}": {fit.reason}')
+            raise RuleError(f'the verdict is "{fit.verdict}": {fit.reason}')
         return fit
 
     def step(self, layout: Layout) -> StepEstimate:
         return estimate_step(self.model, layout, self.cluster, self.recipe, self.sequence)
 
     def seconds(self, wanted: float, got: StepEstimate, best: StepEstimate) -> Target:
-        return Target(
-            "seconds a step", *(round(s, 2) for s in (wanted, got.total, best.total)), SEARCHED
+        """The target of a step's seconds; which part of it is furthest above the best step's."""
+        part = _lost(got, best)
+        where = f"most is lost to {PARTS[part][1]}, {format_seconds(getattr(got, part))}"
+        numbers = (round(s, 2) for s in (wanted, got.total, best.total))
+        return Target("seconds a step", *numbers, SEARCHED, where=where)
+
+    @property
+    def words(self) -> str:
+        """What is trained, on what."""
+        device = self.cluster.device
+        return (
+            f"{self.model.name or 'the model'} on at most {self.cluster.devices} {device.name}s of "
+            f"{format_bytes(device.memory_bytes)}, {self.cluster.devices_per_node} to a node; "
+            f"{self.batch} sequences of {self.sequence:,} tokens a step, and tensors by the recipe "
+            f"{self.recipe}"
         )
+
+    @property
+    def form(self) -> str:
+        """How an answer is written, and one that has the right number of sequences."""
+        most = self.cluster.devices_per_node
+        return f"a td.Layout, for example td.Layout(tp={most}, microbatches={self.batch})"
+
+
+def _lost(step: StepEstimate, best: StepEstimate) -> str:
+    """The part of ``step`` that is furthest above that of ``best``."""
+    return max(PARTS, key=lambda part: getattr(step, part) - getattr(best, part))
 
 
 @lru_cache(maxsize=64)
@@ -121,15 +149,41 @@ def fastest_within(
     def measure(answer: Any) -> list[Target]:
         fit, best = task.fitting(answer), _fastest(task, room)
         peak = round(fit.memory.peak / GB, 2)
+        place, moment, tensor = fit.memory.ledger.binding
+        held = format_bytes(fit.memory.ledger.by_tensor(place)[tensor])
+        where = f"stage {place} is the fullest, at {moment}, and its {tensor} take most, {held}"
         return [
-            Target("GB on the fullest device", room / GB, peak, None),
+            Target("GB on the fullest device", room / GB, peak, None, where=where),
             task.seconds((1 + within) * best.total, task.step(answer), best),
         ]
 
     def figure(answer: Any) -> "Figure":
-        return _beside(task, "the best of the search", _fastest(task, room), answer)
+        best = _fastest(task, room)
 
-    return Exercise(name="the fastest within a memory cap", measured=measure, drawn=figure)
+        def lost(step: StepEstimate) -> str:
+            return _lost(step, best) if step.total > (1 + within) * best.total else ""
+
+        return _beside(task, "the best of the search", best, answer, lost)
+
+    return Exercise(
+        name="the fastest within a memory cap",
+        question=(
+            f"Train {task.words}. The tensors may take {format_bytes(room)} on the fullest device, "
+            f"the overhead of a run not counted. Take at most {100 * within:g} % longer than the "
+            f"fastest such layout."
+        ),
+        form=task.form,
+        hints=(
+            "How many bytes are the states, if all devices share them, and what does the cap "
+            "leave for activations?",
+            "Activations shrink with recompute, sequence_parallel and smaller micro-batches. What "
+            "each of them costs is a part of the step: draw shows which.",
+            "td.search(model, cluster, batch, sequence=...) lists what fits, fastest first, and "
+            "each of its plans has a peak: take the first that keeps to the cap.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def fewest_devices(
@@ -151,7 +205,25 @@ def fewest_devices(
         ledger = fit.memory.ledger
         return plots.memory_bars(ledger, fit.capacity, place="stage", title=fill(title, 84))
 
-    return Exercise(name="the fewest devices", measured=measure, drawn=figure)
+    return Exercise(
+        name="the fewest devices",
+        question=(
+            f'Train {task.words}. The verdict has to be "fits". Find a layout on the fewest '
+            f"devices."
+        ),
+        form=task.form,
+        hints=(
+            "The bytes of a parameter times the parameters, over the room of a device without the "
+            "overhead of a run: how many devices is that at least?",
+            "Not every number of devices can be made of tp, pp and dp: tp divides the heads and "
+            "keeps to the node.",
+            "td.search(model, cluster, batch, recipe=..., devices=[n]) tries everything on n "
+            "devices, and .counts['fits'] says how much fits. Go up from the least number there "
+            "can be.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int = 2048) -> Exercise:
@@ -165,16 +237,38 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
         lines = critique(model, answer, cluster, sequence=sequence).lines
         # a fault with its numbers, without its formula
         faults = [f"{line.about}: {line.why.split('. ')[0]}" for line in lines if not line.good]
-        name = f"faults ({'; '.join(faults)})" if faults else "faults"
         return [
-            Target(name, 0, len(faults), 0),
+            Target("faults", 0, len(faults), 0, remarks=faults),
             task.seconds(before.total, task.step(answer), _fastest(task)),
         ]
 
     def figure(answer: Any) -> "Figure":
-        return _beside(task, f"before: {layout}", before, answer)
+        def lost(step: StepEstimate) -> str:
+            good = all(
+                line.good for line in critique(model, answer, cluster, sequence=sequence).lines
+            )
+            return "" if good else _lost(step, _fastest(task))
 
-    return Exercise(name="repair the plan", measured=measure, drawn=figure)
+        return _beside(task, f"before: {layout}", before, answer, lost)
+
+    return Exercise(
+        name="repair the plan",
+        question=(
+            f"Train {task.words}. This plan takes {before.total:.3g} s a step: {layout}. Change it "
+            f"until td.critique finds 0 faults, no slower than before."
+        ),
+        form=task.form,
+        hints=(
+            "td.critique(model, plan, cluster) names the faults, each with its numbers. Which of "
+            "them is about what leaves a node?",
+            "A single change may not do: what is not cut by tp must be cut by something else, and "
+            "a pipeline wants many micro-batches.",
+            "Keep tp within the node, take stages for the rest, small micro-batches, and copies as "
+            "far as memory lets you; recompute only what doesn't fit.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def shorten_bubble(
@@ -193,24 +287,59 @@ def shorten_bubble(
 
     def measure(answer: Any) -> list[Target]:
         if task.fit(answer).layout.pp < layout.pp:
-            raise ConfigError(f"the task has {layout.pp} stages or more, got pp={answer.pp}")
+            raise RuleError(f"the task has {layout.pp} stages or more, got pp={answer.pp}")
         task.fitting(answer)
         step = task.step(answer)
         idle = round(100 * step.bubble / step.total, 2)
+        chunks = f" of {answer.interleave} chunks" if answer.interleave > 1 else ""
+        where = (
+            f"{answer.pp} stages{chunks}, {answer.microbatches} micro-batches, schedule "
+            f"{answer.schedule}: the ramp is {format_seconds(step.bubble)}"
+        )
         return [
-            Target("% of a step idle in the pipeline", 100 * share, idle, None),
+            Target("% of a step idle in the pipeline", 100 * share, idle, None, where=where),
             task.seconds(before.total, step, _fastest(task, stages=layout.pp)),
         ]
 
     def figure(answer: Any) -> "Figure":
-        return _beside(task, f"before: {layout}", before, answer)
+        def lost(step: StepEstimate) -> str:
+            return "bubble" if step.bubble > share * step.total else ""
 
-    return Exercise(name="a shorter bubble", measured=measure, drawn=figure)
+        return _beside(task, f"before: {layout}", before, answer, lost)
+
+    return Exercise(
+        name="a shorter bubble",
+        question=(
+            f"Train {task.words}, in {layout.pp} stages or more. This plan is idle for "
+            f"{100 * before.bubble / before.total:.0f} % of a step: {layout}. Bring the pipeline's "
+            f'idle time down to {100 * share:g} % of a step, with the verdict "fits", no slower '
+            f"than before."
+        ),
+        form=task.form,
+        hints=(
+            "There are no more micro-batches to be had. What else divides the ramp, (p - 1) times "
+            "a stage?",
+            "Chunks (interleave=v) make stages shorter and keep more activations; schedules that "
+            "split the backward fill the ramp. Either needs memory.",
+            "sequence_parallel makes room for more chunks; interleave may be any number up to the "
+            "layers of a device that divides them. Try the divisors.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
-def _beside(task: _Task, name: str, step: StepEstimate, answer: Any) -> "Figure":
-    """Where the time goes in ``step`` and in the answer."""
+def _beside(
+    task: _Task, name: str, step: StepEstimate, answer: Any, lost: Callable[[StepEstimate], str]
+) -> "Figure":
+    """Where the time goes in ``step`` and in the answer, framed where ``lost`` says too much of it
+    goes."""
     if answer is None:
         return plots.step_breakdown({name: step}, title="Not attempted yet")
     task.fit(answer)
-    return plots.step_breakdown({name: step, f"yours: {answer}": task.step(answer)})
+    mine = task.step(answer)
+    figure = plots.step_breakdown({name: step, f"yours: {answer}": mine})
+    if part := lost(mine):
+        *_, bar = (patch for patch in figure.axes[0].patches if patch.get_gid() == part)
+        mark_box(figure.axes[0], bar.get_bbox().bounds, part)
+    return figure

@@ -13,7 +13,13 @@ from tiledask.distributed.products.matmul import matmul
 from tiledask.distributed.products.needed import ledger_of
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
-from tiledask.lab.exercises.products.placements import blocks_of, finished, moved
+from tiledask.lab.exercises.products.placements import (
+    blocks_of,
+    finished,
+    moved,
+    parts_moved,
+    wrong_numbers,
+)
 from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Placement, Tiling
@@ -58,11 +64,17 @@ def cheapest_choreography(
         plan = _planned(answer, *at)
         A, B = (distribute(x, over, p) for x, p in zip((a, b), placements, strict=True))
         C, received = finished(matmul(A, B, **answer))
-        wrong = int(np.count_nonzero(to_numpy(C) != expected))
+        parts = parts_moved(plan, a.itemsize, ("A", "B", "C"))
         return [
-            Target("MB on the fullest worker", limit / MB, held(plan, a.dtype) / MB, None),
-            Target("MB between workers", least, received / MB, least),
-            Target("wrong numbers in C", 0, wrong, 0),
+            Target(
+                "MB on the fullest worker",
+                limit / MB,
+                held(plan, a.dtype) / MB,
+                None,
+                where=_fullest(plan, a.dtype),
+            ),
+            Target("MB between workers", least, received / MB, least, where=parts),
+            wrong_numbers("C", to_numpy(C) != expected),
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -74,7 +86,33 @@ def cheapest_choreography(
         title = f"{words}, as planned\n{held(plan, a.dtype) / MB:.2f} MB on the fullest worker"
         return plots.traffic_matrix(plan.traffic(a.itemsize), title=title)
 
-    return Exercise(name="the cheapest choreography", measured=measure, drawn=figure)
+    (m, k), n, grid = a.shape, b.shape[1], " x ".join(map(str, mesh))
+    lie = "; ".join(
+        f"{name} is {', '.join(map(str, p))}" for name, p in zip("AB", placements, strict=True)
+    )
+    return Exercise(
+        name="the cheapest choreography",
+        question=(
+            f"A is {m} x {k} and B {k} x {n} in {a.dtype}, on a mesh of {grid}: {lie}. Choose the "
+            f"algorithm of td.matmul and its options, so that no worker holds more than "
+            f"{limit / MB:g} MB of A, B, C, fetched panels and partial sums, and at most "
+            f"{least:g} MB move between workers; partial sums that are left are summed, and count."
+        ),
+        form=(
+            "a dict of td.matmul's arguments: algorithm, and where it takes them panel, grid or "
+            "replication; for example {'algorithm': 'summa', 'panel': 100}"
+        ),
+        hints=(
+            "Which of m, n and k is the long one, and what would each algorithm have to bring of A "
+            "and B if it doesn't cut that one?",
+            "Cutting k leaves partial sums of C: whole ones on every rank are too large here, "
+            "those of a layer are smaller.",
+            "Layers of 2 x 1 or of 1 x 2 ranks: one of them uses how A lies already. And a panel "
+            "as wide as it comes may not fit: td.matmul takes its width.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _planned(answer: Any, a: Tiling, b: Tiling) -> ProductPlan:
@@ -111,6 +149,14 @@ def choices(a: Tiling, b: Tiling) -> Iterator[ProductPlan]:
                 yield plan_product(name, a, b, panel=panel, grid=grid)
             except PlacementError:  # not as they lie
                 continue
+
+
+def _fullest(plan: ProductPlan, dtype: np.dtype) -> str:
+    """What is held on the fullest rank, in words."""
+    ledger = Ledger.of(row for row in ledger_of(plan, dtype).rows if row.tensor != "runtime")
+    rank = ledger.binding[0]
+    parts = ", ".join(f"{name} {size / MB:.4g}" for name, size in ledger.by_tensor(rank).items())
+    return f"rank {rank} holds {parts}"
 
 
 def held(plan: ProductPlan, dtype: np.dtype) -> int:

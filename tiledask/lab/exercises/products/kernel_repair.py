@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, RuleError
+from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
 from tiledask.tile import Tile, traffic
@@ -78,19 +79,31 @@ def repaired_kernel(given: Kernel) -> Exercise:
             raise ConfigError(
                 f"an answer is a function of a, b and tile that returns a @ b, got {answer!r}"
             )
-        wrong = large = beside = 0
+        elements, products, loads = [], [], []  # (how many, the remark) of each case
         for shape, tile in product(SHAPES, TILES):
             a, b = _operands(*shape)
             c, log = _run(answer, a, b, tile)
-            wrong += int(np.count_nonzero(c != a @ b))
-            large += sum(not _within(shapes, tile) for shapes in log)
+            at = f"for {a.shape} @ {b.shape} in tiles of {tile}"
+            if (c != a @ b).any():
+                count = int(np.count_nonzero(c != a @ b))
+                # what is wrong in a part of C says more than what is wrong everywhere
+                place = 0 if count < c.size else len(elements)
+                elements.insert(place, (count, f"{_located(c, a, b, tile)}, {at}"))
+            large = [shapes for shapes in log if not _within(shapes, tile)]
+            if large:
+                sizes = " @ ".join(map(str, large[0]))
+                products.append((len(large), f"{sizes} is larger than a tile {at}"))
             wanted = traffic(*a.shape[:1], b.shape[1], a.shape[1], tile, a.itemsize).loaded
             loaded = sum(a.itemsize * int(np.prod(s)) for shapes in log for s in shapes)
-            beside += abs(loaded - wanted)
+            if loaded != wanted:
+                side = "too few: a part of A or B is never multiplied"
+                side = "too many: something is loaded twice" if loaded > wanted else side
+                far = f"{loaded:,} bytes are loaded, the formula has {wanted:,}, {side}, {at}"
+                loads.append((abs(loaded - wanted), far))
         return [
-            Target("wrong elements of C", 0, wrong, 0),
-            Target("products larger than a tile", 0, large, 0),
-            Target("bytes loaded beside the formula", 0, beside, 0),
+            _first("wrong elements of C", elements),
+            _first("products larger than a tile", products),
+            _first("bytes loaded beside the formula", loads),
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -101,7 +114,60 @@ def repaired_kernel(given: Kernel) -> Exercise:
             wrong[k] = _run(kernel, a, b, SHOWN_TILE)[0] != a @ b
         return _wrong_elements(wrong, SHOWN_TILE, ", as given" * (answer is None))
 
-    return Exercise(name="repair the kernel", measured=measure, drawn=figure)
+    return Exercise(
+        name="repair the kernel",
+        question=(
+            f"Write a function of a, b and tile that multiplies tile by tile; the one given has "
+            f"faults. It is run on {len(SHAPES)} shapes in {len(TILES)} tiles, from 1 x 1 x 1 to "
+            f"tiles larger than the matrix, with whole numbers: 0 elements of C may be wrong, 0 "
+            f"products larger than a tile, and 0 bytes loaded beside the formula of "
+            f"td.tile.traffic."
+        ),
+        form=(
+            "a function such as def mine(a, b, tile): ..., of which the result is an array like "
+            "a @ b, for example answer = mine"
+        ),
+        hints=(
+            "draw shows which elements are wrong, for one step along k and for several. Which rows "
+            "and columns of tiles are they in?",
+            "Where a tile doesn't divide the matrix the last one is smaller, and has to be done "
+            "all the same: look at where each loop ends.",
+            "What a step along k computes belongs to what the steps before it left in the same "
+            "elements of C. And range(0, n, tn) reaches every start, slices end with the array.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _first(name: str, found: list[tuple[int, str]]) -> Target:
+    """The target that there is none; of those there are, the first one's remark."""
+    return Target(name, 0, sum(n for n, _ in found), 0, remarks=[text for _, text in found[:1]])
+
+
+def _located(c: np.ndarray, a: np.ndarray, b: np.ndarray, tile: Tile) -> str:
+    """Where C is wrong, and what its wrong elements have in common."""
+    right = a @ b
+    wrong, (m, n), k, (tm, tn, tk) = c != right, right.shape, a.shape[1], tile
+    rows, columns = np.nonzero(wrong)
+    if wrong.all():
+        said = "all of C is wrong"
+        ends = range(0, k, tk)
+        steps = [a[:, p : p + tk] @ b[p : p + tk] for p in ends]
+        if len(steps) > 1 and np.array_equal(c, steps[-1]):
+            return f"{said}: it has the last of {len(steps)} steps along k alone"
+        if len(steps) > 1 and np.array_equal(c, sum(steps[:-1])):
+            return f"{said}: the last of {len(steps)} steps along k is lacking"
+        return said
+    whole = wrong[np.unique(rows)].all() or wrong[:, np.unique(columns)].all()
+    by_rows = bool(wrong[np.unique(rows)].all())
+    what, numbers, size, side = ("row", rows, m, tm) if by_rows else ("column", columns, n, tn)
+    if not whole:
+        return f"C is wrong in {span('row', rows)}, {span('column', columns)}"
+    said = f"{span(what, numbers)} of C {'is' if len(set(numbers)) == 1 else 'are'} wrong"
+    if size % side and numbers.min() == size - size % side:
+        return f"{said}: the last tile, which has {size % side} of {side} {what}s"
+    return said
 
 
 def _operands(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,12 +185,12 @@ def _run(kernel: Kernel, a: np.ndarray, b: np.ndarray, tile: Tile) -> tuple[np.n
         )
     except Exception as error:  # whatever a kernel under repair raises
         name = getattr(kernel, "__name__", "the kernel")
-        raise ConfigError(
+        raise RuleError(
             f"{name}{_signature(kernel)} raised {type(error).__name__} for {a.shape} @ {b.shape} "
             f"in tiles of {tile}: {error}"
         ) from error
     if c.shape != shape:
-        raise ConfigError(
+        raise RuleError(
             f"{a.shape} @ {b.shape} is {shape}, and the kernel returned {c.shape} in tiles of "
             f"{tile}"
         )

@@ -8,7 +8,7 @@ worker 1  |wait wait|busy busy busy busy|              idle           |
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from distributed import Worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, styled
+from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, mark_box, styled
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import TileTraffic, count_traffic
 
@@ -183,22 +183,58 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
     def measure(answer: Any) -> list[Target]:
         if not isinstance(answer, Mapping) or set(answer) != set(runs):
             raise ConfigError(
-                f"an answer is a dict with a level for each of {', '.join(runs)}, got {answer!r}"
+                f"an answer is a dict with a level for each of {', '.join(runs)}, '{BLOCKING}' or "
+                f"'{TILE}', got {answer!r}"
             )
         if unknown := sorted({str(v) for v in answer.values()} - {BLOCKING, TILE}):
             raise ConfigError(f"a level is {BLOCKING!r} or {TILE!r}, got {unknown[0]!r}")
-        wrong = [name for name, run in runs.items() if run.at_fault(rate) != answer[name]]
+        wrong = _misnamed(runs, rate, answer)
         named = f" ({', '.join(wrong)})" if wrong else ""
-        return [Target(f"levels named wrongly{named}", 0, len(wrong), 0)]
+        remarks = tuple(wrong.values())
+        return [Target(f"levels named wrongly{named}", 0, len(wrong), 0, remarks=remarks)]
 
     def figure(answer: Any) -> "Figure":
-        return _bars(runs, rate)
+        wrong = _misnamed(runs, rate, answer) if isinstance(answer, Mapping) else ()
+        return _bars(runs, rate, wrong)
 
-    return Exercise(name="which level is at fault", measured=measure, drawn=figure)
+    return Exercise(
+        name="which level is at fault",
+        question=(
+            f"{len(runs)} products were split over workers by rows, and measured: "
+            f"{', '.join(runs)}. Say for each at which level more time is lost: '{BLOCKING}', "
+            f"longest - mean busy, lost between workers, or '{TILE}', mean busy - what a good tile "
+            f"needs, lost within them. 0 may be wrong."
+        ),
+        form=f"a dict with a level for each, for example {dict.fromkeys(runs, TILE)}",
+        hints=(
+            "A worker that computes all the time may compute badly: look at the red line, where a "
+            "good tile and an even split would end.",
+            "Between workers is lost what lies right of the mean of the blue bars, pale or yellow; "
+            "within them what lies between the red line and that mean.",
+            "Put a number on both parts of each product, from the axis. Where both are bad the "
+            "larger one counts.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _misnamed(
+    runs: Mapping[str, BlockRun], rate: float, answer: Mapping[str, Any]
+) -> dict[str, str]:
+    """Product -> what is wrong with the level that was named for it."""
+    found = {}
+    for name, run in runs.items():
+        said, lost = answer.get(name), run.lost(rate)
+        if said in lost and said != run.at_fault(rate):
+            other = format_seconds(lost[BLOCKING if said == TILE else TILE])
+            here = format_seconds(max(0.0, lost[said]))
+            found[name] = f"{name}: {here} are lost at the level {said}, {other} at the other"
+    return found
 
 
 @styled
-def _bars(runs: Mapping[str, BlockRun], rate: float) -> "Figure":
+def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()) -> "Figure":
     figure = canvas(0.9 + 1.25 * len(runs), "Where did the workers' time go?")
     axes = [figure.subplots()] if len(runs) == 1 else figure.subplots(len(runs), 1)
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
@@ -220,6 +256,8 @@ def _bars(runs: Mapping[str, BlockRun], rate: float) -> "Figure":
         ax.invert_yaxis()
         ax.tick_params(axis="y", length=0)
         ax.xaxis.set_major_formatter(lambda s, _: format_seconds(s) if s else "0")
+        if name in wrong:
+            mark_box(ax, (0, -0.45, run.makespan, len(run.busy) - 0.1), name)
         ax.set_title(f"{name}: busy {run.utilisation:.0%} of the time; {run!r}", color=INK)
     for colour, words in (
         (BLUE, "in the kernel"),

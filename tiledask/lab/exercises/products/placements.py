@@ -1,5 +1,6 @@
 """Place two matrices so that their product moves the fewest bytes; run and counted."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.redistribute import redistribute
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.products.matmul import matmul
-from tiledask.errors import ConfigError, PlacementError
+from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.products.comms import redistribution, traffic_of
@@ -28,6 +29,9 @@ __all__ = [
     "fewest_planned",
     "finished",
     "moved",
+    "parts_moved",
+    "span",
+    "wrong_numbers",
 ]
 
 MB = 1_000_000
@@ -51,13 +55,18 @@ def fewest_bytes(
 
     def measure(answer: Any) -> list[Target]:
         X, A = (distribute(m, over, p) for m, p in zip((x, a), _pair(answer), strict=True))
-        held = max(map(sum, zip(X.block_bytes, A.block_bytes, strict=True))) / MB
+        each = [sum(pair) for pair in zip(X.block_bytes, A.block_bytes, strict=True)]
+        full, held = each.index(max(each)), max(each) / MB
         Y, moved = finished(matmul(X, A, algorithm="gather"))
-        wrong = int(np.count_nonzero(to_numpy(Y) != expected))
+        blocks = (
+            f"worker {full} has {X.block_bytes[full] / MB:g} MB of X and "
+            f"{A.block_bytes[full] / MB:g} of A"
+        )
+        parts = parts_moved(gather(X.tiling, A.tiling), x.dtype.itemsize, ("X", "A", "Y"))
         return [
-            Target("MB of X and A on the fullest worker", limit / MB, held, None),
-            Target("MB between workers", least, moved / MB, least),
-            Target("wrong numbers in Y", 0, wrong, 0),
+            Target("MB of X and A on the fullest worker", limit / MB, held, None, where=blocks),
+            Target("MB between workers", least, moved / MB, least, where=parts),
+            wrong_numbers("Y", to_numpy(Y) != expected),
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -70,13 +79,74 @@ def fewest_bytes(
         named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
         return plots.owners(named, title=title)
 
-    return Exercise(name="the fewest bytes", measured=measure, drawn=figure)
+    shapes = f"X is {x.shape[0]} x {x.shape[1]} and A {a.shape[0]} x {a.shape[1]} in {x.dtype}"
+    return Exercise(
+        name="the fewest bytes",
+        question=(
+            f"{shapes}, on a mesh of {' x '.join(map(str, mesh))}. Choose placements of both for "
+            f"Y = X A. No worker may hold more than {limit / MB:g} MB of X and A together when "
+            f"the product begins. If partial sums are left, they are summed with Partial() -> "
+            f"Shard(0), and those bytes count. At most {least:g} MB may move between workers."
+        ),
+        form=(
+            "two tuples, the placements of X and those of A, one for each axis of the mesh, for "
+            "example ((td.Shard(0), td.Replicate()), (td.Replicate(), td.Shard(1)))"
+        ),
+        hints=(
+            "Along one axis of the mesh, what moves if only rows of X are cut, if only columns of "
+            "A are, and if the sum over k is?",
+            "A cut that X and A share, columns of one and rows of the other, moves nothing before "
+            "the product and leaves partial sums. How large is Y beside X and A?",
+            "Treat the two axes one by one: along one of them the shared cut, along the other a "
+            "cut of one matrix alone. Count what a worker holds, and what is summed.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def parts_moved(plan: ProductPlan, itemsize: int, names: tuple[str, str, str]) -> str:
+    """What ``plan`` moves of the operands and in partial sums of the product, in words."""
+    left, right, out = names
+    here = [(rank, panel) for rank, mine in enumerate(plan.panels) for panel in mine]
+    fetched = {
+        name: itemsize * sum(p.size for r, panel in here for p in of(panel) if p.source != r)
+        for name, of in ((left, lambda panel: panel.a), (right, lambda panel: panel.b))
+    }
+    sums = moved(plan, itemsize) - sum(fetched.values())
+    return (
+        f"{fetched[left] / MB:.4g} MB of {left} move, {fetched[right] / MB:.4g} of {right} and "
+        f"{sums / MB:.4g} of partial sums of {out}"
+    )
+
+
+def wrong_numbers(name: str, wrong: np.ndarray) -> Target:
+    """The target that no element of a matrix is wrong; if some are, in which rows and columns."""
+    rows, columns = np.nonzero(wrong)
+    said = f"{name} is wrong in {span('row', rows)}, {span('column', columns)}"
+    count = int(np.count_nonzero(wrong))
+    return Target(f"wrong numbers in {name}", 0, count, 0, remarks=(said,))
+
+
+def span(what: str, numbers: Sequence[int] | np.ndarray) -> str:
+    """Numbers from the least to the largest, in words.
+
+    >>> span("row", [4, 5, 6]), span("row", [4, 6]), span("row", [4])
+    ('rows 4 to 6', 'rows 4, 6', 'row 4')
+    """
+    found = sorted({int(n) for n in numbers})
+    if len(found) == 1:
+        return f"{what} {found[0]}"
+    if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
+        return f"{what}s {found[0]} to {found[-1]}"
+    more = ", ..." if len(found) > 6 else ""
+    return f"{what}s {', '.join(map(str, found[:6]))}{more}"
 
 
 def _pair(answer: Any) -> Pair:
     pair = tuple(answer) if isinstance(answer, tuple | list) else ()
     if len(pair) != 2 or not all(isinstance(p, tuple | list) for p in pair):
-        raise PlacementError(
+        raise ConfigError(
             f"an answer is two tuples, the placements of X and those of A, for instance "
             f"((Shard(0), Replicate()), (Replicate(), Shard(1))); got {answer!r}"
         )

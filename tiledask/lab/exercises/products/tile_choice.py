@@ -10,10 +10,11 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, PALE, SKY, canvas, end_words, styled
+from tiledask.lab.plots.style import BLUE, GREY, PALE, RED, SKY, canvas, end_words, mark_box, styled
+from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.units import format_bytes
 from tiledask.tile import Config, Tile, config_of, order, predict
 from tiledask.tile.choice.residency import refusal
@@ -93,16 +94,37 @@ def tile_within(
     def measure(answer: Any) -> list[Target]:
         config = tile_of(answer)
         if config.stages < stages:
-            raise ConfigError(
+            raise RuleError(
                 f"{config.stages} stages keep copies {config.stages - 1} steps ahead; the task "
                 f"has {stages} stages or more"
             )
         found, best = predict(*size, config, device), round(1e6 * fitting[0].seconds, 2)
+        (tm, tn, tk), each = config.block, config.shared_bytes / config.stages / 1e3
+        stage = f"a stage of ({tm} + {tn}) x {tk} numbers takes {each:.4g}, {config.stages} of them"
+        reuse = f"a byte brings {2 * m * n * k / found.levels[L2].loaded:.3g} FLOP in {tm} x {tn}"
         return [
-            Target("kB of shared memory per block", limit / 1e3, config.shared_bytes / 1e3, None),
-            Target("GB into shared memory", most / 1e9, found.levels[L2].loaded / 1e9, least / 1e9),
-            Target("steps along k", steps, -(-k // config.block[2]), None),
-            Target("microseconds at least", best, round(1e6 * found.seconds, 2), best),
+            Target(
+                "kB of shared memory per block",
+                limit / 1e3,
+                config.shared_bytes / 1e3,
+                None,
+                where=stage,
+            ),
+            Target(
+                "GB into shared memory",
+                most / 1e9,
+                found.levels[L2].loaded / 1e9,
+                least / 1e9,
+                where=f"{reuse}, {intensity:g} are asked",
+            ),
+            Target("steps along k", steps, -(-k // tk), None, where=f"{k} / {tk} steps"),
+            Target(
+                "microseconds at least",
+                best,
+                round(1e6 * found.seconds, 2),
+                best,
+                where=f"bound by {found.binding}",
+            ),
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -112,9 +134,39 @@ def tile_within(
             f"{config} on {device}{note}\n{m} x {n} x {k}; "
             f"{format_bytes(config.shared_bytes)} of shared memory, {format_bytes(limit)} allowed"
         )
-        return plots.tile_levels(predict(*size, config, device).levels, title=title)
+        levels = predict(*size, config, device).levels
+        drawn = plots.tile_levels(levels, title=title)
+        if answer is not None and (config.shared_bytes > limit or levels[L2].loaded > most):
+            (panel,) = (axes for axes in drawn.axes if axes.get_title().startswith(L2))
+            (drawn_tile,) = (patch for patch in panel.patches if patch.get_gid() == "tile")
+            mark_box(panel, drawn_tile.get_bbox().bounds, L2)
+            panel.title.set_color(RED)
+        return drawn
 
-    return Exercise(name="a tile within shared memory", measured=measure, drawn=figure)
+    return Exercise(
+        name="a tile within shared memory",
+        question=(
+            f"The kernel {KERNEL} in bf16, {m} x {n} x {k} on an {device}. A block may have "
+            f"{limit / 1e3:g} kB of shared memory; keep {stages} stages or more. Bring at least "
+            f"{intensity:g} FLOP's worth of every byte into shared memory, that is "
+            f"{most / 1e9:.4g} GB at most, in at most {steps} steps along k. And be as fast as any "
+            f"such tile can be."
+        ),
+        form=(
+            f"((tm, tn, tk), stages), for example ((64, 64, 16), {stages}), with sides of "
+            f"{_or(SIDES)}, steps of {_or(STEPS)} and stages of {_or(STAGES)}"
+        ),
+        hints=(
+            "A byte that is brought in is used once for each row or column of the tile on the "
+            "other side. Which sides of C's tile give enough FLOP per byte?",
+            "2 tm tn / (2 (tm + tn)) FLOP per byte, at two bytes a number. The largest tile has "
+            "more than enough and sums that leave no registers.",
+            "A stage takes (tm + tn) x tk x 2 bytes: divide the limit by the stages, and by tm + "
+            "tn. The steps along k say how small tk may be.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def retuned(
@@ -128,22 +180,48 @@ def retuned(
     best = {device: order(*size, tiles_of(device), device)[0] for device in devices}
 
     def measure(answer: Any) -> list[Target]:
-        chosen = _chosen(answer, devices)
-        return [
-            Target(
-                f"% given away on {device}",
-                100 * within,
-                round(100 * (1 - best[device].seconds / predict(*size, config, device).seconds), 2),
-                0,
-            )
-            for device, config in chosen.items()
-        ]
+        targets = []
+        for device, config in _chosen(answer, devices).items():
+            found = predict(*size, config, device)
+            lost = round(100 * (1 - best[device].seconds / found.seconds), 2)
+            where = f"{_short(config)} is bound by {found.binding}; {_waves(size, config, device)}"
+            targets.append(Target(f"% given away on {device}", 100 * within, lost, 0, where=where))
+        return targets
 
     def figure(answer: Any) -> "Figure":
         chosen = None if answer is None else _chosen(answer, devices)
-        return _shares(size, tile_of(carried), chosen, best)
+        return _shares(size, tile_of(carried), chosen, best, within)
 
-    return Exercise(name="carried to another GPU", measured=measure, drawn=figure)
+    (m, n, k), (tile, stages) = size, carried
+    return Exercise(
+        name="carried to another GPU",
+        question=(
+            f"{' x '.join(map(str, tile))} with {stages} stages comes from another device. Choose "
+            f"tile and stages for {' and '.join(devices)}, {m} x {n} x {k} in bf16, and give away "
+            f"at most {100 * within:g} % of the best bound on each."
+        ),
+        form=(
+            f"a dict, device -> ((tm, tn, tk), stages), for example "
+            f"{dict.fromkeys(devices, ((64, 64, 16), 2))}"
+        ),
+        hints=(
+            "Does the kernel start at all? A block's shared memory is (tm + tn) x tk x 2 bytes, "
+            "times the stages.",
+            "Count tiles of C over the multiprocessors of each device: how full is the last wave?",
+            "Smaller tiles fill the last wave better until what warps read from shared memory "
+            "binds. td.tile.order lists predictions best first; look for a tile whose waves are "
+            "nearly whole and that arithmetic still binds.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _waves(size: Size, config: Config, device: str) -> str:
+    """How the tiles of C share out over the multiprocessors, in words."""
+    (m, n, _), (tm, tn, _) = size, config.block
+    tiles, count = -(-m // tm) * -(-n // tn), load_device(device).multiprocessors
+    return f"{tiles:,} tiles over {count} multiprocessors are {tiles / count:.2f} waves"
 
 
 def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config]:
@@ -157,7 +235,11 @@ def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config]:
 
 @styled
 def _shares(
-    size: Size, carried: Config, chosen: Mapping[str, Config] | None, best: Mapping
+    size: Size,
+    carried: Config,
+    chosen: Mapping[str, Config] | None,
+    best: Mapping,
+    within: float,
 ) -> "Figure":
     series = {f"as it came: {_short(carried)}": (dict.fromkeys(best, carried), SKY)}
     if chosen:
@@ -172,6 +254,8 @@ def _shares(
             axes.barh(y, share, 0.8, color=colour, gid=f"{device} {_short(config)}")
             words = f"does not start: {why.split(':')[0]}" if why else f"{share:.1%}"
             end_words(axes, share, y, f"{_short(config)}: {words}")
+            if colour == BLUE and share < 1 - within:
+                mark_box(axes, (0, y - 0.4, max(share, 0.02), 0.8), device)
             y += 1
         y += 0.6
     for name, (_, colour) in series.items():

@@ -4,6 +4,7 @@ A rank computes k and v of every kv head that its query heads look at. A kv head
 are on two ranks is computed twice.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
@@ -12,10 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, canvas, styled
+from tiledask.lab.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    canvas,
+    mark_box,
+    mark_excess,
+    styled,
+)
 from tiledask.plan.collectives.shards import deal_heads
+from tiledask.plan.data import short
 from tiledask.tile import layers as tile
 
 if TYPE_CHECKING:
@@ -82,16 +93,30 @@ def balanced_heads(
     The answer is a list of query heads for each rank. It is run, forward and backward, and
     compared with one device; the least imbalance is found by trying every assignment.
     """
-    task = _Task(query, kv, ranks, width, hidden, tokens)
+    task, kv_heads = _Task(query, kv, ranks, width, hidden, tokens), kv
     least = _least(task)
+    one, shared_one = (f"{flops / 1e6:.1f}" for flops in head_flops(hidden, width, tokens))
 
     def measure(answer: Any) -> list[Target]:
         assigned = _assigned(answer, task)
         worst, copies = _worth(assigned, task)
         best = round(least[0], 4)
+        work = list(map(task.flops, assigned))
+        full, free = work.index(max(work)), work.index(min(work))
+        fullest = (
+            f"rank {full} has {_count(len(assigned[full]), 'query head')} and "
+            f"{_count(len(task.kv_of(assigned[full])), 'kv head')}, rank {free} has "
+            f"{_count(len(assigned[free]), 'query head')}"
+        )
+        holders = {
+            kv: [r for r, heads in enumerate(assigned) if kv in task.kv_of(heads)]
+            for kv in range(kv_heads)
+        }
+        often = max(holders, key=lambda kv: len(holders[kv]))
+        shared = f"kv head {often} is computed on ranks {', '.join(map(str, holders[often]))}"
         return [
-            Target("fullest rank / even share", best, round(worst, 4), best),
-            Target("kv heads computed, all ranks", least[1], copies, least[1]),
+            Target("fullest rank / even share", best, round(worst, 4), best, where=fullest),
+            Target("kv heads computed, all ranks", least[1], copies, least[1], where=shared),
             Target("wrong results", 0, _wrong(assigned, task), 0),
         ]
 
@@ -100,24 +125,61 @@ def balanced_heads(
             split, _ = deal_heads(query, kv, ranks)
             assigned = tuple(tuple(i for at in part for i in range(*at)) for part in split.parts)
             return _bars(assigned, task, " (not attempted: in a row, as even as can be)")
-        return _bars(_assigned(answer, task), task, "")
+        return _bars(_assigned(answer, task), task, "", least[0])
 
-    return Exercise(name="balanced heads", measured=measure, drawn=figure)
+    return Exercise(
+        name="balanced heads",
+        question=(
+            f"Assign {query} query heads, which share {kv} kv heads, to {ranks} ranks. With h = "
+            f"{hidden}, heads of {width} columns and {tokens} tokens a query head takes {one} "
+            f"MFLOP and a kv head {shared_one}; a rank computes each kv head that its query heads "
+            f"look at. The fullest rank may have at most {least[0]:.4f} times an even share, with "
+            f"at most {least[1]} kv heads computed in all, and 0 wrong results."
+        ),
+        form=(
+            f"a list of query heads for each of {ranks} ranks, for example "
+            f"{[list(map(int, p)) for p in np.array_split(range(query), ranks)]}"
+        ),
+        hints=(
+            f"Query heads 0 to {task.share - 1} look at kv head 0, the next {task.share} at the "
+            f"next. Which rank in the drawing looks at two?",
+            "A rank with heads of two kv heads computes both: give every rank heads of one only.",
+            "Then share the query heads of each kv head out over ranks of its own, as evenly as "
+            "can be.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _assigned(answer: Any, task: _Task) -> Assignment:
     try:
         assigned = tuple(tuple(part) for part in answer)
-        fits = sorted(i for part in assigned for i in part) == list(range(task.query))
+        heads = [operator.index(i) for part in assigned for i in part]
     except TypeError:
-        assigned, fits = (), False
-    if len(assigned) != task.ranks or not fits:
+        assigned, heads = (), []
+    if len(assigned) != task.ranks or isinstance(answer, str):
         raise ConfigError(
             f"an answer has a list of query heads for each of {task.ranks} ranks, and every head "
             f"of 0..{task.query - 1} once, for instance "
             f"{[list(map(int, p)) for p in np.array_split(range(task.query), task.ranks)]}; "
-            f"got {answer!r}"
+            f"got {short(answer)}"
         )
+    for head in sorted({*range(task.query), *heads}):
+        on = [str(r) for r, part in enumerate(assigned) if head in part]
+        if head not in range(task.query):
+            raise PlacementError(
+                f"rank {on[0]} is given head {head}; the heads are 0 to {task.query - 1}"
+            )
+        if heads.count(head) != 1:
+            where = f"ranks {' and '.join(on)}" if len(on) > 1 else f"rank {''.join(on)} twice"
+            raise PlacementError(
+                f"query head {head} is on {where if on else 'no rank'}; every head has one place"
+            )
     return assigned
 
 
@@ -194,7 +256,9 @@ def _cut(weights: dict, query: Sequence[int], kv: Sequence[int], width: int) -> 
 
 
 @styled
-def _bars(assigned: Assignment, task: _Task, note: str) -> "Figure":
+def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf")) -> "Figure":
+    """FLOP of each rank; what is above ``most`` times an even share is hatched, and a kv head
+    beside another on its rank is framed."""
     worst, copies = _worth(assigned, task)
     title = (
         f"{task.query} query heads, {task.kv} kv heads on {task.ranks} ranks{note}\n"
@@ -207,6 +271,10 @@ def _bars(assigned: Assignment, task: _Task, note: str) -> "Figure":
         shared = kv * len(task.kv_of(heads)) / 1e6
         axes.barh(rank, asked, 0.7, color=BLUE, gid=f"rank {rank} query")
         axes.barh(rank, shared, 0.7, left=asked, color=ORANGE, gid=f"rank {rank} kv")
+        count = len(task.kv_of(heads))
+        mark_excess(axes, rank, most * task.even_share / 1e6, asked + shared, 0.7)
+        if count > 1 and most < float("inf"):
+            mark_box(axes, (asked, rank - 0.35, shared, 0.7), f"rank {rank} kv")
         words = f"query {', '.join(map(str, heads))}; kv {', '.join(map(str, task.kv_of(heads)))}"
         axes.annotate(
             words if heads else "nothing",

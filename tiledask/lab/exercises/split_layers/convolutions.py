@@ -17,11 +17,12 @@ from tiledask.distributed.convolution.lenet_plan import need
 from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import PlacementError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
+from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.exercises.split_layers import lenet_splits as splits
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, mark_excess, styled
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.tile import layers as L
 
@@ -62,30 +63,77 @@ def borrowed_rows(
     def measure(answer: Any) -> list[Target]:
         mine = _borrowed(answer, split)
         lost = _lost(mine, split, size, stride, padding)
+        lacking, idle = offences(mine)
+        remarks = [
+            f"rank {rank} lacks row {row}, so that its output {span('row', lost[rank])} "
+            f"{'is' if len(lost[rank]) == 1 else 'are'} not a number"
+            for rank, row in lacking[:1]
+        ] + [f"rank {rank} lacks rows, too" for rank, _ in lacking[1:]]
+        where = "; ".join(f"no window of rank {rank} reads row {row}" for rank, row in idle)
+        missing = sum(map(len, lost.values()))
         return [
-            Target("output rows that lack an input row", 0, lost, 0),
-            Target("rows borrowed", best, sum(map(len, mine.values())), best),
+            Target("output rows that lack an input row", 0, missing, 0, remarks=remarks),
+            Target("rows borrowed", best, sum(map(len, mine.values())), best, where=where),
         ]
 
-    def figure(answer: Any) -> "Figure":
-        mine = {} if answer is None else _borrowed(answer, split)
-        title = "Your loans" if answer is not None else "Nobody borrows yet"
-        return plots.rows_on_ranks(rows, size, stride, padding, borrowed=mine, title=title)
+    def offences(
+        mine: Mapping[int, Sequence[int]],
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """(rank, row): the first one lacking of each rank, and all that nobody reads."""
+        lacking = [(r, row) for r in right for row in sorted({*right[r]} - {*mine[r]})[:1]]
+        idle = [(r, row) for r in right for row in sorted({*mine[r]} - {*right[r]})]
+        return lacking, idle
 
-    return Exercise(name="who borrows what", measured=measure, drawn=figure)
+    def figure(answer: Any) -> "Figure":
+        if answer is None:
+            title = "Nobody borrows yet"
+            return plots.rows_on_ranks(rows, size, stride, padding, borrowed={}, title=title)
+        mine = _borrowed(answer, split)
+        lacking, idle = offences(mine)
+        marked = {r: [row for at, row in (*lacking[:1], *idle) if at == r] for r in mine}
+        title = "Your loans" + ("; in red, what is lacking or not read" * bool(lacking or idle))
+        return plots.rows_on_ranks(
+            rows, size, stride, padding, borrowed=mine, marked=marked, title=title
+        )
+
+    above, below = padding
+    return Exercise(
+        name="who borrows what",
+        question=(
+            f"{sum(rows)} rows of an image on {len(rows)} ranks, which have "
+            f"{', '.join(map(str, rows))}; windows of {size} rows with stride {stride}, {above} "
+            f"rows of zeros above and {below} below. A window belongs to the rank that has its "
+            f"middle row. Say for each rank which rows of others it needs: 0 output rows may lack "
+            f"an input row, and at most {best} rows may be borrowed in all."
+        ),
+        form=(
+            f"a dict, rank -> rows of the image, numbered from 0, for example "
+            f"{{0: ({ends[1]},), 1: ({ends[1] - 1},)}}"
+        ),
+        hints=(
+            "Where does each window begin, where is its middle, and so whose is it? draw has a "
+            "line for each, with a dot at its middle.",
+            "A rank needs what lies under its windows, from the first row of its first to the last "
+            "row of its last, and has some of that already. Zeros come from nobody.",
+            "With a stride, windows don't reach equally far over both edges of a rank: take its "
+            "first window for what it lacks above, its last for what it lacks below.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]]:
-    """``answer`` for every rank; raises PlacementError if it is none."""
+    """``answer`` for every rank; raises ConfigError or PlacementError if it is none."""
     ranks, ends = len(split.rows), (0, *accumulate(split.rows))
     if not isinstance(answer, Mapping) or not set(answer) <= set(range(ranks)):
-        raise PlacementError(
+        raise ConfigError(
             f"an answer gives ranks, 0 to {ranks - 1}, the rows that they borrow, for instance "
             f"{{0: ({ends[1]},)}}; got {answer!r}"
         )
     for rank, mine in answer.items():
         if not isinstance(mine, tuple | list | range | set):
-            raise PlacementError(f"rows of rank {rank} are a tuple such as (3, 4), got {mine!r}")
+            raise ConfigError(f"rows of rank {rank} are a tuple such as (3, 4), got {mine!r}")
     found = {rank: tuple(answer.get(rank, ())) for rank in range(ranks)}
     for rank, mine in found.items():
         for row in mine:
@@ -108,17 +156,18 @@ def _lost(
     size: int,
     stride: int,
     padding: tuple[int, int],
-) -> int:
-    """Output rows for which their rank lacks an input row."""
+) -> dict[int, list[int]]:
+    """For each rank, the output rows for which it lacks an input row."""
     image, w = np.ones((1, 1, sum(split.rows), size)), np.ones((1, 1, size, size))
     ends, outs = (0, *accumulate(split.rows)), (0, *accumulate(split.out))
-    lost = 0
+    lost = {}
     for rank, mine in borrowed.items():
         here = np.full_like(image, np.nan)
         for row in (*range(ends[rank], ends[rank + 1]), *mine):
             here[:, :, row] = image[:, :, row]
         y, _ = L.conv2d(here, w, stride=(stride, 1), padding=(padding, (0, 0)))
-        lost += int(np.isnan(y[0, 0, outs[rank] : outs[rank + 1]]).any(axis=1).sum())
+        gone = np.isnan(y[0, 0, outs[rank] : outs[rank + 1]]).any(axis=1)
+        lost[rank] = [int(i) for i in outs[rank] + np.flatnonzero(gone)]
     return lost
 
 
@@ -134,6 +183,8 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         ways = splits.checked(answer)
         weights, (x, classes), whole = _batch(images, seed)
         done = run_threads(splits.split_step, ranks, ways, weights, x, classes)
+        costs = splits.parts_of(ways, images, ranks, 4)
+        most = max(costs, key=costs.__getitem__)
         sent = sum(record.sent for record in done.records)
         loss, grads = splits.whole_gradients(ways, done.results)
         # the largest distance from the single device, as a share of the largest element
@@ -144,7 +195,13 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         )
         error = max(abs(loss - whole[0]) / whole[0], apart)
         return [
-            Target("MB that all devices send", best / MB, sent / MB, best / MB),
+            Target(
+                "MB that all devices send",
+                best / MB,
+                sent / MB,
+                best / MB,
+                where=f"most of it for {most}, {costs[most] / MB:.4g} MB",
+            ),
             Target("error of the gradients", ROUND_OFF, error, None),
         ]
 
@@ -152,10 +209,35 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
         alike = {f'all layers "{way}"': dict.fromkeys(splits.NAMES, way) for way in splits.WAYS}
         bars = {name: splits.bytes_of(ways, images, ranks, 4) for name, ways in alike.items()}
         if answer is not None:
-            bars["yours"] = splits.bytes_of(splits.checked(answer), images, ranks, 4)
-        return _bars(bars, f"LeNet, {images} images, {ranks} devices: bytes of a step")
+            costs = splits.parts_of(splits.checked(answer), images, ranks, 4)
+            bars["yours"] = sum(costs.values())
+            bars |= {f"  {part}": size for part, size in costs.items() if size}
+        return _bars(bars, f"LeNet, {images} images, {ranks} devices: bytes of a step", best)
 
-    return Exercise(name="a split for each layer", measured=measure, drawn=figure)
+    alike = splits.bytes_of(dict.fromkeys(splits.NAMES, "images"), images, ranks, 4)
+    return Exercise(
+        name="a split for each layer",
+        question=(
+            f"LeNet, {images} images, {ranks} devices. For each of its layers "
+            f"({', '.join(splits.NAMES)}) choose 'images' (all weights, some images), 'out' (some "
+            f"output units) or 'in' (some input units). Between two layers the arrays are brought "
+            f"to where they are needed. All layers by images move {alike / MB:.2f} MB in "
+            f"a step. Reach {best / MB:g} MB, with gradients that are at most {ROUND_OFF:f} of the "
+            f"largest away from a single device's."
+        ),
+        form=f"a dict with the way of each layer, for example {dict.fromkeys(splits.NAMES, 'out')}",
+        hints=(
+            "By images a layer pays for its weights; by units it pays for its activations. Which "
+            "layers have many of which?",
+            "Convolutions have few weights and many activations; one of the matrices has four "
+            "fifths of all weights. 'in' sums its outputs, 'out' wants all of its inputs "
+            "everywhere: which of the two is the smaller for it?",
+            "What stands after that matrix decides in which form its sum is wanted: whole on every "
+            "device, or shared out at once.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 @cache
@@ -193,12 +275,15 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         devices = _devices(answer)
         sent = {name: _counted(name, each * devices, devices, seed) for name in _BOTH}
         percent = 100 * sent["data parallel"] / sent["layerwise"]
+        both = " and ".join(f"{name} {nbytes / MB:.4g} MB" for name, nbytes in sent.items())
+        where = f"on {devices} devices, {each * devices} images, {both} are sent: too few images"
         return [
             Target(
                 "data parallelism's bytes in % of the layerwise split's",
                 100,
                 round(percent, 2),
                 None,
+                where=where,
             ),
             Target("devices", best, devices, best, least=True),
         ]
@@ -209,7 +294,26 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
         return _bars(bars, title)
 
-    return Exercise(name="until the layerwise split moves more", measured=measure, drawn=figure)
+    return Exercise(
+        name="until the layerwise split moves more",
+        question=(
+            f"Every device brings {each} images, so the batch grows with them. On how many devices "
+            f"does LeNet's layerwise split move more bytes than data parallelism for the first "
+            f"time? Give the fewest: data parallelism's bytes are to be at most 100 % of the "
+            f"layerwise split's."
+        ),
+        form=f"a whole number from 2 to {MOST}",
+        hints=(
+            "What data parallelism moves does not depend on the images. What does the layerwise "
+            "split move for each?",
+            "Both move p - 1 times something, so the number of devices cancels. What stays is the "
+            "size of the whole batch.",
+            "Divide twice the weights by the activations that an image moves, there and back: "
+            f"from so many images on it turns. Every device brings {each}.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 _BOTH = ("layerwise", "data parallel")
@@ -217,7 +321,7 @@ _BOTH = ("layerwise", "data parallel")
 
 def _devices(answer: Any) -> int:
     if isinstance(answer, bool) or not isinstance(answer, int) or not 2 <= answer <= MOST:
-        raise PlacementError(f"an answer is a number of devices from 2 to {MOST}, got {answer!r}")
+        raise ConfigError(f"an answer is a number of devices from 2 to {MOST}, got {answer!r}")
     return answer
 
 
@@ -229,13 +333,15 @@ def _counted(name: str, images: int, devices: int, seed: int) -> int:
 
 
 @styled
-def _bars(sizes: Mapping[str, int], title: str) -> "Figure":
-    """A bar for each number of bytes."""
+def _bars(sizes: Mapping[str, int], title: str, most: int | None = None) -> "Figure":
+    """A bar for each number of bytes; what is above ``most`` in "yours" is hatched."""
     figure = canvas(0.9 + 0.38 * len(sizes), title)
     axes = figure.subplots()
     colours = [ORANGE if name == "yours" else BLUE for name in sizes]
     bars = axes.barh(list(sizes), [size / MB for size in sizes.values()], color=colours)
     axes.bar_label(bars, fmt="%.2f MB", padding=4, color=GREY)
+    if most is not None and "yours" in sizes:
+        mark_excess(axes, list(sizes).index("yours"), most / MB, sizes["yours"] / MB, 0.8)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("MB that all devices send")

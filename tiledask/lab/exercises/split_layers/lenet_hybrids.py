@@ -4,7 +4,7 @@ hybrid_lenet     name of a way -> ranks     three training steps: bytes and FLOP
                                             compared with those of a single device
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ import numpy as np
 from tiledask.distributed.convolution.lenet_plan import PARAMETERS, Need, need_of
 from tiledask.distributed.convolution.lenet_split import WAYS, Split
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
-from tiledask.errors import PlacementError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, INK, ORANGE, canvas, styled
+from tiledask.lab.plots.style import BLUE, INK, ORANGE, canvas, mark_box, mark_excess, styled
 from tiledask.tile.datasets import load_images
 
 if TYPE_CHECKING:
@@ -60,12 +60,21 @@ def hybrid_lenet(
         run, alone = _trained(split, batch), _trained(Split(), batch)
         sent = sum(r.sent for r in run.records) / STEPS / (8 // SINGLE) / MB
         busiest = max(run.flops) * devices / sum(run.flops)
-        held = max(held["weights"] for held in run.held) / 8 / PARAMETERS
+        weights = [held["weights"] for held in run.held]
+        held, fullest = max(weights) / 8 / PARAMETERS, weights.index(max(weights))
         far = float(np.max(np.abs(run.losses / alone.losses - 1)))
+        flops = list(run.flops)
+        most, least = flops.index(max(flops)), flops.index(min(flops))
+        copies, stages, parts = split.shape
+        alone_each = Split(1, stages, parts, in_space=split.in_space)
+        within = copies * sum(need_of(alone_each, batch // copies, SINGLE).sent) / MB
+        between = f"{max(0.0, sent - within):.4g} MB of it between copies, {within:.4g} within them"
+        at = f"rank {most} has {max(flops) / max(1, min(flops)):.3g} times the work of rank {least}"
+        whole = f"rank {fullest} holds so much, in {stages} x {parts} parts of the model"
         return [
-            Target("MB that all devices send in a step", best, sent, best),
-            Target("% of the model on a device", share, round(100 * held, 2), None),
-            Target("busiest over mean FLOP", balance, round(busiest, 3), None),
+            Target("MB that all devices send in a step", best, sent, best, where=between),
+            Target("% of the model on a device", share, round(100 * held, 2), None, where=whole),
+            Target("busiest over mean FLOP", balance, round(busiest, 3), None, where=at),
             Target("losses' distance from a single device's", ROUND_OFF, far, None),
         ]
 
@@ -75,9 +84,32 @@ def hybrid_lenet(
         if answer is not None:
             split = _checked(answer, devices)
             needs[f"yours: {split}"] = need_of(split, batch, SINGLE)
-        return _bars(needs, f"LeNet, {batch} images, {devices} devices: bytes of a step")
+        title = f"LeNet, {batch} images, {devices} devices: bytes of a step"
+        return _bars(needs, title, best, lambda n: _percent(n) <= share and n.imbalance <= balance)
 
-    return Exercise(name="a hybrid for LeNet", measured=measure, drawn=figure)
+    return Exercise(
+        name="a hybrid for LeNet",
+        question=(
+            f"LeNet, {devices} devices, {batch} images. At most {share:g} % of the model fits on a "
+            f"device, and the busiest is to have at most {balance:g} times the mean work. Choose "
+            f"how many ranks each way has, so that a step moves at most {best:g} MB and losses are "
+            f"at most {ROUND_OFF:.10f} of theirs away from a single device's."
+        ),
+        form=(
+            f"a dict of ranks, '{WAYS[0]}', '{WAYS[1]}' and one of '{WAYS[2]}' or '{WAYS[3]}', "
+            f"which multiply to {devices}; for example {{'{WAYS[0]}': {devices}}}"
+        ),
+        hints=(
+            "Which ways leave the whole model on each device? Which of the rest can share the work "
+            "evenly?",
+            "Stages of so few layers are uneven, and strips of an image need all weights. "
+            "What remains sends activations to everybody: how much of it is needed?",
+            "Split the model just as far as a device's share asks for, and spend the other "
+            "devices on copies.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _splits(devices: int) -> Iterator[Split]:
@@ -93,7 +125,7 @@ def _splits(devices: int) -> Iterator[Split]:
 
 def _checked(answer: Any, devices: int) -> Split:
     if not isinstance(answer, Mapping):
-        raise PlacementError(
+        raise ConfigError(
             f"an answer is a dict of how many ranks each way has ({', '.join(WAYS)}), for instance "
             f"{{'data parallel': {devices}}}; got {answer!r}"
         )
@@ -117,8 +149,11 @@ def _percent(said: Need) -> float:
 
 
 @styled
-def _bars(needs: Mapping[str, Need], title: str) -> "Figure":
-    """A bar for each split, its bytes; in words what a device holds and how even the work is."""
+def _bars(
+    needs: Mapping[str, Need], title: str, most: float, keeps: Callable[[Need], bool]
+) -> "Figure":
+    """A bar for each split, its bytes; in words what a device holds and how even the work is. Of
+    yours what is above ``most`` MB is hatched, and it is framed unless it ``keeps`` the rest."""
     figure = canvas(0.9 + 0.42 * len(needs), title)
     axes = figure.subplots()
     sent = {name: sum(said.sent) / MB for name, said in needs.items()}
@@ -135,6 +170,10 @@ def _bars(needs: Mapping[str, Need], title: str) -> "Figure":
             fontsize=8.5,
             color=INK,
         )
+        if name.startswith("yours"):
+            mark_excess(axes, i, most, sent[name], 0.62)
+            if not keeps(said):
+                mark_box(axes, (0, i - 0.36, sent[name], 0.72), name)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.75 * max(sent.values()))
     axes.tick_params(axis="y", length=0)

@@ -20,11 +20,20 @@ from tiledask.distributed.convolution.lenet import BOUNDARIES, LENET, OUT
 from tiledask.distributed.convolution.lenet_runs import StepShare
 from tiledask.distributed.convolution.local import conv2d, conv2d_grad
 from tiledask.distributed.ranks.group import Group
-from tiledask.errors import PlacementError
+from tiledask.errors import ConfigError
 from tiledask.plan.collectives.cost import even
 from tiledask.tile import layers as L
 
-__all__ = ["NAMES", "WAYS", "bytes_of", "checked", "every", "split_step", "whole_gradients"]
+__all__ = [
+    "NAMES",
+    "WAYS",
+    "bytes_of",
+    "checked",
+    "every",
+    "parts_of",
+    "split_step",
+    "whole_gradients",
+]
 
 WHOLE, PARTIAL, UNITS, IMAGES = "whole", "partial sums", "units", "images"
 WAYS = ("images", "out", "in")
@@ -39,15 +48,15 @@ Ways = Mapping[str, str]
 
 
 def checked(answer: Any) -> dict[str, str]:
-    """``answer`` as the way of each layer, in order; raises PlacementError if it is none."""
+    """``answer`` as the way of each layer, in order; raises ConfigError if it is none."""
     if not isinstance(answer, Mapping) or set(answer) != set(NAMES):
-        raise PlacementError(
+        raise ConfigError(
             f"an answer gives each of the {len(NAMES)} layers ({', '.join(NAMES)}) its way, for "
             f"instance {dict.fromkeys(NAMES, 'out')}; got {answer!r}"
         )
     for name, way in answer.items():
         if way not in WAYS:
-            raise PlacementError(f"{name} is split by one of {', '.join(WAYS)}, got {way!r}")
+            raise ConfigError(f"{name} is split by one of {', '.join(WAYS)}, got {way!r}")
     return {name: answer[name] for name in NAMES}
 
 
@@ -66,7 +75,12 @@ def bytes_of(ways: Ways, images: int, ranks: int, itemsize: int) -> int:
     ...          256, 4, 4)
     (3097632, 26499072)
     """
-    total = 0  # numbers
+    return sum(parts_of(ways, images, ranks, itemsize).values())
+
+
+def parts_of(ways: Ways, images: int, ranks: int, itemsize: int) -> dict[str, int]:
+    """The same by what moves: the gradients of a layer's weights, the arrays behind a layer."""
+    found = {}
     for layer, after in zip(BOUNDARIES, [*BOUNDARIES[1:], None], strict=True):
         way, then = ways[layer.name], None if after is None else ways[after.name]
         # a unit of a partial sum is as large as before pooling
@@ -74,13 +88,17 @@ def bytes_of(ways: Ways, images: int, ranks: int, itemsize: int) -> int:
         sizes = images, ranks, layer.units, layer.units * layer.each
         early = sizes if full is None else (*sizes[:3], full)
         if then is None:  # the loss takes whole outputs, or those of a rank's own images
-            total += _elements(Y[way], IMAGES if way == "images" else WHOLE, *early)
+            name = f"the outputs of {layer.name}, '{way}'"
+            numbers = _elements(Y[way], IMAGES if way == "images" else WHOLE, *early)
         else:
+            name = f"what passes from {layer.name}, '{way}', to {after.name}, '{then}'"
             back = sizes if DX[then] == PARTIAL else early
-            total += _elements(Y[way], X[then], *early) + _elements(DX[then], DY[way], *back)
+            numbers = _elements(Y[way], X[then], *early) + _elements(DX[then], DY[way], *back)
+        found[name] = numbers * itemsize
         if way == "images":
-            total += 2 * (ranks - 1) * LENET[NAMES.index(layer.name)].size
-    return total * itemsize
+            weights = LENET[NAMES.index(layer.name)].size
+            found[f"the gradients of {layer.name}"] = 2 * (ranks - 1) * weights * itemsize
+    return found
 
 
 def _elements(have: str, want: str, images: int, ranks: int, units: int, each: int) -> int:

@@ -18,7 +18,17 @@ from tiledask.distributed.ranks.program import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import GREEN, INK, ORANGE, RED, SKY, canvas, ink_on, styled
+from tiledask.lab.plots.style import (
+    GREEN,
+    INK,
+    ORANGE,
+    RED,
+    SKY,
+    canvas,
+    ink_on,
+    mark_box,
+    styled,
+)
 from tiledask.tile import layers as tile
 
 if TYPE_CHECKING:
@@ -63,24 +73,54 @@ def fewest_sums(ranks: int = 4) -> Exercise:
     fewest sums with which nothing is wrong are found by running every choice of 0, 1, 2, ...
     """
 
+    least = _least(ranks)
+
     def measure(answer: Any) -> list[Target]:
         chosen = _places(answer)
         wrong, done = _wrong(chosen, ranks), _run(chosen, ranks)
         name = f"wrong results ({', '.join(wrong)})" if wrong else "wrong results"
-        least = _least(ranks)
+        _, offence = _offence(chosen, ranks) or ("", "")
         return [
-            Target(name, 0, len(wrong), 0),
-            Target("collectives a step", least, done.records.barriers.get(None, 0), least),
+            Target(name, 0, len(wrong), 0, remarks=(offence,)),
+            Target(
+                "collectives a step",
+                least,
+                done.records.barriers.get(None, 0),
+                least,
+                where=offence if not wrong else "",
+            ),
         ]
 
     def figure(answer: Any) -> "Figure":
         chosen = () if answer is None else _places(answer)
         note = " (not attempted: no sums)" if answer is None else f", {len(chosen)} summed"
-        return _chain(
-            _states(chosen, ranks), chosen, f"What {ranks} ranks have of each value{note}"
-        )
+        place, _ = _offence(chosen, ranks) or ("", "") if answer is not None else ("", "")
+        title = f"What {ranks} ranks have of each value{note}"
+        return _chain(_states(chosen, ranks), chosen, title, place)
 
-    return Exercise(name="the fewest sums", measured=measure, drawn=figure)
+    return Exercise(
+        name="the fewest sums",
+        question=(
+            f"A gated layer, x + SwiGLU(norm(x)), on {ranks} ranks: gate and up by columns, down "
+            f"by rows. An all-reduce may stand at each of {len(FORWARD + BACKWARD)} named values. "
+            f"Name those where it has to, so that 0 results are wrong (out, dx, and four weights' "
+            f"gradients) with at most {least} collectives a step."
+        ),
+        form=(
+            f"a list of places, for example ['gate', 'up']; forward there are "
+            f"{', '.join(FORWARD)}, backward {', '.join(BACKWARD)}"
+        ),
+        hints=(
+            "draw shows what the ranks have of each value. Which results are partial sums, or "
+            "wrong, without any sum?",
+            "What every rank has whole must not be summed, and what is a part of the columns must "
+            "not either: it is the next product that makes partial sums of it.",
+            "A sum of partial sums is a partial sum: where two of them meet one all-reduce behind "
+            "does for both. But the norm's gradients need it before them.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
 
 
 def _places(answer: Any) -> tuple[str, ...]:
@@ -188,6 +228,46 @@ def _least(ranks: int) -> int:
     )
 
 
+def _offence(chosen: tuple[str, ...], ranks: int) -> tuple[str, str] | None:
+    """(place, what is wrong there), the first in the order of the computation; None if all is
+    right with the fewest sums."""
+    wrong = _wrong(chosen, ranks)
+    for place in chosen:
+        fewer = tuple(p for p in chosen if p != place)
+        had = _states(fewer, ranks)[place]
+        if had in ("whole", "a part") and (wrong or had == "whole"):
+            many = "all" if had == "whole" else "its own columns"
+            too = f": summed, {ranks} times too much" if had == "whole" else ""
+            return place, f"{place} is no partial sum: each rank has {many} of it{too}"
+        if not wrong and not _wrong(fewer, ranks):
+            return place, f"nothing needs the sum of {place}"
+    parts = [place for place in _PAIRS[0] if place in chosen]
+    if wrong and len(parts) == 1:
+        (other,) = set(_PAIRS[0]) - set(parts)
+        return other, f"{parts[0]} is summed and {other} is not, and the two are added"
+    if wrong:
+        states = _states(chosen, ranks)
+        for place in states:
+            if states[place] == "a partial sum" and place in _NEEDED:
+                return place, f"{place} is a partial sum, and {_NEEDED[place]} needs all of it"
+        return wrong[0], f"{wrong[0]} is wrong"
+    if len(chosen) > _least(ranks):
+        near = next((pair for pair in _PAIRS if set(pair) <= set(chosen)), chosen[-2:])
+        return near[0], f"{' and '.join(near)} are summed one by one, and one sum would do for both"
+    return None
+
+
+_NEEDED = {
+    "y": "out, which adds x to it once,",
+    "dnormed": "the norm's gradient",
+    "dx_norm": "dx, which adds dout to it once,",
+    "dw_norm": "the norm's weight, which every rank has,",
+}
+"""Values that the layer makes partial sums of -> what cannot do with them."""
+_PAIRS = (("from_gate", "from_up"), ("dx_norm", "dw_norm"))
+"""Sums of one value in two parts."""
+
+
 def _states(chosen: tuple[str, ...], ranks: int) -> dict[str, str]:
     """Place -> what the ranks have of the value that one device has there."""
     alone, _ = _layer(lambda _, value: value, *_given())
@@ -208,8 +288,11 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @styled
-def _chain(states: dict[str, str], chosen: tuple[str, ...], title: str) -> "Figure":
-    """Boxes in the order of the computation, by what the ranks have after the sum, if any."""
+def _chain(
+    states: dict[str, str], chosen: tuple[str, ...], title: str, offence: str = ""
+) -> "Figure":
+    """Boxes in the order of the computation, by what the ranks have after the sum, if any; the
+    place of the first offence in a frame."""
     figure = canvas(2.6, title)
     axes = figure.subplots()
     for y, (way, places) in enumerate((("forward", FORWARD), ("backward", BACKWARD))):
@@ -226,6 +309,8 @@ def _chain(states: dict[str, str], chosen: tuple[str, ...], title: str) -> "Figu
                 linewidth=2,
                 gid=f"{place}: {states[place]}",
             )
+            if place == offence:
+                mark_box(axes, (x - 0.04, y - 0.36, 0.98, 0.72), place)
             words = f"sum of\n{place}" if here else place
             axes.text(
                 x + 0.45,

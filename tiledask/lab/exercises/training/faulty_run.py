@@ -114,8 +114,13 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             for name, run in runs.items()
             if _verdict(run, "float64", JUDGED, "float64") != "round-off"
         }
+        run = runs[answer]
+        sound = (
+            f"{answer} is sound: run again in float64 it lies no further from one device than "
+            f"round-off explains; {run.dtype} alone is no fault"
+        )
         return [
-            Target("sound runs accused", 0, int(answer not in wrong), 0),
+            Target("sound runs accused", 0, int(answer not in wrong), 0, remarks=(sound,)),
             Target("faulty runs at large", 0, len(wrong - {answer}), 0),
         ]
 
@@ -126,7 +131,26 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             shown[f"{name}, {run.dtype}{yours}"] = _losses(*run, STEPS)
         return draw_losses(shown, title="One training, seven times")
 
-    return FaultyRun(name="which run is faulty", measured=measure, drawn=figure, runs=runs)
+    return FaultyRun(
+        name="which run is faulty",
+        question=(
+            f"Six runs of one training, A to F, under six layouts and in three formats; one isn't "
+            f"the same training, by a mistake in its settings. In its own format each lies within "
+            f"what round-off explains. Say which: 0 sound runs may be accused, and 0 faulty ones "
+            f"left at large. exercise.again('A', 'float64', steps={JUDGED}) runs one once more, "
+            f"beside one device."
+        ),
+        form="the letter of a run, for example 'B'",
+        hints=(
+            "Round-off shrinks with a longer format. What about a mistake in the settings?",
+            "Look at exercise.table: in which formats could a small mistake hide?",
+            "Run those again with exercise.again(name, 'float64') and compare what comes back with "
+            "that of a run that you trust.",
+        ),
+        measured=measure,
+        drawn=figure,
+        runs=runs,
+    )
 
 
 @lru_cache(maxsize=64)

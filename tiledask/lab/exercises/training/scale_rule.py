@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.errors import ConfigError, DivergedError
+from tiledask.errors import ConfigError, DivergedError, RuleError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, canvas, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
@@ -41,11 +41,14 @@ class _Asked(LossScale):
             scale, good = self.rule(self.scale, self.good, finite)
             scale, good = float(scale), int(good)
         except Exception as error:  # whatever an answer raises
-            raise ConfigError(
+            raise RuleError(
                 f"{name}(scale, good, finite) returns two numbers, the next scale and good; for "
                 f"({self.scale:g}, {self.good}, {finite}) it gave {type(error).__name__}: {error}"
             ) from error
-        return replace(self, scale=scale, good=good, skipped=self.skipped + (not finite))
+        try:
+            return replace(self, scale=scale, good=good, skipped=self.skipped + (not finite))
+        except ConfigError as error:
+            raise RuleError(f"{name}(scale, good, finite): {error}") from None
 
 
 def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
@@ -62,10 +65,17 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
     def measure(answer: Any) -> list[Target]:
         runs = _runs(answer)
         skipped = sum(run.skipped for run in runs.values())
+        each = ", ".join(f"{run.skipped} {name}" for name, run in runs.items())
         return [
-            Target("steps left out in both runs", left_out, skipped, None),
+            Target("steps left out in both runs", left_out, skipped, None, where=each),
             *(
-                Target(f"loss of the last {LAST} steps, {name}", loss, _end(run), None)
+                Target(
+                    f"loss of the last {LAST} steps, {name}",
+                    loss,
+                    _end(run),
+                    None,
+                    where=_scale_of(run),
+                )
                 for name, run in runs.items()
             ),
         ]
@@ -75,7 +85,38 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
             return _scales(_runs(_fixed), "Scales that stay as they are (not attempted)")
         return _scales(_runs(answer), "Your scales")
 
-    return Exercise(name="the rule of a loss scale", measured=measure, drawn=figure)
+    return Exercise(
+        name="the rule of a loss scale",
+        question=(
+            f"After each step you are told the scale, a number of your own (good, 0 at first), and "
+            f"whether all gradients were finite; return the next two. A small network, whose "
+            f"gradients are 2^22 times smaller than usual, trains in fp16 for {STEPS} steps, once "
+            f"from 2^44, where everything overflows, once from 1, where everything is 0. Leave out "
+            f"at most {left_out} steps in both together, and end with a loss of at most {loss:g} "
+            f"in both."
+        ),
+        form="a function such as def after(scale, good, finite): return scale, good",
+        hints=(
+            "After an overflow the scale was too large; after many steps without one it may be too "
+            "small.",
+            "Every overflow costs a step, so come down by a factor that ends it soon, and go up "
+            "again rarely enough. Count in good the steps since the last overflow.",
+            "From 1 the scale must rise by a factor of millions within half of the steps: that "
+            "says how often, at least, it has to double. Try a few numbers of steps for good.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _scale_of(run: SmallRun) -> str:
+    """Where the scale went, and what that means."""
+    low, high = (np.log2(float(scale)) for scale in (min(run.scales), max(run.scales)))
+    end = np.log2(float(run.scales[-1]))
+    said = f"its scale lies between 2^{low:.0f} and 2^{high:.0f} and ends at 2^{end:.0f}"
+    if run.skipped > len(run.losses) // 2:
+        return f"{said}, too large for most steps"
+    return f"{said}, too small for too long" if high < 20 or end <= low + 8 else said
 
 
 def _fixed(scale: float, good: int, finite: bool) -> tuple[float, int]:
@@ -98,7 +139,7 @@ def _run(rule: Rule, begun: float) -> SmallRun:
             "float16", STEPS, rule=SGD(0.1), small=NETWORK, batch=16, times=SMALLER, scale=scale
         )
     except DivergedError as error:
-        raise ConfigError(str(error)) from error
+        raise RuleError(str(error)) from error
 
 
 def _end(run: SmallRun) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.judging.result import NEAR
 from tiledask.lab.plots.style import PALETTE, canvas, ink_on, lighter, styled
 from tiledask.plan.products.placement import split
 from tiledask.tile.datasets import load_text
@@ -47,12 +48,14 @@ def step_traffic(
     """
     vocabulary = load_text("tales").vocabulary
     model = GPT(vocabulary, hidden, layers, heads, sequence)
-    words = {part: f"bytes off, {part} parallel" for part in PARTS} | {"barriers": "barriers off"}
+    words = {part: f"{part} parallel, bytes" for part in PARTS} | {"barriers": "barriers"}
 
     def measure(answer: Any) -> list[Target]:
         numbers, counted = _numbers(answer), _counted(model, shape, microbatches, batch)
         return [
-            Target(name, 0, abs(numbers[what] - counted[what]), 0) for what, name in words.items()
+            Target(name, 0, int(numbers[what] != counted[what]), 0, remarks=(_off(name, *pair),))
+            for what, name in words.items()
+            for pair in [(numbers[what], counted[what])]
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -61,7 +64,41 @@ def step_traffic(
             yours = ", ".join(f"{name} {n:,}" for name, n in _numbers(answer).items())
         return _mesh(model, shape, microbatches, batch, f"Who has what; your step: {yours}")
 
-    return Exercise(name="traffic of a step", measured=measure, drawn=figure)
+    dp, tp, pp = shape
+    return Exercise(
+        name="traffic of a step",
+        question=(
+            f"A GPT of {layers} layers, hidden size {hidden}, {heads} heads, {sequence} positions "
+            f"and {vocabulary} characters trains on {dp} copies x {tp} slices x {pp} stages in "
+            f"float32, {batch} rows in {microbatches} micro-batches, 1F1B, no ZeRO. How many bytes "
+            f"do all ranks together send in a step for tensor, pipeline and data parallelism, and "
+            f"how many barriers has the busiest rank? 0 of the 4 numbers may be off."
+        ),
+        form="a dict of four numbers, for example {'tensor': 0, 'pipeline': 0, 'data': 0, "
+        "'barriers': 0}",
+        hints=(
+            "An all-reduce between 2 ranks sends the array once from each. What is all-reduced "
+            "forward and backward in each layer, and what at the embedding and the head?",
+            "Pipeline: one array of b x s x h there and one back at each cut, from each rank of a "
+            "slice. Data: the gradients of what a rank holds; what every slice holds counts in "
+            "each of them.",
+            "In each layer 4 all-reduces of b s h, one at the embedding, one for the head's input, "
+            "and three of b s for the loss; positions, norms and the biases behind a sum are on "
+            "every slice. A barrier is a collective: count those of the first stage, in each "
+            "micro-batch, and one for each unit that is averaged.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _off(name: str, given: float, right: float) -> str:
+    """In which direction a number is off, and whether by little or by much; not by how much."""
+    side = "low" if given < right else "high"
+    if abs(given - right) <= NEAR * right:
+        return f"{name}: {given:,} is too {side}, but near"
+    far = "far " if given > 2 * right or 2 * given < right else ""
+    return f"{name}: {given:,} is {far}too {side}"
 
 
 def _numbers(answer: Any) -> dict[str, int]:

@@ -6,6 +6,7 @@ rank 2   2 rows   gradient of their mean  /                                     
 """
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ import numpy as np
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, ink_on, styled
+from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, ink_on, mark_box, styled
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import split
@@ -41,23 +42,26 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
     copy without rows has a gradient of zeros.
 
     >>> mean_of_means = lambda group, gradient, rows, total: group.all_reduce(gradient) / group.size
-    >>> uneven_copies().check(mean_of_means).reason
-    'Legal, but batches that end elsewhere (7, 2 rows) 2, target at most 0: 2 too much.'
+    >>> uneven_copies().check(mean_of_means).reason.partition(": the")[0]
+    'Not yet: a batch of 7 rows ends elsewhere'
     """
     size = PIXELS * CLASSES
     least = sum(cost("all_reduce", default("all_reduce", copies), even(size, copies), 8).sent)
 
     def measure(answer: Any) -> list[Target]:
-        worst, sent = {}, 0
+        function, worst, sent = _function(answer), {}, 0
         for batch in batches:
-            ends, records = _trained(_function(answer), batch, copies)
+            ends, records = _trained(function, batch, copies)
             worst[batch] = max(float(np.abs(w - _alone(batch)[-1]).max()) for w in ends)
             sent = max(sent, sum(r.sent for r in records) // STEPS)
-        wrong = [str(batch) for batch, off in worst.items() if not off <= TOLERANCE]
-        name = "batches that end elsewhere" + (f" ({', '.join(wrong)} rows)" if wrong else "")
+        wrong = [batch for batch, off in worst.items() if not off <= TOLERANCE]
+        rows = ", ".join(map(str, wrong))
+        name = "batches that end elsewhere" + (f" ({rows} rows)" if wrong else "")
+        remarks = [_weighed(function, wrong[0], copies)] if wrong else []
+        more = f"{sent - least:,} bytes more than one all-reduce of the gradient"
         return [
-            Target(name, 0, len(wrong), 0),
-            Target("bytes that all ranks send in a step", least, sent, least),
+            Target(name, 0, len(wrong), 0, remarks=remarks),
+            Target("bytes that all ranks send in a step", least, sent, least, where=more),
         ]
 
     def figure(answer: Any) -> "Figure":
@@ -69,7 +73,56 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
                 off[batch] = float(np.abs(ends[0] - _alone(batch)[-1]).max())
         return _rows_and_error(copies, batches, off)
 
-    return Exercise(name="uneven copies", measured=measure, drawn=figure)
+    return Exercise(
+        name="uneven copies",
+        question=(
+            f"{copies} copies share a batch of {', '.join(map(str, batches[:-1]))} or "
+            f"{batches[-1]} rows; a copy without rows has a gradient of zeros. You get the "
+            f"gradient of the mean over this copy's rows, how many these are, and how many rows "
+            f"the batch has; return the gradient of the batch's mean. 0 batches may end elsewhere "
+            f"than on one device, to {TOLERANCE:g}, and all ranks may send {least:,} bytes in a "
+            f"step: one all-reduce."
+        ),
+        form=(
+            "a function such as def averaged(group, gradient, rows, total): return "
+            "group.all_reduce(gradient) / group.size"
+        ),
+        hints=(
+            "With 6 rows the mean of the means is right. What is different with 7?",
+            "Each row should count the same, wherever it is. How much does a copy's mean count "
+            "then?",
+            "The mean of the batch is the sum over all rows, divided by all rows. Make sums out of "
+            "the means before the all-reduce; everything you need for that is an argument.",
+        ),
+        measured=measure,
+        drawn=figure,
+    )
+
+
+def _weighed(function: Averaging, batch: int, copies: int) -> str:
+    """What the means of the copies count in what comes back for a batch, in words."""
+    parts = [slice(*split(0, batch, copies)[rank]) for rank in range(copies)]
+    rows = [part.stop - part.start for part in parts]
+    w = np.zeros((PIXELS, CLASSES))
+    means = [_gradient(w, *_batch(0, batch, part)) for part in parts]
+
+    def program(rank: Any) -> np.ndarray:
+        return np.asarray(function(rank.group(), means[rank.index], rows[rank.index], batch))
+
+    found = run_threads(program, copies, timeout=20.0).results[0]
+    said = f"a batch of {batch} rows ends elsewhere"
+    if not np.isfinite(found).all():
+        return f"{said}: what comes back for it is no number"
+    have = [n for n in range(copies) if rows[n]]
+    each = np.stack([means[n].reshape(-1) for n in have], axis=1)
+    counts, *_ = np.linalg.lstsq(each, found.reshape(-1), rcond=None)
+    if not np.allclose(each @ counts, found.reshape(-1), rtol=0, atol=1e-9):
+        return f"{said}: what comes back is no sum of the copies' means"
+    shown = ", ".join(str(Fraction(float(c)).limit_denominator(100)) for c in counts)
+    return (
+        f"{said}: the copies have {', '.join(map(str, rows))} rows and their means count {shown}"
+        + (f" on rank 0, those of {len(have)} with rows" if len(have) < copies else "")
+    )
 
 
 def _function(answer: Any) -> Averaging:
@@ -119,7 +172,7 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
             with np.errstate(divide="ignore", invalid="ignore"):  # of no rows; it shows in w
                 whole = np.asarray(function(group, mean, mine.stop - mine.start, batch))
             if whole.shape != w.shape:
-                raise ConfigError(
+                raise RuleError(
                     f"the gradient has {list(w.shape)} numbers, got {list(whole.shape)} back"
                 )
             w = w - RATE * whole
@@ -127,11 +180,11 @@ def _trained(function: Averaging, batch: int, copies: int) -> tuple[list[np.ndar
 
     try:
         done = run_threads(program, copies, timeout=20.0)
-    except ConfigError:
+    except RuleError:
         raise
     except Exception as error:  # whatever an answer raises
         name = getattr(function, "__name__", "the function")
-        raise ConfigError(
+        raise RuleError(
             f"{name}(group, gradient, rows, total) raised {type(error).__name__} with a batch of "
             f"{batch} rows on {copies} ranks: {error}"
         ) from error
@@ -168,6 +221,8 @@ def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]
                 )
         if batch in off:
             said = "equal" if off[batch] <= TOLERANCE else "off"
+            if said == "off":
+                mark_box(axes, (0, y - 0.34, batch, 0.68), f"{batch} rows")
             axes.text(
                 batch + 0.1,
                 y,

@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tiledask.lab.plots.style import GREY, INK, PALETTE, canvas, ink_on, lighter, styled
+from tiledask.lab.plots.style import (
+    GREY,
+    INK,
+    PALETTE,
+    RED,
+    canvas,
+    ink_on,
+    lighter,
+    mark_box,
+    styled,
+)
 from tiledask.plan.collectives.rows import split_rows
 
 if TYPE_CHECKING:
@@ -27,13 +37,15 @@ def rows_on_ranks(
     padding: tuple[int, int] = (0, 0),
     *,
     borrowed: Mapping[int, Sequence[int]] | None = None,
+    marked: Mapping[int, Sequence[int]] | None = None,
     title: str = "Who makes what of which rows",
 ) -> "Figure":
     """A lane for each rank: its rows, those that it borrows, and its windows below them.
 
     ``rows``: of the image, by rank. ``size``, ``stride`` and ``padding``: of the windows, in rows.
     ``borrowed``: rank -> rows of others, default those that its windows read. A window belongs to
-    the rank that has its middle row.
+    the rank that has its middle row. ``marked``: rank -> rows to frame in red, there or not; then
+    windows for which their rank lacks a row are red, too.
 
     >>> len(rows_on_ranks((3, 3, 2), 3, padding=(1, 1)).axes)
     1
@@ -55,9 +67,14 @@ def rows_on_ranks(
             colour = lighter(PALETTE[owner % len(PALETTE)], 0.1 if owner == rank else 0.7)
             _cell(axes, row, top, colour, str(row), hatch=None if owner == rank else "///")
         _zeros(axes, split.slabs[rank], ends[-1], top)
+        here = {*range(ends[rank], ends[rank + 1]), *borrowed.get(rank, ())}
         for i in range(split.out[rank]):
-            _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6))
+            read = {*range(max(first, 0), min(first + split.reach, ends[-1]))}
+            colour = RED if marked is not None and read - here else INK
+            _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6), colour)
             first += stride
+        for row in (marked or {}).get(rank, ()):
+            mark_box(axes, (row + 0.02, top, 0.96, _LANE), f"row {row} of rank {rank}")
         top += _LANE + depth
     middles = [sum(depths[:r]) + _LANE * (r + 0.5) for r in range(len(rows))]
     axes.set_yticks(middles, [f"rank {r}: {n} out" for r, n in enumerate(split.out)])
@@ -96,17 +113,17 @@ def _cell(axes: "Axes", row: int, top: float, colour, words: str, edge="white", 
     )
 
 
-def _window(axes: "Axes", first: int, reach: int, y: float) -> None:
+def _window(axes: "Axes", first: int, reach: int, y: float, colour: str) -> None:
     axes.plot(
         [first + 0.1, first + reach - 0.1],
         [y, y],
-        color=INK,
+        color=colour,
         linewidth=1.2,
         marker="|",
         markersize=5,
         clip_on=False,
     )
-    axes.plot(first + (reach - 1) // 2 + 0.5, y, "o", color=INK, markersize=3.5, clip_on=False)
+    axes.plot(first + (reach - 1) // 2 + 0.5, y, "o", color=colour, markersize=3.5, clip_on=False)
 
 
 def _legend(figure: "Figure", size: int, stride: int) -> None:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import PartitionError, ScheduleError
+from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.style import styled
 from tiledask.lab.puzzles.compositions import (
@@ -34,7 +34,7 @@ def draw_composition(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Fi
     inputs = puzzle.inputs
     try:
         composition = None if answer is None else read_unlimited(inputs, answer)
-    except (PartitionError, ScheduleError):
+    except (ConfigError, RuleError):
         composition = None
     if composition is None:
         layers = answer.replace("\n", ";").partition(";")[0] if isinstance(answer, str) else None

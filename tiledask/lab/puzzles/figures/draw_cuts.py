@@ -18,6 +18,8 @@ from tiledask.lab.plots.style import (
     RED,
     canvas,
     lighter,
+    mark_box,
+    mark_excess,
     styled,
 )
 from tiledask.lab.puzzles.figures.frame import (
@@ -25,7 +27,6 @@ from tiledask.lab.puzzles.figures.frame import (
     Box,
     device_rows,
     limit_line,
-    mark_box,
     titled,
     write,
 )
@@ -98,7 +99,7 @@ class _View:
     def of(cls, inputs: Mapping[str, Any], answer: Any) -> "_View":
         devices, chunks, layers = inputs["devices"], inputs.get("chunks", 1), len(inputs["costs"])
         try:
-            groups = [] if answer is None else read_assignment(answer)
+            groups = [] if answer is None else read_assignment(answer, layers, devices * chunks)
         except PartitionError:
             groups = []
         if sum(map(len, groups)) > 20 * layers:  # nothing to look at
@@ -195,7 +196,7 @@ def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[Box, tup
         if not layers and row < len(view.stages):
             axes.text(0, row, " no layer", color=RED, va="center", fontweight="bold", gid="wrong")
         if limit is not None and view.device(row) is not None:
-            _excess(axes, row, limit, x + sent)
+            mark_excess(axes, row, limit, x + sent, HEIGHT)
     axes.set_xlim(left=0)
     if limit is not None:
         # between which rows the devices stand: not that of layers that no device holds
@@ -209,21 +210,6 @@ def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[Box, tup
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_xlabel("time of the layers")
     return words
-
-
-def _excess(axes: "Axes", row: int, limit: float, reached: float) -> None:
-    if reached > limit * (1 + 1e-9):
-        axes.barh(
-            row,
-            reached - limit,
-            HEIGHT,
-            left=limit,
-            color="none",
-            hatch="xxxx",
-            edgecolor=RED,
-            gid="wrong excess",
-            zorder=4,
-        )
 
 
 def _memory_panel(axes: "Axes", view: _View) -> dict[Box, tuple]:
@@ -253,7 +239,7 @@ def _memory_panel(axes: "Axes", view: _View) -> dict[Box, tuple]:
             label="" if d else "room on the device",
             gid="capacity",
         )
-        _excess(axes, d + first, cap, ends[d + first])
+        mark_excess(axes, d + first, cap, ends[d + first], HEIGHT)
     axes.set_xlim(0, 1.03 * max(*caps, *ends))
     axes.set_xlabel("memory of the layers (GB)")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1))

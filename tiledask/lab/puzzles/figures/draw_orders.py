@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
 from tiledask.lab.plots.style import (
     GREY,
@@ -11,6 +11,7 @@ from tiledask.lab.plots.style import (
     RED,
     canvas,
     lighter,
+    mark_box,
     styled,
 )
 from tiledask.lab.puzzles.faults import Fault, faults
@@ -19,7 +20,6 @@ from tiledask.lab.puzzles.figures.frame import (
     Box,
     device_rows,
     limit_line,
-    mark_box,
     titled,
     write,
 )
@@ -115,7 +115,7 @@ def mark_end(axes: "Axes", run: Timeline, wanted: float | None) -> None:
 def _readable(answer: Any) -> Schedule | None:
     try:
         order = None if answer is None else order_of(answer)
-    except ScheduleError:
+    except (ConfigError, ScheduleError):
         return None
     return order if order is not None and len(order) <= _MOST else None
 

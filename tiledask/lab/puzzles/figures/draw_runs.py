@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.plots.pipelines.gantt import gantt
 from tiledask.lab.plots.style import INK, PALE, canvas, styled
 from tiledask.lab.puzzles.choices import CHOICE, Choice, chunks_of, run_choice, run_setting
@@ -38,7 +38,7 @@ def _choice(puzzle: "PuzzleSpec", answer: Any) -> tuple[Choice, str]:
     try:
         if answer is not None:
             return CHOICE.read(puzzle.inputs, answer), ""
-    except ScheduleError:
+    except (ConfigError, ScheduleError):
         pass
     first = next(guess for guess in CHOICE.guesses(puzzle.inputs))
     return CHOICE.read(puzzle.inputs, first), f"for example: {first}"

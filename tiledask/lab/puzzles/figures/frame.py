@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tiledask.lab.judging.result import Result
     from tiledask.lab.puzzles.kind import PuzzleSpec
 
-__all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "mark_box", "titled", "write"]
+__all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "titled", "write"]
 
 HEIGHT = 0.72
 """Of a box, in rows."""
@@ -51,24 +51,6 @@ def limit_line(
         axes.plot([at, at], rows, **look)
     low, high = axes.get_xlim()
     axes.set_xlim(low, max(high, at * 1.03))
-
-
-def mark_box(axes: "Axes", box: Box, words: str) -> None:
-    """A red frame around what is wrong."""
-    from matplotlib.patches import Rectangle
-
-    x, y, width, height = box
-    frame = Rectangle(
-        (x, y),
-        width,
-        height,
-        fill=False,
-        edgecolor=RED,
-        linewidth=2,
-        zorder=6,
-        gid=f"wrong {words}",
-    )
-    axes.add_patch(frame)
 
 
 def write(figure: "Figure", words: dict["Axes", dict[Box, tuple]]) -> None:
