@@ -1,9 +1,13 @@
 """The score: how many predictions were made, and how near they came."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tiledask.lab.learner.kept import here, notebooks
+from tiledask.lab.learner.contents import PAGE, SHOW_ANEW, write_contents
+from tiledask.lab.learner.copies import walkthroughs
+from tiledask.lab.learner.kept import FOLDER, here, notebooks
 from tiledask.plan import html
 
 __all__ = ["Score", "score"]
@@ -16,6 +20,8 @@ class Score:
     notebook: str
     rows: dict[str, tuple[int, int, int, int]]
     """Notebook -> predictions asked, made, exact, and stars of all."""
+    after: str = ""
+    """HTML that follows the table."""
 
     @property
     def total(self) -> tuple[int, int, int, int]:
@@ -32,20 +38,25 @@ class Score:
         if len(rows) > 1:
             rows.append(("all", *_shown(self.total)))
         bold = [i for i, name in enumerate(self.rows) if name == self.notebook]
-        return html.table(("notebook", "predicted", "exact", "stars"), rows, first="th", bold=bold)
+        head = ("notebook", "predicted", "exact", "stars")
+        return html.table(head, rows, first="th", bold=bold) + self.after
 
 
 def score() -> Score:
     """How many of this notebook's predictions were made and how near they came; all notebooks too.
 
     A prediction counts once its cell has run. What is exact has three stars, within 10 % two,
-    within a factor of 2 one.
+    within a factor of 2 one. Where `make lab` made a contents page, it shows the score too.
 
     >>> isinstance(score(), Score)
     True
     """
     found = {each.notebook: _row(each.all()) for each in notebooks()}
-    return Score(here().notebook, found)
+    learners = Path(os.environ.get(FOLDER, "")).parent
+    if not os.environ.get(FOLDER) or not (learners / PAGE).exists():
+        return Score(here().notebook, found)
+    write_contents(walkthroughs(), learners)
+    return Score(here().notebook, found, SHOW_ANEW)
 
 
 def _row(predictions: list[dict[str, Any]]) -> tuple[int, int, int, int]:
