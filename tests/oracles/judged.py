@@ -3,7 +3,7 @@
 import pytest
 from oracles.figures import still_drawn
 
-from tiledask.lab.puzzles import UnsolvedError
+from tiledask.lab.judging import UnsolvedError
 
 
 def targets(result) -> dict[str, tuple]:

@@ -4,6 +4,7 @@ claim, table     a claim as predicted, simulated and measured; rows of claims si
 plots            matplotlib figures: pipelines, planning, products, training
 report, tour     one HTML page of text, tables and figures; the story that `tiledask tour` tells
 dashboard        tiledask's page in the Dask dashboard, and the same page as a file
+judging          one judged task: question, judge, hints, stars, drawing
 puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
 exercises        the walkthroughs' tasks, answered in code and run
 precision        lessons on half precision, and how far two losses may drift apart

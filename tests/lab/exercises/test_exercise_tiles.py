@@ -25,7 +25,7 @@ from tiledask.lab.exercises import (
 from tiledask.lab.exercises.products.kernel_repair import CountedOperand
 from tiledask.lab.exercises.products.levels import BLOCKING, TILE, BlockRun
 from tiledask.lab.exercises.products.tile_choice import SIDES, STAGES, STEPS, tile_of, tiles_of
-from tiledask.lab.puzzles import UnsolvedError
+from tiledask.lab.judging import UnsolvedError
 from tiledask.tile.choice.residency import refusal
 
 SIZE = (4096, 4096, 4096)

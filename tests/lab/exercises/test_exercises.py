@@ -1,6 +1,6 @@
 """The walkthroughs' exercises: right answers pass, wrong ones are told apart, nothing is stored.
 
-Holds `tiledask.lab.exercises.exercise`, `tiledask.lab.exercises.planning.fewest_gpus`,
+Holds `tiledask.lab.exercises.planning.fewest_gpus`,
 `tiledask.lab.exercises.products.choreography`, `tiledask.lab.exercises.products.placements` and
 `tiledask.lab.exercises.slots`.
 """

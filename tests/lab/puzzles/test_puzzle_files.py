@@ -88,7 +88,7 @@ def test_unknown_names_and_levels():
 
 BAD = [
     ("partition", {"kind": "riddle"}, "'kind' is 'riddle'; there are partition, question"),
-    ("partition", {"hints": "x"}, "'hints' is not known here; did you mean 'hint'"),
+    ("partition", {"hint": "x"}, "'hint' is not known here; did you mean 'hints'"),
     ("partition", {"task": None}, "'task' is missing"),
     ("partition", {"title": 5}, "'title' must be text"),
     ("partition", {"level": 0}, "'level' must be a whole number from 1 to 999; got 0"),

@@ -10,7 +10,6 @@ No answer is stored. What the answer reaches is measured on the cluster or compu
 the best possible is found by trying everything.
 """
 
-from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.latency import gpipe_ahead
 from tiledask.lab.exercises.planning.fewest_gpus import copies_that_fit, fewest_gpus
 from tiledask.lab.exercises.planning.layer_too_large import layer_too_large
@@ -40,7 +39,6 @@ from tiledask.lab.exercises.training.step_traffic import step_traffic
 from tiledask.lab.exercises.training.uneven_copies import uneven_copies
 
 __all__ = [
-    "Exercise",
     "balanced_heads",
     "blocks_of",
     "borrowed_rows",

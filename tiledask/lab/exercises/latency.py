@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
-from tiledask.lab.exercises.exercise import Exercise
-from tiledask.lab.puzzles import Target
+from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def gpipe_ahead(
             drawn.axes[0].axvline(x, color="black", linestyle=":", linewidth=1, gid="answer")
         return drawn
 
-    return Exercise("where GPipe gets ahead", measure, figure)
+    return Exercise(name="where GPipe gets ahead", measured=measure, drawn=figure)
 
 
 def _steps(answer: Any, against: Sequence[str]) -> list[int]:

@@ -9,9 +9,8 @@ from distributed import get_worker
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import GREY, PALETTE, RED, canvas, fitting_text, lighter, styled
-from tiledask.lab.puzzles import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +44,7 @@ def tasks_on_slots(cluster: Cluster, units: Sequence[int] = UNITS) -> Exercise:
         places = None if answer is None else _slots_of(answer, len(units), slots)
         return _draw_slots(places, units, slots, least_load(tuple(units), slots))
 
-    return Exercise("tasks on slots", measure, figure)
+    return Exercise(name="tasks on slots", measured=measure, drawn=figure)
 
 
 def _slots_of(answer: Any, tasks: int, slots: int) -> tuple[int, ...]:

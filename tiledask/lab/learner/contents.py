@@ -46,7 +46,7 @@ def write_contents(source: Path, folder: Path) -> None:
 
 def _done(path: Path) -> tuple[int, int]:
     """Predictions made and stars, of what is kept in ``path``."""
-    made = [f for f in Kept(path.stem, path).all() if f.get("value") is not None]
+    made = [f for f in Kept(path.stem, path).all().values() if f.get("value") is not None]
     return len(made), sum(facts.get("stars") or 0 for facts in made)
 
 

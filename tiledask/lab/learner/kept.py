@@ -1,6 +1,7 @@
-"""What outlives a kernel: a file per notebook with the learner's predictions.
+"""What outlives a kernel: a file per notebook with the learner's predictions and judged tasks.
 
-    <folder>/02_split_one_product.json    {"predictions": {question: {"value": 8e6, "stars": 1}}}
+    <folder>/02_split_one_product.json    {"predictions": {question: {"value": 8e6, "stars": 1}},
+                                           "tasks": {name: {"tries": 2, "stars": 3, "hints": 1}}}
 
 The folder is what TILEDASK_PROGRESS names, as `make lab` sets it; without one, as under a test or
 in plain Python, everything is kept as long as the process lives and no file is read or written.
@@ -16,7 +17,7 @@ from typing import Any
 
 from tiledask.lab.report import write_whole
 
-__all__ = ["Kept", "here", "notebooks"]
+__all__ = ["TASKS", "Kept", "here", "notebooks"]
 
 FOLDER = "TILEDASK_PROGRESS"
 _NOTEBOOK = "JPY_SESSION_NAME"
@@ -25,55 +26,61 @@ _LOCK = threading.RLock()
 """A field's callbacks may come in a thread of their own, while a cell runs."""
 
 
+PREDICTIONS, TASKS = "predictions", "tasks"
+"""What is kept: a table each."""
+
+
 class Kept:
-    """Question -> what is known of the prediction."""
+    """In two tables: question or name of a task -> what is known of it."""
 
     def __init__(self, notebook: str, path: Path | None) -> None:
         self.notebook, self.path = notebook, path
-        self._known: dict[str, dict[str, Any]] = _read(path)
+        self._known = _read(path)
 
     def __repr__(self) -> str:
         where = self.path or "this process"
-        return f"Kept({self.notebook or 'no notebook'}: {len(self._known)} predictions, in {where})"
+        counted = ", ".join(f"{len(known)} {table}" for table, known in self._known.items())
+        return f"Kept({self.notebook or 'no notebook'}: {counted}, in {where})"
 
-    def get(self, question: str) -> dict[str, Any]:
-        """What is known of ``question``: a copy, empty if nothing."""
+    def get(self, name: str, table: str = PREDICTIONS) -> dict[str, Any]:
+        """What is known of ``name``: a copy, empty if nothing."""
         with _LOCK:
-            return dict(self._known.get(question, {}))
+            return dict(self._known[table].get(name, {}))
 
-    def put(self, question: str, **facts: Any) -> None:
-        """None, once ``facts`` are known of ``question``, in the file too, if there is one.
+    def put(self, name: str, table: str = PREDICTIONS, **facts: Any) -> None:
+        """None, once ``facts`` are known of ``name``, in the file too, if there is one.
 
         The file is replaced whole: another reader never sees half of it.
         """
         with _LOCK:
-            known = self._known.setdefault(question, {})
+            known = self._known[table].setdefault(name, {})
             if facts.items() <= known.items():
                 return
             known.update(facts)
             if self.path is None:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({_TABLE: self._known}, indent=1, ensure_ascii=False)
+            text = json.dumps(self._known, indent=1, ensure_ascii=False)
             write_whole(self.path, text.encode())
 
-    def all(self) -> list[dict[str, Any]]:
-        """What is known of each question: copies."""
+    def all(self, table: str = PREDICTIONS) -> dict[str, dict[str, Any]]:
+        """What is known of each, by its name: copies."""
         with _LOCK:
-            return [dict(facts) for facts in self._known.values()]
+            return {name: dict(facts) for name, facts in self._known[table].items()}
 
 
-_TABLE = "predictions"
-
-
-def _read(path: Path | None) -> dict[str, dict[str, Any]]:
+def _read(path: Path | None) -> dict[str, dict[str, dict[str, Any]]]:
     found: Any = {}
     if path is not None:
         with contextlib.suppress(OSError, ValueError):  # none yet, or damaged: begun anew
             found = json.loads(path.read_text("utf-8"))
-    table = found.get(_TABLE) if isinstance(found, dict) else None
-    items = table.items() if isinstance(table, dict) else ()
-    return {question: facts for question, facts in items if isinstance(facts, dict)}
+    kept: dict[str, dict[str, dict[str, Any]]] = {PREDICTIONS: {}, TASKS: {}}
+    for table, into in kept.items():
+        known = found.get(table) if isinstance(found, dict) else None
+        for name, facts in known.items() if isinstance(known, dict) else ():
+            if isinstance(facts, dict):
+                into[name] = facts
+    return kept
 
 
 _open: dict[tuple[str, str], Kept] = {}

@@ -51,7 +51,7 @@ def score() -> Score:
     >>> isinstance(score(), Score)
     True
     """
-    found = {each.notebook: _row(each.all()) for each in notebooks()}
+    found = {each.notebook: _row([*each.all().values()]) for each in notebooks()}
     learners = Path(os.environ.get(FOLDER, "")).parent
     if not os.environ.get(FOLDER) or not (learners / PAGE).exists():
         return Score(here().notebook, found)

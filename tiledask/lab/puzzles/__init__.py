@@ -11,19 +11,14 @@ No answer is stored: rules, simulation and the exact best judge whatever is writ
 puzzle, fields    a puzzle from its file, and its check; readers of the file's fields
 kind              what a kind of puzzle is; one in each of cuts, orders, faults, choices,
                   questions, compositions
-result            the worth of an answer: targets and stars
 figures, sketch   answers drawn: figures, and letters for a terminal
 terminal          the words of `tiledask puzzle`
 """
 
 from tiledask.lab.puzzles.puzzle import Puzzle, load_puzzle, puzzle_levels, puzzle_names
-from tiledask.lab.puzzles.result import Result, Target, UnsolvedError
 
 __all__ = [
     "Puzzle",
-    "Result",
-    "Target",
-    "UnsolvedError",
     "load_puzzle",
     "puzzle_levels",
     "puzzle_names",

@@ -10,9 +10,9 @@ from math import prod
 from typing import Any
 
 from tiledask.errors import ScheduleError
+from tiledask.lab.judging.result import Best, within
 from tiledask.lab.puzzles.fields import LONGEST, Reader, choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
-from tiledask.lab.puzzles.result import Best, within
 from tiledask.plan.pipelines.schedules import schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import PartitionError, ScheduleError
+from tiledask.lab.judging.result import TABLE, Best, within
 from tiledask.lab.puzzles.choices import takes_devices
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.orders import order_of
-from tiledask.lab.puzzles.result import TABLE, Best, within
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule

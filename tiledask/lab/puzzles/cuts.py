@@ -4,9 +4,9 @@ from itertools import pairwise
 from typing import Any
 
 from tiledask.errors import PartitionError
+from tiledask.lab.judging.result import Best, within
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
-from tiledask.lab.puzzles.result import Best, within
 from tiledask.plan.splitting.assignment import read_assignment
 from tiledask.plan.splitting.heuristics import even
 from tiledask.plan.splitting.judge import Verdict, judge

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.judging.result import WRONG, Best
 from tiledask.lab.puzzles.fields import counts, either, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
 from tiledask.lab.puzzles.orders import order_of
-from tiledask.lab.puzzles.result import WRONG, Best
 from tiledask.plan.pipelines.needs import needs, validate
 from tiledask.plan.pipelines.schedule import Action, Schedule
 
@@ -135,20 +135,20 @@ def _all(inputs: Inputs) -> tuple[Fault, ...]:
 
 def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
     if not isinstance(answer, str):
-        raise ScheduleError(f"name the rule and the action, as in 'missing: 0F3'; got {answer!r}")
+        raise ConfigError(f"name the rule and the action, as in 'missing: 0F3'; got {answer!r}")
     rule, _, where = (part.strip() for part in answer.partition(":"))
     if rule.lower() not in RULES:
-        raise ScheduleError(
+        raise ConfigError(
             f"{rule!r} is no rule here; the rules are {', '.join(RULES)}, each with its action, "
             f"as in 'missing: 0F3'"
         )
     if rule.lower() == "no fault":
         return "no fault", None
     if not where:
-        raise ScheduleError(f"say at which action: {rule}: 0F3")
+        raise ConfigError(f"say at which action: {rule}: 0F3")
     match = re.fullmatch(r"(\d{1,4})([FBIW])(\d{1,4})", where)
     if not match:
-        raise ScheduleError(
+        raise ConfigError(
             f"{where!r} is no action; write stage, kind and micro-batch, as in 'missing: 0F3'"
         )
     return rule.lower(), Action(match[2], int(match[1]), int(match[3]))
@@ -199,6 +199,4 @@ FAULT = Kind(
     solve=_solve,
     guesses=lambda inputs: ["no fault", "missing: 0F0"],
     ready=_ready,
-    legal="Not yet:",
-    illegal="Not an answer:",
 )

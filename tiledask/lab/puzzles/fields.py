@@ -23,6 +23,7 @@ __all__ = [
     "size",
     "sizes",
     "text",
+    "texts",
     "whole",
 ]
 
@@ -166,3 +167,11 @@ def text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > 100_000:
         raise ValueError("must be text of 1 to 100000 characters, or a list of lines")
     return value
+
+
+def texts(value: Any) -> list[str]:
+    """One to five texts; a single one may stand alone."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not 1 <= len(items) <= 5:
+        raise ValueError("must be a list of 1 to 5 texts")
+    return [text(item) for item in items]

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from tiledask.lab.judging.result import Best
+from tiledask.lab.judging.task import JudgedTask
 from tiledask.lab.puzzles.fields import Reader
-from tiledask.lab.puzzles.result import Best
 
 __all__ = ["Inputs", "Kind", "Measured", "PuzzleSpec", "Targets", "frozen_key"]
 
@@ -19,23 +20,18 @@ Inputs = Mapping[str, Any]
 Targets = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class PuzzleSpec:
+@dataclass(frozen=True, kw_only=True)
+class PuzzleSpec(JudgedTask):
     """What the file of a puzzle says; a `Puzzle` judges answers to it besides."""
 
-    name: str
     level: int
     """From easy to hard, counted from 1."""
     title: str
     kind: str
     """A name in `tiledask.lab.puzzles.puzzle.KINDS`."""
-    task: str
     inputs: MappingProxyType
     targets: MappingProxyType
     """The most that each measure may be, or LEAST: as little as the other targets let it be."""
-    hint: str = ""
-    source: str = ""
-    """Where the task comes from, if it comes from somewhere."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Measured:
     values: Mapping[str, float]
     """By the name of the measure."""
     remarks: tuple[str, ...] = ()
-    """What is wrong, where a number alone would not say it; takes the place of missed targets."""
+    """What is wrong, worst first, where a number alone would not say it."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +67,6 @@ class Kind:
     """What a beginner might try first."""
     ready: Callable[[Inputs], Any] = field(default=lambda inputs: None)
     """Raises a tiledask error for inputs that contradict each other."""
-    legal: str = "Legal, but"
-    """How the reason of an answer begins that keeps the rules and misses a target."""
-    illegal: str = "Not legal:"
-    """How the reason of an answer begins that breaks a rule."""
 
     @property
     def readers(self) -> dict[str, Reader]:

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 from tiledask.errors import ScheduleError
+from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
 from tiledask.lab.puzzles.fields import choice, counts, either, flag, number, numbers, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
-from tiledask.lab.puzzles.result import BOUND, OPTIMUM, Best, within
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule

@@ -9,15 +9,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
 from tiledask.lab.puzzles.cuts import CUT
 from tiledask.lab.puzzles.faults import FAULT
-from tiledask.lab.puzzles.fields import text, whole
+from tiledask.lab.puzzles.fields import text, texts, whole
 from tiledask.lab.puzzles.kind import Kind, PuzzleSpec
 from tiledask.lab.puzzles.orders import ORDER
 from tiledask.lab.puzzles.questions import QUESTION
-from tiledask.lab.puzzles.result import LEAST, WRONG, Best, Result, Target, within
 from tiledask.plan import html
 from tiledask.plan.data import Fields, names, read, read_named
 
@@ -36,21 +36,16 @@ KINDS: dict[str, Kind] = {
 }
 _RULES = (PartitionError, ScheduleError)
 _KEYS = {"level", "title", "kind", "task", "inputs", "targets"}
-_MAY = {"hint", "source"}
+_MAY = {"hints", "source"}
 
 
 class Puzzle(PuzzleSpec):
     """A task, its numbers, and the targets that an answer has to meet."""
 
-    def check(self, answer: Any) -> Result:
-        """The worth of ``answer``; None is "not attempted": false, and no complaint."""
-        if answer is None:
-            return Result(self.name, False, False, "Not attempted yet.")
+    def judge(self, answer: Any) -> list[Target]:
+        """The targets that ``answer`` meets or misses; a tiledask error if it breaks a rule."""
         kind = KINDS[self.kind]
-        try:
-            measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
-        except _RULES as error:
-            return Result(self.name, True, False, f"{kind.illegal} {error}")
+        measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
         limits = self._limits()
         # beside a number that stays unsaid, the best of the others would say it
         unsaid = any(
@@ -58,25 +53,24 @@ class Puzzle(PuzzleSpec):
             for name, wanted in self.targets.items()
         )
         best = {} if unsaid else kind.best(self.inputs, limits)
-        targets = tuple(
-            _target(
+        return [
+            Target(
                 kind.measures[name],
                 limits[name],
                 measured.values[name],
-                best.get(name),
+                best[name].value if name in best else None,
+                best[name].yardstick if name in best else OPTIMUM,
                 wanted == LEAST,
+                measured.remarks,
             )
             for name, wanted in self.targets.items()
-        )
-        missed = measured.remarks or [str(t) for t in targets if not t.met]
-        reason = f"{kind.legal} {'; '.join(missed)}." if missed else "Solved: every target is met."
-        return Result(self.name, True, True, reason, targets)
+        ]
 
-    def draw(self, answer: Any = None) -> "Figure":
+    def figure(self, answer: Any) -> "Figure":
         """A figure of ``answer``, right or wrong; of the empty task for None."""
         from tiledask.lab.puzzles import figures
 
-        return getattr(figures, f"draw_{self.kind}")(self, answer, self.check(answer))
+        return getattr(figures, f"draw_{self.kind}")(self, answer, self.result(answer))
 
     def solve(self) -> Any:
         """An answer that meets every target, found by the exact methods; None if there is none.
@@ -111,9 +105,9 @@ class Puzzle(PuzzleSpec):
             )
         for name, wanted in self.targets.items():
             if wanted == LEAST:
-                if not re.search(r"fewest|smallest|least", self.task):
+                if not re.search(r"fewest|smallest|least", self.question):
                     found.append(f"the task does not ask for the fewest or the smallest {name}")
-            elif name != "wrong" and not _says(self.task, wanted):
+            elif name != "wrong" and not _says(self.question, wanted):
                 found.append(f"the task does not say the number {wanted:g}, the target of {name}")
         # where the number that is to be chosen can be read
         for name, limit in self._limits().items():
@@ -123,7 +117,7 @@ class Puzzle(PuzzleSpec):
                 found.append(
                     f'{name} is what is chosen, so its target is half of the answer: "{LEAST}"'
                 )
-            elif any(_says(text, limit) for text in (self.title, self.task, self.hint)):
+            elif any(_says(text, limit) for text in (self.title, self.question, *self.hints)):
                 found.append(
                     f"the task, its title or its hint says {limit:g}, the {name} to be found"
                 )
@@ -145,13 +139,7 @@ class Puzzle(PuzzleSpec):
         return [f"no answer meets the targets ({which}); allow more"]
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.words(self.title)}.</b> {html.words(self.task)}</p>"
-
-
-def _target(name: str, wanted: float, got: float, best: Best | None, least: bool) -> Target:
-    if best is None:
-        return Target(name, wanted, got, None, least=least)
-    return Target(name, wanted, got, best.value, best.yardstick, least)
+        return f"<p><b>{html.words(self.title)}.</b> {html.words(self.question)}</p>"
 
 
 def _says(task: str, wanted: float) -> bool:
@@ -228,18 +216,18 @@ def _read(name: str, values: dict, where: str = "") -> Puzzle:
         kind.ready(read_inputs)
     except _RULES as error:
         raise fields.fail("inputs", f"cannot be a puzzle: {error}") from None
-    words = {
-        key: _take(fields, key, text)
-        for key in ("title", "task", "hint", "source")
-        if key in values
-    }
+    hints = _take(fields, "hints", texts) if "hints" in values else []
     return Puzzle(
         name=name,
+        question=_take(fields, "task", text),
+        form=kind.how,
+        hints=tuple(hints),
+        source=_take(fields, "source", text) if "source" in values else "",
         level=_take(fields, "level", whole(1, 999)),
+        title=_take(fields, "title", text),
         kind=values["kind"],
         inputs=MappingProxyType(read_inputs),
         targets=MappingProxyType(targets),
-        **words,
     )
 
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ConfigError
+from tiledask.lab.judging.result import WRONG, Best
 from tiledask.lab.puzzles.choices import TIMES, run_setting
 from tiledask.lab.puzzles.fields import choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets
-from tiledask.lab.puzzles.result import WRONG, Best
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -71,7 +71,7 @@ def _read(inputs: Inputs, answer: Any) -> list[float | str]:
         given = [answer]
     asks = inputs["asks"]
     if len(given) != len(asks):
-        raise ScheduleError(
+        raise ConfigError(
             f"{len(asks)} answer{'s' * (len(asks) > 1)} needed, between commas; got {len(given)}"
         )
     return [_word(ask, i, word) for i, (ask, word) in enumerate(zip(asks, given, strict=True), 1)]
@@ -81,7 +81,7 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
     if ask["what"] == "state":
         match = re.fullmatch(r"(idle|[FBIW]\d+)", str(word).strip(), re.IGNORECASE)
         if not match:
-            raise ScheduleError(
+            raise ConfigError(
                 f"answer {i} is what device {ask['device']} does: idle, or kind and micro-batch "
                 f"as in F0; got {word!r}"
             )
@@ -96,11 +96,11 @@ def _word(ask: Mapping[str, Any], i: int, word: Any) -> float | str:
             over, _, under = word.strip().removesuffix("%").partition("/")
             value = float(over) / float(under or 1) / (100 if share else 1)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        raise ScheduleError(
+        raise ConfigError(
             f"answer {i} is a number, such as 0.9, 90 % or 9/10; got {word!r}"
         ) from None
     if not math.isfinite(value):
-        raise ScheduleError(f"answer {i} is a finite number; got {word!r}")
+        raise ConfigError(f"answer {i} is a finite number; got {word!r}")
     return value
 
 
@@ -162,6 +162,4 @@ QUESTION = Kind(
     solve=_solve,
     guesses=_guesses,
     ready=right_answers,
-    legal="Not yet:",
-    illegal="Not an answer:",
 )

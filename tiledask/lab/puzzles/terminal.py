@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.figure_file import check_figure, save_figure
+from tiledask.lab.judging.result import LEAST, WRONG, Result
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
-from tiledask.lab.puzzles.result import LEAST, WRONG, Result
 from tiledask.lab.puzzles.sketch import sketch
 from tiledask.lab.table import Grid, say
 from tiledask.plan.units import format_bytes
@@ -58,7 +58,7 @@ def play(
             say(console, "", bold=word)
         _print_result(puzzle, _answer(word), result, console)
     if hint:
-        say(console, f"Hint: {puzzle.hint or 'there is none'}", wrap=True)
+        say(console, str(puzzle.hint()), wrap=True)
     wrong = puzzle.verify() if verify else ()
     for sentence in wrong or (("it can be set: solvable, and not at once",) if verify else ()):
         say(console, f"{puzzle.name}: {sentence}")
@@ -69,12 +69,12 @@ def play(
         "name": puzzle.name,
         "title": puzzle.title,
         "kind": puzzle.kind,
-        "task": puzzle.task,
+        "task": puzzle.question,
         "inputs": dict(puzzle.inputs),
         "targets": dict(puzzle.targets),
         "results": [result.to_dict() for result in results],
     }
-    said |= {"hint": puzzle.hint} if hint else {}
+    said |= {"hints": list(puzzle.hints)} if hint else {}
     said |= {"wrong": list(wrong)} if verify else {}
     return int(bool(wrong) or not all(results)), said
 
@@ -94,7 +94,7 @@ def _answer(word: str) -> str:
 def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:
     """The task, its numbers, its targets and how to answer."""
     title = f"Level {puzzle.level}: {puzzle.title}"
-    say(console, f"\n\n{puzzle.task}\n", bold=title, wrap=True)
+    say(console, f"\n\n{puzzle.question}\n", bold=title, wrap=True)
     measures = KINDS[puzzle.kind].measures
     # the inputs in words
     facts = (
@@ -127,7 +127,7 @@ def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console
     for t in result.targets:
         if t.name == WRONG:
             continue
-        best = f", best {t.beside}" if t.beside else ""
+        best = f", best {t.beside}" if t.beside and result else ""
         say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best})")
     if result.score:
         say(console, result.score)

@@ -4,13 +4,13 @@
     task = fewest_bytes(...)          # an exercise is a function of what it is about
     task.draw(answer)
     task.check(answer)                # a Result: quiet if not attempted
+    task.hint()                       # one more hint than before
     task.check(answer).require()      # raises unless every target is met
 
 No answer is stored; the best one is found by trying or by proof.
 """
 
 from tiledask.lab.exercises import (
-    Exercise,
     balanced_heads,
     blocks_of,
     borrowed_rows,
@@ -40,11 +40,9 @@ from tiledask.lab.exercises import (
     uneven_copies,
     until_layerwise_moves_more,
 )
+from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
 from tiledask.lab.puzzles import (
     Puzzle,
-    Result,
-    Target,
-    UnsolvedError,
     load_puzzle,
     puzzle_levels,
     puzzle_names,
@@ -52,6 +50,8 @@ from tiledask.lab.puzzles import (
 
 __all__ = [
     "Exercise",
+    "Hint",
+    "JudgedTask",
     "Puzzle",
     "Result",
     "Target",

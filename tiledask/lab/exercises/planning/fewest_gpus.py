@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import Exercise
-from tiledask.lab.puzzles import Target
+from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import RECOMPUTE, Layout
@@ -38,7 +37,7 @@ def fewest_gpus(model: str = "llama-2-13b", device: str = "A10", most: int = 16)
         title = f"{model} on {layout.devices} {device}, without overhead: {layout}"
         return plots.memory_bars(ledger, spec.device.memory_bytes, place="stage", title=title)
 
-    return Exercise("the fewest GPUs", measure, figure)
+    return Exercise(name="the fewest GPUs", measured=measure, drawn=figure)
 
 
 def _fit(model: Model, layout: Any, spec: ClusterSpec) -> Fit:
@@ -112,7 +111,7 @@ def copies_that_fit(model: str = "llama-2-13b", device: str = "A100-40GB") -> Ex
         title = f"{model} on {device}: bytes per data-parallel GPU, without overhead"
         return plots.memory_bars(ledgers, one.device.memory_bytes, place="GPU", title=title)
 
-    return Exercise("how many copies fit", measure, figure)
+    return Exercise(name="how many copies fit", measured=measure, drawn=figure)
 
 
 def _degrees(answer: Any) -> tuple[int | None, ...]:

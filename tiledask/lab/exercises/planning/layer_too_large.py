@@ -12,9 +12,8 @@ import numpy as np
 
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
-from tiledask.lab.puzzles import Target
 from tiledask.tile.memory.pool import Pool, Refused
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def layer_too_large(ranks: int = 4) -> Exercise:
         given = None if answer is None else _answer(answer)
         return _bars(ranks, given)
 
-    return Exercise("a layer too large", measure, figure)
+    return Exercise(name="a layer too large", measured=measure, drawn=figure)
 
 
 def _answer(answer: Any) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
-from tiledask.lab.puzzles import Target
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits
@@ -130,7 +129,7 @@ def fastest_within(
     def figure(answer: Any) -> "Figure":
         return _beside(task, "the best of the search", _fastest(task, room), answer)
 
-    return Exercise("the fastest within a memory cap", measure, figure)
+    return Exercise(name="the fastest within a memory cap", measured=measure, drawn=figure)
 
 
 def fewest_devices(
@@ -152,7 +151,7 @@ def fewest_devices(
         ledger = fit.memory.ledger
         return plots.memory_bars(ledger, fit.capacity, place="stage", title=fill(title, 84))
 
-    return Exercise("the fewest devices", measure, figure)
+    return Exercise(name="the fewest devices", measured=measure, drawn=figure)
 
 
 def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int = 2048) -> Exercise:
@@ -175,7 +174,7 @@ def repair(model: Model, layout: Layout, cluster: ClusterSpec, *, sequence: int 
     def figure(answer: Any) -> "Figure":
         return _beside(task, f"before: {layout}", before, answer)
 
-    return Exercise("repair the plan", measure, figure)
+    return Exercise(name="repair the plan", measured=measure, drawn=figure)
 
 
 def shorten_bubble(
@@ -206,7 +205,7 @@ def shorten_bubble(
     def figure(answer: Any) -> "Figure":
         return _beside(task, f"before: {layout}", before, answer)
 
-    return Exercise("a shorter bubble", measure, figure)
+    return Exercise(name="a shorter bubble", measured=measure, drawn=figure)
 
 
 def _beside(task: _Task, name: str, step: StepEstimate, answer: Any) -> "Figure":

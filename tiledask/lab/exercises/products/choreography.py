@@ -13,9 +13,8 @@ from tiledask.distributed.products.matmul import matmul
 from tiledask.distributed.products.needed import ledger_of
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.products.placements import blocks_of, finished, moved
-from tiledask.lab.puzzles import Target
+from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Placement, Tiling
 from tiledask.plan.products.product import ProductPlan, algorithms, grids, options_of, plan_product
@@ -75,7 +74,7 @@ def cheapest_choreography(
         title = f"{words}, as planned\n{held(plan, a.dtype) / MB:.2f} MB on the fullest worker"
         return plots.traffic_matrix(plan.traffic(a.itemsize), title=title)
 
-    return Exercise("the cheapest choreography", measure, figure)
+    return Exercise(name="the cheapest choreography", measured=measure, drawn=figure)
 
 
 def _planned(answer: Any, a: Tiling, b: Tiling) -> ProductPlan:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
-from tiledask.lab.puzzles import Target
 from tiledask.tile import Tile, traffic
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def repaired_kernel(given: Kernel) -> Exercise:
             wrong[k] = _run(kernel, a, b, SHOWN_TILE)[0] != a @ b
         return _wrong_elements(wrong, SHOWN_TILE, ", as given" * (answer is None))
 
-    return Exercise("repair the kernel", measure, figure)
+    return Exercise(name="repair the kernel", measured=measure, drawn=figure)
 
 
 def _operands(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -17,9 +17,8 @@ from distributed import Worker
 
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, styled
-from tiledask.lab.puzzles import Target
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import TileTraffic, count_traffic
 
@@ -195,7 +194,7 @@ def levels_at_fault(runs: Mapping[str, BlockRun], rate: float) -> Exercise:
     def figure(answer: Any) -> "Figure":
         return _bars(runs, rate)
 
-    return Exercise("which level is at fault", measure, figure)
+    return Exercise(name="which level is at fault", measured=measure, drawn=figure)
 
 
 @styled

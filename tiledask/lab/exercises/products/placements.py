@@ -13,8 +13,7 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import Exercise
-from tiledask.lab.puzzles import Target
+from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.products.comms import redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product import ProductPlan, gather
@@ -71,7 +70,7 @@ def fewest_bytes(
         named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
         return plots.owners(named, title=title)
 
-    return Exercise("the fewest bytes", measure, figure)
+    return Exercise(name="the fewest bytes", measured=measure, drawn=figure)
 
 
 def _pair(answer: Any) -> Pair:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, GREY, PALE, SKY, canvas, end_words, styled
-from tiledask.lab.puzzles import Target
 from tiledask.plan.units import format_bytes
 from tiledask.tile import Config, Tile, config_of, order, predict
 from tiledask.tile.choice.residency import refusal
@@ -115,7 +114,7 @@ def tile_within(
         )
         return plots.tile_levels(predict(*size, config, device).levels, title=title)
 
-    return Exercise("a tile within shared memory", measure, figure)
+    return Exercise(name="a tile within shared memory", measured=measure, drawn=figure)
 
 
 def retuned(
@@ -144,7 +143,7 @@ def retuned(
         chosen = None if answer is None else _chosen(answer, devices)
         return _shares(size, tile_of(carried), chosen, best)
 
-    return Exercise("carried to another GPU", measure, figure)
+    return Exercise(name="carried to another GPU", measured=measure, drawn=figure)
 
 
 def _chosen(answer: Any, devices: Sequence[str]) -> dict[str, Config]:

@@ -13,9 +13,8 @@ import numpy as np
 
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, canvas, styled
-from tiledask.lab.puzzles import Target
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.tile import layers as tile
 
@@ -103,7 +102,7 @@ def balanced_heads(
             return _bars(assigned, task, " (not attempted: in a row, as even as can be)")
         return _bars(_assigned(answer, task), task, "")
 
-    return Exercise("balanced heads", measure, figure)
+    return Exercise(name="balanced heads", measured=measure, drawn=figure)
 
 
 def _assigned(answer: Any, task: _Task) -> Assignment:

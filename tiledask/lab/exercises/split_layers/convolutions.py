@@ -19,10 +19,9 @@ from tiledask.distributed.data_parallel.chain import gradients, initial_weights
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError
 from tiledask.lab import plots
-from tiledask.lab.exercises.exercise import Exercise
 from tiledask.lab.exercises.split_layers import lenet_splits as splits
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
-from tiledask.lab.puzzles import Target
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.tile import layers as L
 
@@ -73,7 +72,7 @@ def borrowed_rows(
         title = "Your loans" if answer is not None else "Nobody borrows yet"
         return plots.rows_on_ranks(rows, size, stride, padding, borrowed=mine, title=title)
 
-    return Exercise("who borrows what", measure, figure)
+    return Exercise(name="who borrows what", measured=measure, drawn=figure)
 
 
 def _borrowed(answer: Any, split: RowSplit) -> dict[int, tuple[int, ...]]:
@@ -156,7 +155,7 @@ def split_each_layer(images: int = 256, ranks: int = 4, seed: int = 0) -> Exerci
             bars["yours"] = splits.bytes_of(splits.checked(answer), images, ranks, 4)
         return _bars(bars, f"LeNet, {images} images, {ranks} devices: bytes of a step")
 
-    return Exercise("a split for each layer", measure, figure)
+    return Exercise(name="a split for each layer", measured=measure, drawn=figure)
 
 
 @cache
@@ -210,7 +209,7 @@ def until_layerwise_moves_more(each: int = 4, seed: int = 0) -> Exercise:
         title = f"LeNet, {devices} devices, {each} images on each: bytes of a step"
         return _bars(bars, title)
 
-    return Exercise("until the layerwise split moves more", measure, figure)
+    return Exercise(name="until the layerwise split moves more", measured=measure, drawn=figure)
 
 
 _BOTH = ("layerwise", "data parallel")

@@ -14,9 +14,8 @@ from tiledask.distributed.convolution.lenet_plan import PARAMETERS, Need, need_o
 from tiledask.distributed.convolution.lenet_split import WAYS, Split
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.errors import PlacementError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, INK, ORANGE, canvas, styled
-from tiledask.lab.puzzles import Target
 from tiledask.tile.datasets import load_images
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def hybrid_lenet(
             needs[f"yours: {split}"] = need_of(split, batch, SINGLE)
         return _bars(needs, f"LeNet, {batch} images, {devices} devices: bytes of a step")
 
-    return Exercise("a hybrid for LeNet", measure, figure)
+    return Exercise(name="a hybrid for LeNet", measured=measure, drawn=figure)
 
 
 def _splits(devices: int) -> Iterator[Split]:

@@ -17,9 +17,8 @@ import numpy as np
 from tiledask.distributed.ranks.program import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import GREEN, INK, ORANGE, RED, SKY, canvas, ink_on, styled
-from tiledask.lab.puzzles import Target
 from tiledask.tile import layers as tile
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def fewest_sums(ranks: int = 4) -> Exercise:
             _states(chosen, ranks), chosen, f"What {ranks} ranks have of each value{note}"
         )
 
-    return Exercise("the fewest sums", measure, figure)
+    return Exercise(name="the fewest sums", measured=measure, drawn=figure)
 
 
 def _places(answer: Any) -> tuple[str, ...]:

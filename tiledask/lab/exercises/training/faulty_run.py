@@ -17,10 +17,9 @@ import numpy as np
 
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.training.losses import losses as draw_losses
 from tiledask.lab.precision import GRADES, verdicts
-from tiledask.lab.puzzles import Target
 from tiledask.tile.datasets import load_text
 from tiledask.tile.optimizers import Adam, AdamW, Rule
 
@@ -54,7 +53,7 @@ class _Run(NamedTuple):
     rule: Rule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FaultyRun(Exercise):
     """An exercise with runs that can be looked at, and run again."""
 
@@ -127,7 +126,7 @@ def faulty_run(seed: int = 0) -> FaultyRun:
             shown[f"{name}, {run.dtype}{yours}"] = _losses(*run, STEPS)
         return draw_losses(shown, title="One training, seven times")
 
-    return FaultyRun("which run is faulty", measure, figure, runs)
+    return FaultyRun(name="which run is faulty", measured=measure, drawn=figure, runs=runs)
 
 
 @lru_cache(maxsize=64)

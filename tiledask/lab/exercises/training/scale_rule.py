@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiledask.errors import ConfigError, DivergedError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, canvas, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
-from tiledask.lab.puzzles import Target
 from tiledask.tile.optimizers import SGD, LossScale
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
             return _scales(_runs(_fixed), "Scales that stay as they are (not attempted)")
         return _scales(_runs(answer), "Your scales")
 
-    return Exercise("the rule of a loss scale", measure, figure)
+    return Exercise(name="the rule of a loss scale", measured=measure, drawn=figure)
 
 
 def _fixed(scale: float, good: int, finite: bool) -> tuple[float, int]:

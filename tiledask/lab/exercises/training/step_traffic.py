@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import PALETTE, canvas, ink_on, lighter, styled
-from tiledask.lab.puzzles import Target
 from tiledask.plan.products.placement import split
 from tiledask.tile.datasets import load_text
 
@@ -62,7 +61,7 @@ def step_traffic(
             yours = ", ".join(f"{name} {n:,}" for name, n in _numbers(answer).items())
         return _mesh(model, shape, microbatches, batch, f"Who has what; your step: {yours}")
 
-    return Exercise("traffic of a step", measure, figure)
+    return Exercise(name="traffic of a step", measured=measure, drawn=figure)
 
 
 def _numbers(answer: Any) -> dict[str, int]:

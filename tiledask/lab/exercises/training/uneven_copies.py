@@ -14,9 +14,8 @@ import numpy as np
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
-from tiledask.lab.exercises.exercise import Exercise
+from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, ink_on, styled
-from tiledask.lab.puzzles import Target
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import split
@@ -70,7 +69,7 @@ def uneven_copies(copies: int = 3, batches: tuple[int, ...] = (6, 7, 2)) -> Exer
                 off[batch] = float(np.abs(ends[0] - _alone(batch)[-1]).max())
         return _rows_and_error(copies, batches, off)
 
-    return Exercise("uneven copies", measure, figure)
+    return Exercise(name="uneven copies", measured=measure, drawn=figure)
 
 
 def _function(answer: Any) -> Averaging:

@@ -20,8 +20,8 @@ from tiledask.plan.splitting.exact import capacities
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from tiledask.lab.judging.result import Result
     from tiledask.lab.puzzles.kind import PuzzleSpec
-    from tiledask.lab.puzzles.result import Result
 
 __all__ = ["draw_composition"]
 

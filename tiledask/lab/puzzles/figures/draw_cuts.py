@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tiledask.lab.judging.result import Result
     from tiledask.lab.puzzles.kind import PuzzleSpec
-    from tiledask.lab.puzzles.result import Result
 
 __all__ = ["draw_cut", "draw_partition"]
 

@@ -13,8 +13,8 @@ from tiledask.lab.puzzles.questions import setting_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from tiledask.lab.judging.result import Result
     from tiledask.lab.puzzles.kind import PuzzleSpec
-    from tiledask.lab.puzzles.result import Result
 
 __all__ = ["draw_choice", "draw_question"]
 

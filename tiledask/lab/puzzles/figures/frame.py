@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from tiledask.lab.judging.result import Result
     from tiledask.lab.puzzles.kind import PuzzleSpec
-    from tiledask.lab.puzzles.result import Result
 
 __all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "mark_box", "titled", "write"]
 

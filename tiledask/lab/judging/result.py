@@ -25,6 +25,10 @@ LEAST = "least"
 OPTIMUM = "best possible"
 BOUND = "no answer goes below"
 TABLE = "best of the table"
+NEAR = 0.1
+"""Up to which share above its target an answer is near."""
+_FEW = 100
+"""Up to here people count, above they compare."""
 WRONG = "wrong answers"
 """The measure of what is right or wrong, and nothing between."""
 
@@ -58,11 +62,13 @@ class Target:
     yardstick: str = OPTIMUM
     least: bool = False
     """Asked for is the least there is, and the number is the answer: only who gives it reads it."""
+    remarks: tuple[str, ...] = ()
+    """What is wrong, worst first, in the reader's words: where, and what would be right there."""
 
     @property
     def goal(self) -> str:
         """What is asked for, in words."""
-        return "the least that will do" if self.least else f"at most {self.wanted:g}"
+        return "the least that will do" if self.least else f"at most {_number(self.wanted)}"
 
     @property
     def hidden(self) -> bool:
@@ -87,16 +93,43 @@ class Target:
     def beside(self) -> str:
         """The best in words, to stand beside what was reached; empty where it says nothing.
 
-        Whoever misses another target may go below the best, which keeps all of them.
+        Whoever misses another target may go below the best, which keeps all of them; until this
+        one is met the best is not named.
         """
-        if self.hidden or self.best is None or not within(self.best, self.got):
+        if not self.met or self.hidden or self.best is None or not within(self.best, self.got):
             return ""
         return f"{self.best:g}" + ("" if self.yardstick == OPTIMUM else f" ({self.yardstick})")
 
-    def __str__(self) -> str:
+    @property
+    def distance(self) -> str:
+        """How far from met, in words; empty once it is."""
+        if self.met:
+            return ""
+        if self.least:
+            return "less will do"
         over = self.got - self.wanted
-        missed = "less will do" if self.least else f"{over:.3g} too much"
-        return f"{self.name} {self.got:g}, target {self.goal}: {'met' if self.met else missed}"
+        near = "near, " if over <= NEAR * abs(self.wanted) else ""
+        if not self.wanted or (over == round(over) and self.got <= _FEW):
+            return f"{near}{_number(over)} too much"
+        share = over / abs(self.wanted)
+        if share > 1:
+            return f"far, {self.got / self.wanted:.3g} times as much"
+        return f"{near}{100 * share:{'.0f' if share >= NEAR else '.1g'}} % too much"
+
+    def __str__(self) -> str:
+        if self.remarks and not self.met:
+            return "; ".join(self.remarks)
+        said = f"{self.name} {_number(self.got)}, target {self.goal}"
+        return f"{said}: {self.distance or 'met'}"
+
+
+def _number(value: float) -> str:
+    """Every digit of a whole number, six of another.
+
+    >>> _number(16777216.0), _number(0.2727272)
+    ('16,777,216', '0.272727')
+    """
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.6g}"
 
 
 def within(got: float, wanted: float) -> bool:
@@ -149,7 +182,7 @@ class Result:
         if self.stars == 3 and ahead:
             return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
         gaps = [(t.gap, t) for t in self.targets if t.gap]
-        if not gaps or self.stars in (0, 3):
+        if not gaps or self.stars != 2:
             return shown
         gap, target = max(gaps, key=lambda pair: pair[0])
         above = {BOUND: "what no answer goes below"}.get(
@@ -179,9 +212,9 @@ class Result:
                     "wanted": None if t.hidden else t.wanted,
                     "got": t.got,
                     "met": t.met,
-                    "best": None if t.hidden else t.best,
+                    "best": t.best if self and not t.hidden else None,
                     "yardstick": t.yardstick,
-                    "gap": t.gap,
+                    "gap": t.gap if self else None,
                 }
                 for t in self.targets
             ],
@@ -189,10 +222,10 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = [
-            (t.name, f"{t.got:g}", t.goal, t.beside, "met" if t.met else "missed")
+            (t.name, _number(t.got), t.goal, *([t.beside] if self else []), t.distance or "met")
             for t in self.targets
         ]
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
-        head = ("", "yours", "target", "best possible", "")
+        head = ("", "yours", "target", *(["best possible"] if self else []), "")
         return f"<p>{says}</p>" + (html.table(head, rows) if rows else "")
