@@ -10,6 +10,7 @@ device_memory.py  memory of its GPU: one pool for everything
 device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received and memory grown, while a block runs
 clocks.py         every worker's offset from the scheduler's clock
+panel.py          a cluster in a notebook, and JupyterLab's panels that follow it
 progress.py       bars, from the workers' events
 """
 

@@ -15,7 +15,17 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.plan import html
 
-__all__ = ["AFTER", "TOPIC", "Reporter", "following", "is_watched", "showing", "watching"]
+__all__ = [
+    "AFTER",
+    "TOPIC",
+    "Reporter",
+    "following",
+    "in_notebook",
+    "is_watched",
+    "show",
+    "showing",
+    "watching",
+]
 
 TOPIC = "tiledask-panels"
 """Dask's topic for the events that say how far each rank is."""
@@ -114,19 +124,24 @@ def showing(
 
 def is_watched() -> bool:
     """Whether a person looks on: standard error is a terminal, or this is a notebook."""
-    return sys.stderr.isatty() or _in_notebook()
+    return sys.stderr.isatty() or in_notebook()
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this is a notebook's kernel."""
     shell = sys.modules.get("IPython")  # loaded already, if this is one
     return hasattr(shell and shell.get_ipython(), "kernel")
 
 
+def show(value: object) -> None:
+    """None, once the notebook shows ``value`` below the cell that runs."""
+    sys.modules["IPython"].display.display(value)
+
+
 def _draw(what: str, look: Callable[..., Any], over: threading.Event, after: float) -> None:
     if over.wait(after):
         return
-    with (_in_cell if _in_notebook() else _on_stderr)(what) as say:
+    with (_in_cell if in_notebook() else _on_stderr)(what) as say:
         while not over.wait(_LOOK):
             say(*look())
         say(*look())  # the last word: a log keeps it

@@ -13,7 +13,7 @@ from tiledask.plan import html
 
 __all__ = ["arc"]
 
-_BOX, _GAP, _LINE, _ROW = 162, 38, 30, 40
+_BOX, _GAP, _LINE, _ROW = 170, 34, 30, 40
 """Pixels: a box and what is between two, its height, and from row to row."""
 _TODO = "#5C6670"
 
@@ -25,10 +25,15 @@ def arc(walkthroughs: Sequence[Walkthrough], made: Mapping[str, int]) -> str:
     dark pages.
     """
     there = {each.name: each for each in walkthroughs}
-    needs = {name: [n for n in each.needs if n in there] for name, each in there.items()}
     column: dict[str, int] = {}
-    for name in there:  # in order, so what one builds on comes before it
-        column[name] = 1 + max((column.get(n, -1) for n in needs[name]), default=-1)
+    needs: dict[str, list[str]] = {}
+    behind: dict[str, set[str]] = {}  # all that one builds on, directly or not
+    for name, each in there.items():  # in order, so what one builds on comes before it
+        before = [n for n in each.needs if n in column]
+        known = set().union(*(behind[n] for n in before))
+        needs[name] = [n for n in before if n not in known]
+        behind[name] = known.union(before)
+        column[name] = 1 + max((column[n] for n in before), default=-1)
     # the last of those that are furthest to the right is followed, the others are only lines
     trunk = {
         name: max(before, key=lambda n: (column[n], n)) for name, before in needs.items() if before
@@ -63,17 +68,19 @@ def arc(walkthroughs: Sequence[Walkthrough], made: Mapping[str, int]) -> str:
     height = 2 + max(1, rows) * _ROW - (_ROW - _LINE)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12.5">'
+        f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">'
         f"<title>Which walkthrough builds on which</title>\n{''.join([*lines, *boxes])}</svg>\n"
     )
 
 
 def _curve(x: float, y: float, to_x: float, to_y: float, solid: bool) -> str:
-    middle, up = (x + to_x) / 2, _LINE / 2
+    """From box to box: straight on, and in the last gap over to the other's row."""
+    bend, middle = to_x - _GAP, to_x - _GAP / 2
+    y, to_y = y + _LINE / 2, to_y + _LINE / 2
     dashes = "" if solid else ' stroke-dasharray="4 4"'
     return (
-        f'<path d="M{x:g} {y + up:g}C{middle:g} {y + up:g} {middle:g} {to_y + up:g} '
-        f'{to_x:g} {to_y + up:g}" fill="none" stroke="{GREY}" stroke-width="1.6"{dashes}/>\n'
+        f'<path d="M{x:g} {y:g}H{bend:g}C{middle:g} {y:g} {middle:g} {to_y:g} {to_x:g} {to_y:g}" '
+        f'fill="none" stroke="{GREY}" stroke-width="1.6"{dashes}/>\n'
     )
 
 

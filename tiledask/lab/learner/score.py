@@ -20,8 +20,8 @@ class Score:
     notebook: str
     rows: dict[str, tuple[int, int, int, int]]
     """Notebook -> predictions asked, made, exact, and stars of all."""
-    after: str = ""
-    """HTML that follows the table."""
+    on_page: bool = False
+    """Whether there is a contents page, which shows it too."""
 
     @property
     def total(self) -> tuple[int, int, int, int]:
@@ -39,7 +39,8 @@ class Score:
             rows.append(("all", *_shown(self.total)))
         bold = [i for i, name in enumerate(self.rows) if name == self.notebook]
         head = ("notebook", "predicted", "exact", "stars")
-        return html.table(head, rows, first="th", bold=bold) + self.after
+        table = html.table(head, rows, first="th", bold=bold)
+        return table + SHOW_ANEW if self.on_page else table
 
 
 def score() -> Score:
@@ -56,7 +57,7 @@ def score() -> Score:
     if not os.environ.get(FOLDER) or not (learners / PAGE).exists():
         return Score(here().notebook, found)
     write_contents(walkthroughs(), learners)
-    return Score(here().notebook, found, SHOW_ANEW)
+    return Score(here().notebook, found, on_page=True)
 
 
 def _row(predictions: list[dict[str, Any]]) -> tuple[int, int, int, int]:

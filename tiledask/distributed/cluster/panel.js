@@ -1,0 +1,32 @@
+// JupyterLab's Dask panels follow the newest cluster; a button brings tiledask's page back.
+(() => {
+  const shown = document.currentScript.previousElementSibling;
+  const lab = window.jupyterapp; // there if JupyterLab was started to expose it, as `make lab` does
+  if (!lab?.commands.hasCommand("dask:populate-dashboard-url")) return;
+  const [link, button] = [shown.querySelector("a"), shown.querySelector("button")];
+  let address = shown.dataset.dashboard;
+  if (!["127.0.0.1", "localhost"].includes(location.hostname)) {
+    // from afar only the Jupyter server is reached, and it hands on
+    const server = lab.serviceManager.serverSettings.baseUrl;
+    address = `${server}proxy/${new URL(address).port}`;
+    link.href = link.textContent = `${address}/tiledask`;
+  }
+  const follow = () => {
+    window.tiledaskFollowed = Number(shown.dataset.started);
+    // an address that they have already is not asked again, even if nobody answers there
+    const had = document.querySelector(".dask-URLInput input")?.value;
+    const url = had === address ? `${address}/` : address;
+    lab.commands.execute("dask:populate-dashboard-url", { url });
+  };
+  const item = { route: "/individual-tiledask", label: "Tiledask", key: "Individual Tiledask" };
+  button.hidden = false;
+  button.onclick = () => {
+    follow();
+    lab.commands.execute("dask:launch-dashboard", { item, options: { mode: "split-right" } });
+  };
+  // what a saved notebook shows may have ended, and what is shown again is no newer than it was
+  fetch(`${address}/individual-plots.json`, { mode: "no-cors" }).then((answer) => {
+    const lives = answer.ok || answer.type === "opaque";
+    if (lives && Number(shown.dataset.started) > (window.tiledaskFollowed ?? 0)) follow();
+  }, () => {});
+})();
