@@ -34,8 +34,12 @@ def write_contents(source: Path, folder: Path) -> None:
     titles = {row["name"]: row["title"] for row in _ROW.finditer(text)}
     done = {name: _done(folder / PROGRESS / f"{name}.json") for name in titles}
     walkthroughs = {each.name: each for each in course(source) if each.name in titles}
-    text = _HEAD.sub(r"| walkthrough | \1 | minutes | predicted | stars |\n|---|---|--:|--:|--:|", text)
-    text = _ROW.sub(lambda row: _row(row, walkthroughs[row["name"]], done[row["name"]], folder), text)
+    text = _HEAD.sub(
+        r"| walkthrough | \1 | minutes | predicted | stars |\n|---|---|--:|--:|--:|", text
+    )
+    text = _ROW.sub(
+        lambda row: _row(row, walkthroughs[row["name"]], done[row["name"]], folder), text
+    )
     title, _, rest = text.partition("\n\n")
     left = [name for name, each in walkthroughs.items() if done[name][0] < each.asked]
     go_on = f"[{titles[left[0]]}]({left[0]}.ipynb)" if left else ""
@@ -63,7 +67,9 @@ def _row(row: re.Match, each: Walkthrough, done: tuple[int, int], folder: Path) 
     # one that was corrected since is a file beside the learner's
     later = sorted(folder.glob(f"{each.name}-*.ipynb"), key=lambda path: (len(path.name), path))
     corrected = f", [corrected]({later[-1].name})" if later else ""
-    counts = f"{made} of {each.asked} | {stars} of {3 * each.asked}".replace(" of ", "&nbsp;of&nbsp;")
+    counts = f"{made} of {each.asked} | {stars} of {3 * each.asked}".replace(
+        " of ", "&nbsp;of&nbsp;"
+    )
     return (
         f"| [{row['title']}]({each.name}.ipynb){corrected} | {row['can']} | {each.minutes} | "
         f"{counts} |"

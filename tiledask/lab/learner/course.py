@@ -39,7 +39,9 @@ class Walkthrough:
     @classmethod
     def read(cls, path: Path) -> "Walkthrough":
         cells = json.loads(path.read_text("utf-8"))["cells"]
-        text = [("".join(c["source"]), c["cell_type"], c["metadata"].get("tags", ())) for c in cells]
+        text = [
+            ("".join(c["source"]), c["cell_type"], c["metadata"].get("tags", ())) for c in cells
+        ]
         words = sum(len(source.split()) for source, kind, _ in text if kind == "markdown")
         exercises = sum("task" in tags for _, _, tags in text)
         asked = sum("td.predict(" in source for source, kind, _ in text if kind == "code")
