@@ -223,6 +223,23 @@ def test_pip_accepts_what_conda_would_hand_it(tmp_path):
     assert set(item["requested_extras"]) == {"lab", "test"}
 
 
+# -- .devcontainer -------------------------------------------------------------------------------
+
+
+def test_the_container_has_a_promised_python_and_forwards_what_make_lab_opens():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    python, version = container["image"].split(":")
+    assert python == "python"
+    assert version in {".".join(each.split(".")[:2]) for each in PYTHONS}
+    makefile = (ROOT / "Makefile").read_text()
+    command, target = container["postCreateCommand"].split()
+    assert command == "make"
+    assert re.search(rf"^{target}:", makefile, re.M)
+    dashboard = int(re.search(r"^DASHBOARD_PORT \?= (\d+)$", makefile, re.M)[1])
+    assert container["forwardPorts"] == [8888, dashboard]
+    assert {int(port) for port in container["portsAttributes"]} == {8888, dashboard}
+
+
 # -- no hosts ------------------------------------------------------------------------------------
 
 

@@ -1,17 +1,18 @@
 // JupyterLab's Dask panels follow the newest cluster; a button brings tiledask's page back.
 (() => {
   const shown = document.currentScript.previousElementSibling;
-  const lab = window.jupyterapp; // there if JupyterLab was started to expose it, as `make lab` does
-  if (!lab?.commands.hasCommand("dask:populate-dashboard-url")) return;
   const [link, button] = [shown.querySelector("a"), shown.querySelector("button")];
   const started = Number(shown.dataset.started);
   let address = shown.dataset.dashboard;
-  if (!["127.0.0.1", "localhost"].includes(location.hostname)) {
+  const server = document.getElementById("jupyter-config-data");
+  if (server && !["127.0.0.1", "localhost"].includes(location.hostname)) {
     // from afar only the Jupyter server is reached, and it hands on
-    const server = lab.serviceManager.serverSettings.baseUrl;
-    address = `${server}proxy/${new URL(address).port}`;
+    const base = new URL(JSON.parse(server.textContent).baseUrl, location.href);
+    address = new URL(`proxy/${new URL(address).port}`, base).href;
     link.href = link.textContent = `${address}/tiledask`;
   }
+  const lab = window.jupyterapp; // there if JupyterLab was started to expose it, as `make lab` does
+  if (!lab?.commands.hasCommand("dask:populate-dashboard-url")) return;
   const answers = () =>
     fetch(`${address}/individual-plots.json`, { mode: "no-cors" }).then(
       (answer) => answer.ok || answer.type === "opaque",
