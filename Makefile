@@ -53,20 +53,9 @@ lint: env ## ruff: rules and format; mypy: types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# The notebooks' clusters read the port; the setting tells the Dask panels the same one. The
-# panels' own cluster button is hidden: its clusters would listen on every network interface.
 # JupyterLab saves what is run, so it is given copies; links from them reach the rest of the checkout.
 lab: env ## open your copies of the walkthroughs, learn/, in JupyterLab (DASHBOARD_PORT=8787 LAB_ARGS=)
-	@$(BIN)/tiledask notebooks learn --starting
-	@mkdir -p build/lab/labconfig
-	@echo '{"dask-labextension:plugin": {"defaultURL": "http://127.0.0.1:$(DASHBOARD_PORT)",' \
-		'"hideClusterManager": true},' \
-		'"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > build/lab/labconfig/default_setting_overrides.json
-	JUPYTER_CONFIG_PATH="$(CURDIR)/build/lab:$$JUPYTER_CONFIG_PATH" \
-	JUPYTERLAB_WORKSPACES_DIR="$(CURDIR)/build/lab/workspaces" \
-	TILEDASK_DASHBOARD_PORT=$(DASHBOARD_PORT) TILEDASK_PROGRESS="$(CURDIR)/learn/.progress" \
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --FileContentsManager.preferred_dir=learn \
-		$$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB_ARGS)
+	TILEDASK_DASHBOARD_PORT=$(DASHBOARD_PORT) $(BIN)/tiledask notebooks learn --lab $(LAB_ARGS)
 
 bench: env ## compare with peers on this machine: one product, about a minute
 	$(BIN)/python -m tiledask.lab.bench.product

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -69,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("notebooks", _notebooks, "your own copies of the walkthroughs; what is there stays")
     sub.add_argument("folder", help="where they go, such as learn")
     sub.add_argument(
-        "--starting",
-        action="store_true",
-        help="JupyterLab is about to start: fields of kernels that have ended become their text",
+        "--lab",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENT",
+        help="then open them in JupyterLab, with what follows as arguments of its own",
     )
 
     sub = add("fit", _fit, "does a model fit on a cluster under a layout? why, and what would")
@@ -252,14 +254,19 @@ def _tour(args: argparse.Namespace, console: Console) -> Result:
 
 
 def _notebooks(args: argparse.Namespace, console: Console) -> Result:
+    from tiledask.lab.learner.contents import write_contents
     from tiledask.lab.learner.copies import copy_walkthroughs, refresh, walkthroughs
+    from tiledask.lab.learner.start import lab_command
 
     new = copy_walkthroughs(walkthroughs(), args.folder)
-    if args.starting:
-        refresh(args.folder)
+    write_contents(walkthroughs(), Path(args.folder))
     count = len(list(Path(args.folder).glob("*.ipynb")))
     for sentence in [*new, f"{count} walkthroughs in {args.folder}: what is yours there stays."]:
         say(console, sentence)
+    if args.lab is not None:
+        refresh(args.folder)  # no kernel lives yet
+        command, environment = lab_command(args.folder, args.lab)
+        os.execve(command[0], command, environment)
     return 0, {"folder": args.folder, "walkthroughs": count, "new": new}
 
 

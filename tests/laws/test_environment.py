@@ -223,6 +223,23 @@ def test_pip_accepts_what_conda_would_hand_it(tmp_path):
     assert set(item["requested_extras"]) == {"lab", "test"}
 
 
+# -- .devcontainer -------------------------------------------------------------------------------
+
+
+def test_the_container_has_a_promised_python_and_forwards_what_make_lab_opens():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    python, version = container["image"].split(":")
+    assert python == "python"
+    assert version in {".".join(each.split(".")[:2]) for each in PYTHONS}
+    makefile = (ROOT / "Makefile").read_text()
+    command, target = container["postCreateCommand"].split()
+    assert command == "make"
+    assert re.search(rf"^{target}:", makefile, re.M)
+    dashboard = int(re.search(r"^DASHBOARD_PORT \?= (\d+)$", makefile, re.M)[1])
+    assert container["forwardPorts"] == [8888, dashboard]
+    assert {int(port) for port in container["portsAttributes"]} == {8888, dashboard}
+
+
 # -- no hosts ------------------------------------------------------------------------------------
 
 
@@ -263,9 +280,8 @@ def test_make_says_its_targets_and_what_each_of_them_runs():
     assert {".venv/bin/ruff check", ".venv/bin/ruff format --check", ".venv/bin/mypy"} <= set(quick)
     (tests,) = (step for step in quick if "-m pytest" in step)
     assert '-m "not cluster and not slow and not long"' in tests
-    lab = make("--dry-run", "lab").stdout  # stays on this machine, and keeps its token
-    assert "--ServerApp.ip=127.0.0.1" in lab
-    assert not re.search(r"token=|password=|disable_check_xsrf|0\.0\.0\.0", lab)
+    lab = make("--dry-run", "lab", "LAB_ARGS=--port=8890", "DASHBOARD_PORT=9000").stdout
+    assert "DASHBOARD_PORT=9000 .venv/bin/tiledask notebooks learn --lab --port=8890" in lab
 
 
 def test_of_few_cases_the_first_the_last_and_some_between_are_kept():

@@ -11,6 +11,7 @@ device_arrays.py  how a GPU's arrays are serialized
 counters.py       bytes received and memory grown, while a block runs
 load.py           what other processes took of the cores meanwhile
 clocks.py         every worker's offset from the scheduler's clock
+panel.py          a cluster in a notebook, and JupyterLab's panels that follow it
 progress.py       how far workers are, by their events
 """
 

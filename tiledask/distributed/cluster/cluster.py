@@ -33,6 +33,7 @@ from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from tiledask.distributed.cluster import device_arrays
+from tiledask.distributed.cluster.panel import panel
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
@@ -129,6 +130,8 @@ class Cluster:
             dask_cluster.close(timeout=20)
             raise
         self._process = os.getpid()
+        self.started = time.time()
+        """Seconds since 1970."""
         self.counting = threading.Lock()
         """Held while transfers and memory are counted: one operation at a time."""
         self.transport = ""
@@ -494,9 +497,7 @@ class Cluster:
         )
 
     def _repr_html_(self) -> str:
-        link = html.words(self.dashboard_link)
-        return (
-            f"<b>{self.slots} {html.words(self.kind)} workers</b> "
-            f"({html.words(self.client.status)}); {html.words(self.why)}; "
-            f"<a href='{link}' target='_blank'>{link}</a>"
-        )
+        said = f"{self.slots} {self.kind} workers"
+        if self.is_running:
+            return panel(said, self.why, self.dashboard_link, self.started)
+        return f"<b>{html.words(said)}</b>, {html.words(self.client.status)}"

@@ -37,7 +37,7 @@ from tiledask.distributed.cluster.worker import BLAS_THREADS
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile.backend import GpuInfo, probe
-from tiledask.tile.progress import is_watched, showing
+from tiledask.tile.progress import in_notebook, is_watched, show, showing
 
 __all__ = ["choose_device", "start_cluster"]
 
@@ -68,7 +68,8 @@ def start_cluster(
     """A Cluster of one worker per slot, ready to work; use it in a ``with`` block.
 
     While the workers start, a terminal or a notebook shows how many there are; then one message
-    says what was started and why, and where other clusters of this process still run.
+    says what was started and why, and where other clusters of this process still run. In
+    JupyterLab as `make lab` starts it, the Dask panels then show this cluster.
 
     workers
         Number of slots. Default: one per GPU (times ``per_gpu``), or one per CPU core, at least 2.
@@ -154,12 +155,15 @@ def start_cluster(
             cluster.close()
             raise
     if not quiet:
-        print(f"{slots} {cluster.kind} workers, {threads} BLAS thread each: {why}")
-        print(f"dashboard: {cluster.dashboard_link}")
+        if in_notebook():
+            show(cluster)
+        else:
+            print(f"{slots} {cluster.kind} workers, {threads} BLAS thread each: {why}")
+            print(f"dashboard: {cluster.dashboard_link}")
         if port not in (0, options["dashboard_port"]):
             print(
-                f"port {port} belongs to another process, perhaps another notebook's cluster: "
-                f"panels that watch it show that one; give them the address above"
+                f"port {port} belongs to another process, perhaps another notebook's cluster; this "
+                f"one's dashboard is at the address above"
             )
         for other in [] if replace else others:
             print(

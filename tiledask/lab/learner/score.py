@@ -1,9 +1,13 @@
 """The score: predictions made and how near they came, tasks tried, solved, and their stars."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from tiledask.lab.learner.kept import TASKS, Kept, here, notebooks
+from tiledask.lab.learner.contents import PAGE, SHOW_ANEW, write_contents
+from tiledask.lab.learner.copies import walkthroughs
+from tiledask.lab.learner.kept import FOLDER, TASKS, Kept, here, notebooks
 from tiledask.plan import html
 
 __all__ = ["Counts", "Score", "score"]
@@ -46,6 +50,8 @@ class Score:
 
     notebook: str
     rows: dict[str, Counts]
+    on_page: bool = False
+    """Whether there is a contents page, which shows it too."""
 
     @property
     def total(self) -> Counts:
@@ -62,7 +68,8 @@ class Score:
         if len(rows) > 1:
             rows.append(("all", *self.total.cells))
         bold = [i for i, name in enumerate(self.rows) if name == self.notebook]
-        return html.table(head, rows, first="th", bold=bold)
+        table = html.table(head, rows, first="th", bold=bold)
+        return table + SHOW_ANEW if self.on_page else table
 
 
 def score() -> Score:
@@ -70,13 +77,18 @@ def score() -> Score:
     the tasks that were tried are solved; all notebooks too, and the command line.
 
     A prediction counts once its cell has run. What is exact has three stars, within 10 % two,
-    within a factor of 2 one. A task has its best answer's.
+    within a factor of 2 one. A task has its best answer's. Where `make lab` made a contents page,
+    it shows the score too.
 
     >>> isinstance(score(), Score)
     True
     """
     found = {each.notebook: _counts(each) for each in notebooks()}
-    return Score(here().notebook, found)
+    learners = Path(os.environ.get(FOLDER, "")).parent
+    if not os.environ.get(FOLDER) or not (learners / PAGE).exists():
+        return Score(here().notebook, found)
+    write_contents(walkthroughs(), learners)
+    return Score(here().notebook, found, on_page=True)
 
 
 def _counts(kept: Kept) -> Counts:

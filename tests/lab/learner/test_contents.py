@@ -1,0 +1,234 @@
+"""The contents page says what the notebooks and the kept predictions say, and so does its picture.
+
+Holds `tiledask.lab.learner.course`, `tiledask.lab.learner.arc` and `tiledask.lab.learner.start`.
+"""
+
+import json
+import os
+import re
+import sys
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from oracles.finished import ROOT
+
+from tiledask.lab.learner import kept
+from tiledask.lab.learner.arc import arc
+from tiledask.lab.learner.contents import SHOW_ANEW, write_contents
+from tiledask.lab.learner.course import Walkthrough, course
+from tiledask.lab.learner.score import score
+from tiledask.lab.learner.start import lab_command
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def notebook(folder: Path, name: str, needs: str = "", words: int = 0, asked: int = 0, tasks=0):
+    cells = [("markdown", f"# T\n\n**You need.** {needs}", []), ("markdown", "word " * words, [])]
+    cells += [("code", f'guess = td.predict("q{i}")\nguess', []) for i in range(asked)]
+    cells += [("markdown", "", ["task"])] * tasks
+    found = [{"cell_type": k, "source": [s], "metadata": {"tags": t}} for k, s, t in cells]
+    (folder / f"{name}.ipynb").write_text(json.dumps({"cells": found}))
+
+
+@pytest.fixture
+def nbs(tmp_path):
+    """Three walkthroughs and their contents."""
+    folder = tmp_path / "nbs"
+    folder.mkdir()
+    notebook(folder, "00_first", words=600)
+    notebook(folder, "01_second", "See [00](00_first.ipynb).", words=1200, asked=4, tasks=1)
+    notebook(folder, "02_last", "See [01](01_second.ipynb).", asked=2)
+    rows = "\n".join(
+        f"| [{t}]({n}.ipynb) | do {t} |"
+        for t, n in (("00 One", "00_first"), ("01 Two", "01_second"), ("02 Three", "02_last"))
+    )
+    head = "| walkthrough | afterwards you can |\n|---|---|"
+    (folder / "contents.md").write_text(f"# All\n\nWords.\n\n{head}\n{rows}\n")
+    return folder
+
+
+@pytest.fixture
+def learn(tmp_path):
+    folder = tmp_path / "learn"
+    (folder / ".progress").mkdir(parents=True)
+    return folder
+
+
+def predicted(learn: Path, name: str, *stars: int | None) -> None:
+    """Keep a prediction for each of ``stars``; None: asked, and nothing typed."""
+    table = {
+        f"q{i}": {"unit": ""} if s is None else {"value": 1.0, "stars": s}
+        for i, s in enumerate(stars)
+    }
+    (learn / ".progress" / f"{name}.json").write_text(json.dumps({"predictions": table}))
+
+
+def test_minutes_are_counted_from_the_notebook(nbs):
+    first, second, last = course(nbs)
+    assert first.minutes == 10
+    assert second.minutes == 30  # 1200 / 60 + 4 predictions + 5 for the exercise, to the next 5
+    assert (second.asked, second.needs, second.number) == (4, ("00_first",), "01")
+    assert last.minutes == 5
+
+
+def test_the_page_says_what_was_predicted_and_where_to_go_on(nbs, learn):
+    write_contents(nbs, learn)
+    page = (learn / "contents.md").read_text()
+    assert page.startswith("# All\n\n**0 of 6 predictions made, 0 of 18 stars.** ")
+    assert "Begin with [01 Two](01_second.ipynb)." in page
+    predicted(learn, "01_second", 3, 1, None, 0)
+    write_contents(nbs, learn)
+    page = (learn / "contents.md").read_text()
+    assert "**3 of 6 predictions made, 4 of 18 stars.**" in page
+    assert "| do 01 Two | 30 | 3&nbsp;of&nbsp;4 | 4&nbsp;of&nbsp;12 |" in page
+    assert "Go on with [01 Two]" in page
+    predicted(learn, "01_second", 3, 1, 0, 0)
+    (learn / "02_last-2.ipynb").touch()
+    write_contents(nbs, learn)
+    page = (learn / "contents.md").read_text()
+    assert "Go on with [02 Three]" in page
+    assert "| [02 Three](02_last.ipynb), [corrected](02_last-2.ipynb) |" in page
+    predicted(learn, "02_last", 3, 3)
+    write_contents(nbs, learn)
+    assert "Go on" not in (learn / "contents.md").read_text()
+
+
+def test_the_score_is_written_to_the_page_that_is_there_and_only_then(tmp_path, monkeypatch):
+    learn = tmp_path / "learn"
+    monkeypatch.setenv(kept.FOLDER, str(learn / ".progress"))
+    monkeypatch.setenv("JPY_SESSION_NAME", "learn/02_split_one_product.ipynb")
+    monkeypatch.setattr(kept, "_open", {})
+    assert SHOW_ANEW not in score()._repr_html_()
+    assert not learn.exists()
+    learn.mkdir()
+    write_contents(ROOT / "nbs", learn)
+    kept.here().put("bytes of A", value=8e6, stars=3)
+    assert score()._repr_html_().endswith(SHOW_ANEW)
+    assert "| 1&nbsp;of&nbsp;" in (learn / "contents.md").read_text()
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def boxes(drawn: str) -> dict[str, tuple[float, float, float, float]]:
+    """Number -> left, top, width, height of its box in the picture."""
+    found, box = {}, (0.0, 0.0, 0.0, 0.0)
+    for each in ElementTree.fromstring(drawn):
+        if each.tag == f"{SVG}rect" and each.get("fill") != "#0072B2":
+            box = tuple(float(each.get(name)) for name in ("x", "y", "width", "height"))
+        if each.tag == f"{SVG}text":
+            found[each[0].text] = box
+    return found
+
+
+def test_each_walkthrough_has_a_box_of_its_own_right_of_what_it_builds_on():
+    walkthroughs = course(ROOT / "nbs")
+    drawn = arc(walkthroughs, {})
+    placed = boxes(drawn)
+    assert list(placed) == [each.number for each in walkthroughs]
+    for (x, y, w, h), (other_x, other_y, *_) in combinations(placed.values(), 2):
+        assert abs(x - other_x) >= w or abs(y - other_y) > h
+    numbers = {each.name: each.number for each in walkthroughs}
+    for each in walkthroughs:
+        for before in each.needs:
+            assert placed[numbers[before]][0] < placed[each.number][0]
+    root = ElementTree.fromstring(drawn)
+    for x, y, w, h in placed.values():
+        assert x + w < float(root.get("width"))
+        assert y + h < float(root.get("height"))
+
+
+def test_lines_begin_and_end_at_boxes_and_what_goes_without_saying_has_none():
+    chain = [
+        Walkthrough("00_a", 5, 1, ()),
+        Walkthrough("01_b", 5, 1, ("00_a",)),
+        Walkthrough("02_c", 5, 1, ("00_a", "01_b")),  # 01 builds on 00 already
+        Walkthrough("03_d", 5, 1, ()),
+        Walkthrough("04_e", 5, 1, ("01_b", "03_d")),
+    ]
+    drawn = arc(chain, {})
+    placed = boxes(drawn)
+    lines = set()
+    for path in ElementTree.fromstring(drawn).iter(f"{SVG}path"):
+        ends = [float(n) for n in re.findall(r"[\d.]+", path.get("d"))]
+        begin, end = ends[:2], ends[-2:]
+        (left,) = (n for n, (x, y, w, h) in placed.items() if begin == [x + w, y + h / 2])
+        (right,) = (n for n, (x, y, w, h) in placed.items() if end == [x, y + h / 2])
+        lines.add((left, right, path.get("stroke-dasharray") is None))
+    assert lines == {
+        ("00", "01", True),
+        ("01", "02", True),
+        ("01", "04", True),
+        ("03", "04", False),
+    }
+
+
+def test_boxes_fill_and_everything_can_be_read_on_white_and_on_black():
+    drawn = arc([Walkthrough("00_<b>", 5, 4, ()), Walkthrough("01_b", 5, 4, ())], {"00_<b>": 1})
+    assert "&lt;b&gt;" in drawn
+    rects = [r for r in ElementTree.fromstring(drawn) if r.tag == f"{SVG}rect"]
+    widths = [float(r.get("width")) for r in rects]
+    assert widths == [170, 42, 170]
+    for r in rects:
+        assert contrast(r.get("fill"), "#FFFFFF") >= 4.5  # with its words
+    line = arc([Walkthrough("00_a", 5, 1, ()), Walkthrough("01_b", 5, 1, ("00_a",))], {})
+    (stroke,) = re.findall(r'stroke="(#\w+)"', line)
+    assert min(contrast(stroke, page) for page in ("#FFFFFF", "#111111")) >= 3
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+# -- the start -----------------------------------------------------------------------------------
+
+
+def test_jupyterlab_stays_on_this_machine_and_in_the_learners_folder(tmp_path, monkeypatch):
+    pytest.importorskip("jupyterlab_server", reason="no JupyterLab: pip install 'tiledask[lab]'")
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
+    monkeypatch.setenv("TILEDASK_DASHBOARD_PORT", "9000")
+    before = dict(os.environ)
+    command, environment = lab_command(tmp_path / "learn", ["--port=1"])
+    assert os.environ == before
+    assert command[0] == sys.executable
+    assert command[-1] == "--port=1"
+    assert "--ServerApp.ip=127.0.0.1" in command
+    said = " ".join(command)
+    assert not re.search(r"token=|password=|disable_check_xsrf|allow_origin|0\.0\.0\.0", said)
+    assert f"--ServerApp.root_dir={tmp_path}" in command  # links lead out of the folder
+    learn = str(tmp_path / "learn")
+    assert environment[kept.FOLDER].startswith(learn)
+    assert environment["JUPYTERLAB_WORKSPACES_DIR"].startswith(learn)
+    own, mine = environment["JUPYTER_CONFIG_PATH"].split(os.pathsep)
+    assert (own.startswith(learn), mine) == (True, "/mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["learn"]
+    settings = json.loads(Path(own, "labconfig", "default_setting_overrides.json").read_text())
+    assert settings["dask-labextension:plugin"]["defaultURL"] == "http://127.0.0.1:9000"
+
+
+def test_the_first_layout_is_ours_and_later_ones_the_learners(tmp_path):
+    handler = pytest.importorskip(
+        "jupyterlab_server.workspaces_handler", reason="no JupyterLab: pip install 'tiledask[lab]'"
+    )
+    _, environment = lab_command(tmp_path / "learn")
+    folder = Path(environment["JUPYTERLAB_WORKSPACES_DIR"])
+    saved = handler.WorkspacesManager(str(folder)).load("default")["data"]
+    contents, panel = (
+        area["widgets"][0] for area in saved["layout-restorer:data"]["main"]["dock"]["children"]
+    )
+    assert saved[contents]["data"] == {"path": "learn/contents.md", "factory": "Markdown Preview"}
+    assert saved[panel]["data"]["item"]["route"] == "/individual-tiledask"
+    (path,) = folder.iterdir()
+    path.write_text("mine")
+    lab_command(tmp_path / "learn")
+    assert path.read_text() == "mine"

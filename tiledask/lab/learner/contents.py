@@ -1,0 +1,87 @@
+"""The contents page of a learner's folder: nbs/contents.md with time, progress and score.
+
+Written anew whenever it may have changed: by the starter and by `td.score`.
+"""
+
+import re
+from pathlib import Path
+
+from tiledask.lab.learner.arc import arc
+from tiledask.lab.learner.course import Walkthrough, course
+from tiledask.lab.learner.kept import Kept
+from tiledask.lab.report import write_whole
+
+__all__ = ["PAGE", "PROGRESS", "SHOW_ANEW", "write_contents"]
+
+PAGE = "contents.md"
+PROGRESS = ".progress"
+"""The folder, in the learner's, of what is kept."""
+SHOW_ANEW = (
+    "<script>for (const page of window.jupyterapp?.shell.widgets('main') ?? []) "
+    f"if (page.context?.path.endsWith('{PAGE}')) page.context.revert()</script>"
+)
+"""In JupyterLab, has an open contents page read its file again; elsewhere it does nothing."""
+_ROW = re.compile(r"^\| \[(?P<title>[^]]+)\]\((?P<name>\w+)\.ipynb\) \| (?P<can>.+) \|$", re.M)
+_HEAD = re.compile(r"^\| walkthrough \| (.+) \|\n\|---\|---\|$", re.M)
+
+
+def write_contents(source: Path, folder: Path) -> None:
+    """None, once ``folder`` has its contents page and picture.
+
+    ``source``: the walkthroughs as they are shipped, with contents.md.
+    """
+    text = (source / PAGE).read_text("utf-8")
+    titles = {row["name"]: row["title"] for row in _ROW.finditer(text)}
+    done = {name: _done(folder / PROGRESS / f"{name}.json") for name in titles}
+    walkthroughs = {each.name: each for each in course(source) if each.name in titles}
+    text = _HEAD.sub(
+        r"| walkthrough | \1 | minutes | predicted | stars |\n|---|---|--:|--:|--:|", text
+    )
+    text = _ROW.sub(
+        lambda row: _row(row, walkthroughs[row["name"]], done[row["name"]], folder), text
+    )
+    title, _, rest = text.partition("\n\n")
+    left = [name for name, each in walkthroughs.items() if done[name][0] < each.asked]
+    go_on = f"[{titles[left[0]]}]({left[0]}.ipynb)" if left else ""
+    picture = f"![Which walkthrough builds on which]({Path(PAGE).with_suffix('.svg')})"
+    page = "\n\n".join((title, _total(walkthroughs, done, go_on), picture, _KEY, rest))
+    drawn = arc([*walkthroughs.values()], {name: made for name, (made, _) in done.items()})
+    write_whole((folder / PAGE).with_suffix(".svg"), drawn.encode())
+    write_whole(folder / PAGE, page.encode())
+
+
+_KEY = (
+    "Solid lines lead to what comes next, dashed ones to what is used again; boxes fill with the "
+    "predictions that you make."
+)
+
+
+def _done(path: Path) -> tuple[int, int]:
+    """Predictions made and stars, of what is kept in ``path``."""
+    made = [f for f in Kept(path.stem, path).all().values() if f.get("value") is not None]
+    return len(made), sum(facts.get("stars") or 0 for facts in made)
+
+
+def _row(row: re.Match, each: Walkthrough, done: tuple[int, int], folder: Path) -> str:
+    made, stars = done
+    # one that was corrected since is a file beside the learner's
+    later = sorted(folder.glob(f"{each.name}-*.ipynb"), key=lambda path: (len(path.name), path))
+    corrected = f", [corrected]({later[-1].name})" if later else ""
+    counts = f"{made} of {each.asked} | {stars} of {3 * each.asked}".replace(
+        " of ", "&nbsp;of&nbsp;"
+    )
+    return (
+        f"| [{row['title']}]({each.name}.ipynb){corrected} | {row['can']} | {each.minutes} | "
+        f"{counts} |"
+    )
+
+
+def _total(
+    walkthroughs: dict[str, Walkthrough], done: dict[str, tuple[int, int]], go_on: str
+) -> str:
+    asked = sum(each.asked for each in walkthroughs.values())
+    made, stars = (sum(column) for column in zip(*done.values(), strict=True))
+    hours = round(sum(each.minutes for each in walkthroughs.values()) / 60)
+    said = f"**{made} of {asked} predictions made, {stars} of {3 * asked} stars.** "
+    said += f"All of it takes about {hours} hours."
+    return f"{said} {'Go on with' if made else 'Begin with'} {go_on}." if go_on else said

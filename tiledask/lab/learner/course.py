@@ -1,0 +1,55 @@
+"""What a walkthrough says of itself: how long it takes, what it asks, what it builds on."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Walkthrough", "course"]
+
+_WORDS = 60
+"""Words that a student reads in a minute where each number is worked out along."""
+_EXERCISE, _PREDICTION = 5, 1
+"""Minutes that one takes."""
+_TO_NOTEBOOK = re.compile(r"\]\((\d\d[a-z]?_\w+)\.ipynb")
+
+
+@dataclass(frozen=True)
+class Walkthrough:
+    """One notebook of the course, read from its file."""
+
+    name: str
+    """Of the file, without its ending: 02_split_one_product."""
+    minutes: int
+    """To read, predict and do the exercises, in steps of 5."""
+    asked: int
+    """Predictions."""
+    needs: tuple[str, ...]
+    """Names of the walkthroughs that its opening builds on."""
+
+    @property
+    def number(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def words(self) -> str:
+        """Its name as it is read: "split one product"."""
+        return self.name.partition("_")[2].replace("_", " ")
+
+    @classmethod
+    def read(cls, path: Path) -> "Walkthrough":
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        text = [
+            ("".join(c["source"]), c["cell_type"], c["metadata"].get("tags", ())) for c in cells
+        ]
+        words = sum(len(source.split()) for source, kind, _ in text if kind == "markdown")
+        exercises = sum("task" in tags for _, _, tags in text)
+        asked = sum("td.predict(" in source for source, kind, _ in text if kind == "code")
+        minutes = words / _WORDS + _EXERCISE * exercises + _PREDICTION * asked
+        needs = _TO_NOTEBOOK.findall(text[0][0].partition("**You need.**")[2])
+        return cls(path.stem, 5 * max(1, round(minutes / 5)), asked, tuple(needs))
+
+
+def course(folder: Path) -> list[Walkthrough]:
+    """The walkthroughs in ``folder``, in their order."""
+    return [Walkthrough.read(path) for path in sorted(folder.glob("*.ipynb"))]
