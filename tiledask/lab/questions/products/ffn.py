@@ -81,8 +81,9 @@ def work(d: int, d_h: int, devices: int, tokens: int) -> WorkedAnswer:
 
 def _program(rank: Any, x: np.ndarray, weights: dict, dy: np.ndarray, whole_numbers: tuple) -> Any:
     """(this device's columns of h W_h, of whole numbers; y, dx and its gradients)."""
-    group = rank.group()
-    inputs, matrix = whole_numbers
+    group, there = rank.group(), rank.on_device
+    inputs, matrix = map(there, whole_numbers)
+    x, dy, weights = there(x), there(dy), {name: there(w) for name, w in weights.items()}
     by_columns, _ = T.column_linear(group, T.replicate(inputs), T.shard(group, matrix, 1))
     layout = T.mlp_layout(weights["w_1"].shape[1], group.size)
     mine = T.shard_weights(group, weights, layout)
