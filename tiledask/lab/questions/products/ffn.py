@@ -89,7 +89,7 @@ def _program(rank: Any, x: np.ndarray, weights: dict, dy: np.ndarray, whole_numb
     mine = T.shard_weights(group, weights, layout)
     y, kept = T.mlp(group, T.replicate(x), mine)
     dx, grads = T.mlp_grad(group, T.replicate(dy), kept, mine)
-    return by_columns.local, y.local, dx.local, grads
+    return *(td.tile.to_numpy(each.local) for each in (by_columns, y, dx)), grads
 
 
 def run(cluster: Cluster, d: int, d_h: int, devices: int, tokens: int) -> Comparison:
