@@ -6,6 +6,7 @@ Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,7 +116,12 @@ def test_what_takes_more_workers_says_so():
     answer = td.ask(34, devices=6)
     assert answer.run is None
     assert "takes 6 workers, of 4" in str(answer)
-    assert "td.start_cluster(workers=6)" in answer.not_run
+    assert "td.start_cluster(workers=6, device='auto')" in answer.not_run
+
+
+def test_what_counts_numpys_tiles_says_so_on_gpus():
+    answer = td.ask(9, cluster=SimpleNamespace(slots=4, backend="cupy"))
+    assert "td.start_cluster(workers=4, device='cpu') will do" in answer.not_run
 
 
 def test_a_number_that_is_not_there():
