@@ -90,6 +90,7 @@ def work(
             "fitting": plans.counts["fits"],
             "best": str(best.layout) if fits else None,
         },
+        lambda: sized.bars(billions, _plans(devices, stages), memory),
     )
 
 
