@@ -39,6 +39,7 @@ def work(
     gradient: float,
     scale: float,
 ) -> WorkedAnswer:
+    """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
     from tiledask.lab.precision import FORMATS
 
     lines, states = [], {}
@@ -95,6 +96,7 @@ def work(
 
 
 def premise(billions: float, memory: int, devices: int, stages: int, **_: object) -> Critique:
+    """What the plans that were tried are said to have done."""
     copies = max(1, devices // stages)
     hybrid = {"dp": copies, "pp": stages, "recipe": RECIPE}
     return sized.premise_of(
@@ -130,6 +132,7 @@ def run(
     gradient: float,
     scale: float,
 ) -> Comparison:
+    """Plans held or refused; idle time; the hybrid trained in fp16; small numbers lost."""
     from tiledask.lab.precision import lost_update, underflow
 
     plans = {

@@ -148,12 +148,13 @@ def _training(fault: str) -> WorkedAnswer:
     for at, (suspect, after) in enumerate(found.after.items(), 1):
         lines.append(f"{at}. {suspect}? {EXPERIMENTS[suspect][0]}: loss at the end {after:.4g}")
     helped, loss = next(iter(found.after.items()))
+    words, experiment = EXPERIMENTS[helped]
     return WorkedAnswer(
-        f"The cause is: {found.cause}. With {EXPERIMENTS[helped][0]} the loss ends at {loss:.4g}, "
+        f"The cause is: {found.cause}. With {words} the loss ends at {loss:.4g}, "
         f"and not at {found.loss:.4g}; without any training it is {found.untrained:.4g}.",
         tuple(lines),
         {"cause": found.cause, "ranked": [[s, str(after)] for s, after in found.after.items()]},
-        lambda: td.plots.losses({"as it was": losses}),
+        lambda: td.plots.losses({"as it was": losses, words: experiment(setting).run().losses}),
     )
 
 
