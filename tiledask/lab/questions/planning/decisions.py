@@ -58,6 +58,7 @@ def _fits(plan: Plan) -> bool:
 def work(
     billions: float, memory: int, devices: int, within: float, between: float, batch: int
 ) -> WorkedAnswer:
+    """The best layout for GPUs of each size and for more of them, and what binds."""
     links = within, between
     n, best = sized.parameters(billions), _plans(billions, memory, devices, *links, batch).best
     lines = [
@@ -93,6 +94,7 @@ def work(
             "binds": first.limit if first.speedup > 1 else None,
             "speedups": {r.limit: str(round(r.speedup, 4)) for r in limits},
         },
+        lambda: td.plots.sensitivity_bars(limits),
     )
 
 
@@ -139,6 +141,7 @@ def run(
     between: float,
     batch: int,
 ) -> Comparison:
+    """Limits doubled one at a time; the plans before and after held, and the last one trained."""
     limits = _limits(billions, memory, devices, within, between, batch)
     first = limits[0]
     before, after = first.before, first.after

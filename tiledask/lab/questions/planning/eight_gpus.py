@@ -33,6 +33,7 @@ def leanest(devices: int) -> Layout:
 
 
 def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
+    """Whether a node trains it, and which recipe, GPU or number of GPUs would."""
     n, room = sized.parameters(billions), format_bytes(memory)
     each = load_recipe(RECIPE).bytes_per_parameter
     whole, few = n * each, minimum_devices(n, RECIPE, memory)
@@ -86,10 +87,16 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
             "other_verdicts": verdicts,
             "fix": None if fix is None else str(fix.layout),
         },
+        lambda: sized.bars(
+            billions,
+            {name: (Layout(tp=devices), name) for name in (RECIPE, *LIGHTER[:-1])},
+            memory,
+        ),
     )
 
 
 def premise(billions: float, memory: int, devices: int) -> Critique:
+    """All GPUs train it, ZeRO-3 does, and they hold its weights."""
     plan = {"tp": slices(devices).tp, "pp": slices(devices).pp}
     return sized.premise_of(
         f"{billions:g} billion parameters on {devices} GPUs of {format_bytes(memory)}",
@@ -110,6 +117,7 @@ def premise(billions: float, memory: int, devices: int) -> Critique:
 
 
 def run(cluster: Cluster, billions: float, memory: int, devices: int) -> Comparison:
+    """States refused as they are, and held by what would make it feasible."""
     few = minimum_devices(sized.parameters(billions), RECIPE, memory)
     plans = {
         f"{devices} slices": (Layout(tp=devices), RECIPE, memory),

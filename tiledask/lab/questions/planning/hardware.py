@@ -21,6 +21,7 @@ RECIPE = "mixed-adam-16"
 def work(
     billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int
 ) -> WorkedAnswer:
+    """What A and B keep under each stage of ZeRO, and how idle B's stages are."""
     n, devices, room = sized.parameters(billions), dp * tp * pp, format_bytes(memory)
     whole_model = n * load_recipe(RECIPE).bytes_per_parameter
     plans = [Layout(dp=dp, tp=tp, pp=pp, zero=zero) for zero in range(4)]
@@ -73,10 +74,14 @@ def work(
             "idle_now": bubbles[str(microbatches)],
             "verdict": fit.verdict,
         },
+        lambda: sized.bars(
+            billions, {f"B, ZeRO-{plan.zero}": (plan, RECIPE) for plan in plans}, memory
+        ),
     )
 
 
 def premise(billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int) -> Critique:
+    """A runs out of memory, and B starts."""
     plan = {"pp": pp, "tp": tp, "dp": dp}
     return sized.premise_of(
         f"{billions:g} billion parameters on {dp * tp * pp} GPUs of {format_bytes(memory)}",
@@ -94,6 +99,7 @@ def premise(billions: float, memory: int, dp: int, tp: int, pp: int, microbatche
 def run(
     cluster: Cluster, billions: float, memory: int, dp: int, tp: int, pp: int, microbatches: int
 ) -> Comparison:
+    """A and B refused, B held from the stage of ZeRO on that it needs; idle time."""
     plans = {"A": (Layout(dp=dp * tp * pp), RECIPE, memory)}
     for zero in range(4):
         layout = Layout(dp=dp, tp=tp, pp=pp, zero=zero)

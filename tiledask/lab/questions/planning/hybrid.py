@@ -39,6 +39,7 @@ def work(
     gradient: float,
     scale: float,
 ) -> WorkedAnswer:
+    """What every plan that was tried keeps, how busy stages are, and what fp16 loses."""
     from tiledask.lab.precision import FORMATS
 
     lines, states = [], {}
@@ -90,10 +91,12 @@ def work(
             "fitting": plans.counts["fits"],
             "best": str(best.layout) if fits else None,
         },
+        lambda: sized.bars(billions, _plans(devices, stages), memory),
     )
 
 
 def premise(billions: float, memory: int, devices: int, stages: int, **_: object) -> Critique:
+    """What the plans that were tried are said to have done."""
     copies = max(1, devices // stages)
     hybrid = {"dp": copies, "pp": stages, "recipe": RECIPE}
     return sized.premise_of(
@@ -129,6 +132,7 @@ def run(
     gradient: float,
     scale: float,
 ) -> Comparison:
+    """Plans held or refused; idle time; the hybrid trained in fp16; small numbers lost."""
     from tiledask.lab.precision import lost_update, underflow
 
     plans = {

@@ -100,6 +100,7 @@ def pipelines(devices: int, microbatches: int) -> dict[str, FaultyPipeline]:
 
 
 def work(fault: str, devices: int, microbatches: int) -> WorkedAnswer:
+    """The fault's symptoms, its causes ranked, and what tells them apart."""
     if fault in TRAININGS:
         return _training(fault)
     return _pipeline(pipelines(devices, microbatches)[fault].simulated())
@@ -130,6 +131,7 @@ def _pipeline(seen: Timeline) -> WorkedAnswer:
             "busy": busy,
             "remedies": {r.change: r.gain for r in found.remedies},
         },
+        lambda: td.plots.gantt(seen, title="What is seen"),
     )
 
 
@@ -146,15 +148,18 @@ def _training(fault: str) -> WorkedAnswer:
     for at, (suspect, after) in enumerate(found.after.items(), 1):
         lines.append(f"{at}. {suspect}? {EXPERIMENTS[suspect][0]}: loss at the end {after:.4g}")
     helped, loss = next(iter(found.after.items()))
+    words, experiment = EXPERIMENTS[helped]
     return WorkedAnswer(
-        f"The cause is: {found.cause}. With {EXPERIMENTS[helped][0]} the loss ends at {loss:.4g}, "
+        f"The cause is: {found.cause}. With {words} the loss ends at {loss:.4g}, "
         f"and not at {found.loss:.4g}; without any training it is {found.untrained:.4g}.",
         tuple(lines),
         {"cause": found.cause, "ranked": [[s, str(after)] for s, after in found.after.items()]},
+        lambda: td.plots.losses({"as it was": losses, words: experiment(setting).run().losses}),
     )
 
 
 def run(cluster: Cluster, fault: str, devices: int, microbatches: int) -> Comparison:
+    """The confusion matrix: every fault put in, simulated and executed, and what is diagnosed."""
     from tiledask.lab.precision import TrainingSetting, blame
 
     rows = [

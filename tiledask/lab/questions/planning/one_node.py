@@ -37,6 +37,7 @@ def _named(layout: Layout) -> str:
 
 
 def work(billions: float, memory: int, devices: int, link: float, batch: int) -> WorkedAnswer:
+    """All layouts of the node: how many fit, by degree and by memory, and the fastest ones."""
     n, plans = sized.parameters(billions), _plans(billions, memory, devices, link, batch)
     model, room = sized.decoder(billions), format_bytes(memory)
     lines = [
@@ -100,10 +101,12 @@ def work(billions: float, memory: int, devices: int, link: float, batch: int) ->
             "seconds": best.seconds if best.verdict != "no" else None,
             "fitting_by_memory": counts,
         },
+        lambda: td.plots.feasibility(plans),
     )
 
 
 def premise(billions: float, memory: int, devices: int, **_: object) -> Critique:
+    """Copies are too large, slices of everything hold the states."""
     return sized.premise_of(
         f"{billions:g} billion parameters on a node of {devices} GPUs of {format_bytes(memory)}",
         billions,
@@ -120,6 +123,7 @@ def premise(billions: float, memory: int, devices: int, **_: object) -> Critique
 def run(
     cluster: Cluster, billions: float, memory: int, devices: int, link: float, batch: int
 ) -> Comparison:
+    """The search's verdicts counted again one by one; the best plan held, and trained."""
     plans = _plans(billions, memory, devices, link, batch)
     layout, some = plans.best.layout, plans[:: max(1, len(plans) // CHECKED)]
     plain = Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)

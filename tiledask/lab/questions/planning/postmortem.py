@@ -46,6 +46,7 @@ def _lined(memory: int, stages: int, replicas: int) -> tuple[list[str], dict[int
 def work(
     memory: int, stages: int, replicas: int, microbatches: int, slowest: float, scale: float
 ) -> WorkedAnswer:
+    """The sizes for which the story can be true, busy shares, and where fp16 overflows."""
     each = load_recipe(ALONE).bytes_per_parameter
     lined, windows = _lined(memory, stages, replicas)
     least = windows[0][0]
@@ -95,10 +96,12 @@ def work(
             "busy_uneven": uneven.utilisation,
             "overflows_above": alike / scale,
         },
+        lambda: td.plots.gantt(uneven, title="One stage slower than the others"),
     )
 
 
 def premise(memory: int, stages: int, replicas: int, microbatches: int, **_: object) -> Critique:
+    """Sizes that are too large for one GPU and fit the stages exist; so many are busy."""
     plan = {"pp": stages, "dp": replicas}
     one = {"kind": "used", "stages": stages}
     words = f"{microbatches} micro-batches use 90 % of the time"
@@ -138,6 +141,7 @@ def run(
     slowest: float,
     scale: float,
 ) -> Comparison:
+    """States at the edge; idle time; NaN made and taken away by each remedy; the redesign."""
     from tiledask.lab.precision import REMEDIES, Reduction, acceptable, train_replicas
     from tiledask.lab.precision.drift import SAFETY
 

@@ -25,6 +25,7 @@ def counts(enough: int) -> list[int]:
 
 
 def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
+    """Bytes of a GPU with copies and with slices, for 1, 2, 4, ... GPUs."""
     n, each = sized.parameters(billions), load_recipe(recipe).bytes_per_parameter
     whole, enough = n * each, minimum_devices(n, recipe, memory)
     trains = load_recipe(recipe).trains
@@ -63,10 +64,20 @@ def work(billions: float, memory: int, recipe: str) -> WorkedAnswer:
             "copies_fit": whole <= memory,
             "fewest_slices": enough,
         },
+        lambda: sized.bars(
+            billions,
+            {
+                f"{kind}, N = {count}": (Layout(**{degree: count}), recipe)
+                for kind, degree in (("copies", "dp"), ("slices", "tp"))
+                for count in counts(enough)[-3:]
+            },
+            memory,
+        ),
     )
 
 
 def premise(billions: float, memory: int, recipe: str) -> Critique:
+    """A copy is too large, and the fewest slices fit."""
     enough = minimum_devices(sized.parameters(billions), recipe, memory)
     return sized.premise_of(
         f"{billions:g} billion parameters on GPUs of {format_bytes(memory)}",
@@ -83,6 +94,7 @@ def premise(billions: float, memory: int, recipe: str) -> Critique:
 
 
 def run(cluster: Cluster, billions: float, memory: int, recipe: str) -> Comparison:
+    """Copies and slices on 1, 2 and 4 workers: the one as large as before, the others smaller."""
     n = sized.parameters(billions)
     enough = minimum_devices(n, recipe, memory)
     free = n * load_recipe(recipe).bytes_per_parameter  # room for a copy, to the byte

@@ -85,6 +85,7 @@ def work(
     link: float,
     slower: float,
 ) -> WorkedAnswer:
+    """Ring bytes before and after, and the efficiency of each change alone."""
     job = _Job(billions, memory, stages, replicas, link)
     size, plain = sized.states(billions, Layout(pp=stages, dp=replicas))
     lines = [f"a replica on {stages} GPUs, as it is told: {plain} a GPU of {format_bytes(memory)}"]
@@ -105,9 +106,10 @@ def work(
         f"simulated before, {before.layout}: {format_seconds(before.total)} a step, of it "
         f"{before.bubble / before.total:.0%} bubble and {before.dp / before.total:.1%} gradients",
     ]
-    efficiency = {}
+    efficiency, steps = {}, {"before": before}
     for name, (times, m, slow) in _effects(microbatches, slower).items():
         after = job.simulated(job.changed(times, m), slow)
+        steps[name] = after
         gain = after.tokens_per_second / before.tokens_per_second
         efficiency[name] = gain / times
         lines.append(
@@ -139,10 +141,12 @@ def work(
             "efficiency": efficiency,
             "seconds": before.total,
         },
+        lambda: td.plots.step_breakdown(steps, shares=True),
     )
 
 
 def premise(billions: float, memory: int, stages: int, replicas: int, **_: object) -> Critique:
+    """A replica fits, and its traffic doubles."""
     return sized.premise_of(
         f"{billions:g} billion parameters, {stages} GPUs of {format_bytes(memory)} a replica, "
         f"{replicas} replicas doubled",
@@ -194,6 +198,7 @@ def run(
     link: float,
     slower: float,
 ) -> Comparison:
+    """Each change by formula and simulated; errors of sums and noise of gradients, measured."""
     from tiledask.lab.precision import FORMATS, sum_error
 
     job = _Job(billions, memory, stages, replicas, link)

@@ -144,6 +144,7 @@ def work(
     between: float,
     batch: int,
 ) -> WorkedAnswer:
+    """The plan, its sums with their bytes, how nearly it scales, and what it waits for."""
     found = _Scaled(billions, memory, nodes, per_node, (within, between), batch)
     layout, model = found.layout, found.model
     small, large = found.times()
@@ -189,6 +190,7 @@ def work(
             "waits_for": top,
             "limit": limits[0].limit,
         },
+        lambda: td.plots.step_breakdown({"one node": small, f"{nodes} nodes": large}),
     )
 
 
@@ -202,6 +204,7 @@ def run(
     between: float,
     batch: int,
 ) -> Comparison:
+    """Efficiency by formula and simulated; sums of a small model counted on workers."""
     found = _Scaled(billions, memory, nodes, per_node, (within, between), batch)
     layout = found.layout
     plain = Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)

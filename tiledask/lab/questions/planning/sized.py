@@ -5,8 +5,9 @@ billions=30, memory="80GB", devices=8  ->  a Model, a ClusterSpec, a premise, st
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import number, size, whole
 from tiledask.lab.questions.question import Input
@@ -16,11 +17,16 @@ from tiledask.plan.inputs.hardware import ClusterSpec, load_cluster
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, state_bytes
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import format_bytes
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = [
     "CONVENTIONS",
+    "bars",
     "decoder",
     "devices_of",
     "fits_claim",
@@ -128,6 +134,16 @@ def states(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> tu
     each = f"({each})" if whole and shared else each
     split = f" / {slices}" if slices > 1 else ""
     return size, f"{each} B x {billions:g}e9{split} = {format_bytes(size)}"
+
+
+def bars(billions: float, plans: Mapping[str, tuple[Layout, str]], memory: int) -> "Figure":
+    """A figure of the states on a GPU, by tensor class, of each plan: (layout, recipe)."""
+    ledgers = {}
+    for name, (layout, recipe) in plans.items():
+        share = -(-parameters(billions) // (layout.tp * layout.pp))
+        sizes = state_bytes(share, recipe, layout.zero, layout.dp).items()
+        ledgers[name] = Ledger.of(Row(0, tensor, ALWAYS, n, recipe) for tensor, n in sizes)
+    return td.plots.memory_bars(ledgers, memory, place="GPU", title="States on a GPU")
 
 
 def gradient_bytes(billions: float, layout: Layout, recipe: str = "mixed-adam-16") -> float:

@@ -16,6 +16,7 @@ TRAINING = "mixed-adam-16"
 
 
 def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
+    """Fewest GPUs by every convention, what a copy and a slice keep, and what fits in the end."""
     n, room = sized.parameters(billions), format_bytes(memory)
     fewest, lines = {}, []
     for name in sized.CONVENTIONS:
@@ -60,10 +61,21 @@ def work(billions: float, memory: int, devices: int) -> WorkedAnswer:
             "copies_fit": not fails,
             "fitting_layout": None if fix is None else str(fix.layout),
         },
+        lambda: sized.bars(
+            billions,
+            {
+                "A": (Layout(dp=devices), TRAINING),
+                "A, ZeRO-3": (Layout(dp=devices, zero=3), TRAINING),
+                "B": (Layout(tp=devices), TRAINING),
+                "B, fp16 weights": (Layout(tp=devices), "fp16-weights"),
+            },
+            memory,
+        ),
     )
 
 
 def premise(billions: float, memory: int, devices: int) -> Critique:
+    """A copy is too large, slices fit: at the numbers of GPUs that are asked for."""
     weights = minimum_devices(sized.parameters(billions), "fp16-weights", memory)
     most = max(devices, weights)
     return sized.premise_of(
@@ -87,6 +99,7 @@ def premise(billions: float, memory: int, devices: int) -> Critique:
 
 
 def run(cluster: Cluster, billions: float, memory: int, devices: int) -> Comparison:
+    """Copies refused, slices and ZeRO-3 held, and one GPU fewer refused."""
     n = sized.parameters(billions)
     few = minimum_devices(n, "fp16-weights", memory)
     degree = zero3_minimum_degree(n, TRAINING, memory)

@@ -54,6 +54,7 @@ def common(
 def work(
     billions: float, memory_a: int, memory_b: int, link_a: float, link_b: float, nodes: int
 ) -> WorkedAnswer:
+    """What data parallelism keeps, and the layout that is best for both clusters."""
     alone, how = sized.states(billions, Layout(dp=NODE * nodes))
     half, plain = sized.states(billions, Layout(dp=NODE * nodes), "fp16-sgd")
     lines = [
@@ -79,11 +80,12 @@ def work(
         "layout": str(layout),
         "state_bytes": size,
     }
-    said = []
+    said, steps = [], {}
     for name, memory, link in (("A", memory_a, link_a), ("B", memory_b, link_b)):
         machine = sized.machine(NODE * needed, memory, NODE, between=link)
         fit = td.fits(model, layout, machine)
         step = td.estimate_step(model, layout, machine)
+        steps[name] = step
         sent = sized.gradient_bytes(billions, layout)
         lines.append(
             f"{name}, {link / 1e9:g} GB/s between nodes: {fit.verdict}, "
@@ -106,10 +108,12 @@ def work(
         f"and fp32 masters, it is stable on both alike.",
         tuple(lines),
         values,
+        lambda: td.plots.step_breakdown(steps),
     )
 
 
 def premise(billions: float, memory_a: int, memory_b: int, nodes: int, **_: object) -> Critique:
+    """It trained on A as it is said, and one layout serves both."""
     devices = NODE * nodes
     copies = {"dp": devices}
     clusters = {
@@ -144,6 +148,7 @@ def run(
     link_b: float,
     nodes: int,
 ) -> Comparison:
+    """The layout held on both and trained in fp16 and bf16; data parallelism refused."""
     needed, _, layouts = common(billions, memory_a, memory_b, link_a, link_b, nodes)
     layout, recipe = layouts[0], "mixed-adam-16"
     plain = Layout(dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero)
