@@ -17,6 +17,7 @@ from tiledask.errors import ConfigError, lacking
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.table import Grid, say
 from tiledask.plan.data import short
+from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.splitting.partition import layer_costs
 from tiledask.plan.units import parse_bytes
 
@@ -462,6 +463,7 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     }
     t = td.simulate(schedule, **times, transfers=args.transfers)
     known = _known(schedule, args.schedule, times, args.transfers)
+    causes = {cause: seconds for cause, seconds in t.idle_time.total.items() if seconds}
     result = {
         "makespan": t.makespan,
         **({"closed_form": known.seconds} if known else {}),
@@ -485,8 +487,11 @@ def _idle(args: argparse.Namespace, console: Console) -> Result:
     for name, value in result.items():
         shown = f"{value:.6g}" if isinstance(value, float) else f"{value}"
         say(console, f"  {name:16} {shown:>12}  {words.get(name, 'seconds')}")
+        if name == "idle":
+            for cause, seconds in causes.items():
+                say(console, f"    {cause:14} {seconds:>12.6g}  {CAUSES[cause]}")
     path = t.critical_path
-    result |= {"lower_bound_why": t.bound.why, "binds": path.binds}
+    result |= {"causes": causes, "lower_bound_why": t.bound.why, "binds": path.binds}
     say(console, f"  {path!r}")
     if args.figure:
         from tiledask.lab.plots import gantt

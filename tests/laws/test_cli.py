@@ -55,6 +55,7 @@ def test_idle(capsys, tmp_path):
     code, answer = run(capsys, "idle", "1f1b", "4", "8", "--figure", str(picture))
     assert (code, answer["makespan"], answer["peak_in_flight"]) == (0, 33.0, [4, 3, 2, 1])
     assert answer["bubble_fraction"] == pytest.approx(3 / 11)
+    assert answer["causes"] == {"warm-up": 6.0, "dependency": 18.0, "draining": 12.0}
     assert picture.read_bytes().startswith(b"\x89PNG")
     answer = run(capsys, "idle", "1f1b", "4", "8", "--latency", "0.25")[1]
     assert (answer["makespan"], answer["lower_bound"], answer["binds"]) == (37.0, 34.5, "device 1")
