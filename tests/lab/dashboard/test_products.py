@@ -130,9 +130,13 @@ def test_what_is_kept_of_products_is_bounded_and_a_record_stays_as_it_is(made):
     begins(made)
     record = made.record()
     before = shown(record)
-    reports(made, 1, done=2, spans=[["multiply", 104, 105]] * (KEPT_SPANS + 3))
+    short = [["multiply", 104 + n / 1024, 104 + (n + 1) / 1024] for n in range(KEPT_SPANS + 96)]
+    reports(made, 1, done=2, spans=short)
     assert shown(record) == before
-    assert f"last {KEPT_SPANS:,} of" in shown(made.record()).note
+    ends(made)
+    drawn = shown(made.record())
+    assert f"last {KEPT_SPANS:,} of" in drawn.note
+    assert drawn.idle == pytest.approx((0.6, 0.4))  # 2 and 4 seconds of 10, what went counted too
     for i in range(recorder.KEPT_RUNS + 2):
         made.log_event(RUNS, ABOUT | {"run": f"exchange-{i}"})
     assert len(made.products) == recorder.KEPT_RUNS

@@ -4,7 +4,7 @@ client   --- plan: bytes, memory, seconds --->  topic "tiledask-runs"      once
 ranks    --- panels, bytes, spans ----------->  topic "tiledask-panels"    four times a second
 client   --- counted bytes, peaks, seconds -->  topic "tiledask-panels"    once
 
-Where there's no page nothing is said, and a product never fails or waits for it.
+Where there's no page nothing is said, and no product fails because of it.
 """
 
 import asyncio

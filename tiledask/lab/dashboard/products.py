@@ -14,11 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, interval, transfer_box
 from tiledask.lab.plots.style import colour_named, ink_on
-from tiledask.plan.pipelines.timeline import union_length
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["ProductActivity", "ReportedProduct", "of_product"]
@@ -33,6 +30,9 @@ _WORDS = {
     "read": "below: reading from another worker",
 }
 """Kind of span -> what it is; the colours are those of `tiledask.lab.plots.panels`."""
+
+
+_BUSY = ("multiply", "sum")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class _Rank:
     done: int = 0
     received: int = 0
     peak: int = 0
+    busy: float = 0.0
+    """Seconds of multiplying and summing."""
     multiplied: int = 0
     """Its spans of multiplying."""
     until: float = 0.0
@@ -118,6 +120,7 @@ class ReportedProduct:
         for kind, start, stop in spans:
             self.spans.append((report["rank"], kind, start, stop, rank.multiplied))
             rank.multiplied += kind == "multiply"
+            rank.busy += (stop - start) * (kind in _BUSY)
             rank.until = max(rank.until, stop)
 
     def copy(self) -> "ReportedProduct":
@@ -145,7 +148,8 @@ def of_product(product: ReportedProduct, now: float) -> ProductActivity:
     # up to here all ranks have told what they did
     until = makespan if product.is_over else min(r.until for r in product.ranks) - zero
     until = max(0.0, until)
-    idle = tuple(1 - _busy(spans, r, zero, until) / until if until else math.nan for r in ranks)
+    busy_now = _busy(product, zero + until)
+    idle = tuple(max(0.0, 1 - b / until) if until else math.nan for b in busy_now)
     seconds, busy = about["seconds"], about["busy"]
     predicted = None
     if seconds and busy and len(busy) == len(ranks):
@@ -188,14 +192,16 @@ def _counted(product: ReportedProduct, what: str) -> list[int] | None:
     return [int(n) + more for n, more in zip(about["resident"], grown, strict=False)]
 
 
-def _busy(spans: list, rank: int, zero: float, until: float) -> float:
-    """Seconds up to ``until`` in which the rank multiplies or sums."""
-    mine = [
-        (start - zero, min(stop - zero, until))
-        for r, kind, start, stop, _ in spans
-        if r == rank and kind in ("multiply", "sum") and start - zero < until
-    ]
-    return union_length(np.array(sorted(mine))) if mine else 0.0
+def _busy(product: ReportedProduct, until: float) -> list[float]:
+    """By rank, the seconds up to ``until`` in which it multiplies or sums.
+
+    Those of all its spans less those after ``until``: the last are kept, the first may not be.
+    """
+    busy = [rank.busy for rank in product.ranks]
+    for rank, kind, start, stop, _ in product.spans:
+        if kind in _BUSY:
+            busy[rank] -= max(0.0, stop - max(start, until))
+    return busy
 
 
 # -- boxes -------------------------------------------------------------------------------------
