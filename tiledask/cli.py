@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ANSWER",
         help="one or more answers, or files with one each; - reads standard input",
     )
-    sub.add_argument("--hint", action="count", default=0, help="a hint; again, one more")
+    sub.add_argument("--hint", action="store_true", help="show the hint")
     sub.add_argument("--seed", type=_whole, help="draws the numbers of idle-1 to idle-12 (0)")
     sub.add_argument("--figure", metavar="FILE", help="draw the task, or the last answer")
     sub.add_argument("--verify", action="store_true", help="can it be solved, and not at once?")
@@ -400,7 +400,8 @@ def _puzzle(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.puzzles import terminal
 
     if args.puzzle is None:
-        return terminal.list_all(console, ladder.rows())
+        (_, levels), (_, more) = terminal.list_all(console), ladder.list_all(console)
+        return 0, [*levels, *more]
     given = (args.puzzle, args.answer, console, args.hint, args.figure, args.verify)
     if ladder.is_of_ladder(args.puzzle):
         return ladder.play(*given, seed=args.seed or 0)

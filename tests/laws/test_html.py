@@ -1,4 +1,4 @@
-"""Names are never markup: whatever is shown as HTML, a hostile name comes out as words.
+"""NameSheet are never markup: whatever is shown as HTML, a hostile name comes out as words.
 
 Holds `tiledask.lab.dashboard.activity`.
 """
@@ -100,8 +100,12 @@ HOSTILE = {
     "lab.learner.score.Score": lambda: Words(
         notebook=EVIL, rows={EVIL: (1, 1, 1, 3)}, total=(1,) * 4
     ),
+    "lab.idle_ladder.level.IdleLevel": Words,
+    "lab.idle_ladder.level.WorkedAnswer": lambda: Words(lines=()),
+    "lab.judging.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
+    "lab.judging.task.Hint": lambda: Words(number=1, of=3),
+    "lab.judging.task.JudgedTask": Words,
     "lab.puzzles.puzzle.Puzzle": Words,
-    "lab.puzzles.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
     "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
     ),

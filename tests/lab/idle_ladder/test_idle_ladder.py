@@ -1,11 +1,13 @@
 """The idle-time ladder: what the working says, the simulator says, for any seed; and the judge.
 
 Holds `tiledask.lab.idle_ladder.ladder`, `tiledask.lab.idle_ladder.level`,
-`tiledask.lab.idle_ladder.timetables`, `tiledask.lab.idle_ladder.waiting`,
-`tiledask.lab.idle_ladder.layerwise`, `tiledask.lab.idle_ladder.microbatches`,
-`tiledask.lab.idle_ladder.choosing`, `tiledask.lab.idle_ladder.uneven`,
-`tiledask.lab.idle_ladder.timetable`, `tiledask.lab.idle_ladder.numbers`,
-`tiledask.lab.idle_ladder.names`, `tiledask.lab.idle_ladder.arithmetic`.
+`tiledask.lab.idle_ladder.spec`, `tiledask.lab.idle_ladder.timetables`,
+`tiledask.lab.idle_ladder.waiting`, `tiledask.lab.idle_ladder.layerwise`,
+`tiledask.lab.idle_ladder.totals`, `tiledask.lab.idle_ladder.microbatches`,
+`tiledask.lab.idle_ladder.choosing`, `tiledask.lab.idle_ladder.slow_stage`,
+`tiledask.lab.idle_ladder.gap_kinds`, `tiledask.lab.idle_ladder.arithmetic`,
+`tiledask.lab.idle_ladder.sheets.timetable`, `tiledask.lab.idle_ladder.sheets.names`,
+`tiledask.lab.idle_ladder.sheets.numbers`, `tiledask.lab.idle_ladder.sheets.one_number`.
 """
 
 import re
@@ -16,7 +18,7 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder.ladder import LEVELS
-from tiledask.lab.idle_ladder.level import gaps_of
+from tiledask.lab.idle_ladder.spec import gaps_of
 from tiledask.lab.learner.kept import TASKS, here
 
 SEEDS = 200

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.answer_file import answer_of
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
 from tiledask.lab.judging.result import WRONG
 from tiledask.lab.puzzles.sketch import timeline_text
-from tiledask.lab.puzzles.terminal import answer_of
-from tiledask.lab.table import say
+from tiledask.lab.table import Grid, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tiledask.lab.idle_ladder.level import Run
+    from tiledask.lab.idle_ladder.spec import Run
 
-__all__ = ["is_of_ladder", "play", "rows"]
+__all__ = ["is_of_ladder", "list_all", "play"]
 
 
 def is_of_ladder(name: str) -> bool:
@@ -25,19 +25,19 @@ def is_of_ladder(name: str) -> bool:
     return bool(re.fullmatch(r"idle-\d{1,9}", name))
 
 
-def rows() -> list[dict]:
-    """The levels, to be listed."""
-    return [
-        {"level": f"idle-{n}", "name": f"idle-{n}", "title": title, "kind": "idle time"}
-        for n, (title, _) in LEVELS.items()
-    ]
+def list_all(console: "Console") -> tuple[int, list[dict]]:
+    """Print the levels; (0, what was printed)."""
+    levels = [{"name": f"idle-{n}", "title": title} for n, (title, _) in LEVELS.items()]
+    say(console, "\nThe idle-time ladder: fresh numbers with each --seed", wrap=True)
+    console.print(Grid(("name", "title"), [tuple(each.values()) for each in levels], left=(0, 1)))
+    return 0, levels
 
 
 def play(
     name: str,
     answers: Sequence[str],
     console: "Console",
-    hints: int = 0,
+    hint: bool = False,
     figure: str | None = None,
     verify: bool = False,
     seed: int = 0,
@@ -67,11 +67,11 @@ def play(
                 say(console, f"  {t.name}: {t.got:g} (target {t.goal})")
         if result.score:
             say(console, result.score)
-    given = [str(task.hint()) for _ in range(hints)]
-    for hint in given:
-        say(console, hint, wrap=True)
+    hinted = task.hint() if hint else None
+    if hinted:
+        say(console, str(hinted), wrap=True)
     working = task.working()
-    if any(results) or given:
+    if any(results) or hinted:
         say(console, str(working), wrap=True)
         if working.lines:
             for run in task.runs:
@@ -88,8 +88,8 @@ def play(
         "form": task.form,
         "results": [result.to_dict() for result in results],
     }
-    said |= {"hints": given} if hints else {}
-    said |= {"working": list(working.lines)} if working.lines and (any(results) or given) else {}
+    said |= {"hint": str(hinted)} if hinted else {}
+    said |= {"working": list(working.lines)} if any(results) or hinted else {}
     return int(not all(results)), said
 
 

@@ -1,12 +1,10 @@
 """Puzzles in a terminal: the levels, a level with its numbers, and what answers are worth."""
 
-import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiledask.lab.answer_file import answer_of as _answer
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.judging.result import LEAST, WRONG, Result
 from tiledask.lab.puzzles.puzzle import KINDS, Puzzle, load_puzzle, puzzle_levels
@@ -17,25 +15,25 @@ from tiledask.plan.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["answer_of", "list_all", "play"]
+__all__ = ["list_all", "play"]
 
 _BYTES = {"memory", "capacity", "weights", "activations"}
 
 
-def list_all(console: "Console", more: Sequence[dict] = ()) -> tuple[int, list[dict]]:
-    """Print the levels, and ``more`` behind them; (0, what was printed)."""
-    columns = ("level", "name", "title", "kind")
-    levels = [{name: getattr(puzzle, name) for name in columns} for puzzle in puzzle_levels()]
-    rows = [tuple(each.values()) for each in (*levels, *more)]
-    console.print(Grid(columns, rows, left=(1, 2, 3)))
-    return 0, [*levels, *more]
+def list_all(console: "Console") -> tuple[int, list[dict]]:
+    """Print the levels; (0, what was printed)."""
+    levels = puzzle_levels()
+    # a table of the levels
+    rows = [(puzzle.level, puzzle.name, puzzle.title, puzzle.kind) for puzzle in levels]
+    console.print(Grid(("level", "name", "title", "kind"), rows, left=(1, 2, 3)))
+    return 0, [{"level": p.level, "name": p.name, "title": p.title, "kind": p.kind} for p in levels]
 
 
 def play(
     name: str,
     answers: Sequence[str],
     console: "Console",
-    hints: int = 0,
+    hint: bool = False,
     figure: str | None = None,
     verify: bool = False,
 ) -> tuple[int, dict]:
@@ -47,7 +45,7 @@ def play(
     if figure:
         check_figure(figure)
     puzzle = load_puzzle(name)
-    results = [puzzle.check(answer_of(word)) for word in answers]
+    results = [puzzle.check(_answer(word)) for word in answers]
     if not results:
         _print_puzzle(puzzle, console)
         drawing = sketch(puzzle)
@@ -56,14 +54,14 @@ def play(
     for word, result in zip(answers, results, strict=True):
         if len(answers) > 1:
             say(console, "", bold=word)
-        _print_result(puzzle, answer_of(word), result, console)
-    for _ in range(hints):
+        _print_result(puzzle, _answer(word), result, console)
+    if hint:
         say(console, str(puzzle.hint()), wrap=True)
     wrong = puzzle.verify() if verify else ()
     for sentence in wrong or (("it can be set: solvable, and not at once",) if verify else ()):
         say(console, f"{puzzle.name}: {sentence}")
     if figure:
-        save_figure(puzzle.draw(answer_of(answers[-1]) if answers else None), figure)
+        save_figure(puzzle.draw(_answer(answers[-1]) if answers else None), figure)
     said = {
         "level": puzzle.level,
         "name": puzzle.name,
@@ -74,21 +72,9 @@ def play(
         "targets": dict(puzzle.targets),
         "results": [result.to_dict() for result in results],
     }
-    said |= {"hints": list(puzzle.hints)} if hints else {}
+    said |= {"hints": list(puzzle.hints)} if hint else {}
     said |= {"wrong": list(wrong)} if verify else {}
     return int(bool(wrong) or not all(results)), said
-
-
-@lru_cache(maxsize=64)
-def answer_of(word: str) -> str:
-    """The answer itself, from a file or standard input where the word names one."""
-    if word == "-":
-        return sys.stdin.read()
-    try:
-        is_file = Path(word).is_file()
-    except OSError:  # too long for a name
-        is_file = False
-    return Path(word).read_text(encoding="utf-8") if is_file else word
 
 
 def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:

@@ -10,7 +10,7 @@ from tiledask.lab.judging import Target
 from tiledask.lab.judging.reading import from_0, labelled, parts
 from tiledask.lab.judging.result import WRONG
 
-__all__ = ["Name", "Names"]
+__all__ = ["Name", "NameSheet"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Names:
+class NameSheet:
     """The words that are asked for, in order, each one of ``words`` or of its synonyms."""
 
     asked: tuple[Name, ...]
