@@ -1,4 +1,4 @@
-"""NameSheet are never markup: whatever is shown as HTML, a hostile name comes out as words.
+"""Names are never markup: whatever is shown as HTML, a hostile name comes out as words.
 
 Holds `tiledask.lab.dashboard.activity`.
 """

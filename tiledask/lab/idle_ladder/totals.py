@@ -7,7 +7,7 @@ from tiledask.lab.idle_ladder.arithmetic import num, percent
 from tiledask.lab.idle_ladder.layerwise import one_batch
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, WorkingLine, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
 from tiledask.lab.judging.reading import SHARE
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -59,14 +59,10 @@ def idle_in_all(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{p} workers, cut somewhere", run),),
         lines=(
-            WorkingLine(f"One after the other, cut anywhere, the stages take T = {T} s"),
-            WorkingLine(
-                f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s", gaps
-            ),
-            WorkingLine(
-                f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}"
-            ),
-            WorkingLine(f"Answer: {(p - 1) * T} s, {p - 1}/{p}"),
+            Step(f"One after the other, cut anywhere, the stages take T = {T} s"),
+            Step(f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s", gaps),
+            Step(f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}"),
+            Step(f"Answer: {(p - 1) * T} s, {p - 1}/{p}"),
         ),
     )
 
@@ -122,18 +118,14 @@ def from_few_to_many(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{p} workers, one batch", few), Run(f"{q} workers, one batch", many)),
         lines=(
-            WorkingLine(
-                f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}"
-            ),
-            WorkingLine(
+            Step(f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}"),
+            Step(
                 f"One of {p} works: 1/{p} = {percent(1 / p)}; one of {q}: 1/{q} = {percent(1 / q)}"
             ),
-            WorkingLine(f"With {p} workers {p - 1} wait for {T} s: {(p - 1) * T} s", gaps[0]),
-            WorkingLine(f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s", gaps[1]),
-            WorkingLine(
-                f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}"
-            ),
-            WorkingLine(f"Answer: 1/{p}, 1/{q}, {T} s, {more} s"),
+            Step(f"With {p} workers {p - 1} wait for {T} s: {(p - 1) * T} s", gaps[0]),
+            Step(f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s", gaps[1]),
+            Step(f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}"),
+            Step(f"Answer: 1/{p}, 1/{q}, {T} s, {more} s"),
         ),
     )
 
