@@ -8,7 +8,7 @@ from random import Random
 from tiledask.lab.idle_ladder.arithmetic import listed, num, percent
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.one_number import BestNumber, FewestNumber
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -51,20 +51,20 @@ def fewest_for_a_share(head: dict, rng: Random) -> IdleLevel:
         sheet=FewestNumber(partial(_run, p), float(share)),
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
-            Step(f"Each worker waits {p} - 1 = {p - 1} rounds of F + B", gaps),
-            Step(
+            Worked(f"Each worker waits {p} - 1 = {p - 1} rounds of F + B", gaps),
+            Worked(
                 f"{p - 1} / (m + {p - 1}) is at most {share}, so m + {p - 1} is at least "
                 f"{p - 1} / ({share}) = {num(float(rounds))}"
             ),
-            Step(
+            Worked(
                 f"m is at least {num(float(rounds))} - {p - 1} = {num(float(rounds) - p + 1)}, "
                 f"and whole: {m}"
             ),
-            Step(
+            Worked(
                 f"With {m}: {percent((p - 1) / (m + p - 1))} idle; with {m - 1}: "
                 f"{percent(float(fewer))}"
             ),
-            Step(f"Answer: {m}"),
+            Worked(f"Answer: {m}"),
         ),
     )
 
@@ -109,17 +109,17 @@ def best_with_overhead(head: dict, rng: Random) -> IdleLevel:
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
             *(
-                Step(
+                Worked(
                     f"m = {k}: ({k} + {p - 1}) x ({T}/{k} + 2 x {o:g}) = {k + p - 1} x "
                     f"{num(T / k + 2 * o)} = {num(times[k])} s"
                 )
                 for k in options
             ),
-            Step(
+            Worked(
                 f"The least is {num(times[m])} s, at m = {m}; there a worker waits {p - 1} x "
                 f"{step} = {num((p - 1) * (T / m + 2 * o))} s",
                 gaps,
             ),
-            Step(f"Answer: {m}, {num(times[m])} s"),
+            Worked(f"Answer: {m}, {num(times[m])} s"),
         ),
     )

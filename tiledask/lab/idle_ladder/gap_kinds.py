@@ -7,7 +7,7 @@ import numpy as np
 from tiledask.lab.idle_ladder.arithmetic import listed, num
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.names import Name, NameSheet
-from tiledask.lab.idle_ladder.spec import Gap, Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Gap, Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -119,11 +119,11 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
             "gaps",
         ),
         runs=(Run(f"1F1B, {run.devices} workers, {m} micro-batches", run),),
-        lines=(*lines, Step(f"Answer: {answer}")),
+        lines=(*lines, Worked(f"Answer: {answer}")),
     )
 
 
-def _because(run: Timeline, gap: Gap, letter: str) -> Step:
+def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
     """A gap's reason, from the spans around it."""
     spans = [
         (f"{run.kind[i]}{run.microbatch[i]}", float(run.start[i]), float(run.end[i]))
@@ -132,10 +132,10 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Step:
     ]
     where = f"{letter}, worker {gap.worker + 1}, {num(gap.end - gap.start)} s"
     if not any(word[0] == "B" and end <= gap.start + _TINY for word, _, end in spans):
-        return Step(f"{where}, no backward done before it: warm-up", (gap,))
+        return Worked(f"{where}, no backward done before it: warm-up", (gap,))
     later = [word for word, start, _ in spans if start >= gap.end - _TINY]
     if not any(word[0] == "F" for word in later):
-        return Step(f"{where}, no forward to come after it: drain", (gap,))
+        return Worked(f"{where}, no forward to come after it: drain", (gap,))
     action = later[0]
     neighbour = gap.worker + (-1 if action[0] == "F" else 1)
     (made,) = (
@@ -145,5 +145,5 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Step:
     )
     words = f"{where}, then {action}: worker {neighbour + 1} had it made at {num(made)} s"
     if made <= gap.start + _TINY:
-        return Step(f"{words}, before the gap began at {num(gap.start)} s: transfer", (gap,))
-    return Step(f"{words}, after the gap began at {num(gap.start)} s: imbalance", (gap,))
+        return Worked(f"{words}, before the gap began at {num(gap.start)} s: transfer", (gap,))
+    return Worked(f"{words}, after the gap began at {num(gap.start)} s: imbalance", (gap,))

@@ -6,7 +6,7 @@ from random import Random
 from tiledask.lab.idle_ladder.arithmetic import listed, plus, total
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -37,10 +37,10 @@ def _idle_of_each(run: Timeline, forward: Sequence[int], backward: Sequence[int]
     return NumberSheet(tuple(asked))
 
 
-def _each_worker(run: Timeline, works: Sequence[Sequence[int]], end: int) -> list[Step]:
+def _each_worker(run: Timeline, works: Sequence[Sequence[int]], end: int) -> list[Worked]:
     """A line per worker: what it works, and what is left of the whole."""
     return [
-        Step(
+        Worked(
             f"Worker {w + 1} works {total(mine)} s and waits {end} - {sum(mine)} = "
             f"{end - sum(mine)} s",
             tuple(gaps_of(run, w)),
@@ -83,12 +83,12 @@ def uneven_stages(head: dict, rng: Random) -> IdleLevel:
         sheet=_idle_of_each(run, forward, backward, sum(forward)),
         runs=(Run(f"{p} workers, one batch", run),),
         lines=(
-            Step(f"The batch takes {total(forward)} s forward and {total(backward)} s back"),
-            Step(
+            Worked(f"The batch takes {total(forward)} s forward and {total(backward)} s back"),
+            Worked(
                 f"One works at a time, so it ends after {sum(forward)} + {sum(backward)} = {end} s"
             ),
             *_each_worker(run, works, end),
-            Step("Answer: " + ", ".join(f"{end - f - b} s" for f, b in works)),
+            Worked("Answer: " + ", ".join(f"{end - f - b} s" for f, b in works)),
         ),
     )
 
@@ -122,10 +122,12 @@ def idle_with_transfers(head: dict, rng: Random) -> IdleLevel:
         sheet=_idle_of_each(run, forward, backward, compute + way),
         runs=(Run(f"{p} workers, one batch, with transfers", run),),
         lines=(
-            Step(f"All the work: {sum(forward)} s forward + {sum(backward)} s back = {compute} s"),
-            Step(f"All the ways, there and back: 2 x ({plus(sends)}) = {2 * way} s"),
-            Step(f"The batch ends after {compute} + {2 * way} = {end} s"),
+            Worked(
+                f"All the work: {sum(forward)} s forward + {sum(backward)} s back = {compute} s"
+            ),
+            Worked(f"All the ways, there and back: 2 x ({plus(sends)}) = {2 * way} s"),
+            Worked(f"The batch ends after {compute} + {2 * way} = {end} s"),
             *_each_worker(run, works, end),
-            Step("Answer: " + ", ".join(f"{end - f - b} s" for f, b in works)),
+            Worked("Answer: " + ", ".join(f"{end - f - b} s" for f, b in works)),
         ),
     )

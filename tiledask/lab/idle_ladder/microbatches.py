@@ -7,7 +7,7 @@ from random import Random
 from tiledask.lab.idle_ladder.arithmetic import listed, num, percent
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import COUNT, SHARE
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -78,18 +78,18 @@ def triangles(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{_NAMES[name]}, {p} workers, {m} micro-batches", run),),
         lines=(
-            Step(f"Each worker works {m} x ({F} + {B}) = {T} s"),
-            Step(
+            Worked(f"Each worker works {m} x ({F} + {B}) = {T} s"),
+            Worked(
                 f"Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after "
                 f"its last backward: {p - 1} x ({F} + {B}) = {ramp} s",
                 gaps[-1],
             ),
-            Step(
+            Worked(
                 f"The others wait as long: what is less at the ends is more in between, {ramp} s",
                 tuple(gap for each in gaps[:-1] for gap in each),
             ),
-            Step(f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}"),
-            Step(f"Answer: {T + ramp} s, {ramp} s, {share}"),
+            Worked(f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}"),
+            Worked(f"Answer: {T + ramp} s, {ramp} s, {share}"),
         ),
     )
 
@@ -115,7 +115,7 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
     runs = [simulate(schedule("1f1b", p, m), 1.0, 2.0) for m in right]
     back = [u * (p - 1) / (100 - u) for u in seen]
     lines = [
-        Step(
+        Worked(
             f"{u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {round(x)}: "
             f"{round(x)}/{round(x) + p - 1} = {percent(round(x) / (round(x) + p - 1))}",
             tuple(gap for w in range(p) for gap in gaps_of(run, w, i)),
@@ -155,8 +155,8 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=tuple(Run(f"{p} workers, {u} % busy", run) for u, run in zip(seen, runs, strict=True)),
         lines=(
-            Step(f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)"),
+            Worked(f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)"),
             *lines,
-            Step("Answer: " + ", ".join(num(round(x)) for x in back)),
+            Worked("Answer: " + ", ".join(num(round(x)) for x in back)),
         ),
     )

@@ -5,7 +5,7 @@ from random import Random
 from tiledask.lab.idle_ladder.arithmetic import total
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
@@ -37,7 +37,7 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
             if inside
             else ("forwards: no wait")
         )
-        middle = (Step(f"In between, {words}", tuple(g for g in mine if g not in at_ends)),)
+        middle = (Worked(f"In between, {words}", tuple(g for g in mine if g not in at_ends)),)
     return IdleLevel(
         **head,
         question=(
@@ -80,20 +80,20 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"1F1B, {p} workers, {m} micro-batches", run),),
         lines=(
-            Step(f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s"),
-            Step(
+            Worked(f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s"),
+            Worked(
                 f"It waits {total(forward[:k])} s for its first forward, and after its last "
                 f"backward {total(backward[:k])} s",
                 at_ends,
             ),
             *middle,
-            Step(f"The end: {work} + {waits} = {end} s"),
-            Step(
+            Worked(f"The end: {work} + {waits} = {end} s"),
+            Worked(
                 f"Worker {other + 1} works {m} x ({F} + {2 * F}) = {other_work} s and waits "
                 f"{end} - {other_work} = {end - other_work} s",
                 tuple(gaps_of(run, other)),
             ),
-            Step(f"Answer: {end} s, {waits} s, {end - other_work} s"),
+            Worked(f"Answer: {end} s, {waits} s, {end - other_work} s"),
         ),
     )
 

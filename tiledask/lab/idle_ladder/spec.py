@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from tiledask.lab.judging import JudgedTask, Target
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["Gap", "LevelSpec", "Run", "Sheet", "Step", "gaps_of"]
+__all__ = ["Gap", "LevelSpec", "Run", "Sheet", "Worked", "gaps_of"]
 
 
 class Run(NamedTuple):
@@ -29,7 +29,7 @@ class Gap(NamedTuple):
     end: float
 
 
-class Step(NamedTuple):
+class Worked(NamedTuple):
     """A line of the working, and the gaps whose length it counts."""
 
     text: str
@@ -72,5 +72,5 @@ class LevelSpec(JudgedTask):
     sheet: Sheet
     """What is filled in. Of a timetable: its ``workers``, ``slots`` and ``words``."""
     runs: tuple[Run, ...]
-    lines: tuple[Step, ...]
+    lines: tuple[Worked, ...]
     """The working; its last line is the answer."""

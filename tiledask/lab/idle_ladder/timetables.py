@@ -5,7 +5,7 @@ from random import Random
 from tiledask.lab.idle_ladder.arithmetic import listed, total
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.timetable import IDLE, Timetable
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 
@@ -33,19 +33,19 @@ def fill_the_timetable(head: dict, rng: Random) -> IdleLevel:
     gaps = [gap for w in range(p) for gap in gaps_of(run, w)]
     waits = "Slots that each waits"
     lines = (
-        Step(
+        Worked(
             f"{waits} for the forwards above it: {'; '.join(before[1:])}",
             tuple(gap for gap in gaps if gap.start == 0),
         ),
-        Step(
+        Worked(
             f"{waits} until the batch has been below it and is back: {'; '.join(between[:-1])}",
             tuple(gap for gap in gaps if gap.start > 0 and gap.end < run.makespan),
         ),
-        Step(
+        Worked(
             f"{waits} for the backwards above it: {'; '.join(after[1:])}",
             tuple(gap for gap in gaps if gap.end == run.makespan),
         ),
-        Step(f"Answer: {'; '.join(rows)}"),
+        Worked(f"Answer: {'; '.join(rows)}"),
     )
     workers = range(1, p + 1)
     return IdleLevel(

@@ -7,7 +7,7 @@ from tiledask.lab.idle_ladder.arithmetic import num, percent
 from tiledask.lab.idle_ladder.layerwise import one_batch
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import SHARE
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -59,10 +59,12 @@ def idle_in_all(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{p} workers, cut somewhere", run),),
         lines=(
-            Step(f"One after the other, cut anywhere, the stages take T = {T} s"),
-            Step(f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s", gaps),
-            Step(f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}"),
-            Step(f"Answer: {(p - 1) * T} s, {p - 1}/{p}"),
+            Worked(f"One after the other, cut anywhere, the stages take T = {T} s"),
+            Worked(f"One works, {p} - 1 = {p - 1} wait: {p - 1} x {T} = {(p - 1) * T} s", gaps),
+            Worked(
+                f"All worker-time is {p} x {T} = {p * T} s: {(p - 1) * T}/{p * T} = {p - 1}/{p}"
+            ),
+            Worked(f"Answer: {(p - 1) * T} s, {p - 1}/{p}"),
         ),
     )
 
@@ -118,14 +120,14 @@ def from_few_to_many(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{p} workers, one batch", few), Run(f"{q} workers, one batch", many)),
         lines=(
-            Step(f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}"),
-            Step(
+            Worked(f"The batch takes {whole} + {2 * whole} = {T} s, with {p} workers and with {q}"),
+            Worked(
                 f"One of {p} works: 1/{p} = {percent(1 / p)}; one of {q}: 1/{q} = {percent(1 / q)}"
             ),
-            Step(f"With {p} workers {p - 1} wait for {T} s: {(p - 1) * T} s", gaps[0]),
-            Step(f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s", gaps[1]),
-            Step(f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}"),
-            Step(f"Answer: 1/{p}, 1/{q}, {T} s, {more} s"),
+            Worked(f"With {p} workers {p - 1} wait for {T} s: {(p - 1) * T} s", gaps[0]),
+            Worked(f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s", gaps[1]),
+            Worked(f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}"),
+            Worked(f"Answer: 1/{p}, 1/{q}, {T} s, {more} s"),
         ),
     )
 

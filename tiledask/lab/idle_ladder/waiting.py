@@ -7,7 +7,7 @@ from random import Random
 from tiledask.lab.idle_ladder.arithmetic import listed, plus, total
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.sheets.names import Name, NameSheet
-from tiledask.lab.idle_ladder.spec import Run, Step, gaps_of
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
@@ -59,7 +59,7 @@ def who_waits_for_whom(head: dict, rng: Random) -> IdleLevel:
             _EXAMPLE,
         ),
         runs=(Run(f"{p} workers, one batch", run),),
-        lines=(*lines, Step(f"Answer: {answer}")),
+        lines=(*lines, Worked(f"Answer: {answer}")),
     )
 
 
@@ -103,7 +103,7 @@ def _around(busy: int, forwards: bool, p: int) -> list[str]:
     return [*before, "works", *behind]
 
 
-def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: float) -> Step:
+def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: float) -> Worked:
     busy, forwards = _at(forward, backward, t)
     gone = forward[: busy + 1] if forwards else [*forward, *backward[:busy:-1], backward[busy]]
     words = (
@@ -116,4 +116,4 @@ def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: flo
         behind = "need the activations from the worker before" if forwards else "are done"
         words += f"Workers behind it {behind}."
     gaps = (gap for w in range(run.devices) for gap in gaps_of(run, w))
-    return Step(words.strip(), tuple(gap for gap in gaps if gap.start < t < gap.end))
+    return Worked(words.strip(), tuple(gap for gap in gaps if gap.start < t < gap.end))
