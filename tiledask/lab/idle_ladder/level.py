@@ -76,6 +76,10 @@ class IdleLevel(LevelSpec):
             f"hint{'s are' if left > 1 else ' is'} left.",
         )
 
+    def __repr__(self) -> str:
+        """The question alone: the sheet and the runs hold what is right."""
+        return f"Level {self.level}. {self.title}. {self.question} Answer with {self.form}."
+
     def _repr_html_(self) -> str:
         head = f"<b>Level {self.level}. {html.words(self.title)}.</b>"
         form = html.words(f"Answer with {self.form}.")
