@@ -214,6 +214,26 @@ def test_a_wrong_answer_is_told_where_and_why(number, answer, words):
     assert words in result.reason
 
 
+JUNK = ("", ",", "nan", "1e999", 10**400, "9" * 5000, [], [[1]], {}, {1: 2}, b"12", object(), True)
+JUNK += (
+    "1/0",
+    "\N{VULGAR FRACTION ONE HALF}",
+    "99x. " * 9,
+    "F" + "9" * 30,
+    "A A A A A",
+    "0: 1, 1: 2",
+)
+
+
+@pytest.mark.parametrize("number", LEVELS)
+def test_junk_is_refused_in_few_words(number):
+    task = level(number)
+    for answer in JUNK:
+        result = task.result(answer)
+        assert not result
+        assert len(result.reason) < 400
+
+
 def test_the_other_convention_is_recognised():
     for number in (2, 10):
         for seed in range(20):

@@ -31,18 +31,17 @@ def fill_the_timetable(head: dict, rng: Random) -> IdleLevel:
         first, second, third = ([IDLE] * sum(each) for each in (down, below, up))
         rows.append(" ".join([*first, *["F0"] * f, *second, *["B0"] * b, *third]))
     gaps = [gap for w in range(p) for gap in gaps_of(run, w)]
-    waits = "Slots that each waits"
     lines = (
         Worked(
-            f"{waits} for the forwards above it: {'; '.join(before[1:])}",
+            f"Slots of waiting for the forwards above: {'; '.join(before[1:])}",
             tuple(gap for gap in gaps if gap.start == 0),
         ),
         Worked(
-            f"{waits} until the batch has been below it and is back: {'; '.join(between[:-1])}",
+            f"Slots of waiting while the batch is below: {'; '.join(between[:-1])}",
             tuple(gap for gap in gaps if gap.start > 0 and gap.end < run.makespan),
         ),
         Worked(
-            f"{waits} for the backwards above it: {'; '.join(after[1:])}",
+            f"Slots of waiting for the backwards above: {'; '.join(after[1:])}",
             tuple(gap for gap in gaps if gap.end == run.makespan),
         ),
         Worked(f"Answer: {'; '.join(rows)}"),
