@@ -145,5 +145,7 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
     )
     words = f"{where}, then {action}: worker {neighbour + 1} had it made at {num(made)} s"
     if made <= gap.start + _TINY:
-        return Worked(f"{words}, before the gap began at {num(gap.start)} s: transfer", (gap,))
-    return Worked(f"{words}, after the gap began at {num(gap.start)} s: imbalance", (gap,))
+        return Worked(
+            f"{words}, not after {num(gap.start)} s, when the gap began: transfer", (gap,)
+        )
+    return Worked(f"{words}, after {num(gap.start)} s, when the gap began: imbalance", (gap,))

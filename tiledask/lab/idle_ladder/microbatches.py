@@ -42,7 +42,7 @@ def triangles(head: dict, rng: Random) -> IdleLevel:
             f"worker{'s' * (p > 2)}, then works without a break, then waits while the last "
             f"gradient goes up. All wait equally long.",
             f"Idle per worker: (p - 1) (F + B). Work per worker: m (F + B), with F + B = {F + B} "
-            f"s. The end is their sum, the share is one over the other's sum.",
+            f"s. The end is their sum, the share is idle over that sum.",
         ),
         sheet=NumberSheet(
             (

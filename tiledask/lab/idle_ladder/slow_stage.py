@@ -1,5 +1,6 @@
 """Level 10: 1F1B with one slow stage, which sets the pace."""
 
+from collections.abc import Sequence
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import total
@@ -51,17 +52,10 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
         hints=(
             "The slow worker sets the pace: once it has work it hardly ever stops. The others wait "
             "for it.",
-            f"Follow worker {k + 1}: it waits for its first forward, works {m} times "
-            f"{slow} + {2 * slow} s, and after its last backward the workers before it do theirs.",
-            f"Before its first forward the others need {total(forward[:k])} s, after its last "
-            f"backward {total(backward[:k])} s"
-            + (
-                f"; in between see whether the first backward is back when its {p - k} forwards "
-                f"in advance are done"
-                if p - 1 - k
-                else ""
-            )
-            + ". The others wait for all that is not their own work.",
+            f"Follow worker {k + 1}: it works {m} times {slow} + {2 * slow} s. Does it wait before "
+            f"its first forward, and while others are busy after its last backward?",
+            f"{_ends(forward, backward, k)}{_turn(p - k)}. The others wait for all that is not "
+            f"their own work.",
         ),
         sheet=NumberSheet(
             (
@@ -96,6 +90,23 @@ def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
             Worked(f"Answer: {end} s, {waits} s, {end - other_work} s"),
         ),
     )
+
+
+def _ends(forward: Sequence[int], backward: Sequence[int], k: int) -> str:
+    """For what the slow worker waits before its first forward, and after its last backward."""
+    if not k:
+        return "It begins at once, and nothing is to be done after its last backward"
+    return (
+        f"Before its first forward the others need {total(forward[:k])} s, after its last backward "
+        f"{total(backward[:k])} s"
+    )
+
+
+def _turn(ahead: int) -> str:
+    """Where it may wait in between; the last worker does not."""
+    if ahead == 1:
+        return ""
+    return f"; in between see whether a gradient is back when its first {ahead} forwards are done"
 
 
 def _idle_of(run: Timeline, worker: int) -> Asked:

@@ -124,7 +124,9 @@ def from_few_to_many(head: dict, rng: Random) -> IdleLevel:
             Worked(
                 f"One of {p} works: 1/{p} = {percent(1 / p)}; one of {q}: 1/{q} = {percent(1 / q)}"
             ),
-            Worked(f"With {p} workers {p - 1} wait for {T} s: {(p - 1) * T} s", gaps[0]),
+            Worked(
+                f"With {p} workers {p - 1} wait{'s' * (p == 2)} for {T} s: {(p - 1) * T} s", gaps[0]
+            ),
             Worked(f"With {q} workers {q - 1} wait for {T} s: {(q - 1) * T} s", gaps[1]),
             Worked(f"It grows by {(q - 1) * T} - {(p - 1) * T} = {more} s, {num(more / T)} x {T}"),
             Worked(f"Answer: 1/{p}, 1/{q}, {T} s, {more} s"),
