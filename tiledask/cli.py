@@ -429,7 +429,8 @@ def _puzzle(args: argparse.Namespace, console: Console) -> Result:
     from tiledask.lab.puzzles import terminal
 
     if args.puzzle is None:
-        return terminal.list_all(console, ladder.rows())
+        (_, levels), (_, more) = terminal.list_all(console), ladder.list_all(console)
+        return 0, [*levels, *more]
     given = (args.puzzle, args.answer, console, args.hint, args.figure, args.verify)
     if ladder.is_of_ladder(args.puzzle):
         return ladder.play(*given, seed=args.seed or 0)

@@ -190,7 +190,7 @@ ROOMS = {
     "fitting": {"inputs", "timing", "pipelines"},
     "timing": {"inputs", "pipelines"},
     "diagnosis": {"pipelines", "splitting"},
-    "inputs": set(),
+    "inputs": {"pipelines"},
     "pipelines": set(),
     "splitting": set(),
     "products": set(),

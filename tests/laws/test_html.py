@@ -107,9 +107,19 @@ HOSTILE = {
     "lab.learner.score.Score": lambda: Words(
         notebook=EVIL, rows={EVIL: Words(cells=("1",) * 5)}, total=Words(cells=("1",) * 5)
     ),
+    "lab.idle_ladder.level.IdleLevel": Words,
+    "lab.idle_ladder.level.LevelWorking": lambda: Words(lines=()),
     "lab.judging.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
     "lab.judging.task.Hint": Words,
     "lab.judging.task.JudgedTask": Words,
+    "lab.questions.answer.Answer": lambda: Words(
+        question=Words(number=1, inputs={EVIL: Words()}),
+        worked=Words(lines=(EVIL,), answer=EVIL),
+        taught=(EVIL,),
+        premise=None,
+        run=None,
+        _sized=lambda: [(EVIL, EVIL)],
+    ),
     "lab.table.Comparison": lambda: import_module("tiledask.lab.table").Comparison(
         EVIL, [import_module("tiledask.lab.claim").Claim(EVIL, 1, None, 1, unit=QUOTES, note=EVIL)]
     ),

@@ -3,7 +3,7 @@
 choosing    all layouts searched, what binds, critique, premises     -> fitting, timing
 fitting     bytes: the ledger, verdicts, fixes                       -> timing, pipelines
 timing      seconds of a step                                        -> pipelines
-inputs      a model, a cluster, a recipe, a layout
+inputs      a model, a cluster, a recipe, a layout                   -> pipelines
 diagnosis   from a trace to the plan behind it                       -> pipelines, splitting
 pipelines   schedules, checked and simulated
 splitting   layers into stages

@@ -1,22 +1,25 @@
 """The idle-time ladder: what the working says, the simulator says, for any seed; and the judge.
 
 Holds `tiledask.lab.idle_ladder.ladder`, `tiledask.lab.idle_ladder.level`,
-`tiledask.lab.idle_ladder.timetables`, `tiledask.lab.idle_ladder.waiting`,
-`tiledask.lab.idle_ladder.layerwise`, `tiledask.lab.idle_ladder.microbatches`,
-`tiledask.lab.idle_ladder.choosing`, `tiledask.lab.idle_ladder.uneven`,
-`tiledask.lab.idle_ladder.timetable`, `tiledask.lab.idle_ladder.numbers`,
-`tiledask.lab.idle_ladder.names`, `tiledask.lab.idle_ladder.arithmetic`.
+`tiledask.lab.idle_ladder.spec`, `tiledask.lab.idle_ladder.timetables`,
+`tiledask.lab.idle_ladder.waiting`, `tiledask.lab.idle_ladder.layerwise`,
+`tiledask.lab.idle_ladder.totals`, `tiledask.lab.idle_ladder.microbatches`,
+`tiledask.lab.idle_ladder.choosing`, `tiledask.lab.idle_ladder.slow_stage`,
+`tiledask.lab.idle_ladder.gap_kinds`, `tiledask.lab.idle_ladder.arithmetic`,
+`tiledask.lab.idle_ladder.sheets.timetable`, `tiledask.lab.idle_ladder.sheets.names`,
+`tiledask.lab.idle_ladder.sheets.numbers`, `tiledask.lab.idle_ladder.sheets.one_number`.
 """
 
 import re
 from functools import cache
+from html import unescape
 
 import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder.ladder import LEVELS
-from tiledask.lab.idle_ladder.level import gaps_of
+from tiledask.lab.idle_ladder.spec import gaps_of
 from tiledask.lab.learner.kept import TASKS, here
 
 SEEDS = 200
@@ -57,14 +60,14 @@ def test_no_hint_form_or_verdict_says_the_answer(number):
         answer, stale = worked(task), worked(level(number, seed + 1))
         result = task.result(stale)
         assert len(task.hints) == 3
-        told = [*task.hints, task.form, task.question]
+        told = [*task.hints, repr(task), task._repr_html_(), str(task.result(None))]
         if not result:
             told += [result.reason, str(result.to_dict()), result._repr_html_()]
         if "," in answer or ";" in answer:
             assert not [words for words in told if compact(answer) in compact(words)]
         else:  # one number, which may be another's too
             others = {*re.findall(r"\d+", f"{task.question} {stale}"), *map(str, range(10))}
-            assert answer in others or answer not in re.findall(r"\d+", " ".join(told))
+            assert answer in others or answer not in re.findall(r"\d+", unescape(" ".join(told)))
 
 
 def numbers(text):
@@ -209,6 +212,26 @@ def test_a_wrong_answer_is_told_where_and_why(number, answer, words):
     result = level(number).result(answer)
     assert not result
     assert words in result.reason
+
+
+JUNK = ("", ",", "nan", "1e999", 10**400, "9" * 5000, [], [[1]], {}, {1: 2}, b"12", object(), True)
+JUNK += (
+    "1/0",
+    "\N{VULGAR FRACTION ONE HALF}",
+    "99x. " * 9,
+    "F" + "9" * 30,
+    "A A A A A",
+    "0: 1, 1: 2",
+)
+
+
+@pytest.mark.parametrize("number", LEVELS)
+def test_junk_is_refused_in_few_words(number):
+    task = level(number)
+    for answer in JUNK:
+        result = task.result(answer)
+        assert not result
+        assert len(result.reason) < 400
 
 
 def test_the_other_convention_is_recognised():

@@ -1,6 +1,7 @@
 """The ladder drawn, and in a terminal: what is off is marked, and nothing tells the answer.
 
-Holds `tiledask.lab.idle_ladder.figures` and `tiledask.lab.idle_ladder.terminal`.
+Holds `tiledask.lab.idle_ladder.figures` and `tiledask.lab.idle_ladder.terminal`, and
+`tiledask.lab.answer_file`.
 """
 
 import json

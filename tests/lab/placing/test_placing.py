@@ -14,7 +14,7 @@ import pytest
 import tiledask as td
 from tiledask.errors import ConfigError
 from tiledask.lab.learner import kept
-from tiledask.lab.placing import Placed
+from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.puzzles.policies import order_of_policy
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Action
@@ -168,7 +168,7 @@ def opened(browser):
     """Opens what is placed in a page, without an error; the answer is what the page says."""
     pages, errors = [], []
 
-    def show(placed: Placed):
+    def show(placed: PlacedAnswer):
         room = resources.files("tiledask.lab.placing")
         state = {"setup": placed.setup, "answer": placed.answer or ""}
         script = (room / f"{placed.page}.js").read_text().replace("export default { render };", "")

@@ -8,15 +8,17 @@
 The simulator says what is right; the working is worked out without it, and a test holds that both
 agree.
 
-ladder                                       the twelve levels; a seed draws the numbers of one
-timetables, waiting, layerwise               levels 1, 2, 3 to 6: one batch at a time
-microbatches, choosing, uneven               levels 7 and 12, 8 and 9, 10 and 11: micro-batches
-level                                        IdleLevel, its runs, its working
-timetable, numbers, names                    sheets to fill in: who reads and judges them
-figures, arithmetic, terminal                drawings; sums in words; the words of a terminal
+ladder                              the twelve levels; a seed draws the numbers of one
+timetables, waiting                 levels 1 and 2: who does what, who waits for whom
+layerwise, totals                   levels 3 and 4, 5 and 6: one batch, idle time in seconds
+microbatches, choosing              levels 7 and 12, 8 and 9: how many micro-batches
+slow_stage, gap_kinds               levels 10 and 11: what goes wrong in a pipeline
+spec, level                         what a level says; IdleLevel, its working
+sheets                              what is filled in: who reads and judges it
+figures, arithmetic, terminal       drawings; sums in words; the words of a terminal
 """
 
 from tiledask.lab.idle_ladder.ladder import idle_level
-from tiledask.lab.idle_ladder.level import IdleLevel, Working
+from tiledask.lab.idle_ladder.level import IdleLevel, LevelWorking
 
-__all__ = ["IdleLevel", "Working", "idle_level"]
+__all__ = ["IdleLevel", "LevelWorking", "idle_level"]

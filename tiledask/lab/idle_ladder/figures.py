@@ -16,7 +16,7 @@ from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled, writ
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tiledask.lab.idle_ladder.level import Gap, IdleLevel
+    from tiledask.lab.idle_ladder.spec import Gap, LevelSpec
     from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = [
@@ -39,7 +39,7 @@ _NARROW = 13
 
 
 @styled
-def draw_working(task: "IdleLevel") -> "Figure":
+def draw_working(task: "LevelSpec") -> "Figure":
     """The runs, each gap with the number of the line that counts it, and its length."""
     figure = _runs(task, f"{task.title}: each gap with the line that counts it")
     for number, line in enumerate(task.lines, 1):
@@ -49,7 +49,7 @@ def draw_working(task: "IdleLevel") -> "Figure":
 
 
 @styled
-def draw_timetable(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+def draw_timetable(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """A box per slot; the first slot that is off is framed."""
     sheet = task.sheet
     given = sheet.read(answer) if result.targets else []
@@ -79,7 +79,7 @@ def draw_timetable(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_numbers(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+def draw_numbers(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """What was given, in its place; the runs once all is right."""
     if result:
         return _runs(task, titled(task, result))
@@ -94,7 +94,7 @@ def draw_numbers(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_names(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+def draw_names(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """What was given for each worker, in its row; the run once all is right."""
     if result:
         return _runs(task, titled(task, result))
@@ -113,7 +113,7 @@ def draw_names(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_gaps(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+def draw_gaps(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """The run with a letter in each gap that is asked for; what it was called, if it was."""
     figure = _runs(task, titled(task, result))
     given = task.sheet.read(answer) if result.targets else []
@@ -126,7 +126,7 @@ def draw_gaps(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_fewest(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+def draw_fewest(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """The run of the number that was chosen; before that the empty sheet."""
     if not result.targets:
         return _sheet(titled(task, result), [("micro-batches", [_OPEN])])
@@ -137,7 +137,7 @@ def draw_fewest(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
 
 
 @styled
-def draw_best(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
+def draw_best(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """What was given, off in red; the run once it is right: its title says the seconds."""
     if result:
         return _runs(task, titled(task, result))
@@ -150,7 +150,7 @@ def draw_best(task: "IdleLevel", answer: Any, result: Result) -> "Figure":
     return _sheet(titled(task, result), rows)
 
 
-def _runs(task: "IdleLevel", title: str) -> "Figure":
+def _runs(task: "LevelSpec", title: str) -> "Figure":
     runs = [run.timeline for run in task.runs]
     figure = gantt(*runs, titles=[run.facts for run in task.runs], title=title)
     return _named(figure, runs)

@@ -5,16 +5,13 @@ from random import Random
 
 from tiledask.errors import ConfigError
 from tiledask.lab.idle_ladder.choosing import best_with_overhead, fewest_for_a_share
-from tiledask.lab.idle_ladder.layerwise import (
-    from_few_to_many,
-    idle_in_all,
-    idle_with_transfers,
-    uneven_stages,
-)
+from tiledask.lab.idle_ladder.gap_kinds import which_gap_is_which
+from tiledask.lab.idle_ladder.layerwise import idle_with_transfers, uneven_stages
 from tiledask.lab.idle_ladder.level import IdleLevel
 from tiledask.lab.idle_ladder.microbatches import triangles, which_microbatches
+from tiledask.lab.idle_ladder.slow_stage import one_slow_stage
 from tiledask.lab.idle_ladder.timetables import fill_the_timetable
-from tiledask.lab.idle_ladder.uneven import one_slow_stage, which_gap_is_which
+from tiledask.lab.idle_ladder.totals import from_few_to_many, idle_in_all
 from tiledask.lab.idle_ladder.waiting import who_waits_for_whom
 
 __all__ = ["LEVELS", "idle_level"]
@@ -43,7 +40,7 @@ def idle_level(level: int, seed: int = 0) -> IdleLevel:
 
     >>> task = idle_level(3, seed=7)
     >>> task.check("9 s").reason[:43]
-    'Not an answer: 4 numbers are asked for, bet'
+    'Not an answer: 3 numbers are asked for, bet'
     """
     if isinstance(level, bool) or level not in LEVELS:
         raise ConfigError(f"the idle-time ladder has levels 1 to {len(LEVELS)}, got {level!r}")

@@ -1,76 +1,25 @@
-"""One level of the ladder: its question, the sheet to fill in, the runs behind it, the working."""
+"""A level with the numbers of its seed: judged, drawn, and worked out line by line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
-from tiledask.lab.judging import JudgedTask, Target
+from tiledask.lab.idle_ladder.spec import LevelSpec
+from tiledask.lab.judging import Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.plan import html
-from tiledask.plan.pipelines.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Gap", "IdleLevel", "Line", "Run", "Sheet", "Working", "gaps_of"]
-
-
-class Run(NamedTuple):
-    """A simulated run, and what may be said of it before it is solved."""
-
-    facts: str
-    """Without any answer: "GPipe, 4 workers"."""
-    timeline: Timeline
-
-
-class Gap(NamedTuple):
-    """Seconds in which a worker is idle."""
-
-    run: int
-    """Which of the level's runs."""
-    worker: int
-    """Counted from 0, as the simulator does."""
-    start: float
-    end: float
-
-
-class Line(NamedTuple):
-    """A line of the working, and the gaps whose length it counts."""
-
-    text: str
-    gaps: tuple[Gap, ...] = ()
-
-
-def gaps_of(timeline: Timeline, worker: int, run: int = 0) -> list[Gap]:
-    """Every gap of one worker, in time; the first may start at 0, the last end with the run.
-
-    >>> import tiledask as td
-    >>> [gap[2:] for gap in gaps_of(td.simulate("naive", 2, 1), 0)]
-    [(1.0, 5.0)]
-    """
-    mine = timeline.device == worker
-    ends = [0.0, *timeline.end[mine].tolist()]
-    starts = [*timeline.start[mine].tolist(), timeline.makespan]
-    found = (Gap(run, worker, a, b) for a, b in zip(ends, starts, strict=True))
-    return [gap for gap in found if gap.end - gap.start > 1e-9]
-
-
-class Sheet(Protocol):
-    """What is filled in: who reads and judges it."""
-
-    drawn: str
-    """The function of figures that draws it."""
-
-    def judge(self, answer: Any) -> Sequence[Target]:
-        """The targets; ConfigError for what is no answer."""
-        ...
+__all__ = ["IdleLevel", "LevelWorking"]
 
 
 @dataclass(frozen=True)
-class Working:
+class LevelWorking:
     """How a level is worked out: arithmetic line by line, and the gaps that it counts."""
 
-    task: "IdleLevel"
+    task: LevelSpec
     lines: tuple[str, ...]
     """Empty until it may be seen."""
     why_not: str = ""
@@ -102,19 +51,8 @@ class Working:
         return f"<ol>{rows}</ol>{shown}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class IdleLevel(JudgedTask):
+class IdleLevel(LevelSpec):
     """A level with the numbers of its seed; what is right, the simulator says."""
-
-    level: int
-    """From 1, the easiest."""
-    seed: int
-    title: str
-    sheet: Sheet
-    """What is filled in. Of a timetable: its ``workers``, ``slots`` and ``words``."""
-    runs: tuple[Run, ...]
-    lines: tuple[Line, ...]
-    """The working; its last line is the answer."""
 
     def judge(self, answer: Any) -> Sequence[Target]:
         return self.sheet.judge(answer)
@@ -125,18 +63,22 @@ class IdleLevel(JudgedTask):
 
         return getattr(figures, f"draw_{self.sheet.drawn}")(self, answer, self.result(answer))
 
-    def working(self) -> Working:
+    def working(self) -> LevelWorking:
         """How it is worked out, once the level is solved, with any seed, or all hints are taken."""
         known = here().get(self.name, TASKS)
         left = len(self.hints) - known.get("hints", 0)
         if known.get("solved") or left <= 0:
-            return Working(self, tuple(line.text for line in self.lines))
-        return Working(
+            return LevelWorking(self, tuple(line.text for line in self.lines))
+        return LevelWorking(
             self,
             (),
             f"The working is shown once the level is solved or its hints are taken: {left} "
             f"hint{'s are' if left > 1 else ' is'} left.",
         )
+
+    def __repr__(self) -> str:
+        """The question alone: the sheet and the runs hold what is right."""
+        return f"Level {self.level}. {self.title}. {self.question} Answer with {self.form}."
 
     def _repr_html_(self) -> str:
         head = f"<b>Level {self.level}. {html.words(self.title)}.</b>"

@@ -5,8 +5,9 @@ from functools import cache
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import listed, num, percent
-from tiledask.lab.idle_ladder.level import IdleLevel, Line, Run, gaps_of
-from tiledask.lab.idle_ladder.numbers import Asked, Numbers
+from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.sheets.numbers import Asked, NumberSheet
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.lab.judging.reading import COUNT, SHARE
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -41,9 +42,9 @@ def triangles(head: dict, rng: Random) -> IdleLevel:
             f"worker{'s' * (p > 2)}, then works without a break, then waits while the last "
             f"gradient goes up. All wait equally long.",
             f"Idle per worker: (p - 1) (F + B). Work per worker: m (F + B), with F + B = {F + B} "
-            f"s. The end is their sum, the share is one over the other's sum.",
+            f"s. The end is their sum, the share is idle over that sum.",
         ),
-        sheet=Numbers(
+        sheet=NumberSheet(
             (
                 Asked(
                     "the end",
@@ -77,18 +78,18 @@ def triangles(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=(Run(f"{_NAMES[name]}, {p} workers, {m} micro-batches", run),),
         lines=(
-            Line(f"Each worker works {m} x ({F} + {B}) = {T} s"),
-            Line(
+            Worked(f"Each worker works {m} x ({F} + {B}) = {T} s"),
+            Worked(
                 f"Worker {p} waits {p - 1} x {F} s for its first forward and {p - 1} x {B} s after "
                 f"its last backward: {p - 1} x ({F} + {B}) = {ramp} s",
                 gaps[-1],
             ),
-            Line(
+            Worked(
                 f"The others wait as long: what is less at the ends is more in between, {ramp} s",
                 tuple(gap for each in gaps[:-1] for gap in each),
             ),
-            Line(f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}"),
-            Line(f"Answer: {T + ramp} s, {ramp} s, {share}"),
+            Worked(f"The end: {T} + {ramp} = {T + ramp} s; the share: {ramp}/{T + ramp} = {share}"),
+            Worked(f"Answer: {T + ramp} s, {ramp} s, {share}"),
         ),
     )
 
@@ -114,7 +115,7 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
     runs = [simulate(schedule("1f1b", p, m), 1.0, 2.0) for m in right]
     back = [u * (p - 1) / (100 - u) for u in seen]
     lines = [
-        Line(
+        Worked(
             f"{u} %: {u / 100:g} x {p - 1} / {(100 - u) / 100:g} = {x:.2f}, so m = {round(x)}: "
             f"{round(x)}/{round(x) + p - 1} = {percent(round(x) / (round(x) + p - 1))}",
             tuple(gap for w in range(p) for gap in gaps_of(run, w, i)),
@@ -136,7 +137,7 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
             f"m = u (p - 1) / (1 - u), with p - 1 = {p - 1}; round to a whole number, and put it "
             f"back into m / (m + {p - 1}) to see.",
         ),
-        sheet=Numbers(
+        sheet=NumberSheet(
             tuple(
                 Asked(
                     f"m at {u} %",
@@ -154,8 +155,8 @@ def which_microbatches(head: dict, rng: Random) -> IdleLevel:
         ),
         runs=tuple(Run(f"{p} workers, {u} % busy", run) for u, run in zip(seen, runs, strict=True)),
         lines=(
-            Line(f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)"),
+            Worked(f"u = m / (m + {p - 1}), so m = u x {p - 1} / (1 - u)"),
             *lines,
-            Line("Answer: " + ", ".join(num(round(x)) for x in back)),
+            Worked("Answer: " + ", ".join(num(round(x)) for x in back)),
         ),
     )

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.answer_file import answer_of
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
 from tiledask.lab.judging.result import WRONG
-from tiledask.lab.learner.kept import at_terminal
+from tiledask.lab.learner.kept import TASKS, at_terminal, here
 from tiledask.lab.puzzles.sketch import timeline_text
-from tiledask.lab.puzzles.terminal import answer_of
-from tiledask.lab.table import say
+from tiledask.lab.table import Grid, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tiledask.lab.idle_ladder.level import Run
+    from tiledask.lab.idle_ladder.spec import Run
 
-__all__ = ["is_of_ladder", "play", "rows"]
+__all__ = ["is_of_ladder", "list_all", "play"]
 
 
 def is_of_ladder(name: str) -> bool:
@@ -26,12 +26,16 @@ def is_of_ladder(name: str) -> bool:
     return bool(re.fullmatch(r"idle-\d{1,9}", name))
 
 
-def rows() -> list[dict]:
-    """The levels, to be listed."""
-    return [
-        {"level": f"idle-{n}", "name": f"idle-{n}", "title": title, "kind": "idle time"}
-        for n, (title, _) in LEVELS.items()
-    ]
+@at_terminal()
+def list_all(console: "Console") -> tuple[int, list[dict]]:
+    """Print the levels, with the stars of answers so far; (0, what was printed)."""
+    known = here().all(TASKS)
+    levels = [{"name": f"idle-{n}", "title": title} for n, (title, _) in LEVELS.items()]
+    found = [{**each, "stars": known.get(each["name"], {}).get("stars", 0)} for each in levels]
+    rows = [(each["name"], each["title"], "★" * each["stars"]) for each in found]
+    say(console, "\nThe idle-time ladder: fresh numbers with each --seed", wrap=True)
+    console.print(Grid(("name", "title", "stars"), rows, left=(0, 1, 2)))
+    return 0, found
 
 
 @at_terminal()
@@ -69,11 +73,11 @@ def play(
                 say(console, f"  {t.name}: {t.got:g} (target {t.goal})")
         if result.score:
             say(console, result.score)
-    given = str(task.hint()) if hint else ""
-    if given:
-        say(console, given, wrap=True)
+    hinted = task.hint() if hint else None
+    if hinted:
+        say(console, str(hinted), wrap=True)
     working = task.working()
-    if any(results) or given:
+    if any(results) or hinted:
         say(console, str(working), wrap=True)
         if working.lines:
             for run in task.runs:
@@ -90,8 +94,8 @@ def play(
         "form": task.form,
         "results": [result.to_dict() for result in results],
     }
-    said |= {"hint": given} if given else {}
-    said |= {"working": list(working.lines)} if working.lines and (any(results) or given) else {}
+    said |= {"hint": str(hinted)} if hinted else {}
+    said |= {"working": list(working.lines)} if any(results) or hinted else {}
     return int(not all(results)), said
 
 

@@ -5,8 +5,9 @@ from itertools import accumulate
 from random import Random
 
 from tiledask.lab.idle_ladder.arithmetic import listed, plus, total
-from tiledask.lab.idle_ladder.level import IdleLevel, Line, Run, gaps_of
-from tiledask.lab.idle_ladder.names import Name, Names
+from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.sheets.names import Name, NameSheet
+from tiledask.lab.idle_ladder.spec import Run, Worked, gaps_of
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule
@@ -48,7 +49,7 @@ def who_waits_for_whom(head: dict, rng: Random) -> IdleLevel:
             f"The forwards end one after the other, the last after {plus(forward)} s; then come "
             f"the backwards, from worker {p} up. Find who is at work at {first} and at {second}.",
         ),
-        sheet=Names(
+        sheet=NameSheet(
             tuple(_asked(order, run, w, t) for t in moments for w in range(p)),
             {
                 **{f"{w}": () for w in range(1, p + 1)},
@@ -58,7 +59,7 @@ def who_waits_for_whom(head: dict, rng: Random) -> IdleLevel:
             _EXAMPLE,
         ),
         runs=(Run(f"{p} workers, one batch", run),),
-        lines=(*lines, Line(f"Answer: {answer}")),
+        lines=(*lines, Worked(f"Answer: {answer}")),
     )
 
 
@@ -102,7 +103,7 @@ def _around(busy: int, forwards: bool, p: int) -> list[str]:
     return [*before, "works", *behind]
 
 
-def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: float) -> Line:
+def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: float) -> Worked:
     busy, forwards = _at(forward, backward, t)
     gone = forward[: busy + 1] if forwards else [*forward, *backward[:busy:-1], backward[busy]]
     words = (
@@ -115,4 +116,4 @@ def _line(run: Timeline, forward: Sequence[int], backward: Sequence[int], t: flo
         behind = "need the activations from the worker before" if forwards else "are done"
         words += f"Workers behind it {behind}."
     gaps = (gap for w in range(run.devices) for gap in gaps_of(run, w))
-    return Line(words.strip(), tuple(gap for gap in gaps if gap.start < t < gap.end))
+    return Worked(words.strip(), tuple(gap for gap in gaps if gap.start < t < gap.end))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.plan.data import short
 
 __all__ = [
     "COUNT",
@@ -125,7 +126,7 @@ def read_number(word: Any, unit: Unit, what: str = "the answer") -> float:
     >>> read_number("250 ms", SECONDS), read_number("m = 8", COUNT)
     (0.25, 8.0)
     """
-    wrong = ConfigError(f"{what} is {unit.what}, as in {unit.example}; got {word!r}")
+    wrong = ConfigError(f"{what} is {unit.what}, as in {unit.example}; got {short(word)}")
     if isinstance(word, bool) or not isinstance(word, str):
         try:
             value, size = float(word), ""
@@ -144,7 +145,7 @@ def read_number(word: Any, unit: Unit, what: str = "the answer") -> float:
             raise wrong from None
     value *= 0.01 if not size and value > unit.most else unit.sizes[size]
     if not math.isfinite(value):
-        raise ConfigError(f"{what} is a finite number; got {word!r}")
+        raise ConfigError(f"{what} is a finite number; got {short(word)}")
     if unit.whole and value != round(value):
         raise wrong
     return value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
-from tiledask.lab.placing import Placed
+from tiledask.lab.placing import PlacedAnswer
 from tiledask.plan import html
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class JudgedTask(ABC):
 
 def _plain(answer: Any) -> Any:
     """What was placed by hand, or ``answer`` itself."""
-    return answer.answer if isinstance(answer, Placed) else answer
+    return answer.answer if isinstance(answer, PlacedAnswer) else answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 from tiledask.lab.learner.kept import TASKS, here
 
-__all__ = ["Placed"]
+__all__ = ["PlacedAnswer"]
 
 
-class Placed:
+class PlacedAnswer:
     """An answer that is moved by hand; `answer` is its text, None until something was moved.
 
     It is kept with the progress of the task, and stands there again the next time.
@@ -43,13 +43,13 @@ class Placed:
 
         folder, script = Path(__file__).parent, self.page
 
-        class Board(anywidget.AnyWidget):
+        class PlacingWidget(anywidget.AnyWidget):
             _esm = folder / f"{script}.js"
             _css = folder / "placing.css"
             setup = traitlets.Dict().tag(sync=True)
             answer = traitlets.Unicode().tag(sync=True)
 
-        board = Board(setup=self.setup, answer=self.answer or "")
+        board = PlacingWidget(setup=self.setup, answer=self.answer or "")
         # may come in a thread of its own, while a cell runs: it only puts the text away
         board.observe(lambda change: self.take(change["new"]), "answer")
         bundle: Any = board._repr_mimebundle_()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
-from tiledask.lab.placing import Placed
+from tiledask.lab.placing import PlacedAnswer
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
 from tiledask.lab.puzzles.cuts import CUT
@@ -77,7 +77,7 @@ class Puzzle(PuzzleSpec):
         """``answer`` as the kind reads it: the order that a policy makes."""
         return KINDS[self.kind].written(self.inputs, answer)
 
-    def place(self) -> Placed:
+    def place(self) -> PlacedAnswer:
         """The answer as something that is moved with mouse and keyboard in JupyterLab.
 
         Raises ConfigError for a kind of puzzle whose answer is typed.
@@ -88,7 +88,7 @@ class Puzzle(PuzzleSpec):
             raise ConfigError(
                 f"{self.name} is a {self.kind}, and only {placed} are placed; type {kind.how}"
             )
-        return Placed(self.name, kind.how, kind.page, kind.setup(self.inputs, self._limits()))
+        return PlacedAnswer(self.name, kind.how, kind.page, kind.setup(self.inputs, self._limits()))
 
     def solve(self) -> Any:
         """An answer that meets every target, found by the exact methods; None if there is none.

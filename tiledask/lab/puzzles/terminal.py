@@ -1,12 +1,10 @@
 """Puzzles in a terminal: the levels, a level with its numbers, and what answers are worth."""
 
-import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiledask.lab.answer_file import answer_of
 from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.judging.result import LEAST, WRONG, Result
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
@@ -18,21 +16,20 @@ from tiledask.plan.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["answer_of", "list_all", "play"]
+__all__ = ["list_all", "play"]
 
 _BYTES = {"memory", "capacity", "weights", "activations"}
 
 
 @at_terminal()
-def list_all(console: "Console", more: Sequence[dict] = ()) -> tuple[int, list[dict]]:
-    """Print the levels, and ``more``, with the stars of answers so far; (0, what was printed)."""
-    known = here().all(TASKS)
-    heads = [*map(_head, puzzle_levels()), *more]
-    found = [{**head, "stars": known.get(head["name"], {}).get("stars", 0)} for head in heads]
-    solved = sum(known.get(head["name"], {}).get("solved", False) for head in heads)
+def list_all(console: "Console") -> tuple[int, list[dict]]:
+    """Print the levels, with the stars of answers so far; (0, what was printed)."""
+    levels, known = puzzle_levels(), here().all(TASKS)
+    found = [{**_head(p), "stars": known.get(p.name, {}).get("stars", 0)} for p in levels]
+    solved = sum(known.get(p.name, {}).get("solved", False) for p in levels)
     rows = [(*list(each.values())[:4], "★" * each["stars"]) for each in found]
     console.print(Grid(("level", "name", "title", "kind", "stars"), rows, left=(1, 2, 3, 4)))
-    say(console, f"{solved} of {len(found)} solved")
+    say(console, f"{solved} of {len(levels)} solved")
     return 0, found
 
 
@@ -90,18 +87,6 @@ def play(
     said |= {"hint": str(hinted)} if hinted else {}
     said |= {"wrong": list(wrong)} if verify else {}
     return int(bool(wrong) or not all(results)), said
-
-
-@lru_cache(maxsize=64)
-def answer_of(word: str) -> str:
-    """The answer itself, from a file or standard input where the word names one."""
-    if word == "-":
-        return sys.stdin.read()
-    try:
-        is_file = Path(word).is_file()
-    except OSError:  # too long for a name
-        is_file = False
-    return Path(word).read_text(encoding="utf-8") if is_file else word
 
 
 def _print_puzzle(puzzle: Puzzle, console: "Console") -> None:

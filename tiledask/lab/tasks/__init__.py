@@ -41,7 +41,7 @@ from tiledask.lab.exercises import (
     uneven_copies,
     until_layerwise_moves_more,
 )
-from tiledask.lab.idle_ladder import IdleLevel, Working, idle_level
+from tiledask.lab.idle_ladder import IdleLevel, LevelWorking, idle_level
 from tiledask.lab.judging import Exercise, Hint, JudgedTask, Result, Target, UnsolvedError
 from tiledask.lab.puzzles import (
     Puzzle,
@@ -55,11 +55,11 @@ __all__ = [
     "Hint",
     "IdleLevel",
     "JudgedTask",
+    "LevelWorking",
     "Puzzle",
     "Result",
     "Target",
     "UnsolvedError",
-    "Working",
     "balanced_heads",
     "blocks_of",
     "borrowed_rows",

@@ -1,118 +1,21 @@
-"""Levels 10 and 11: a slow stage under 1F1B, and which gap is there for which reason."""
+"""Level 11: which gap of a run is there for which reason."""
 
 from random import Random
 
 import numpy as np
 
-from tiledask.lab.idle_ladder.arithmetic import listed, num, total
-from tiledask.lab.idle_ladder.level import Gap, IdleLevel, Line, Run, gaps_of
-from tiledask.lab.idle_ladder.names import Name, Names
-from tiledask.lab.idle_ladder.numbers import Asked, Numbers
+from tiledask.lab.idle_ladder.arithmetic import listed, num
+from tiledask.lab.idle_ladder.level import IdleLevel
+from tiledask.lab.idle_ladder.sheets.names import Name, NameSheet
+from tiledask.lab.idle_ladder.spec import Gap, Run, Worked, gaps_of
 from tiledask.plan.pipelines.schedules import schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["KINDS", "kind_of", "one_slow_stage", "which_gap_is_which"]
-
+__all__ = ["KINDS", "kind_of", "which_gap_is_which"]
 
 _TINY = 1e-9
 """Seconds: rounding of sums."""
-
-
-def one_slow_stage(head: dict, rng: Random) -> IdleLevel:
-    """The end, the idle time of the slow worker and of another."""
-    p, m, F = rng.choice((3, 4)), rng.randint(4, 8), rng.choice((1, 2))
-    k, slow = rng.randrange(p), F * rng.choice((2, 3))
-    forward = [slow if w == k else F for w in range(p)]
-    backward = [2 * f for f in forward]
-    run = simulate(schedule("1f1b", p, m), forward, backward)
-    # micro-batch 0 goes down and comes back while the slow worker does its forwards in advance
-    behind, ahead = (p - 1 - k) * 3 * F, (p - 1 - k) * slow
-    inside = max(0, behind - ahead)
-    waits = sum(forward[:k]) + inside + sum(backward[:k])
-    work = m * 3 * slow
-    other = rng.choice([w for w in range(p) if w != k])
-    mine = gaps_of(run, k)
-    at_ends = tuple(gap for gap in mine if gap.start == 0 or gap.end == run.makespan)
-    end, other_work = work + waits, m * 3 * F
-    middle = ()
-    if p - 1 - k:
-        words = f"the first backward needs {behind} s below it, and meanwhile it does {ahead} s of "
-        words += (
-            f"forwards: it waits {behind} - {ahead} = {inside} s"
-            if inside
-            else ("forwards: no wait")
-        )
-        middle = (Line(f"In between, {words}", tuple(g for g in mine if g not in at_ends)),)
-    return IdleLevel(
-        **head,
-        question=(
-            f"{p} workers, counted from 1, run 1F1B with {m} micro-batches. A forward takes {F} s "
-            f"on each but worker {k + 1}, which takes {slow} s; a backward takes twice as long as "
-            f"the forward; transfers take nothing. Give three numbers: after how many seconds all "
-            f"is done, how long worker {k + 1} is idle, and how long worker {other + 1} is."
-        ),
-        form=f"three numbers of seconds: the end, worker {k + 1}, worker {other + 1}; for example "
-        f"'50 s, 8 s, 20 s'",
-        hints=(
-            "The slow worker sets the pace: once it has work it hardly ever stops. The others wait "
-            "for it.",
-            f"Follow worker {k + 1}: it waits for its first forward, works {m} times "
-            f"{slow} + {2 * slow} s, and after its last backward the workers before it do theirs.",
-            f"Before its first forward the others need {total(forward[:k])} s, after its last "
-            f"backward {total(backward[:k])} s"
-            + (
-                f"; in between see whether the first backward is back when its {p - k} forwards "
-                f"in advance are done"
-                if p - 1 - k
-                else ""
-            )
-            + ". The others wait for all that is not their own work.",
-        ),
-        sheet=Numbers(
-            (
-                Asked(
-                    "the end",
-                    run.makespan,
-                    mistakes=(
-                        (work, f"that is the work of worker {k + 1} alone"),
-                        ((m + p - 1) * 3 * slow, "that would be so if all were as slow"),
-                        ((m + p - 1) * 3 * F, "that would be so if all were as fast"),
-                    ),
-                ),
-                _idle_of(run, k),
-                _idle_of(run, other),
-            )
-        ),
-        runs=(Run(f"1F1B, {p} workers, {m} micro-batches", run),),
-        lines=(
-            Line(f"Worker {k + 1} works {m} x ({slow} + {2 * slow}) = {work} s"),
-            Line(
-                f"It waits {total(forward[:k])} s for its first forward, and after its last "
-                f"backward {total(backward[:k])} s",
-                at_ends,
-            ),
-            *middle,
-            Line(f"The end: {work} + {waits} = {end} s"),
-            Line(
-                f"Worker {other + 1} works {m} x ({F} + {2 * F}) = {other_work} s and waits "
-                f"{end} - {other_work} = {end - other_work} s",
-                tuple(gaps_of(run, other)),
-            ),
-            Line(f"Answer: {end} s, {waits} s, {end - other_work} s"),
-        ),
-    )
-
-
-def _idle_of(run: Timeline, worker: int) -> Asked:
-    right = run.idle_per_device[worker]
-    told = [(run.busy_per_device[worker], f"that is how long worker {worker + 1} works")]
-    if worker + 1 < run.devices:  # counted from 0, this number is the next one's
-        words = f"worker {worker + 2} is idle so long; did you count workers from 0? Here from 1"
-        told.append((run.idle_per_device[worker + 1], words))
-    mistakes = tuple(each for each in told if each[0] != right)
-    return Asked(f"worker {worker + 1}'s idle time", right, worker=worker, mistakes=mistakes)
-
 
 KINDS = {
     "warm-up": ("warm.?up", "warming.?up", "ramp.?up", "fill(ing)?"),
@@ -205,7 +108,7 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
             f"began, only the way took time. If it still ran when the gap began, the neighbour was "
             f"slower.",
         ),
-        sheet=Names(
+        sheet=NameSheet(
             tuple(
                 Name(f"gap {letter}", kind_of(run, at_once, gap))
                 for letter, gap in zip(letters, gaps, strict=True)
@@ -216,11 +119,11 @@ def which_gap_is_which(head: dict, rng: Random) -> IdleLevel:
             "gaps",
         ),
         runs=(Run(f"1F1B, {run.devices} workers, {m} micro-batches", run),),
-        lines=(*lines, Line(f"Answer: {answer}")),
+        lines=(*lines, Worked(f"Answer: {answer}")),
     )
 
 
-def _because(run: Timeline, gap: Gap, letter: str) -> Line:
+def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
     """A gap's reason, from the spans around it."""
     spans = [
         (f"{run.kind[i]}{run.microbatch[i]}", float(run.start[i]), float(run.end[i]))
@@ -229,10 +132,10 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Line:
     ]
     where = f"{letter}, worker {gap.worker + 1}, {num(gap.end - gap.start)} s"
     if not any(word[0] == "B" and end <= gap.start + _TINY for word, _, end in spans):
-        return Line(f"{where}, no backward done before it: warm-up", (gap,))
+        return Worked(f"{where}, no backward done before it: warm-up", (gap,))
     later = [word for word, start, _ in spans if start >= gap.end - _TINY]
     if not any(word[0] == "F" for word in later):
-        return Line(f"{where}, no forward to come after it: drain", (gap,))
+        return Worked(f"{where}, no forward to come after it: drain", (gap,))
     action = later[0]
     neighbour = gap.worker + (-1 if action[0] == "F" else 1)
     (made,) = (
@@ -242,5 +145,7 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Line:
     )
     words = f"{where}, then {action}: worker {neighbour + 1} had it made at {num(made)} s"
     if made <= gap.start + _TINY:
-        return Line(f"{words}, before the gap began at {num(gap.start)} s: transfer", (gap,))
-    return Line(f"{words}, after the gap began at {num(gap.start)} s: imbalance", (gap,))
+        return Worked(
+            f"{words}, not after {num(gap.start)} s, when the gap began: transfer", (gap,)
+        )
+    return Worked(f"{words}, after {num(gap.start)} s, when the gap began: imbalance", (gap,))

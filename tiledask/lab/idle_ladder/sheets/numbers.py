@@ -13,7 +13,7 @@ from tiledask.lab.judging import Target
 from tiledask.lab.judging.reading import SECONDS, SHARE, Unit, labelled, parts, read_number
 from tiledask.lab.judging.result import WRONG
 
-__all__ = ["Asked", "Numbers", "near_or_far"]
+__all__ = ["Asked", "NumberSheet", "near_or_far"]
 
 _EXACT, _ROUNDED = 2e-3, 2e-2
 """Relative."""
@@ -64,7 +64,7 @@ def near_or_far(given: float, right: float) -> str:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberSheet:
     """The numbers that are asked for, in order."""
 
     asked: tuple[Asked, ...]

@@ -9,8 +9,9 @@ from tiledask.errors import ConfigError
 from tiledask.lab.judging import Target
 from tiledask.lab.judging.reading import from_0, labelled, parts
 from tiledask.lab.judging.result import WRONG
+from tiledask.plan.data import short
 
-__all__ = ["Name", "Names"]
+__all__ = ["Name", "NameSheet"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Names:
+class NameSheet:
     """The words that are asked for, in order, each one of ``words`` or of its synonyms."""
 
     asked: tuple[Name, ...]
@@ -58,7 +59,8 @@ class Names:
         if numbers and text == "0":
             raise ConfigError(from_0("worker") + f", up to {numbers[-1]}")
         raise ConfigError(
-            f"{name.what} is one of {', '.join(self.words)}, as in '{self.example}'; got {given!r}"
+            f"{name.what} is one of {', '.join(self.words)}, as in '{self.example}'; got "
+            f"{short(given)}"
         )
 
     def wrong(self, given: Sequence[str]) -> list[int]:
