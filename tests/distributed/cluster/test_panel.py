@@ -32,6 +32,6 @@ def test_a_notebook_shows_what_a_terminal_prints(monkeypatch, capfd):
             assert newer.started > cluster.started
         assert "1 CPU workers" in older
         assert repr(cluster.started) in older
-    assert "dashboard: " not in capfd.readouterr().out
+    assert "BLAS thread" not in capfd.readouterr().out
     assert SCRIPT not in cluster._repr_html_()
     assert "closed" in cluster._repr_html_()
