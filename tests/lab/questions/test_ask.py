@@ -27,7 +27,7 @@ def worked(number, **inputs):
 @every
 def test_an_answer_has_its_working_and_can_be_written_down(number):
     answer = worked(number)
-    text, told = answer.to_text(80), answer.to_dict()
+    text, told = answer.to_text(120), answer.to_dict()
     assert len(answer.worked.lines) >= 3
     assert any(char.isdigit() for char in answer.worked.answer)
     for words in (*answer.inputs, answer.question.title):
