@@ -24,6 +24,7 @@ def worked(number, **inputs):
     return td.ask(number, run=False, **inputs)
 
 
+@pytest.mark.long
 @every
 def test_an_answer_has_its_working_and_can_be_written_down(number):
     answer = worked(number)
@@ -38,6 +39,7 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
     assert "left out" in text
 
 
+@pytest.mark.long
 @every
 def test_every_input_changes_the_answer(number):
     before = worked(number)
