@@ -4,6 +4,7 @@ Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
 `tiledask.lab.questions.table` and `tiledask.lab.questions.terminal`.
 """
 
+import io
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -48,6 +49,14 @@ def test_every_input_changes_the_answer(number):
         after = worked(number, **{name: each.other})
         assert after.inputs[name] != before.inputs[name], name
         assert dict(after.values) != dict(before.values), f"{name}={each.other} changes nothing"
+
+
+@pytest.mark.long
+def test_every_figure_can_be_drawn():
+    drawn = [worked(number) for number in QUESTIONS if worked(number).worked.figure is not None]
+    assert len(drawn) >= 5
+    for answer in drawn:
+        answer.figure().savefig(io.BytesIO(), format="png")
 
 
 @every
