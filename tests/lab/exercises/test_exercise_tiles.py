@@ -233,8 +233,8 @@ def test_a_small_tile_and_an_uneven_split_are_told_apart(runs):
 @pytest.mark.cluster
 def test_rows_that_do_not_add_up_are_refused(cluster):
     a = np.ones((8, 4), "f4")
-    for rows in ((2, 2, 2), (2, 2, 2, 3), (8, 0, 0, 0)):
-        with pytest.raises(ConfigError, match="one entry of 1 or more for each of 4 workers, 8"):
+    for rows in ((2, 2, 2), (2, 2, 2, 3), (8, 0, 0, 0), (2, 2, 2, 1, 1)):
+        with pytest.raises(ConfigError, match="1 or more for each of up to 4 workers, 8 in all"):
             run_blocks(cluster, a, a.T, rows, tile=2)
 
 

@@ -4,6 +4,7 @@ Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
 `tiledask.lab.questions.table` and `tiledask.lab.questions.terminal`.
 """
 
+import io
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,10 +25,11 @@ def worked(number, **inputs):
     return td.ask(number, run=False, **inputs)
 
 
+@pytest.mark.long
 @every
 def test_an_answer_has_its_working_and_can_be_written_down(number):
     answer = worked(number)
-    text, told = answer.to_text(80), answer.to_dict()
+    text, told = answer.to_text(120), answer.to_dict()
     assert len(answer.worked.lines) >= 3
     assert any(char.isdigit() for char in answer.worked.answer)
     for words in (*answer.inputs, answer.question.title):
@@ -38,6 +40,7 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
     assert "left out" in text
 
 
+@pytest.mark.long
 @every
 def test_every_input_changes_the_answer(number):
     before = worked(number)
@@ -46,6 +49,14 @@ def test_every_input_changes_the_answer(number):
         after = worked(number, **{name: each.other})
         assert after.inputs[name] != before.inputs[name], name
         assert dict(after.values) != dict(before.values), f"{name}={each.other} changes nothing"
+
+
+@pytest.mark.long
+def test_every_figure_can_be_drawn():
+    drawn = [worked(number) for number in QUESTIONS if worked(number).worked.figure is not None]
+    assert len(drawn) >= 5
+    for answer in drawn:
+        answer.figure().savefig(io.BytesIO(), format="png")
 
 
 @every

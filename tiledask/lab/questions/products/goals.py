@@ -14,6 +14,7 @@ import numpy as np
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
+from tiledask.lab.claim import format_value
 from tiledask.lab.exercises.products.levels import run_blocks
 from tiledask.lab.product_claims import GRID
 from tiledask.lab.puzzles.fields import whole
@@ -22,7 +23,6 @@ from tiledask.lab.questions.readers import device as device_name
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.inputs.hardware import load_device
-from tiledask.plan.units import format_bytes
 
 __all__ = ["GOALS", "QUESTION"]
 
@@ -141,6 +141,10 @@ def _moved(values: dict[str, dict[str, float]], usual: float) -> dict[str, bool]
     return {level: any(v != usual for v in each.values()) for level, each in values.items()}
 
 
+def _unit(metric: str) -> str:
+    return "bytes" if metric.startswith("bytes") else ""
+
+
 def work(size: int, workers: int, tile: int, device: str) -> WorkedAnswer:
     """Every goal's number, as it is and after each change."""
     usual = _usual(size, workers, tile, device)
@@ -151,8 +155,13 @@ def work(size: int, workers: int, tile: int, device: str) -> WorkedAnswer:
         moved = _moved(told, base)
         levels[goal] = " and ".join(level for level, does in moved.items() if does)
         numbers[goal] = base
-        by = [f"{v:g} with {n}" for each in told.values() for n, v in each.items() if v != base]
-        shown = format_bytes(base) if "bytes" in metric and base > 999 else f"{base:g}"
+        by = [
+            f"{format_value(v, _unit(metric))} with {name}"
+            for each in told.values()
+            for name, v in each.items()
+            if v != base
+        ]
+        shown = format_value(base, _unit(metric))
         lines.append(f"{levels[goal]}: {goal}. {metric}: {shown}; {', '.join(by)}")
     high = [goal for goal, level in levels.items() if level == "high"]
     low = [goal for goal, level in levels.items() if level == "low"]
@@ -204,13 +213,12 @@ def run(cluster: Cluster, size: int, workers: int, tile: int, device: str) -> Co
         if goal in base:
             seen = {w: {n: found[goal] for n, found in each.items()} for w, each in ran.items()}
             measured = _moved(seen, base[goal])
-        unit = "bytes" if metric.startswith("bytes") else ""
-        rows.append(Claim(metric, None, number(usual), base.get(goal), unit,
-                          "equal" if goal in base else None, goal))  # fmt: skip
+        rows.append(Claim(goal, None, number(usual), base.get(goal), _unit(metric),
+                          "equal" if goal in base else None, metric))  # fmt: skip
         rows += [
-            Claim(f"moves with the {where} level", where == level, simulated[where],
+            Claim(f"{goal}: moves with the {where} level", where == level, simulated[where],
                   measured and measured[where], rule="equal",
-                  note="" if measured else "by the device's description: no GPU is needed")
+                  note="" if measured else "by the device's description, not run")
             for where in ("high", "low")
         ]  # fmt: skip
     return Comparison(f"{size} x {size} x {size} on {workers} workers, one level at a time", rows)
