@@ -123,7 +123,7 @@ def _pipeline(seen: Any, m: int) -> WorkedAnswer:
     busy = (
         [b / seen.makespan for b in seen.busy_per_device]
         if is_trace
-        else [seen[name][0] / 100 for name in seen.columns[1:]]
+        else [float(seen[name][0]) / 100 for name in seen.columns[1:]]
     )
     p = len(busy)
     planned = 1 - bubble_fraction(p, m)
@@ -132,7 +132,8 @@ def _pipeline(seen: Any, m: int) -> WorkedAnswer:
         f"that is {sum(busy) / p:.1%} on average, and {found.idle_share:.1%} idle; p = {p} equal "
         f"stages with m = {m} would be busy {m} / ({m} + {p - 1}) = {planned:.1%}",
     ]
-    shares = {c.name: c.seconds / found.idle for c in found.causes if c.seconds > 0}
+    causes = {c.name: c.seconds for c in found.causes if c.seconds > 0}
+    shares = {name: seconds / sum(causes.values()) for name, seconds in causes.items()}
     if not is_trace and "unexplained" in shares:  # polls hide the ramp, which the plan foretells
         ramp = min(shares["unexplained"], (1 - planned) / found.idle_share)
         shares |= {"ramp": ramp, "unexplained": shares["unexplained"] - ramp}
