@@ -4,12 +4,16 @@ Holds `tiledask.lab.questions.answer`, `tiledask.lab.questions.question`,
 `tiledask.lab.questions.table` and `tiledask.lab.questions.terminal`.
 """
 
+import io
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import tiledask as td
 from tiledask import cli
+from tiledask.distributed.cluster.cluster import RUNNING
 from tiledask.errors import ConfigError
 from tiledask.lab.questions.question import MOST_WORKERS
 from tiledask.lab.questions.table import QUESTIONS
@@ -21,10 +25,11 @@ def worked(number, **inputs):
     return td.ask(number, run=False, **inputs)
 
 
+@pytest.mark.long
 @every
 def test_an_answer_has_its_working_and_can_be_written_down(number):
     answer = worked(number)
-    text, told = answer.to_text(80), answer.to_dict()
+    text, told = answer.to_text(120), answer.to_dict()
     assert len(answer.worked.lines) >= 3
     assert any(char.isdigit() for char in answer.worked.answer)
     for words in (*answer.inputs, answer.question.title):
@@ -35,6 +40,7 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
     assert "left out" in text
 
 
+@pytest.mark.long
 @every
 def test_every_input_changes_the_answer(number):
     before = worked(number)
@@ -43,6 +49,14 @@ def test_every_input_changes_the_answer(number):
         after = worked(number, **{name: each.other})
         assert after.inputs[name] != before.inputs[name], name
         assert dict(after.values) != dict(before.values), f"{name}={each.other} changes nothing"
+
+
+@pytest.mark.long
+def test_every_figure_can_be_drawn():
+    drawn = [worked(number) for number in QUESTIONS if worked(number).worked.figure is not None]
+    assert len(drawn) >= 5
+    for answer in drawn:
+        answer.figure().savefig(io.BytesIO(), format="png")
 
 
 @every
@@ -76,6 +90,36 @@ def test_a_run_bears_it_out(number, cluster):
     assert any(row.measured is not None for row in answer.run.rows)
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+@every
+def test_a_run_of_other_inputs_bears_it_out(number, cluster):
+    for name, each in QUESTIONS[number].inputs.items():
+        answer = td.ask(number, cluster=cluster, **{name: each.other})
+        if answer.run is not None:  # it may take more workers than there are
+            assert [(name, row.quantity) for row in answer.run.failures] == []
+
+
+@pytest.mark.cluster
+def test_workers_that_were_started_for_a_run_are_gone_after_it():
+    before = {id(each) for each in RUNNING if each.is_running}
+    assert td.ask(5, devices=2).ok
+    assert {id(each) for each in RUNNING if each.is_running} == before
+
+
+def test_a_drawing_in_letters_stays_as_it_is_drawn_and_prose_wraps():
+    drawn = ["worker 2  -  F1  " + "-  " * 30, "worker 1  F1 -   " + "-  " * 30]
+    lines = ["a line of prose, " * 12, *drawn, "3 < 4"]
+    given = worked(34)
+    answer = replace(given, worked=replace(given.worked, lines=tuple(lines)))
+    text = answer.to_text(60)
+    assert all(f"  {line}\n" in text for line in drawn)
+    assert all(
+        len(line) <= 60 for line in text.splitlines() if line.strip() not in map(str.strip, drawn)
+    )
+    assert f"<pre>{drawn[0]}\n{drawn[1]}</pre><p>3 &lt; 4</p>" in answer._repr_html_()
+
+
 # -- how it is asked -----------------------------------------------------------------------------
 
 
@@ -83,7 +127,12 @@ def test_what_takes_more_workers_says_so():
     answer = td.ask(34, devices=6)
     assert answer.run is None
     assert "takes 6 workers, of 4" in str(answer)
-    assert "td.start_cluster(workers=6)" in answer.not_run
+    assert "td.start_cluster(workers=6, device='auto')" in answer.not_run
+
+
+def test_what_counts_numpys_tiles_says_so_on_gpus():
+    answer = td.ask(9, cluster=SimpleNamespace(slots=4, backend="cupy"))
+    assert "td.start_cluster(workers=4, device='cpu') will do" in answer.not_run
 
 
 def test_a_number_that_is_not_there():

@@ -4,7 +4,9 @@ ask.py        td.ask(34, layers=24): an answer
   answer.py     as people read it, and as JSON
   table.py      all questions by number, out of the rooms below
   question.py   what a question is: inputs, premise, working, run
-  index.py      which sections of the walkthroughs teach it
+  readers.py    readers of inputs that several questions have
+  index.py      which sections of the walkthroughs teach it; makes nbs/questions.md
+  terminal.py   what `tiledask ask` prints
 
 products   1 to 10    one large product: blocks over workers, tiles within, layers split
 layers     13, 26-30  networks split within their layers, or layer by layer

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
@@ -55,8 +56,8 @@ class Answer:
     def to_text(self, width: int = 100) -> str:
         """The whole answer as text, no line of prose longer than ``width`` characters."""
         q, parts = self.question, []
-        parts.append([f"{q.number}. {q.title}", *_wrapped(q.asked, width)])
-        said = [f"{n} = {_shown(v)}   {q.inputs[n].meaning}" for n, v in self._sized()]
+        parts.append([*textwrap.wrap(f"{q.number}. {q.title}", width), *_wrapped(q.asked, width)])
+        said = [f"{n} = {_shown(v)} ({q.inputs[n].meaning})" for n, v in self._sized()]
         parts.append(["Inputs", *(line for each in said for line in _wrapped(each, width, 4))])
         if self.premise is not None:
             verdicts = [line for f in self.premise.findings for line in _wrapped(str(f), width, 4)]
@@ -69,7 +70,8 @@ class Answer:
             parts.append(["Run", *_wrapped(self.not_run, width)])
         else:
             parts.append(self.run.to_text(width).splitlines())
-        parts.append(["Taught in", *(f"  {each}" for each in self.taught)])
+        where = [line for each in self.taught for line in _wrapped(str(each), width, 4)]
+        parts.append(["Taught in", *where])
         return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
     def __repr__(self) -> str:
@@ -78,14 +80,20 @@ class Answer:
     def _repr_html_(self) -> str:
         q, worked = self.question, self.worked
         rows = [(n, _shown(v), q.inputs[n].meaning) for n, v in self._sized()]
-        lines = "".join(f"<li>{html.words(line)}</li>" for line in worked.lines)
+        lines = "".join(
+            f"<pre>{html.words(chr(10).join(group))}</pre>"
+            if drawn
+            else "".join(f"<p>{html.words(line)}</p>" for line in group)
+            for drawn, group in groupby(worked.lines, _drawn)
+        )
         taught = "; ".join(map(str, self.taught))
         run = f"<p>{html.words(self.not_run)}</p>" if self.run is None else self.run._repr_html_()
         return (
             f"<p><b>{q.number}. {html.words(q.title)}</b><br>{html.words(q.asked)}</p>"
             f"{html.table((), rows, first='th', style={2: 'text-align:left'})}"
             f"{self.premise._repr_html_() if self.premise is not None else ''}"
-            f"<ul>{lines}</ul><p><b>{html.words(worked.answer)}</b></p>{run}"
+            f"<div style='margin-left:2em'>{lines}</div>"
+            f"<p><b>{html.words(worked.answer)}</b></p>{run}"
             f"<p>Taught in {html.words(taught)}</p>"
         )
 
@@ -112,10 +120,14 @@ class Answer:
         }
 
 
+def _drawn(line: str) -> bool:
+    """Whether a line is part of a drawing in letters, where spaces count."""
+    return "  " in line
+
+
 def _wrapped(words: str, width: int, hang: int = 2) -> list[str]:
-    """Lines that begin two columns in, those that go on ``hang`` columns in. A line that is drawn
-    in letters, with its own spaces, stays as it is."""
-    if len(words) + 2 <= width:
+    """Lines that begin two columns in, those that go on ``hang`` columns in."""
+    if _drawn(words) or len(words) + 2 <= width:
         return [f"  {words}"]
     return textwrap.wrap(
         words,

@@ -1,12 +1,13 @@
 """Ask a question of the course by its number: the working, and the run behind it."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.questions.answer import Answer
 from tiledask.lab.questions.index import taught
-from tiledask.lab.questions.question import MOST_WORKERS
+from tiledask.lab.questions.question import MOST_WORKERS, CourseQuestion
 from tiledask.lab.questions.table import question
 
 __all__ = ["ask"]
@@ -35,18 +36,28 @@ def ask(
     asked = question(number)
     given = asked.read(inputs)
     worked, premise = asked.work(**given), asked.premise(**given)
-    table, not_run = None, "left out on request"
-    if run:
-        needed, there = asked.workers(**given), MOST_WORKERS if cluster is None else cluster.slots
-        if needed > there:
-            not_run = (
-                f"takes {needed} workers, of {there} "
-                f"{'that are started for it' if cluster is None else 'in the cluster'}: with more, "
-                f"td.ask({number}, cluster=td.start_cluster(workers={needed}), ...)"
-            )
-        elif cluster is not None or not needed:
-            table, not_run = asked.run(cluster, **given), ""
-        else:
-            with td.start_cluster(workers=needed, quiet=True) as started:
-                table, not_run = asked.run(started, **given), ""
+    needed, table = asked.workers(**given), None
+    not_run = _refusal(asked, needed, cluster) if run else "left out on request"
+    if not not_run:
+        with (
+            td.start_cluster(workers=needed, device=asked.device, quiet=True)
+            if cluster is None and needed
+            else nullcontext(cluster)
+        ) as workers:
+            table = asked.run(workers, **given)
     return Answer(asked, given, premise, worked, table, not_run, taught(number))
+
+
+def _refusal(asked: CourseQuestion, needed: int, cluster: Cluster | None) -> str:
+    """Why it cannot run there, and where it could; empty if it can."""
+    there = MOST_WORKERS if cluster is None else cluster.slots
+    start = f"td.start_cluster(workers={needed}, device={asked.device!r})"
+    if needed > there:
+        whose = "that are started for it" if cluster is None else "in the cluster"
+        return (
+            f"takes {needed} workers, of {there} {whose}; with more: td.ask({asked.number}, "
+            f"cluster={start}, ...)"
+        )
+    if cluster is not None and asked.device == "cpu" and cluster.backend != "numpy":
+        return f"counts NumPy's tiles, and the cluster's workers are GPUs; cluster={start} will do"
+    return ""

@@ -86,7 +86,7 @@ def page() -> str:
         "|---|---|---|",
     ]
     for number in sorted({*QUESTIONS, *(n for n, _ in _all())}):
-        title = QUESTIONS[number].title if number in QUESTIONS else ""
+        title = QUESTIONS[number].title.replace("|", "\\|") if number in QUESTIONS else ""
         links = "; ".join(f"[{w.notebook[:-6]}]({w.notebook}), {w.section}" for w in taught(number))
         lines.append(f"| {number} | {title} | {links} |")
     return "\n".join(lines) + "\n"

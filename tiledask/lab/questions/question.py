@@ -95,6 +95,8 @@ class CourseQuestion:
     """run(cluster, **inputs); the cluster is None if no workers are needed."""
     workers: Callable[..., int] = field(default=lambda **_: MOST_WORKERS)
     """How many workers a run takes; 0 if it needs none."""
+    device: str = "auto"
+    """Of the workers that are started for a run, as for ``start_cluster``."""
     premise: Callable[..., Critique | None] = field(default=lambda **_: None)
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:

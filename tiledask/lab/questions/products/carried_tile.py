@@ -85,6 +85,7 @@ def work(kernel: str, tuned_on: str, runs_on: str, m: int, n: int, k: int) -> Wo
             "times as fast, tuned anew": faster,
             "blocks a multiprocessor": [old.occupancy.blocks, new.occupancy.blocks],
         },
+        lambda: td.plots.roofline([new] if move.why_not else [carried, new]),
     )
 
 

@@ -81,14 +81,15 @@ def work(d: int, d_h: int, devices: int, tokens: int) -> WorkedAnswer:
 
 def _program(rank: Any, x: np.ndarray, weights: dict, dy: np.ndarray, whole_numbers: tuple) -> Any:
     """(this device's columns of h W_h, of whole numbers; y, dx and its gradients)."""
-    group = rank.group()
-    inputs, matrix = whole_numbers
+    group, there = rank.group(), rank.on_device
+    inputs, matrix = map(there, whole_numbers)
+    x, dy, weights = there(x), there(dy), {name: there(w) for name, w in weights.items()}
     by_columns, _ = T.column_linear(group, T.replicate(inputs), T.shard(group, matrix, 1))
     layout = T.mlp_layout(weights["w_1"].shape[1], group.size)
     mine = T.shard_weights(group, weights, layout)
     y, kept = T.mlp(group, T.replicate(x), mine)
     dx, grads = T.mlp_grad(group, T.replicate(dy), kept, mine)
-    return by_columns.local, y.local, dx.local, grads
+    return *(td.tile.to_numpy(each.local) for each in (by_columns, y, dx)), grads
 
 
 def run(cluster: Cluster, d: int, d_h: int, devices: int, tokens: int) -> Comparison:

@@ -230,4 +230,5 @@ QUESTION = CourseQuestion(
     work=work,
     run=run,
     workers=lambda workers, **_: workers,
+    device="cpu",
 )

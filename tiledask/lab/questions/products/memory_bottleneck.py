@@ -1,6 +1,8 @@
 """3: a weight matrix of 26 GB on GPUs of 24 GB: held by two of them, trained by more."""
 
 import json
+from functools import partial
+from typing import Any
 
 import tiledask as td
 from tiledask.distributed.cluster.cluster import Cluster
@@ -12,6 +14,7 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.data import data_file
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -33,6 +36,10 @@ def premise(weights: int, memory: int, gpus: int, recipe: str) -> Critique:
     tensor["weights only"]["tp"] = 2
     plans = given["plans"] | tensor | {"data parallel": {"dp": gpus}}
     given |= {"parameters": weights // 4, "memory": f"{memory}B", "recipe": recipe}
+    given["question"] = (
+        f"A layer whose weights take {format_bytes(weights)}, trained on {gpus} devices of "
+        f"{format_bytes(memory)}"
+    )
     claims = [
         {**each, "claim": each["claim"].replace("Four devices", f"{gpus} devices")}
         for each in given["claims"]
@@ -69,7 +76,20 @@ def work(weights: int, memory: int, gpus: int, recipe: str) -> WorkedAnswer:
         f"{'fits' if fits else 'does not fit'}: {fewest[recipe]} GPUs do.",
         lines,
         {"held": held, "fewest": fewest, "fits": fits},
+        partial(_bars, parameters // gpus, memory),
     )
+
+
+def _bars(parameters: int, memory: int) -> Any:
+    """The figure of what each recipe keeps on a GPU."""
+    bars = {
+        name: Ledger.of(
+            Row(0, tensor, ALWAYS, nbytes)
+            for tensor, nbytes in td.formulas.state_bytes(parameters, name).items()
+        )
+        for name in RECIPES
+    }
+    return td.plots.memory_bars(bars, memory, place="GPU", title="States on a GPU, by recipe")
 
 
 def run(cluster: Cluster, weights: int, memory: int, gpus: int, recipe: str) -> Comparison:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.tile import layers as tile
+from tiledask.tile import to_numpy
 
 __all__ = ["METHODS", "SplitMethod", "Whole", "grid_of", "whole_of"]
 
@@ -57,8 +58,13 @@ Held = tuple[int, bool]
 """(bytes of A on this rank, whether its parts of Y, dX and dA are one device's)."""
 
 
+def _here(rank: Any, whole: Whole) -> Whole:
+    """The same on the rank's device."""
+    return Whole(*map(rank.on_device, whole))
+
+
 def _columns(rank: Any, whole: Whole) -> Held:
-    group = rank.group()
+    group, whole = rank.group(), _here(rank, whole)
     a = T.shard(group, whole.a, 1)
     y, kept = T.column_linear(group, T.replicate(whole.x), a)
     dx, da, _ = T.column_linear_grad(group, T.shard(group, whole.dy, 1), kept, a)
@@ -66,7 +72,7 @@ def _columns(rank: Any, whole: Whole) -> Held:
 
 
 def _rows(rank: Any, whole: Whole) -> Held:
-    group = rank.group()
+    group, whole = rank.group(), _here(rank, whole)
     a = T.shard(group, whole.a, 0)
     y, kept = T.row_linear(group, T.shard(group, whole.x, 1), a)
     dx, da, _ = T.row_linear_grad(group, T.replicate(whole.dy), kept, a)
@@ -74,7 +80,7 @@ def _rows(rank: Any, whole: Whole) -> Held:
 
 
 def _copies(rank: Any, whole: Whole) -> Held:
-    group = rank.group()
+    group, whole = rank.group(), _here(rank, whole)
     x, dy = T.shard(group, whole.x, 0), T.shard(group, whole.dy, 0)
     y, _ = tile.linear(x.local, whole.a)
     dx = tile.linear_grad_input(dy.local, whole.a)
@@ -87,7 +93,7 @@ def _copies(rank: Any, whole: Whole) -> Held:
 
 def _layers(rank: Any, whole: Whole) -> Held:
     """Rank 0 has the layer, rank 1 what comes behind it, and the others other layers."""
-    group = rank.group()
+    group, whole = rank.group(), _here(rank, whole)
     with group.label("layers", "forward"):
         if group.rank == 0:
             y, _ = tile.linear(whole.x, whole.a)
@@ -97,29 +103,31 @@ def _layers(rank: Any, whole: Whole) -> Held:
     with group.label("layers", "backward"):
         if group.rank == 0:
             dx, da, _ = tile.linear_grad(group.recv(1), whole.x, whole.a, None)
-            return whole.a.nbytes, np.array_equal(dx, whole.dx) and np.array_equal(da, whole.da)
+            return whole.a.nbytes, _equal(dx, whole.dx) and _equal(da, whole.da)
         if group.rank == 1:
             group.send(whole.dy, 0)
-            return 0, np.array_equal(y, whole.y)
+            return 0, _equal(y, whole.y)
     return 0, True
 
 
 def _blocks(rank: Any, whole: Whole) -> Held:
-    grid = T.RankGrid(row=rank.group(1), column=rank.group(0))
+    grid, whole = T.RankGrid(row=rank.group(1), column=rank.group(0)), _here(rank, whole)
     x, a, dy = grid.block("x", whole.x), grid.block("w", whole.a), grid.block("x", whole.dy)
     y, kept = T.summa_linear(grid, x, a)
     dx, da, _ = T.summa_linear_grad(grid, dy, kept, a)
     pairs = ((y, "x", whole.y), (dx, "x", whole.dx), (da, "w", whole.da))
-    same = (np.array_equal(made.local, grid.block(what, ref).local) for made, what, ref in pairs)
+    same = (_equal(made.local, grid.block(what, ref).local) for made, what, ref in pairs)
     return a.local.nbytes, all(same)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return np.array_equal(to_numpy(a), to_numpy(b))
 
 
 def _same(group: Any, *pairs: tuple[T.Placed, np.ndarray]) -> bool:
     """Whether each block is its part of the whole beside it."""
     return all(
-        np.array_equal(
-            made.local, whole if made.dim is None else T.shard(group, whole, made.dim).local
-        )
+        _equal(made.local, whole if made.dim is None else T.shard(group, whole, made.dim).local)
         for made, whole in pairs
     )
 

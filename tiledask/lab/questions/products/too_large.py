@@ -1,5 +1,6 @@
 """2: one layer larger than a device. Every strategy is tried under a cap; which survive?"""
 
+from functools import partial
 from typing import Any
 
 import tiledask as td
@@ -15,6 +16,7 @@ from tiledask.lab.exercises.planning.layer_too_large import (
 from tiledask.lab.puzzles.fields import choice, size, whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION", "ROWS", "scaled"]
@@ -82,7 +84,14 @@ def work(weights: int, memory: int, gpus: int, step: str) -> WorkedAnswer:
         + f", over {fewest} GPU{'s' * (fewest > 1)} or more.",
         lines,
         {"survive": survive, "held": held, "fewest": fewest},
+        partial(_bars, held, memory),
     )
+
+
+def _bars(held: dict[str, int], memory: int) -> Any:
+    """The figure of what each strategy holds on its fullest GPU."""
+    bars = {name: Ledger.of([Row(0, "W, states, y", ALWAYS, b)]) for name, b in held.items()}
+    return td.plots.memory_bars(bars, memory, place="GPU", title="Bytes on the fullest GPU")
 
 
 def run(cluster: Cluster, weights: int, memory: int, gpus: int, step: str) -> Comparison:
