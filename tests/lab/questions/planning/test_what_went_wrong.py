@@ -32,6 +32,16 @@ def test_the_confusion_matrix_of_pipelines_is_diagonal():
     assert len(found) == 4
 
 
+@pytest.mark.parametrize(
+    ("polled", "cause"),
+    [([24, 24, 24, 96], "imbalance"), ([25] * 4, "one at a time"), ([73] * 4, "ramp")],
+)
+def test_how_busy_devices_are_says_why_they_idle(polled, cause):
+    told = values(17, polled=polled)
+    assert told["cause"] == told["ranked"][0][0] == cause
+    assert told["busy"] == [each / 100 for each in polled]
+
+
 @pytest.mark.parametrize("fault", TRAININGS)
 def test_a_training_names_the_fault_that_was_put_in(fault):
     told = values(17, fault=fault)
