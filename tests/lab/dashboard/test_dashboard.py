@@ -244,6 +244,7 @@ def test_idle_time_is_drawn_by_its_cause_in_the_rows_and_beside_them(made):
 
 def test_what_a_device_waits_for_now_is_not_known(made):
     pipeline(made, until=7)
+    ran(made, "a", "late-1", ("transfer", 106.25, 106.5))  # for what it does next
     drawn = shown(made.record())
     assert [pause.cause for pause in drawn.pauses] == ["dependency", "warm-up"]
     assert ">idle<" in legend(drawn)
