@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tiledask.plan import html
 from tiledask.plan.units import format_seconds
 
-__all__ = ["AFTER", "is_watched", "showing"]
+__all__ = ["AFTER", "in_notebook", "is_watched", "showing"]
 
 AFTER = 2.0
 """Seconds until a bar appears: short calls show none."""
@@ -74,10 +74,10 @@ def showing(what: str, look: Look, unit: str = "", after: float = AFTER) -> Iter
 
 def is_watched() -> bool:
     """Whether a person looks on: standard error is a terminal, or this is a notebook."""
-    return sys.stderr.isatty() or _in_notebook()
+    return sys.stderr.isatty() or in_notebook()
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this is a notebook's kernel."""
     shell = sys.modules.get("IPython")  # loaded already, if this is one
     return hasattr(shell and shell.get_ipython(), "kernel")
@@ -87,7 +87,7 @@ def _draw(call: _Call, after: float) -> None:
     begun = monotonic()
     if call.over.wait(after):
         return
-    with (_in_cell if _in_notebook() else _on_stderr)(call, begun) as say:
+    with (_in_cell if in_notebook() else _on_stderr)(call, begun) as say:
         while not call.over.wait(_LOOK):
             say(*call.look())
         say(*call.look())  # the last word: a log keeps it
