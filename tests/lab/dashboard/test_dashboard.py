@@ -36,6 +36,7 @@ from oracles.waiting import wait_until
 from tornado.ioloop import PeriodicCallback
 
 import tiledask as td
+from tiledask.distributed.cluster.load import Load
 from tiledask.distributed.pipelines.stages import stack
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.dashboard import Recorder, recorder, saved
@@ -650,6 +651,23 @@ def test_a_report_of_timelines(tmp_path):
     assert "Bokeh" in html
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.html"]
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
+
+
+def test_a_report_of_a_run_says_what_it_counted(tmp_path):
+    simulated = td.simulate("zb-v", 4, 3)
+    moved, held = SimpleNamespace(total=4608), SimpleNamespace(peak=2_691_000)
+    run = SimpleNamespace(
+        timeline=Timeline.of(2, simulated.to_frame().itertuples(index=False), "measured"),
+        simulated=simulated,
+        traffic=SimpleNamespace(predicted=moved, measured=moved),
+        memory=held,
+        load=Load(12.3, 1.9, 2),
+    )
+    html = td.report(tmp_path / "run.html", run).read_text("utf-8")
+    assert "<h1>zb-v, p = 2, m = 3</h1>" in html
+    assert "zb-v, p = 2, m = 3, measured" in html
+    for words in ("4.608 kB", "2.691 MB", "load 12.3 on 2 cores"):
+        assert html.count(words) == 1 + (words == "4.608 kB")
 
 
 def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another_thread(tmp_path):
