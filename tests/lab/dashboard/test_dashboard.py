@@ -38,6 +38,7 @@ from oracles.waiting import wait_until
 from tornado.ioloop import PeriodicCallback
 
 import tiledask as td
+from tiledask.distributed.cluster.load import Load
 from tiledask.distributed.pipelines.stages import stack
 from tiledask.errors import ConfigError, DeadlineError
 from tiledask.lab.dashboard import Recorder, recorder, saved
@@ -269,6 +270,7 @@ def test_idle_time_is_drawn_by_its_cause_in_the_rows_and_beside_them(made):
 
 def test_what_a_device_waits_for_now_is_not_known(made):
     pipeline(made, until=7)
+    ran(made, "a", "late-1", ("transfer", 106.25, 106.5))  # for what it does next
     drawn = shown(made.record())
     assert [pause.cause for pause in drawn.pauses] == ["dependency", "warm-up"]
     assert ">idle<" in legend(drawn)
@@ -698,6 +700,23 @@ def test_a_report_of_timelines(tmp_path):
     assert "Bokeh" in html
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.html"]
     assert html.replace(" ", "").count('"end":30.0') == 2  # one time axis for both
+
+
+def test_a_report_of_a_run_says_what_it_counted(tmp_path):
+    simulated = td.simulate("zb-v", 4, 3)
+    moved, held = SimpleNamespace(total=4608), SimpleNamespace(peak=2_691_000)
+    run = SimpleNamespace(
+        timeline=Timeline.of(2, simulated.to_frame().itertuples(index=False), "measured"),
+        simulated=simulated,
+        traffic=SimpleNamespace(predicted=moved, measured=moved),
+        memory=held,
+        load=Load(12.3, 1.9, 2),
+    )
+    html = td.report(tmp_path / "run.html", run).read_text("utf-8")
+    assert "<h1>zb-v, p = 2, m = 3</h1>" in html
+    assert "zb-v, p = 2, m = 3, measured" in html
+    for words in ("4.608 kB", "2.691 MB", "load 12.3 on 2 cores"):
+        assert html.count(words) == 1 + (words == "4.608 kB")
 
 
 def test_a_report_of_what_has_a_timeline_is_made_beside_a_closed_page_of_another_thread(tmp_path):

@@ -37,6 +37,7 @@ def test_every_claim_holds(told):
         print(row.quantity, row.predicted, row.measured)
         assert row.predicted == pytest.approx(row.simulated, abs=1e-9)
         assert 0 < row.measured < 1
+        assert row.load.cores >= 1  # by which it may be judged later
 
 
 def test_the_numbers_of_the_story(told):

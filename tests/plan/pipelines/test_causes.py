@@ -57,6 +57,11 @@ def test_causes_partition_idle_time_and_equal_stages_are_never_slow(name):
                 assert even.idle_time.total["overhead"] == 0
                 if not latency:
                     assert even.idle_time.total["transfer"] == 0
+                nearly = 1 + 1e-7 * rng.random(s.stages)  # stages that have to be told apart
+                hardly = simulate(s, nearly, 2 * nearly, latency, transfers=transfers)
+                check(hardly)
+                assert hardly.idle_time.total["imbalance"] <= 1e-4
+                assert hardly.idle_time.total == pytest.approx(even.idle_time.total, abs=1e-4)
                 forward, backward = rng.uniform(0.5, 2, (2, s.stages))
                 check(simulate(s, forward, backward, latency, transfers=transfers))
 

@@ -211,8 +211,10 @@ def _pauses(timeline: Timeline, over: bool) -> Iterator[Pause]:
     found = timeline.idle_time
     columns = (found.device, found.start, found.end, found.code)
     pieces = [*zip(*(column.tolist() for column in columns), strict=True)]
-    last = [0.0] * timeline.devices
-    for device, end in zip(timeline.device.tolist(), timeline.end.tolist(), strict=True):
+    last = [0.0] * timeline.devices  # when each has ended what it did
+    computes = timeline.kind != TRANSFER
+    ended = timeline.device[computes].tolist(), timeline.end[computes].tolist()
+    for device, end in zip(*ended, strict=True):
         last[device] = max(last[device], end)
     for device, start, end, code in pieces:
         if over or start < last[device]:

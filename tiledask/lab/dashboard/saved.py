@@ -169,6 +169,8 @@ def _timelines(thing: Any) -> list[_Shown]:
             counted.append(("measured", format_bytes(traffic.measured.total)))
     if memory is not None:
         counted.append(("memory of the fullest device", format_bytes(memory.peak)))
+    if (load := getattr(thing, "load", None)) is not None:
+        counted.append(("machine meanwhile", str(load)))
     shown = [] if simulated is None else [_Shown(simulated, schedule, ())]
     return [*shown, _Shown(timeline, schedule, tuple(counted))]
 

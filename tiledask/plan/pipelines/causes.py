@@ -85,7 +85,9 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     ((10.5, 0.0), (0.0, 1.0))
     """
     free, ready, device = waited.free, waited.ready, waited.device
-    even, even_end = _with_equal_stages(spans, waited)
+    last = np.zeros(spans.devices)
+    np.maximum.at(last, device, spans.end[spans.code < 4])
+    even, even_end = _with_equal_stages(spans, waited, last)
     rounding = _EXACT * makespan
     first = np.searchsorted(device, np.arange(spans.devices + 1))
     begins = np.zeros(len(device), bool)
@@ -103,9 +105,6 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     until = np.concatenate([a, started[held]]), np.concatenate([action, held])
     by_since, by_until = np.lexsort(since), np.lexsort(until)
     # after the last action
-    ends = spans.end[spans.code < 4]
-    last = np.zeros(spans.devices)
-    np.maximum.at(last, device, ends)
     close = np.full(spans.devices, makespan)
     even_drain = even_end.max(initial=0.0) - even_end
     drained = np.where(close - last <= even_drain + rounding, close, last + even_drain)
@@ -125,14 +124,18 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     return IdleTime(spans.devices, where[kept], why[kept], start[kept], end[kept])
 
 
-def _with_equal_stages(spans: Spans, waited: Waits) -> tuple[np.ndarray, np.ndarray]:
+def _with_equal_stages(
+    spans: Spans, waited: Waits, last: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(seconds that each action would wait for results, when each device would be done), if every
-    action took the mean of its kind."""
+    action took the mean of its kind. ``last``: when each device is done as it is."""
     rows = np.flatnonzero(spans.code < 4)
     kind = spans.code[rows].astype(np.int64)
     kind[waited.pairs] = kind[waited.pairs + 1] = 4  # both at once take their own time
     length = spans.end[rows] - spans.start[rows]
     mean = np.bincount(kind, length) / np.maximum(np.bincount(kind), 1)
+    if np.abs(length - mean[kind]).max(initial=0.0) <= _EXACT * length.max(initial=0.0):
+        return waited.true_idle, last  # they are equal
     held = (waited.transfer + waited.overhead).tolist()
     device, uses = waited.device.tolist(), waited.uses.tolist()
     joined = set((waited.pairs + 1).tolist())
