@@ -110,7 +110,7 @@ HOSTILE = {
     "lab.idle_ladder.level.IdleLevel": Words,
     "lab.idle_ladder.level.LevelWorking": lambda: Words(lines=()),
     "lab.judging.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
-    "lab.judging.task.Hint": Words,
+    "lab.judging.task.Hint": lambda: Words(number=1, of=3),
     "lab.judging.task.JudgedTask": Words,
     "lab.questions.answer.Answer": lambda: Words(
         question=Words(number=1, inputs={EVIL: Words()}),
