@@ -29,6 +29,8 @@ _NUMBERS = {
     "activations": lambda t: float(max(t.peak_in_flight)),
 }
 """What can be asked of a run -> how the simulated run tells."""
+_SHARES = ("utilisation", "idle share", "idle over busy")
+"""Of these, what may be meant in percent."""
 
 _SETTING = {
     "schedule": choice(tuple(schedules)),
@@ -112,6 +114,8 @@ def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
             if mine != right:
                 where = f"device {ask['device']} after {ask['time']:g} s"
                 remarks.append(f"answer {i} is not {mine} ({where})")
+        elif math.isclose(mine / 100, right, rel_tol=_CLOSE) and ask["what"] in _SHARES:
+            remarks.append(f"answer {i}, {mine:g}, is in percent: write {mine:g} %")
         elif not math.isclose(mine, right, rel_tol=_CLOSE, abs_tol=1e-9):
             side = "low" if mine < right else "high"
             near = ", but near" if abs(mine - right) <= NEAR * abs(right) else ""

@@ -145,7 +145,9 @@ def span(what: str, numbers: Sequence[int] | np.ndarray) -> str:
 
 def _pair(answer: Any) -> Pair:
     pair = tuple(answer) if isinstance(answer, tuple | list) else ()
-    if len(pair) != 2 or not all(isinstance(p, tuple | list) for p in pair):
+    kinds = Shard | Replicate | Partial
+    each = [p for p in pair if isinstance(p, tuple | list) and all(isinstance(q, kinds) for q in p)]
+    if len(pair) != 2 or len(each) != 2:
         raise ConfigError(
             f"an answer is two tuples, the placements of X and those of A, for instance "
             f"((Shard(0), Replicate()), (Replicate(), Shard(1))); got {answer!r}"
