@@ -180,7 +180,7 @@ def survivors(_: Any) -> dict[str, Any]:
 
 
 def searched(exercise: Any) -> td.Layout:
-    sequences = 8 if "stages or more" in exercise.question else 32
+    sequences = 8 if exercise.name == "a shorter bubble" else 32
     plans = td.search(GPT, SMALL, sequences)
     split = [td.Layout(**{**vars(IDLE), "schedule": name}) for name in ("zb-v", "zb-h1")]
     found = (plans[n].layout for n in range(plans.counts["fits"]))
