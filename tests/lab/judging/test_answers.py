@@ -12,6 +12,7 @@ from oracles.tasks import EXERCISES, FOUND, NAMES, ON_WORKERS, task
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.exercises import slots
 from tiledask.lab.judging import Exercise
+from tiledask.lab.plots.style import RED
 from tiledask.lab.puzzles import puzzle_names
 
 BEGINS = {
@@ -80,6 +81,41 @@ def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
 def test_answers_that_run_on_workers(name, cluster, monkeypatch):
     monkeypatch.setattr(slots, "UNIT", 0.001)
     judged_as_the_table_says(ON_WORKERS[name](cluster), name)
+
+
+NOWHERE = {
+    "the answer is a number or a name, and has no place in the drawing": (
+        "from-2-to-4-workers 22-seconds fewest-microbatches when-gpipe-wins five-percent-idle "
+        "fewest_gpus fewest_devices until_layerwise_moves_more step_traffic faulty_run gpipe_ahead "
+        "copies_that_fit"
+    ),
+    "the drawing would show the bug": "bug-twice bug-not-there bug-memory bug-hangs",
+    "some offences are in no element of what is drawn": (
+        "layer_too_large repaired_kernel tile_within uneven_copies"
+    ),
+}
+MARKED = [name for name in ALONE if name not in " ".join(NOWHERE.values()).split()]
+
+
+def marks(figure) -> list[str]:
+    """What is framed or hatched in red, and red names of rows."""
+    parts = [part for axes in figure.axes for part in (*axes.get_children(), axes.title)]
+    named = [str(part.get_gid()) for part in parts if str(part.get_gid()).startswith("wrong")]
+    ticks = [tick for axes in figure.axes for tick in axes.get_yticklabels()]
+    return named + [tick.get_text() for tick in ticks if tick.get_color() == RED]
+
+
+@pytest.mark.long
+@pytest.mark.few(9)
+@pytest.mark.parametrize("name", MARKED)
+def test_the_drawing_of_a_wrong_answer_marks_the_offence(name, one_thread):
+    judge = task(name)
+    assert marks(judge.draw(FOUND[name](judge))) == []
+    if "shown" not in getattr(judge, "inputs", ()):  # a proposal to repair
+        assert marks(judge.draw()) == []
+    for answer, verdict, _ in ANSWERS[name]:
+        if verdict in ("not yet", "solved"):
+            assert bool(marks(judge.draw(answer))) == (verdict == "not yet"), (name, answer)
 
 
 @pytest.mark.parametrize("error", [ValueError("operands could not be broadcast"), KeyError("x")])

@@ -15,6 +15,7 @@ from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.style import RED
 from tiledask.plan.products.comms import redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product import ProductPlan, gather
@@ -77,7 +78,13 @@ def fewest_bytes(
             for m, p in zip((x, a), none if answer is None else _pair(answer), strict=True)
         ]
         named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
-        return plots.owners(named, title=title)
+        drawn = plots.owners(named, title=title)
+        if answer is not None and _held(*tilings, x.dtype.itemsize) > limit:
+            sizes = [int(np.prod(t.block_shape((0,) * len(mesh)))) for t in tilings]
+            panel = drawn.axes[sizes.index(max(sizes))]
+            panel.set_title(f"{panel.get_title(loc='left')}: too much of it on a worker")
+            panel.title.set(color=RED, gid="wrong size")
+        return drawn
 
     shapes = f"X is {x.shape[0]} x {x.shape[1]} and A {a.shape[0]} x {a.shape[1]} in {x.dtype}"
     return Exercise(
