@@ -5,21 +5,19 @@ from itertools import product
 import pytest
 
 from tiledask.plan.pipelines.known import known_makespan
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 
-LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
-V = ("zb-v", "v-half", "v-min", "dualpipev")
 TIMES = [(1, 1, 1), (2, 2, 1), (3, 4, 2), (1, 0.5, 0.5)]
 
 
 def cases(name):
-    chunks = (1, 2, 3) if name in LOOPED else (2,) if name in V or name == "wave" else (1,)
+    even = name in V_SHAPED or name == "wave"
+    chunks = (2,) if even else (1, 2, 3) if is_looped(name) else (1,)
     for p, m, v in product((1, 2, 4, 5), (1, 4, 8, 15), chunks):
         if name == "dualpipe" and p % 2:
             continue
-        looped = name in LOOPED or name == "wave"
-        s = schedule(name, p * v, m, **({"devices": p} if looped else {}))
+        s = schedule(name, p * v, m, **({"devices": p} if is_looped(name) else {}))
         yield from ((s, v, times, c) for times, c in product(TIMES, (0, 0.25)))
 
 

@@ -5,6 +5,7 @@ plots            matplotlib figures: pipelines, planning, products, training
 report, tour     one HTML page of text, tables and figures; the story that `tiledask tour` tells
 dashboard        tiledask's page in the Dask dashboard, and the same page as a file
 judging          one judged task: question, judge, hints, stars, drawing
+placing          answers placed by mouse or keyboard in JupyterLab
 puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
 exercises        the walkthroughs' tasks, answered in code and run
 precision        lessons on half precision, and how far two losses may drift apart

@@ -13,19 +13,16 @@ from tiledask.plan.pipelines import longest_path
 from tiledask.plan.pipelines.links import Links
 from tiledask.plan.pipelines.needs import needs
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
-
-LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
-EVEN = ("zb-v", "v-half", "v-min", "dualpipev", "dualpipe", "wave")
 
 
 def any_schedule(name: str, devices: int, m: int) -> Schedule:
-    if name in LOOPED:
-        return schedule(name, 2 * devices, m, devices=devices)
-    if name == "wave":
-        return schedule(name, 4 * devices, m, devices=devices)
-    return schedule(name, 2 * devices if name in EVEN else devices, m)
+    if is_looped(name):
+        chunks = 4 if name == "wave" else 2
+        return schedule(name, chunks * devices, m, devices=devices)
+    even = name in (*V_SHAPED, "dualpipe")
+    return schedule(name, 2 * devices if even else devices, m)
 
 
 def reference(s: Schedule, seconds, together, hop, carry, blocking) -> dict:

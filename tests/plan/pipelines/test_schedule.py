@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.needs import checked, peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Action, Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedule, schedules
 
 
 def typed(*rows: str) -> list[list[str]]:
@@ -51,18 +51,23 @@ def test_looped_breadth_first_2_devices_2_chunks():
     ]
 
 
-LOOPED = ("interleaved", "looped-bfs", "interleaved-zb")
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
-
-
 def of_any_name(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
     """With ``chunks`` stages per device where the schedule lets one choose."""
-    if name in LOOPED:
-        return schedule(name, devices * chunks, microbatches, devices=devices)
-    if name == "wave":
-        return schedule(name, 2 * devices * chunks, microbatches, devices=devices)
+    if is_looped(name):
+        stages = devices * chunks * (2 if name == "wave" else 1)
+        return schedule(name, stages, microbatches, devices=devices)
     even = name in V_SHAPED or name == "dualpipe"
     return schedule(name, 2 * devices if even else devices, microbatches)
+
+
+@pytest.mark.parametrize("name", schedules)
+def test_what_the_table_says_of_a_schedule_is_what_it_makes(name):
+    """Stages on a device, copies of the model: a new line of the table is held by it."""
+    s = of_any_name(name, devices=4, microbatches=8, chunks=2)
+    assert s.replicas == (2 if name in BOTH_WAYS else 1)
+    each = {row.count(device) for row in s.places for device in range(s.devices)}
+    wanted = 4 if name == "wave" else 2 if is_looped(name) or name in V_SHAPED else 1
+    assert each == {wanted} or name == "dualpipe"
 
 
 @st.composite

@@ -32,10 +32,10 @@ SLAB = 2**25
 
 
 class Both(NamedTuple):
-    """A prediction and the measurement of the same thing; None if it could not be measured."""
+    """A prediction and the measurement of the same thing; None where there is none."""
 
-    predicted: Any
-    measured: Any
+    predicted: Any = None
+    measured: Any = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,9 +51,9 @@ class ShardedArray:
     """The block of rank 0, 1, ..."""
     made_by: str = ""
     """The operation that made it, such as "summa" or "all_gather"."""
-    traffic: Both | None = None
+    traffic: Both = Both()
     """Traffic of that operation, predicted and measured."""
-    memory: Both | None = None
+    memory: Both = Both()
     """Ledger of that operation, a place per rank, predicted and measured."""
     seconds: float = 0.0
     """How long that operation took, measured by the client."""

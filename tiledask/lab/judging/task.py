@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
+from tiledask.lab.placing import Placed
 from tiledask.plan import html
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class JudgedTask(ABC):
 
     def result(self, answer: Any) -> Result:
         """The worth of ``answer``, and nothing is kept of it."""
+        answer = _plain(answer)
         if answer is None:
             return self._result(False, False, "Not attempted yet.")
         try:
@@ -102,7 +104,7 @@ class JudgedTask(ABC):
     def draw(self, answer: Any = None) -> "Figure":
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
         try:
-            return self.figure(answer)
+            return self.figure(_plain(answer))
         except (ConfigError, RuleError):
             return self.figure(None)
 
@@ -124,6 +126,11 @@ class JudgedTask(ABC):
         hints = f"<p><code>.hint()</code> gives one of {len(self.hints)} hints.</p>"
         said = f"<p><b>{html.words(self.heading)}.</b> {html.words(self.question)}</p>{form}"
         return said + (hints if self.hints else "")
+
+
+def _plain(answer: Any) -> Any:
+    """What was placed by hand, or ``answer`` itself."""
+    return answer.answer if isinstance(answer, Placed) else answer
 
 
 @dataclass(frozen=True, kw_only=True)

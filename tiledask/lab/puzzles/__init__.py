@@ -11,6 +11,7 @@ No answer is stored: rules, simulation and the exact best judge whatever is writ
 puzzle, fields    a puzzle from its file, and its check; readers of the file's fields
 kind              what a kind of puzzle is; one in each of cuts, orders, faults, choices,
                   questions, compositions
+policies          an order from a few lines of Python that say what a device does next
 figures, sketch   answers drawn: figures, and letters for a terminal
 terminal          the words of `tiledask puzzle`
 """

@@ -1,6 +1,5 @@
 """Puzzles whose answer picks a schedule by name, or its numbers: every choice there is is tried."""
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ from tiledask.lab.judging.result import Best, within
 from tiledask.lab.puzzles.fields import LONGEST, Reader, choice, number, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.lost_time import idle_parts
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
@@ -24,21 +23,14 @@ Choice = Mapping[str, Any]
 """A value for every name that is open."""
 
 TIMES = ("forward", "backward", "backward_input", "backward_weight")
-IN_A_V = ("zb-v", "v-half", "v-min", "dualpipev")
-"""They put two stages on each device, whatever is asked."""
 _MOST_ACTIONS = 20_000
-
-
-def takes_devices(name: str) -> bool:
-    """Whether the schedule gives a device several stages, as many as one likes."""
-    return "devices" in inspect.signature(schedules[name]).parameters
 
 
 def chunks_of(setting: Mapping[str, Any]) -> int:
     """Stages per device: what is asked of looped schedules, two in a V, otherwise one."""
-    if setting["schedule"] in IN_A_V:
+    if setting["schedule"] in V_SHAPED:
         return 2
-    return setting.get("chunks", 1) if takes_devices(setting["schedule"]) else 1
+    return setting.get("chunks", 1) if is_looped(setting["schedule"]) else 1
 
 
 def run_setting(setting: Mapping[str, Any]) -> Timeline:
@@ -47,7 +39,7 @@ def run_setting(setting: Mapping[str, Any]) -> Timeline:
     A device with v chunks has v stages, which take 1 / v of that each.
     """
     chunks, devices = chunks_of(setting), setting["devices"]
-    options = {"devices": devices} if takes_devices(setting["schedule"]) else {}
+    options = {"devices": devices} if is_looped(setting["schedule"]) else {}
     stages, microbatches = devices * chunks, setting["microbatches"]
     if stages * microbatches * 3 > _MOST_ACTIONS:
         raise ScheduleError(

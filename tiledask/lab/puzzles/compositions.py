@@ -16,7 +16,6 @@ import numpy as np
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.lab.judging.result import TABLE, Best, within
-from tiledask.lab.puzzles.choices import takes_devices
 from tiledask.lab.puzzles.fields import either, number, numbers, size, sizes, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.lost_time import busiest, longest_wait
@@ -25,7 +24,7 @@ from tiledask.plan.data import short
 from tiledask.plan.pipelines.closed_form import split_lower_bound
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment
@@ -116,7 +115,7 @@ def _order_of(inputs: Inputs, stages: int, order: Any) -> Schedule:
         name = order.strip().lower()
         if name not in schedules:
             raise ConfigError(f"no schedule {short(name)}; there are {', '.join(schedules)}")
-        options = {"devices": devices} if takes_devices(name) else {}
+        options = {"devices": devices} if is_looped(name) else {}
         order = schedule(name, stages, microbatches, **options)
     if not isinstance(order, Schedule):
         raise ConfigError(f"a schedule is a name, or an order as text; got {order!r}")

@@ -83,6 +83,23 @@ def _ready(inputs: Inputs) -> None:
         read_assignment(inputs["shown"])
 
 
+def _setup(inputs: Inputs, targets: Targets) -> dict[str, Any]:
+    devices, chunks = inputs["devices"], inputs.get("chunks", 1)
+    layers, stages = len(inputs["costs"]), range(devices * chunks)
+    sends = inputs.get("communication", 0.0)
+    speeds, capacity = inputs.get("speeds", [1.0] * devices), inputs.get("capacity")
+    return {
+        "costs": inputs["costs"],
+        "names": [f"device {s % devices}" + f", stage {s}" * (chunks > 1) for s in stages],
+        "devices": devices,
+        "speeds": speeds,
+        "sends": [*(sends if isinstance(sends, list) else [sends] * (layers - 1)), 0.0],
+        "memory": inputs.get("memory"),
+        "capacity": capacity if isinstance(capacity, list | None) else [capacity] * devices,
+        "limit": targets.get("bottleneck"),
+    }
+
+
 CUT = Kind(
     needed={"costs": numbers(), "devices": whole(1, 128)},
     optional={
@@ -101,4 +118,6 @@ CUT = Kind(
     solve=_solve,
     guesses=_guesses,
     ready=_ready,
+    page="cuts",
+    setup=_setup,
 )

@@ -69,6 +69,12 @@ class Kind:
     """What a beginner might try first."""
     ready: Callable[[Inputs], Any] = field(default=lambda inputs: None)
     """Raises a tiledask error for inputs that contradict each other."""
+    written: Callable[[Inputs, Any], Any] = field(default=lambda inputs, answer: answer)
+    """An answer in a form of its own (a policy) as one that ``read`` takes."""
+    page: str = ""
+    """The script of `tiledask.lab.placing` in which an answer is placed; empty if none does it."""
+    setup: Callable[[Inputs, Targets], dict[str, Any]] = field(default=lambda inputs, targets: {})
+    """What that script draws; ConfigError for inputs that it cannot show."""
 
     @property
     def readers(self) -> dict[str, Reader]:

@@ -7,18 +7,26 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from tiledask.errors import ConfigError, ScheduleError
+from tiledask.errors import ConfigError, RuleError, ScheduleError
 from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
 from tiledask.lab.puzzles.fields import choice, counts, either, flag, number, numbers, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
 from tiledask.lab.puzzles.lost_time import fullest, longest_wait
+from tiledask.lab.puzzles.policies import order_of_policy
 from tiledask.plan.pipelines.needs import peak_in_flight, validate
 from tiledask.plan.pipelines.optimum import Optimum, optimal_schedule
 from tiledask.plan.pipelines.schedule import Action, Schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
-__all__ = ["ORDER", "devices_of", "limits_of", "order_of", "read_order", "run_order"]
+__all__ = [
+    "ORDER",
+    "devices_of",
+    "limits_of",
+    "order_of",
+    "read_order",
+    "run_order",
+]
 
 TIMES = ("forward", "backward", "backward_input", "backward_weight", "latency")
 _LONGEST = 100_000
@@ -105,6 +113,26 @@ def read_order(inputs: Inputs, answer: Any) -> Schedule:
     if kinds & {"I", "W"} and not inputs.get("split"):
         raise ScheduleError("a backward is one piece here: write B, not I and W")
     return validate(answer, memory_limit=limits_of(inputs))
+
+
+def _written(inputs: Inputs, answer: Any) -> Any:
+    """``answer`` itself, or the order that it makes if it is a policy."""
+    if not callable(answer):
+        return answer
+    if inputs.get("place") == "free":
+        raise ConfigError(
+            "a policy moves actions and not stages, and here you place them: write the order"
+        )
+    work = _all_forwards_first(inputs, next(_places(inputs)))
+    try:
+        return order_of_policy(answer, work, _times(inputs))
+    except (ConfigError, RuleError):
+        raise
+    except Exception as error:  # whatever a policy raises
+        name = getattr(answer, "__name__", "the policy")
+        raise ScheduleError(
+            f"{name}(device, ready, done) raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def run_order(inputs: Inputs, order: Schedule) -> Timeline:
@@ -234,6 +262,28 @@ def _ready(inputs: Inputs) -> None:
     _bound(inputs, next(_places(inputs)))  # refuses times of the wrong length
 
 
+def _setup(inputs: Inputs, targets: Targets) -> dict[str, Any]:
+    if inputs.get("place") == "free":
+        raise ConfigError("here the stages are placed too, and only actions can be moved: type it")
+    work = _all_forwards_first(inputs, next(_places(inputs)))
+    run = simulate(work, **_times(inputs))
+    spans = zip(run.kind.tolist(), run.stage.tolist(), (run.end - run.start).tolist(), strict=True)
+    seconds: dict[str, list[float]] = {kind: [0.0] * work.stages for kind in set(run.kind.tolist())}
+    for kind, stage, took in spans:
+        seconds[kind][stage] = took
+    end, kept = targets.get("makespan"), targets.get("kept")
+    return {
+        "stages": work.stages,
+        "microbatches": inputs["microbatches"],
+        "place": list(work.place),
+        "kinds": "".join(kind for kind in "FBIW" if kind in seconds),
+        "seconds": seconds,
+        "latency": inputs.get("latency", 0.0),
+        "limits": limits_of(inputs) or (None if kept is None else [kept] * work.devices),
+        "end": end,
+    }
+
+
 ORDER = Kind(
     needed={"stages": whole(1, 16), "microbatches": whole(1, 48)},
     optional={
@@ -251,5 +301,8 @@ ORDER = Kind(
     best=_best,
     solve=_solve,
     guesses=_guesses,
+    written=_written,
+    page="orders",
+    setup=_setup,
     ready=_ready,
 )

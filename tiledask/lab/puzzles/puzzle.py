@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import LEAST, OPTIMUM, WRONG, Target, within
+from tiledask.lab.placing import Placed
 from tiledask.lab.puzzles.choices import CHOICE
 from tiledask.lab.puzzles.compositions import COMPOSITION
 from tiledask.lab.puzzles.cuts import CUT
@@ -43,7 +44,7 @@ class Puzzle(PuzzleSpec):
     def judge(self, answer: Any) -> list[Target]:
         """The targets that ``answer`` meets or misses; ConfigError or RuleError if it is none."""
         kind = KINDS[self.kind]
-        measured = kind.measure(self.inputs, kind.read(self.inputs, answer))
+        measured = kind.measure(self.inputs, kind.read(self.inputs, self._written(answer)))
         limits = self._limits()
         # beside a number that stays unsaid, the best of the others would say it
         unsaid = any(
@@ -69,7 +70,25 @@ class Puzzle(PuzzleSpec):
         """A figure of ``answer``, right or wrong; of the empty task for None."""
         from tiledask.lab.puzzles import figures
 
-        return getattr(figures, f"draw_{self.kind}")(self, answer, self.result(answer))
+        written = self._written(answer)
+        return getattr(figures, f"draw_{self.kind}")(self, written, self.result(written))
+
+    def _written(self, answer: Any) -> Any:
+        """``answer`` as the kind reads it: the order that a policy makes."""
+        return KINDS[self.kind].written(self.inputs, answer)
+
+    def place(self) -> Placed:
+        """The answer as something that is moved with mouse and keyboard in JupyterLab.
+
+        Raises ConfigError for a kind of puzzle whose answer is typed.
+        """
+        kind = KINDS[self.kind]
+        if not kind.page:
+            placed = ", ".join(name for name, each in KINDS.items() if each.page)
+            raise ConfigError(
+                f"{self.name} is a {self.kind}, and only {placed} are placed; type {kind.how}"
+            )
+        return Placed(self.name, kind.how, kind.page, kind.setup(self.inputs, self._limits()))
 
     def solve(self) -> Any:
         """An answer that meets every target, found by the exact methods; None if there is none.

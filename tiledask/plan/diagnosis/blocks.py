@@ -15,10 +15,10 @@ from itertools import groupby
 import numpy as np
 
 from tiledask.plan.diagnosis.infer import TraceFit
-from tiledask.plan.diagnosis.timed import TWO_CHUNKS, Form, TimedSchedule, built, is_looped
+from tiledask.plan.diagnosis.timed import Form, TimedSchedule, built
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
-from tiledask.plan.pipelines.schedules import schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedules
 from tiledask.plan.pipelines.simulate import simulate
 
 __all__ = ["fit_blocks"]
@@ -83,8 +83,8 @@ def _candidates(trace: Trace) -> Iterator[tuple[int, Form]]:
     """(times per device, Form), simplest first."""
     table: dict[int, list[tuple[str, int]]] = {}
     for name in schedules:
-        split = name.startswith("zb") or name.endswith("zb") or name in TWO_CHUNKS
-        chunks = 2 if name in TWO_CHUNKS or is_looped(name) else 1
+        split = name.startswith("zb") or name.endswith("zb") or name in V_SHAPED
+        chunks = 2 if name in V_SHAPED or is_looped(name) else 1
         table.setdefault(chunks * (3 if split else 2), []).append((name, chunks))
     for size, named in sorted(table.items()):
         least, most = _microbatches(trace, named[0][1], WAYS[0], WAYS[-1])

@@ -16,16 +16,14 @@ import numpy as np
 from tiledask.errors import ConfigError
 from tiledask.plan.diagnosis.timed import (
     FORWARD_ONLY,
-    TWO_CHUNKS,
     Form,
     TimedSchedule,
     built,
-    is_looped,
 )
 from tiledask.plan.diagnosis.trace import Trace
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 
 __all__ = ["EXACT", "MANY", "TraceFit", "fit", "fit_labelled", "fit_rows"]
 
@@ -170,7 +168,7 @@ def fit_labelled(trace: Trace) -> TraceFit:
     v = stages // trace.devices
     chunks = v if v * trace.devices == stages else 0
     for name in schedules if trains else FORWARD_ONLY:
-        if chunks == 2 or (name not in TWO_CHUNKS and (chunks > 1) == is_looped(name)):
+        if chunks == 2 or (name not in V_SHAPED and (chunks > 1) == is_looped(name)):
             found = _fit_form(Form(name, trace.devices, chunks, m, trains), trace)
             if found is not None:
                 return found
@@ -268,7 +266,7 @@ def _candidates(trace: Trace) -> list[Form]:
     for name in schedules:
         if name == "dualpipev":
             found += [(6, Form(name, p, 2, m)) for m in range(-(-fewest // 6), most // 4 + 1) if m]
-        elif name in TWO_CHUNKS:
+        elif name in V_SHAPED:
             add(name, 3, 2)
         elif is_looped(name):
             for v in range(2, MOST_CHUNKS + 1, 2 if name == "wave" else 1):

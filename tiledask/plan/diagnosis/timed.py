@@ -4,7 +4,6 @@ Form            which schedule of the table, how many devices, chunks and micro-
 TimedSchedule   a schedule and the seconds of everything in it; simulated: makespan, idle time
 """
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,34 +14,25 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule, schedules
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped, schedule, schedules
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.pipelines.timeline import Timeline
 
 __all__ = [
     "FORWARD_ONLY",
-    "TWO_CHUNKS",
     "Form",
     "TimedSchedule",
     "built",
     "forms",
-    "is_looped",
     "recut",
 ]
 
-TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
-"""Schedules that put two stages on every device and take no devices=."""
 FORWARD_ONLY = ("gpipe", "interleaved", "looped-bfs")
 """One name for each order of forwards: the others are one of them when backwards are left out."""
 STEPWISE = ("zb-auto", "v-half", "v-min", "wave")
 """Schedules whose order is made action by action, in Python."""
 MOST_STEPS = 4_000
 """Actions up to which those are made just to compare: some 0.1 s."""
-
-
-def is_looped(name: str) -> bool:
-    """Whether the schedule takes devices=, and so puts several stages on each."""
-    return "devices" in inspect.signature(schedules[name]).parameters
 
 
 class Form(NamedTuple):
@@ -79,7 +69,7 @@ def _build(form: Form) -> Schedule:
 def forms(devices: int, microbatches: int, trains: bool = True, most: int = 4) -> Iterator[Form]:
     """Every Form of the table, with up to ``most`` chunks per device."""
     for name in schedules if trains else FORWARD_ONLY:
-        if name in TWO_CHUNKS:
+        if name in V_SHAPED:
             chunks: Sequence[int] = (2,)
         elif is_looped(name):
             chunks = range(2, most + 1, 2 if name == "wave" else 1)

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
-from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 
 __all__ = ["alive", "in_flight"]
 
@@ -83,7 +83,7 @@ def _interleaved(p: int, m: int, v: int, stage: int) -> tuple[tuple[int, ...], .
 def _counted(name: str, p: int, m: int, v: int) -> list[tuple[tuple[int, ...], ...]]:
     """For each stage the states that its actions lead through."""
     chunks = 1 if name in BOTH_WAYS else v
-    if name in (*LOOPED[1:], "wave"):
+    if is_looped(name):
         built = schedule(name, p * chunks, m, devices=p)
     else:
         built = schedule(name, p * chunks, m)

@@ -18,6 +18,7 @@ from typing import SupportsIndex
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.data import short
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
 
 __all__ = ["RECOMPUTE", "SCHEDULES", "Layout"]
 
@@ -25,24 +26,7 @@ RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention core, every layer."""
 SELECTIVE_OP = "selective_op"
 """Also allowed: all but the outputs of attention and of every second matrix product."""
-LOOPED = ("1f1b", "interleaved", "looped-bfs", "interleaved-zb")
-"""Schedules that go round the stages ``interleave`` times."""
-V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
-"""Schedules that go down the stages and come back: two chunks on each."""
-BOTH_WAYS = ("chimera", "dualpipe")
-"""Schedules with two copies of the model, the second one from the last stage to the first."""
-SCHEDULES = (
-    "naive",
-    "gpipe",
-    *LOOPED,
-    "eager-1f1b",
-    "zb-h1",
-    "zb-h2",
-    "zb-auto",
-    *V_SHAPED,
-    "wave",
-    *BOTH_WAYS,
-)
+SCHEDULES = tuple(schedules)
 """Orders of micro-batches; with ``interleave`` > 1, "1f1b" is the interleaved one."""
 ITEMS = "items"
 """The partition that counts embedding and head as a layer each."""
@@ -133,10 +117,11 @@ class Layout:
                 f"schedule={self.schedule!r} has two chunks on each stage, got "
                 f"interleave={self.interleave}; use interleave=2"
             )
-        if self.schedule not in (*LOOPED, *V_SHAPED, "wave"):
+        if not (self.schedule in ("1f1b", *V_SHAPED) or is_looped(self.schedule)):
+            looped = ", ".join(repr(name) for name in schedules if is_looped(name))
             raise ScheduleError(
-                f"only schedule='1f1b', {str((*LOOPED[1:], 'wave'))[1:-1]} take several chunks on "
-                f"a stage, got {self.schedule!r} with interleave={self.interleave}"
+                f"only schedule='1f1b', {looped} take several chunks on a stage, got "
+                f"{self.schedule!r} with interleave={self.interleave}"
             )
         if self.pp == 1:
             raise ScheduleError(

@@ -28,7 +28,7 @@ from tiledask.plan.pipelines.generators.zero_bubble import (
 )
 from tiledask.plan.pipelines.schedule import Schedule
 
-__all__ = ["schedule", "schedules"]
+__all__ = ["BOTH_WAYS", "V_SHAPED", "is_looped", "schedule", "schedules"]
 
 MOST_BLOCKS = 10**7
 """Stages x micro-batches: what takes some seconds and gigabytes; beyond lies a typing error."""
@@ -54,6 +54,19 @@ schedules: dict[str, Callable[..., Schedule]] = {
 }
 """The schedules by name. Each takes stages and microbatches; the looped ones also devices, and
 "zb-auto" the times and the memory that it is made for."""
+V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipev")
+"""Down the stages and back: two on each device, whatever is asked."""
+BOTH_WAYS = ("chimera", "dualpipe")
+"""Two copies of the model, the second from the last stage to the first."""
+
+
+def is_looped(name: str) -> bool:
+    """Whether the schedule takes devices=, and puts as many stages on each as one likes.
+
+    >>> [name for name in schedules if is_looped(name)]
+    ['interleaved', 'looped-bfs', 'interleaved-zb', 'wave']
+    """
+    return "devices" in inspect.signature(schedules[name]).parameters
 
 
 def schedule(

@@ -11,13 +11,13 @@ from itertools import accumulate, pairwise
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import BOTH_WAYS, LOOPED, Layout
+from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.rates import Calibration, load_calibration
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
@@ -95,7 +95,7 @@ def pipeline_seconds(layout: Layout, forward: list[float], backward: list[float]
     27.0
     """
     name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
-    devices = layout.pp if name in (*LOOPED[1:], "wave") else None
+    devices = layout.pp if is_looped(name) else None
     order = _order(name, layout.chunks, layout.microbatches, devices)
     return simulate(order, forward, backward).makespan
 

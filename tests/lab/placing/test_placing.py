@@ -1,0 +1,256 @@
+"""Answers that are placed: as text for the judge, kept, and moved in a real browser.
+
+Holds `tiledask.lab.placing.placed` and `tiledask.lab.puzzles.policies`. The browser's part needs
+Playwright for Python (``pip install playwright``) and Debian's chromium (``apt-get install
+chromium``); without them it is skipped.
+"""
+
+import json
+import shutil
+from importlib import resources
+
+import pytest
+
+import tiledask as td
+from tiledask.errors import ConfigError
+from tiledask.lab.learner import kept
+from tiledask.lab.placing import Placed
+from tiledask.lab.puzzles.policies import order_of_policy
+from tiledask.plan.pipelines.needs import needs
+from tiledask.plan.pipelines.schedule import Action
+
+PUZZLES = td.tasks.puzzle_levels()
+TYPED = ("question", "choice", "fault", "composition")
+
+
+@pytest.fixture
+def notebook(monkeypatch, tmp_path):
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+    monkeypatch.setenv("JPY_SESSION_NAME", "07_cut.ipynb")
+    monkeypatch.setattr(kept, "_open", {})
+
+
+def test_what_is_placed_is_judged_as_text_and_stands_there_tomorrow(notebook, monkeypatch):
+    puzzle = td.tasks.load_puzzle("24-on-4")
+    answer = puzzle.place()
+    assert not puzzle.check(answer).attempted
+    answer.take("1-6 | 7-12 | 13-18 | 19-24")
+    assert puzzle.check(answer).stars == 3
+    assert puzzle.draw(answer)
+    monkeypatch.setattr(kept, "_open", {})  # the next kernel
+    assert puzzle.place().answer == answer.answer
+    assert "run this cell in JupyterLab" in repr(answer)
+    assert answer._repr_mimebundle_()["text/plain"] == repr(answer)
+
+
+def test_every_cut_and_order_can_be_placed_and_the_others_say_that_they_are_typed():
+    for puzzle in PUZZLES:
+        if puzzle.kind in TYPED or puzzle.inputs.get("place") == "free":
+            with pytest.raises(ConfigError, match="type"):
+                puzzle.place()
+        else:
+            assert json.loads(json.dumps(puzzle.place().setup))
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+def backwards_first(room):
+    """A backward if there is one, or else a forward while there is room for it."""
+
+    def next_action(device, ready, done):
+        ends = [a for a in ready if a.kind in "BW"]
+        kept = sum({"F": 1, "B": -1, "I": 0, "W": -1}[a.kind] for a in done)
+        started = [a for a in ready if a.kind != "F" or kept < room[device]]
+        return (ends or started or [None])[0]
+
+    return next_action
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [("order-on-2", (2, 1)), ("1f1b-by-hand", (3, 2, 1)), ("shifted-by-one", (4, 3, 2, 1))],
+)
+def test_five_lines_make_1f1b(name, room):
+    puzzle = td.tasks.load_puzzle(name)
+    assert puzzle.check(backwards_first(room)).stars == 3
+    assert puzzle.draw(backwards_first(room))
+
+
+def test_a_policy_answers_with_an_action_or_its_name():
+    puzzle = td.tasks.load_puzzle("1f1b-by-hand")
+    policy = backwards_first((3, 2, 1))
+
+    def named(device, ready, done):
+        action = policy(device, ready, done)
+        return action and f"{action.kind}{action.microbatch}"
+
+    assert puzzle.check(named).stars == 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (lambda device, ready, done: None, "waits for ever: device 0 could do 0F0"),
+        (lambda device, ready, done: "F9", "named 'F9' for device 0, where 0F0, 0F1"),
+        (lambda device, ready, done: ready[0], "over memory: device 0 keeps 5 activations"),
+    ],
+)
+def test_a_policy_that_is_none_says_so(policy, words):
+    assert words in td.tasks.load_puzzle("1f1b-by-hand").check(policy).reason
+
+
+def test_where_stages_are_placed_too_a_policy_is_refused():
+    free = td.tasks.load_puzzle("where-the-stages-go")
+    assert "write the order" in free.check(lambda device, ready, done: ready[0]).reason
+
+
+@pytest.mark.parametrize("latency", [0, 0.3, 2.5, 7])
+@pytest.mark.parametrize("choose", [min, max, lambda ready: ready[len(ready) // 2]])
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb-h1"])
+def test_a_policy_is_offered_what_has_arrived(name, choose, latency):
+    """At the moment at which the simulator begins what was chosen, no more and no less."""
+    options = {"devices": 2} if name == "interleaved" else {}
+    offered = []
+
+    def policy(device, ready, done):
+        offered.append((device, ready, choose(ready)))
+        return offered[-1][2]
+
+    times = {"forward": [1, 2, 1, 1], "latency": latency}
+    work = td.schedule(name, 4, 4, **options)
+    order = order_of_policy(policy, work, times)
+    run = td.simulate(order, **times)
+    names = map(Action, run.kind, run.stage.tolist(), run.microbatch.tolist())
+    begun = dict(zip(names, zip(run.start, run.end, strict=True), strict=True))
+    before, place = needs(order), order.place
+    for device, ready, chosen in offered:
+        now = begun[chosen][0] + 1e-9
+        assert set(ready) == {
+            a
+            for a, (start, _) in begun.items()
+            if place[a.stage] == device
+            and start >= now - 2e-9
+            and all(begun[b][1] + latency * (place[b.stage] != device) <= now for b in before[a])
+        }
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+PAGE = """
+<style>%s</style><div id="el"></div>
+<script type="module">
+%s
+const state = %s
+window.model = {get: (k) => state[k], set: (k, v) => { state[k] = v }, save_changes: () => {}}
+render({model, el: document.getElementById("el")})
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+    )
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens what is placed in a page, without an error; the answer is what the page says."""
+    pages, errors = [], []
+
+    def show(placed: Placed):
+        room = resources.files("tiledask.lab.placing")
+        state = {"setup": placed.setup, "answer": placed.answer or ""}
+        script = (room / f"{placed.page}.js").read_text().replace("export default { render };", "")
+        page = browser.new_page(viewport={"width": 900, "height": 420})
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.set_content(PAGE % ((room / "placing.css").read_text(), script, json.dumps(state)))
+        pages.append(page)
+        return page
+
+    yield show
+    for page in pages:
+        page.close()
+    assert errors == []
+
+
+def said(page) -> str:
+    return page.evaluate("window.model.get('answer')")
+
+
+def test_cuts_are_moved_by_keyboard_and_by_mouse(opened):
+    puzzle = td.tasks.load_puzzle("24-on-4")
+    page = opened(puzzle.place())
+    first, second, third = page.get_by_role("slider").all()
+    for handle, presses in ((third, 5), (second, 3), (first, 1)):  # by 3, then by 1
+        handle.focus()
+        for _ in range(presses):
+            page.keyboard.press("PageUp")
+    assert said(page) == "1-4 | 5-11 | 12-18 | 19-24"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    box, bars = second.bounding_box(), page.locator(".tiledask-bars").bounding_box()
+    page.mouse.move(box["x"] + 7, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(bars["x"] + bars["width"] / 2, box["y"] + 40, steps=4)
+    page.mouse.up()
+    assert second.get_attribute("aria-valuetext") == (
+        "after layer 12; device 1 takes 6, device 2 takes 6"
+    )
+    assert puzzle.check(said(page)).stars == 3
+    third.focus()
+    page.keyboard.press("Home")  # not past the second
+    assert said(page) == "1-6 | 7-12 |  | 13-24"
+    assert "device 3, 12 (at most 6)" in page.get_by_role("status").inner_text()
+    assert not puzzle.check(said(page))
+
+
+def test_memory_and_sends_stand_beside_the_cuts(opened):
+    for name, cut, words in (
+        ("24-memory-cap", "1-9 | 10-12 | 13-18 | 19-24", "holds 12 of 8 GB"),
+        ("costly-cuts", "1-4 | 5-8 | 9-12 | 13-16", "takes 10"),
+    ):
+        placed = td.tasks.load_puzzle(name).place()
+        placed.answer = cut
+        page = opened(placed)
+        assert words in page.locator("tr.over").first.inner_text()
+
+
+def test_an_order_is_placed_by_keys_and_by_clicks_and_taken_back(opened):
+    puzzle = td.tasks.load_puzzle("1f1b-by-hand")
+    page = opened(puzzle.place())
+    page.get_by_role("button", name="device 0: 0F0 next").click()
+    for _ in range(2):
+        page.keyboard.press("f")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("F")
+    assert said(page) == "0F0,0F1,0F2; 1F0; "
+    page.get_by_role("button", name="0F0 from 0 to 1 s: take back").click()
+    assert said(page) == "0F1,0F2; ; "  # with what it fed
+    placed = puzzle.place()
+    placed.answer = puzzle.solve()
+    done = opened(placed)
+    assert "30 of 30 placed, ends after 21 s (wanted: 21 s)" in done.content()
+
+
+@pytest.mark.parametrize("puzzle", [p for p in PUZZLES if p.kind == "order"], ids=lambda p: p.name)
+def test_the_page_simulates_what_the_simulator_does(opened, puzzle):
+    if puzzle.inputs.get("place") == "free":
+        return
+    placed = puzzle.place()
+    placed.answer = puzzle.solve().replace("\n", "; ")
+    run = td.simulate(
+        td.Schedule.from_text(placed.answer),
+        **{k: v for k, v in puzzle.inputs.items() if k.startswith(("forward", "back", "latency"))},
+    )
+    assert f"ends after {run.makespan:g} s" in opened(placed).get_by_role("status").inner_text()

@@ -1,0 +1,56 @@
+"""What a reader has placed: the answer as text, and the widget in which it is moved."""
+
+from pathlib import Path
+from typing import Any
+
+from tiledask.lab.learner.kept import TASKS, here
+
+__all__ = ["Placed"]
+
+
+class Placed:
+    """An answer that is moved by hand; `answer` is its text, None until something was moved.
+
+    It is kept with the progress of the task, and stands there again the next time.
+    """
+
+    def __init__(self, task: str, form: str, page: str, setup: dict[str, Any]) -> None:
+        """``page``: the script beside this file; ``setup``: the numbers that it draws."""
+        self.task, self.form, self.page, self.setup = task, form, page, setup
+        self.answer: str | None = here().get(task, TASKS).get("answer")
+
+    def take(self, answer: str) -> None:
+        """None, once ``answer`` is what stands there."""
+        self.answer = answer
+        here().put(self.task, TASKS, answer=answer)
+
+    def __repr__(self) -> str:
+        """True also on the next day, when only the text of an output is left."""
+        return (
+            f"{self.task}: run this cell in JupyterLab and place the answer there, or write it "
+            f"into the call of check: {self.form}"
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        try:
+            return {**self._widget(), "text/plain": repr(self)}
+        except ImportError:
+            return {"text/plain": repr(self)}
+
+    def _widget(self) -> dict[str, Any]:
+        import anywidget
+        import traitlets
+
+        folder, script = Path(__file__).parent, self.page
+
+        class Board(anywidget.AnyWidget):
+            _esm = folder / f"{script}.js"
+            _css = folder / "placing.css"
+            setup = traitlets.Dict().tag(sync=True)
+            answer = traitlets.Unicode().tag(sync=True)
+
+        board = Board(setup=self.setup, answer=self.answer or "")
+        # may come in a thread of its own, while a cell runs: it only puts the text away
+        board.observe(lambda change: self.take(change["new"]), "answer")
+        bundle: Any = board._repr_mimebundle_()
+        return bundle[0] if isinstance(bundle, tuple) else bundle
