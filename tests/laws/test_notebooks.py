@@ -36,11 +36,13 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
 import nbformat
+import numpy as np
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -338,6 +340,77 @@ def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
                 asked += target.least
                 assert not target.least or not says(task + answer, target.wanted), name
     assert asked >= 2
+
+
+GB = 10**9
+ON_WORKERS = r"\(cluster\b|\bcluster,"
+"""In the cell of an exercise that runs on the notebook's cluster."""
+
+
+@pytest.fixture(scope="module")
+def around(request) -> dict:
+    """What the cells before an exercise have made, as far as its answer cell wants it."""
+    sizes = {"hidden": 7168, "layers": 48, "heads": 64, "ffn": 4 * 7168, "vocab": 51200}
+    rng = np.random.default_rng(0)
+    x, a = (rng.integers(-4, 5, n).astype("float32") for n in ((500, 1000), (1000, 2000)))
+    return {
+        "td": td,
+        "GB": GB,
+        "replace": replace,
+        "llama": td.load_model("llama-2-70b"),
+        "gpt": td.Model(**sizes, learned_pos=2048, name="gpt-30b"),
+        "fast": td.load_cluster("32xA100-80GB"),
+        "small": td.load_cluster("32xA100-40GB"),
+        "modern": {"flash_attention": True, "sequence_parallel": True},
+        "rows": td.Shard(0),
+        "columns": td.Shard(1),
+        "R": td.Replicate(),
+        "hurried": lambda a, b, tile: a @ b,
+        "rng": rng,
+        "x": x,
+        "a": a,
+    }
+
+
+def bold_numbers(text: str) -> set[float]:
+    """The numbers that stand in bold in a task."""
+    return {n for bold in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL) for n in numbers_in(bold)}
+
+
+def numbers_in(text: str) -> set[float]:
+    """Every number in ``text``; 1F1B and 3F2 are none."""
+    found = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?!\w|\.\d)", text)
+    return {float(number.replace(",", "")) for number in found}
+
+
+def judge_of(answer: str, around: dict) -> td.tasks.JudgedTask:
+    """The task that an answer cell makes."""
+    there = dict(around)
+    exec(answer, there)
+    return next(v for v in there.values() if isinstance(v, td.tasks.JudgedTask))
+
+
+def agrees(task: str, judge: td.tasks.JudgedTask) -> None:
+    said = numbers_in(f"{judge.heading} {judge.question} {judge.form}")
+    lists = numbers_in(re.sub(r"(?<=\d),\s?(?=\d)", " ", f"{task} {judge.question}"))
+    assert bold_numbers(task) <= said | lists, (judge.name, bold_numbers(task) - said)
+
+
+@pytest.mark.long
+def test_a_tasks_targets_are_those_of_its_question(around):
+    """What a notebook prints in bold, the exercise or puzzle says as well."""
+    alone = [each for each in tasks() if not re.search(ON_WORKERS, each[2])]
+    assert len(alone) > 30
+    for _, task, answer in alone:
+        agrees(task, judge_of(answer, around))
+
+
+@pytest.mark.cluster
+def test_tasks_on_workers_say_the_targets_of_their_questions(around, cluster):
+    on_workers = [each for each in tasks() if re.search(ON_WORKERS, each[2])]
+    assert len(on_workers) == 4
+    for _, task, answer in on_workers:
+        agrees(task, judge_of(answer, {**around, "cluster": cluster}))
 
 
 UNKNOWN = {

@@ -84,8 +84,8 @@ PLANTS = [
     ),
     Plant(
         "plan/splitting/judge.py",
-        "slowest = max(_stage_times(",
-        "slowest = min(_stage_times(",
+        "slowest, each = max(times)",
+        "slowest, each = min(times)",
         "test_judge_chunks",
     ),
     Plant("plan/products/placement.py", "(i if i < extra else extra)", "i", "test_placement"),

@@ -179,8 +179,12 @@ def test_an_illegal_answer_says_why_and_is_still_drawn(sums, heads, large):
         (
             heads,
             "every head of 0..9 once",
-            ([1], 3, [[0]] * 4, [*IN_A_ROW[:3], [8]], [*IN_A_ROW, []]),
+            ([1], 3, [*IN_A_ROW, []], "0123"),
         ),
+        (heads, "query head 9 is on no rank", ([*IN_A_ROW[:3], [8]],)),
+        (heads, "query head 0 is on ranks 0 and 1 and 2 and 3", ([[0]] * 4,)),
+        (heads, "query head 8 is on rank 3 twice", ([*IN_A_ROW[:3], [8, 8, 9]],)),
+        (heads, "rank 3 is given head 10", ([*IN_A_ROW[:3], [8, 9, 10]],)),
         (large, "'a layer each'", (3, {**GOOD, "more": 1})),
         (large, "'rows' works with one of", ({**GOOD, "rows": r} for r in ("adamw", ["adam"]))),
         (large, "a number from 1 to 64", ({**GOOD, "ranks for adam": r} for r in (4.5, 0))),

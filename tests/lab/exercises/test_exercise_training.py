@@ -44,11 +44,13 @@ def test_the_formulas_are_what_a_step_moves(shape):
 def test_a_byte_too_many_is_seen():
     exercise, right = step_traffic(), by_hand((2, 2, 2))
     for name in right:
-        (wrong,) = missed(exercise.check(right | {name: right[name] + 1}))
+        result = exercise.check(right | {name: right[name] + 1})
+        (wrong,) = missed(result)
         assert name in wrong
-        assert "off" in wrong
+        assert "is too high, but near" in result.reason
+        assert f"{right[name]:,}" not in f"{result.reason} {result._repr_html_()}"
     forgotten = right | {"data": right["data"] - 8 * (16 * 32 + 20 * 32)}  # on both tensor ranks
-    assert missed(exercise.check(forgotten)) == ["bytes off, data parallel"]
+    assert missed(exercise.check(forgotten)) == ["data parallel, bytes"]
     assert still_drawn(exercise, right)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.style import RED
 from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
@@ -61,11 +62,15 @@ def gpipe_ahead(
         tried = [] if answer is None else [n * STEP for n in _steps(answer, against)]
         latencies = sorted({n / 20 for n in range(25)} | set(tried))
         curves = sweep.bubble_by_latency(("gpipe", *against), devices, microbatches, latencies)
-        words = "not attempted" if answer is None else "your latencies are the dotted lines"
+        words = "dotted: yours, red where GPipe is not ahead"
+        words = "not attempted" if answer is None else words
         title = f"Idle share against latency, p = {devices}, m = {microbatches} ({words})"
         drawn = plots.bubble_against_latency(curves, reference=None, title=title)
-        for x in tried:
-            drawn.axes[0].axvline(x, color="black", linestyle=":", linewidth=1, gid="answer")
+        for name, x in zip(against, tried, strict=False):
+            early = not ahead(name, round(x / STEP))
+            colour, width = (RED, 1.6) if early else ("black", 1.0)
+            gid = f"wrong {name}" if early else "answer"
+            drawn.axes[0].axvline(x, color=colour, linestyle=":", linewidth=width, gid=gid)
         return drawn
 
     return Exercise(

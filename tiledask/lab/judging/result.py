@@ -160,6 +160,8 @@ class Result:
     """A sentence: the rule that is broken, the targets that are missed, or that it is solved."""
     targets: tuple[Target, ...] = ()
     """Empty unless the answer is legal."""
+    hints: int = 0
+    """How many there are for whoever wants one."""
 
     def __bool__(self) -> bool:
         return self.legal and all(target.met for target in self.targets)
@@ -240,4 +242,6 @@ class Result:
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
         head = ("", "yours", "target", *(["best possible"] if self else []), "")
-        return f"<p>{says}</p>" + (html.table(head, rows) if rows else "")
+        stuck = f"<p><code>.hint()</code> gives one of {html.words(self.hints)} hints.</p>"
+        table = html.table(head, rows) if rows else ""
+        return f"<p>{says}</p>{table}{stuck if self.hints and not self else ''}"

@@ -86,17 +86,20 @@ class JudgedTask(ABC):
         """The worth of ``answer``, and nothing is kept of it."""
         answer = _plain(answer)
         if answer is None:
-            return Result(self.name, False, False, "Not attempted yet.")
+            return self._result(False, False, "Not attempted yet.")
         try:
             targets = tuple(self.judge(answer))
         except ConfigError as error:
-            return Result(self.name, True, False, f"Not an answer: {error}")
+            return self._result(True, False, f"Not an answer: {error}")
         except RuleError as error:
-            return Result(self.name, True, False, f"Not legal: {error}")
+            return self._result(True, False, f"Not legal: {error}")
         missed = [str(target) for target in targets if not target.met]
         more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
         reason = f"Not yet: {missed[0]}{more}." if missed else "Solved: every target is met."
-        return Result(self.name, True, True, reason, targets)
+        return self._result(True, True, reason, targets)
+
+    def _result(self, attempted: bool, legal: bool, reason: str, targets: Any = ()) -> Result:
+        return Result(self.name, attempted, legal, reason, targets, len(self.hints))
 
     def draw(self, answer: Any = None) -> "Figure":
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""

@@ -58,6 +58,8 @@ def busiest(run: Timeline) -> str:
     """The device that works longest, beside the one that works least."""
     busy = run.busy_per_device
     most, least = int(np.argmax(busy)), int(np.argmin(busy))
+    if busy[most] <= busy[least] * (1 + 1e-9):
+        return f"every device works {format_seconds(busy[most])}"
     return (
         f"device {most} works longest, {format_seconds(busy[most])}, device {least} "
         f"{format_seconds(busy[least])}"

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from tiledask.errors import ConfigError, ScheduleError
+from tiledask.errors import ConfigError, RuleError, ScheduleError
 from tiledask.lab.judging.result import BOUND, OPTIMUM, Best, within
 from tiledask.lab.puzzles.fields import choice, counts, either, flag, number, numbers, text, whole
 from tiledask.lab.puzzles.kind import Inputs, Kind, Measured, Targets, frozen_key
@@ -148,7 +148,15 @@ def _written(inputs: Inputs, answer: Any) -> Any:
             "a policy moves actions and not stages, and here you place them: write the order"
         )
     work = _all_forwards_first(inputs, next(_places(inputs)))
-    return order_of_policy(answer, work, _times(inputs))
+    try:
+        return order_of_policy(answer, work, _times(inputs))
+    except (ConfigError, RuleError):
+        raise
+    except Exception as error:  # whatever a policy raises
+        name = getattr(answer, "__name__", "the policy")
+        raise ScheduleError(
+            f"{name}(device, ready, done) raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def run_order(inputs: Inputs, order: Schedule) -> Timeline:

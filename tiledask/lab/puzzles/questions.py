@@ -99,6 +99,11 @@ def _measure(inputs: Inputs, given: list[float | str]) -> Measured:
             if mine != right:
                 where = f"device {ask['device']} after {ask['time']:g} s"
                 remarks.append(f"answer {i} is not {mine} ({where})")
+        elif math.isclose(mine / 100, right, rel_tol=_CLOSE) and _UNITS[ask["what"]] in (
+            SHARE,
+            RATIO,
+        ):
+            remarks.append(f"answer {i}, {mine:g}, is in percent: write {mine:g} %")
         elif not math.isclose(mine, right, rel_tol=_CLOSE, abs_tol=1e-9):
             side = "low" if mine < right else "high"
             near = ", but near" if abs(mine - right) <= NEAR * abs(right) else ""

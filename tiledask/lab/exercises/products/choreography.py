@@ -124,6 +124,10 @@ def _planned(answer: Any, a: Tiling, b: Tiling) -> ProductPlan:
             f"{', '.join(takes[1:])}, for instance {{'algorithm': 'summa', 'panel': 100}}; "
             f"got {answer!r}"
         )
+    if given["algorithm"] not in algorithms:
+        raise ConfigError(
+            f"no algorithm {given['algorithm']!r}; td.algorithms has {', '.join(algorithms)}"
+        )
     return plan_product(given.pop("algorithm"), a, b, **given)
 
 
@@ -155,8 +159,9 @@ def _fullest(plan: ProductPlan, dtype: np.dtype) -> str:
     """What is held on the fullest rank, in words."""
     ledger = Ledger.of(row for row in ledger_of(plan, dtype).rows if row.tensor != "runtime")
     rank = ledger.binding[0]
-    parts = ", ".join(f"{name} {size / MB:.4g}" for name, size in ledger.by_tensor(rank).items())
-    return f"rank {rank} holds {parts}"
+    held = {name: size for name, size in ledger.by_tensor(rank).items() if size}
+    parts = ", ".join(f"{name} {size / MB:.4g}" for name, size in held.items())
+    return f"rank {rank} holds {parts} MB"
 
 
 def held(plan: ProductPlan, dtype: np.dtype) -> int:

@@ -15,6 +15,7 @@ from tiledask.distributed.products.matmul import matmul
 from tiledask.errors import ConfigError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.style import RED
 from tiledask.plan.products.comms import redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product import ProductPlan, gather
@@ -77,7 +78,13 @@ def fewest_bytes(
             for m, p in zip((x, a), none if answer is None else _pair(answer), strict=True)
         ]
         named = dict(zip(("X", "A"), map(blocks_of, tilings), strict=True))
-        return plots.owners(named, title=title)
+        drawn = plots.owners(named, title=title)
+        if answer is not None and _held(*tilings, x.dtype.itemsize) > limit:
+            sizes = [int(np.prod(t.block_shape((0,) * len(mesh)))) for t in tilings]
+            panel = drawn.axes[sizes.index(max(sizes))]
+            panel.set_title(f"{panel.get_title(loc='left')}: too much of it on a worker")
+            panel.title.set(color=RED, gid="wrong size")
+        return drawn
 
     shapes = f"X is {x.shape[0]} x {x.shape[1]} and A {a.shape[0]} x {a.shape[1]} in {x.dtype}"
     return Exercise(
@@ -145,7 +152,9 @@ def span(what: str, numbers: Sequence[int] | np.ndarray) -> str:
 
 def _pair(answer: Any) -> Pair:
     pair = tuple(answer) if isinstance(answer, tuple | list) else ()
-    if len(pair) != 2 or not all(isinstance(p, tuple | list) for p in pair):
+    kinds = Shard | Replicate | Partial
+    each = [p for p in pair if isinstance(p, tuple | list) and all(isinstance(q, kinds) for q in p)]
+    if len(pair) != 2 or len(each) != 2:
         raise ConfigError(
             f"an answer is two tuples, the placements of X and those of A, for instance "
             f"((Shard(0), Replicate()), (Replicate(), Shard(1))); got {answer!r}"

@@ -92,8 +92,8 @@ def hybrid_lenet(
         question=(
             f"LeNet, {devices} devices, {batch} images. At most {share:g} % of the model fits on a "
             f"device, and the busiest is to have at most {balance:g} times the mean work. Choose "
-            f"how many ranks each way has, so that a step moves at most {best:g} MB and losses are "
-            f"at most {ROUND_OFF:.10f} of theirs away from a single device's."
+            f"how many ranks each way has, so that a step moves at most {best:.7g} MB and losses "
+            f"are at most {ROUND_OFF:.10f} of theirs away from a single device's."
         ),
         form=(
             f"a dict of ranks, '{WAYS[0]}', '{WAYS[1]}' and one of '{WAYS[2]}' or '{WAYS[3]}', "

@@ -75,12 +75,20 @@ def bytes_of(ways: Ways, images: int, ranks: int, itemsize: int) -> int:
     ...          256, 4, 4)
     (3097632, 26499072)
     """
-    return sum(parts_of(ways, images, ranks, itemsize).values())
+    return sum(part.nbytes for part in parts_of(ways, images, ranks, itemsize))
 
 
-def parts_of(ways: Ways, images: int, ranks: int, itemsize: int) -> dict[str, int]:
-    """The same by what moves: the gradients of a layer's weights, the arrays behind a layer."""
-    found = {}
+class Part(NamedTuple):
+    """Bytes that move because of a layer: gradients of its weights, or arrays behind it."""
+
+    layer: str
+    what: str
+    nbytes: int
+
+
+def parts_of(ways: Ways, images: int, ranks: int, itemsize: int) -> list[Part]:
+    """What `bytes_of` adds up."""
+    found = []
     for layer, after in zip(BOUNDARIES, [*BOUNDARIES[1:], None], strict=True):
         way, then = ways[layer.name], None if after is None else ways[after.name]
         # a unit of a partial sum is as large as before pooling
@@ -94,10 +102,11 @@ def parts_of(ways: Ways, images: int, ranks: int, itemsize: int) -> dict[str, in
             name = f"what passes from {layer.name}, '{way}', to {after.name}, '{then}'"
             back = sizes if DX[then] == PARTIAL else early
             numbers = _elements(Y[way], X[then], *early) + _elements(DX[then], DY[way], *back)
-        found[name] = numbers * itemsize
+        found.append(Part(layer.name, name, numbers * itemsize))
         if way == "images":
             weights = LENET[NAMES.index(layer.name)].size
-            found[f"the gradients of {layer.name}"] = 2 * (ranks - 1) * weights * itemsize
+            summed = 2 * (ranks - 1) * weights * itemsize
+            found.append(Part(layer.name, f"the gradients of {layer.name}", summed))
     return found
 
 

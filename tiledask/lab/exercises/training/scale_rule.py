@@ -12,7 +12,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError, DivergedError, RuleError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, canvas, styled
+from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, RED, canvas, mark_box, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
 from tiledask.tile.optimizers import SGD, LossScale
 
@@ -82,8 +82,9 @@ def scale_rule(left_out: int = 14, loss: float = 1.55) -> Exercise:
 
     def figure(answer: Any) -> "Figure":
         if answer is None:
-            return _scales(_runs(_fixed), "Scales that stay as they are (not attempted)")
-        return _scales(_runs(answer), "Your scales")
+            title = "Scales that stay as they are (not attempted)"
+            return _scales(_runs(_fixed), title, loss)
+        return _scales(_runs(answer), "Your scales", loss, judged=True)
 
     return Exercise(
         name="the rule of a loss scale",
@@ -149,8 +150,9 @@ def _end(run: SmallRun) -> float:
 
 
 @styled
-def _scales(runs: dict[str, SmallRun], title: str) -> "Figure":
-    """The scale of every step of both runs, and their losses."""
+def _scales(runs: dict[str, SmallRun], title: str, loss: float, judged: bool = False) -> "Figure":
+    """The scale of every step of both runs, and their losses; framed, if ``judged``, where the
+    last ones are above ``loss``."""
     figure = canvas(3.6, title)
     left, right = figure.subplots(1, 2)
     for (name, run), colour in zip(runs.items(), (ORANGE, BLUE), strict=True):
@@ -164,6 +166,11 @@ def _scales(runs: dict[str, SmallRun], title: str) -> "Figure":
             label=words,
         )
         right.plot(run.losses, color=colour, linewidth=1.6, label=f"{name}: ends at {_end(run):g}")
+        last = np.asarray(run.losses[-LAST:], float)
+        if judged and not _end(run) <= loss and np.isfinite(last).all():
+            low, high = last.min() - 0.06, last.max() + 0.06
+            mark_box(right, (len(run.losses) - LAST - 1, low, LAST, high - low), name)
+    right.axhline(loss, color=RED, linestyle="--", linewidth=1, label=f"target: at most {loss:g}")
     left.set_title("scale of the loss")
     left.yaxis.set_major_formatter(lambda power, _: f"$2^{{{power:g}}}$")
     right.set_title("loss")

@@ -104,11 +104,15 @@ def label_devices(axes: "Axes", labels: Iterable[tuple[str, bool]]) -> None:
             tick.set_fontweight("bold")
 
 
-def mark_end(axes: "Axes", run: Timeline, wanted: float | None) -> None:
-    """The target of the makespan as a line, where there is one."""
+def mark_end(axes: "Axes", run: Timeline, wanted: float | None, judged: bool = True) -> None:
+    """The target of the makespan as a line, where there is one; what is ``judged`` and lies behind
+    it in a frame."""
     if wanted is None:
         return
     limit_line(axes, wanted, f"target: end by {format_seconds(wanted)}")
+    if judged and run.makespan > wanted * (1 + 1e-9):
+        box = (wanted, -0.45, run.makespan - wanted, run.devices - 0.1)
+        mark_box(axes, box, "end")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
 
 

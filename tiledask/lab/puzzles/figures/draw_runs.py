@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, ScheduleError
 from tiledask.lab.plots.pipelines.gantt import gantt
-from tiledask.lab.plots.style import INK, PALE, canvas, styled
+from tiledask.lab.plots.style import INK, PALE, RED, canvas, styled
 from tiledask.lab.puzzles.choices import CHOICE, Choice, chunks_of, run_choice, run_setting
 from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
 from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled
-from tiledask.lab.puzzles.questions import setting_of
+from tiledask.lab.puzzles.questions import QUESTION, right_answers, setting_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ def draw_choice(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figure"
         rival = {**puzzle.inputs, **value, "schedule": puzzle.inputs["rival"]}
         runs[_name(rival)] = run_setting(rival)
     figure = gantt(*runs.values(), titles=list(runs), title=titled(puzzle, result, note))
-    _label(figure, puzzle, value)
-    mark_end(figure.axes[0], next(iter(runs.values())), puzzle.targets.get("makespan"))
+    _label(figure, puzzle, value, not note)
+    mark_end(figure.axes[0], next(iter(runs.values())), puzzle.targets.get("makespan"), not note)
     return figure
 
 
@@ -44,8 +44,8 @@ def _choice(puzzle: "PuzzleSpec", answer: Any) -> tuple[Choice, str]:
     return CHOICE.read(puzzle.inputs, first), f"for example: {first}"
 
 
-def _label(figure: "Figure", puzzle: "PuzzleSpec", value: Choice) -> None:
-    """How many activations each device keeps, where that is a target."""
+def _label(figure: "Figure", puzzle: "PuzzleSpec", value: Choice, judged: bool) -> None:
+    """How many activations each device keeps, where that is a target; red if too many."""
     room = puzzle.targets.get("kept")
     if room is None:
         return
@@ -54,7 +54,7 @@ def _label(figure: "Figure", puzzle: "PuzzleSpec", value: Choice) -> None:
     label_devices(
         figure.axes[0],
         [
-            (f"device {d}, keeps {n / chunks:g} of {room:g}", n / chunks > room)
+            (f"device {d}, keeps {n / chunks:g} of {room:g}", judged and n / chunks > room)
             for d, n in enumerate(peaks)
         ],
     )
@@ -79,17 +79,18 @@ def draw_question(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figur
         return _hidden(titled(puzzle, result), settings)
     runs = {name: run_setting(setting) for name, setting in settings.items()}
     figure = gantt(*runs.values(), titles=list(runs), title=titled(puzzle, result))
-    for ask in asks:
+    given = QUESTION.read(puzzle.inputs, answer)
+    for ask, mine, right in zip(asks, given, right_answers(puzzle.inputs), strict=True):
         if "time" in ask:
             row = list(settings.values()).index(setting_of(ask))
             axes, device = figure.axes[row], ask["device"]
             axes.plot(
                 [ask["time"]] * 2,
                 [device - 0.45, device + 0.45],
-                color=INK,
-                linewidth=2,
+                color=INK if mine == right else RED,
+                linewidth=2 if mine == right else 4,
                 zorder=6,
-                gid="asked",
+                gid="asked" if mine == right else "wrong asked",
             )
     return figure
 

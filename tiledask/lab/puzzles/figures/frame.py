@@ -16,7 +16,7 @@ __all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "titled", "write"]
 
 HEIGHT = 0.72
 """Of a box, in rows."""
-_LINE, _LINES = 104, 2
+_LINE, _LINES = 94, 3
 Box = tuple[float, float, float, float]
 """x, y, width, height in data."""
 

@@ -1,0 +1,176 @@
+"""Some 340 answers to all tasks, right, near, wrong and malformed, judged as a learner has to read.
+
+Holds `tiledask.lab.puzzles.lost_time`.
+"""
+
+import re
+
+import pytest
+from answers import ANSWERS
+from oracles.tasks import EXERCISES, FOUND, NAMES, ON_WORKERS, task
+
+from tiledask.errors import ConfigError, PartitionError
+from tiledask.lab.exercises import slots
+from tiledask.lab.judging import Exercise
+from tiledask.lab.plots.style import RED
+from tiledask.lab.puzzles import puzzle_names
+
+BEGINS = {
+    "solved": "Solved: ",
+    "not yet": "Not yet: ",
+    "not legal": "Not legal: ",
+    "not an answer": "Not an answer: ",
+}
+ALONE = [*puzzle_names(), *EXERCISES]
+ODD = (
+    3.7,
+    "?",
+    b"1",
+    (),
+    [],
+    {},
+    {"a": 1},
+    {1: {2}},
+    object(),
+    float("nan"),
+    -1,
+    [[]],
+    ["x"],
+    "1 " * 9,
+)
+"""What nobody would call an answer; one of them may be one to a task, and none is a traceback."""
+
+
+def judged_as_the_table_says(judge, name):
+    right = judge.result(FOUND[name](judge))
+    assert right.reason == "Solved: every target is met."
+    assert right.stars >= 2
+    for answer, verdict, words in ANSWERS[name]:
+        result = judge.result(answer)
+        said = f"{name}, {answer!r}: {result.reason}"
+        assert result.reason.startswith(BEGINS[verdict]), said
+        assert words in result.reason, said
+        assert bool(result) == (verdict == "solved"), said
+        assert result.legal == (verdict in ("solved", "not yet")), said
+        # until every target is met the best is named nowhere
+        if not result:
+            assert "best" not in f"{result.score} {result._repr_html_()}", said
+    for answer in ODD:
+        result = judge.result(answer)
+        assert result.attempted
+        assert judge.result(answer).reason.startswith(tuple(BEGINS.values()))
+
+
+def test_the_table_has_all_tasks_and_more_than_200_answers():
+    assert set(ANSWERS) == set(NAMES) == set(FOUND)
+    assert sum(map(len, ANSWERS.values())) > 200
+    for name, rows in ANSWERS.items():
+        verdicts = {verdict for _, verdict, _ in rows}
+        assert "not yet" in verdicts or "not legal" in verdicts, name
+        assert verdicts & {"not an answer", "not legal"}, name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALONE)
+def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
+    judged_as_the_table_says(task(name), name)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ON_WORKERS)
+def test_answers_that_run_on_workers(name, cluster, monkeypatch):
+    monkeypatch.setattr(slots, "UNIT", 0.001)
+    judged_as_the_table_says(ON_WORKERS[name](cluster), name)
+
+
+NOWHERE = {
+    "the answer is a number or a name, and has no place in the drawing": (
+        "from-2-to-4-workers 22-seconds fewest-microbatches when-gpipe-wins five-percent-idle "
+        "fewest_gpus fewest_devices until_layerwise_moves_more step_traffic faulty_run gpipe_ahead "
+        "copies_that_fit"
+    ),
+    "the drawing would show the bug": "bug-twice bug-not-there bug-memory bug-hangs",
+    "some offences are in no element of what is drawn": (
+        "layer_too_large repaired_kernel tile_within uneven_copies"
+    ),
+}
+MARKED = [name for name in ALONE if name not in " ".join(NOWHERE.values()).split()]
+
+
+def marks(figure) -> list[str]:
+    """What is framed or hatched in red, and red names of rows."""
+    parts = [part for axes in figure.axes for part in (*axes.get_children(), axes.title)]
+    named = [str(part.get_gid()) for part in parts if str(part.get_gid()).startswith("wrong")]
+    ticks = [tick for axes in figure.axes for tick in axes.get_yticklabels()]
+    return named + [tick.get_text() for tick in ticks if tick.get_color() == RED]
+
+
+@pytest.mark.long
+@pytest.mark.few(9)
+@pytest.mark.parametrize("name", MARKED)
+def test_the_drawing_of_a_wrong_answer_marks_the_offence(name, one_thread):
+    judge = task(name)
+    assert marks(judge.draw(FOUND[name](judge))) == []
+    if "shown" not in getattr(judge, "inputs", ()):  # a proposal to repair
+        assert marks(judge.draw()) == []
+    for answer, verdict, _ in ANSWERS[name]:
+        if verdict in ("not yet", "solved"):
+            assert bool(marks(judge.draw(answer))) == (verdict == "not yet"), (name, answer)
+
+
+@pytest.mark.parametrize("error", [ValueError("operands could not be broadcast"), KeyError("x")])
+def test_a_mistake_of_ours_is_no_verdict_on_an_answer(error):
+    def broken(answer):
+        raise error
+
+    with pytest.raises(type(error)):
+        Exercise(name="broken", measured=broken, drawn=broken).check(3)
+    with pytest.raises(type(error)):
+        Exercise(name="broken", measured=broken, drawn=broken).draw(3)
+
+
+@pytest.mark.parametrize("refused", [ConfigError("a"), PartitionError("b")])
+def test_what_is_refused_is_drawn_as_if_not_attempted(refused):
+    def picky(answer):
+        if answer is not None:
+            raise refused
+        return "the task"
+
+    assert Exercise(name="picky", measured=picky, drawn=picky).draw(3) == "the task"
+
+
+# -- what a task says before the first answer ------------------------------------------------------
+
+
+def numbers(text: str) -> set[float]:
+    """Every number in ``text``; 1F1B and 3F2 are none."""
+    found = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])", text)
+    return {float(number.replace(",", "").rstrip(".")) for number in found}
+
+
+def of_every_task(names, judge_of):
+    for name in names:
+        judge = judge_of(name)
+        assert judge.question, name
+        assert judge.form, name
+        assert len(judge.hints) == len(set(judge.hints)) == 3, name
+        answer = FOUND[name](judge)
+        shown = " ".join(judge.hints)
+        assert not re.search(rf"(?<!\w){re.escape(str(answer).lower())}(?!\w)", shown.lower()), name
+        for target in judge.result(answer).targets:
+            told = numbers(shown) - numbers(judge.question)
+            assert not target.least or target.wanted not in numbers(
+                f"{judge.question} {judge.form}"
+            )
+            if target.best and target.best > 4:  # 2 and 3 are in many sentences
+                assert target.best not in told, (name, target)
+
+
+@pytest.mark.long
+def test_every_task_asks_says_how_to_answer_and_has_three_hints_that_do_not(one_thread):
+    of_every_task(ALONE, task)
+
+
+@pytest.mark.cluster
+def test_tasks_on_workers_ask_and_hint_too(cluster):
+    of_every_task(ON_WORKERS, lambda name: ON_WORKERS[name](cluster))

@@ -1,0 +1,315 @@
+"""Every task there is, made once, and an answer to each that is found and not typed."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import accumulate, combinations, product
+from typing import Any
+
+import numpy as np
+
+import tiledask as td
+from tiledask.errors import PlacementError
+from tiledask.lab.exercises.planning.fewest_gpus import layouts_that_fit
+from tiledask.lab.exercises.planning.layer_too_large import STRATEGIES, survived
+from tiledask.lab.exercises.products import choreography
+from tiledask.lab.exercises.products.levels import BlockRun
+from tiledask.lab.exercises.products.placements import bytes_planned
+from tiledask.lab.exercises.products.tile_choice import tiles_of
+from tiledask.lab.exercises.slots import UNITS
+from tiledask.lab.exercises.split_layers import lenet_splits
+from tiledask.lab.exercises.split_layers.partial_sums import BACKWARD, FORWARD
+from tiledask.lab.puzzles import load_puzzle, puzzle_names
+from tiledask.plan.collectives.rows import split_rows
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.products.placement import Tiling
+from tiledask.plan.products.product import grids, options_of
+
+R, S0, S1 = td.Replicate(), td.Shard(0), td.Shard(1)
+GB = 10**9
+SIZE = (4096, 4096, 4096)
+GPT = Model(hidden=2048, layers=24, heads=16, ffn=8192, vocab=51200, learned_pos=2048, name="gpt")
+"""1.3 billion parameters: 21 GB of states at 16 bytes."""
+SMALL = td.load_cluster("8xA10")
+"""Two nodes of 4 x 24 GB."""
+BAD = td.Layout(tp=8, microbatch=8, microbatches=4, recompute="full")
+IDLE = td.Layout(pp=8, microbatches=8, flash_attention=True)
+ROWS = ((3, 3, 3, 2), 5, 2, (2, 2))
+BOTH = ("A100-80GB", "B200")
+
+
+def text(name: str, stages: int, microbatches: int, **options: int) -> str:
+    """The order of a schedule, as an answer is written."""
+    return td.schedule(name, stages, microbatches, **options).to_text()
+
+
+def whole_numbers(*shapes: tuple[int, int]) -> list[np.ndarray]:
+    """Matrices of which products are exact."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(-4, 5, shape).astype("float32") for shape in shapes]
+
+
+def tile_loop(a, b, tile, *, last_columns=True, adds=True):
+    """A tile loop in NumPy; without the last columns of tiles, or without adding up."""
+    (m, k), n, (tm, tn, tk) = a.shape, b.shape[1], tile
+    c = np.zeros((m, n), a.dtype)
+    for i in range(0, m, tm):
+        for j in range(0, n if last_columns else n - tn + 1, tn):
+            for p in range(0, k, tk):
+                part = a[i : i + tm, p : p + tk] @ b[p : p + tk, j : j + tn]
+                c[i : i + tm, j : j + tn] = part + adds * c[i : i + tm, j : j + tn]
+    return c
+
+
+def hurried(a, b, tile):
+    return tile_loop(a, b, tile, last_columns=False, adds=False)
+
+
+def measured_runs() -> dict[str, BlockRun]:
+    """Two products as if measured: one slow everywhere, one on a single worker."""
+    traffic = (td.tile.traffic(1, 1, 50, 1, 4),) * 2
+    runs = {"I": (4.0, 4.0), "II": (4.0, 0.5)}
+    return {name: BlockRun(1, traffic, busy, (0.0, 0.0), (0, 0)) for name, busy in runs.items()}
+
+
+RUNS, RATE = measured_runs(), 50.0
+A, B = whole_numbers((600, 3000), (3000, 600))
+X, Y = whole_numbers((500, 1000), (1000, 2000))
+AT = ((S0, S1), (S0, S0))
+
+EXERCISES: dict[str, Callable[[], Any]] = {
+    "gpipe_ahead": td.tasks.gpipe_ahead,
+    "fewest_gpus": td.tasks.fewest_gpus,
+    "copies_that_fit": td.tasks.copies_that_fit,
+    "layer_too_large": td.tasks.layer_too_large,
+    "fastest_within": lambda: td.tasks.fastest_within(GPT, SMALL, 32, room=6 * GB),
+    "fewest_devices": lambda: td.tasks.fewest_devices(GPT, SMALL, 32),
+    "repair": lambda: td.tasks.repair(GPT, BAD, SMALL),
+    "shorten_bubble": lambda: td.tasks.shorten_bubble(GPT, IDLE, SMALL, share=0.15),
+    "repaired_kernel": lambda: td.tasks.repaired_kernel(hurried),
+    "levels_at_fault": lambda: td.tasks.levels_at_fault(RUNS, RATE),
+    "tile_within": lambda: td.tasks.tile_within(
+        SIZE, "H200", limit=100_000, stages=4, intensity=80, steps=128
+    ),
+    "retuned": lambda: td.tasks.retuned(SIZE, ((128, 256, 64), 4), BOTH),
+    "balanced_heads": td.tasks.balanced_heads,
+    "borrowed_rows": lambda: td.tasks.borrowed_rows(*ROWS),
+    "split_each_layer": lambda: td.tasks.split_each_layer(images=8),
+    "until_layerwise_moves_more": lambda: td.tasks.until_layerwise_moves_more(each=10),
+    "hybrid_lenet": lambda: td.tasks.hybrid_lenet(2, batch=4, share=60),
+    "fewest_sums": td.tasks.fewest_sums,
+    "faulty_run": td.tasks.faulty_run,
+    "scale_rule": td.tasks.scale_rule,
+    "step_traffic": td.tasks.step_traffic,
+    "uneven_copies": td.tasks.uneven_copies,
+}
+ON_WORKERS: dict[str, Callable[[Any], Any]] = {
+    "tasks_on_slots": td.tasks.tasks_on_slots,
+    "fewest_bytes": lambda cluster: td.tasks.fewest_bytes(
+        cluster, X, Y, mesh=(2, 2), limit=3_500_000
+    ),
+    "cheapest_choreography": lambda cluster: td.tasks.cheapest_choreography(
+        cluster, A, B, mesh=(2, 2), placements=AT, limit=5_500_000
+    ),
+}
+"""Exercises that run on a cluster of four workers."""
+NAMES = (*puzzle_names(), *EXERCISES, *ON_WORKERS)
+
+
+@cache
+def task(name: str) -> Any:
+    """The puzzle or exercise of this name, none of those on workers."""
+    return EXERCISES[name]() if name in EXERCISES else load_puzzle(name)
+
+
+# -- answers that are found ----------------------------------------------------------------------
+
+
+def first(exercise: Any, answers: Iterator[Any]) -> Any:
+    """The first of ``answers`` that meets every target."""
+    return next(answer for answer in answers if exercise.result(answer))
+
+
+def evenly_on_slots() -> tuple[int, ...]:
+    """Tasks on 4 slots, 12 units each, by going back whenever a slot is over."""
+
+    def place(i: int, load: tuple[int, ...]) -> tuple[int, ...] | None:
+        if i == len(UNITS):
+            return ()
+        for slot in range(4):
+            more = tuple(n + UNITS[i] * (s == slot) for s, n in enumerate(load))
+            rest = place(i + 1, more) if more[slot] <= sum(UNITS) / 4 else None
+            if rest is not None:
+                return (slot, *rest)
+        return None
+
+    return place(0, (0,) * 4)
+
+
+def latencies(_: Any) -> tuple[float, ...]:
+    def ends(name: str, n: int) -> float:
+        return td.studies.same_work(name, 4, 8, latency=n / 100).makespan
+
+    def least(name: str) -> float:
+        return next(n / 100 for n in range(1, 200) if ends("gpipe", n) < ends(name, n) - 0.0005)
+
+    return tuple(least(name) for name in ("1f1b", "interleaved", "zb-h1"))
+
+
+def copies(_: Any) -> tuple[int | None, ...]:
+    def fewest(zero: int) -> int | None:
+        layouts = (td.Layout(dp=dp, zero=zero, recompute="full") for dp in range(1, 99))
+        model = td.load_model("llama-2-13b")
+        fitting = (
+            at.dp
+            for at in layouts
+            if td.fits(model, at, td.load_cluster(f"{at.dp}xA100-40GB")).verdict == "fits"
+        )
+        return next(fitting, None)
+
+    return tuple(fewest(zero) for zero in range(4))
+
+
+def gpus(_: Any) -> td.Layout:
+    fitting = layouts_that_fit(td.load_model("llama-2-13b"), td.load_cluster("16xA10"))
+    return min(fitting, key=lambda layout: layout.devices)
+
+
+def survivors(_: Any) -> dict[str, Any]:
+    fewest = next(n for n in range(1, 64) if survived("columns", n) == "adam")
+    return {name: survived(name, 4) for name in STRATEGIES} | {"ranks for adam": fewest}
+
+
+def searched(exercise: Any) -> td.Layout:
+    sequences = 8 if exercise.name == "a shorter bubble" else 32
+    plans = td.search(GPT, SMALL, sequences)
+    split = [td.Layout(**{**vars(IDLE), "schedule": name}) for name in ("zb-v", "zb-h1")]
+    found = (plans[n].layout for n in range(plans.counts["fits"]))
+    return first(exercise, iter([*split, *found] if sequences == 8 else found))
+
+
+def on_fewest(exercise: Any) -> td.Layout:
+    plans = (td.search(GPT, SMALL, 32, devices=[n]) for n in range(1, 9))
+    return next(plan.best.layout for plan in plans if plan.counts["fits"])
+
+
+def best_tile(exercise: Any) -> tuple:
+    configs = tiles_of("H200", 100_000, 4)
+    return first(exercise, ((config.block, config.stages) for config in configs))
+
+
+def best_tiles(_: Any) -> dict[str, tuple]:
+    best = {on: td.tile.order(*SIZE, tiles_of(on), on)[0].config for on in BOTH}
+    return {on: (config.block, config.stages) for on, config in best.items()}
+
+
+def heads_in_a_row(exercise: Any) -> list[list[int]]:
+    ends = ((0, *cuts, 10) for cuts in combinations(range(1, 10), 3))
+    splits = ([list(range(*e[r : r + 2])) for r in range(4)] for e in ends)
+    return first(exercise, splits)
+
+
+def rows_read(_: Any) -> dict[int, tuple[int, ...]]:
+    slabs, ends = split_rows(*ROWS).slabs, (0, *accumulate(ROWS[0]))
+    own = [set(range(*ends[rank : rank + 2])) for rank in range(len(slabs))]
+    return {
+        rank: tuple(sorted(set(range(slab.start, slab.stop)) - own[rank]))
+        for rank, slab in enumerate(slabs)
+    }
+
+
+def cheapest_ways(_: Any) -> dict[str, str]:
+    return min(lenet_splits.every(), key=lambda ways: lenet_splits.bytes_of(ways, 8, 4, 4))
+
+
+def counted(_: Any) -> dict[str, int]:
+    """The formulas that the walkthrough teaches, for (2, 2, 2), 8 rows, h 32, 3 layers, s 16."""
+    b, s, h, layers, vocabulary = 8, 16, 32, 3, 50
+    replicated = s * h + layers * 6 * h + 2 * h
+    size = vocabulary * h + s * h + layers * (12 * h * h + 13 * h) + 2 * h + h * vocabulary
+    return {
+        "tensor": 2 * 4 * ((4 * layers + 2) * b * s * h + 3 * b * s),
+        "pipeline": 2 * 4 * 2 * b * s * h,
+        "data": 2 * 4 * (size + replicated),
+        "barriers": 2 * (1 + 4 * 2) + (2 + 2),
+    }
+
+
+def weighed(group, gradient, rows, total):
+    return group.all_reduce(gradient * (rows / total))
+
+
+def every(interval: int) -> Callable:
+    """Half after an overflow, twice after as many steps without."""
+
+    def rule(scale, good, finite):
+        if not finite:
+            return scale / 2, 0
+        return (2 * scale, 0) if good + 1 == interval else (scale, good + 1)
+
+    return rule
+
+
+def furthest_apart(exercise: Any) -> str:
+    return max(exercise.runs, key=lambda name: exercise.again(name).max())
+
+
+def placed(_: Any) -> tuple:
+    each = list(product((R, S0, S1), repeat=2))
+
+    def moves(pair: tuple) -> tuple[bool, int]:
+        x, y = (Tiling(m.shape, (2, 2), p) for m, p in zip((X, Y), pair, strict=True))
+        sizes = (int(np.prod(t.block_shape((0, 0)))) for t in (x, y))
+        return 4 * sum(sizes) > 3_500_000, bytes_planned(x, y, 4)
+
+    return min(product(each, each), key=moves)
+
+
+def choreographed(_: Any) -> dict[str, Any]:
+    a, b = (Tiling(m.shape, (2, 2), p) for m, p in zip((A, B), AT, strict=True))
+    found = []
+    for name in td.algorithms:
+        takes = options_of(name)
+        shapes = grids(4, 3 if "d" in name[-1:] else 2) if "grid" in takes else (None,)
+        for grid, panel in product(shapes, (50, None) if "panel" in takes else (None,)):
+            options = {"grid": grid, "panel": panel}
+            given = {"algorithm": name} | {k: v for k, v in options.items() if v is not None}
+            try:
+                plan = choreography.plan_product(name, a, b, grid=grid, panel=panel)
+            except PlacementError:
+                continue
+            if choreography.held(plan, A.dtype) <= 5_500_000:
+                found.append((choreography.moved(plan, 4), len(found), given))
+    return min(found)[-1]
+
+
+FOUND: dict[str, Callable[[Any], Any]] = {
+    **{name: lambda puzzle: puzzle.solve() for name in puzzle_names()},
+    "gpipe_ahead": latencies,
+    "fewest_gpus": gpus,
+    "copies_that_fit": copies,
+    "layer_too_large": survivors,
+    "fastest_within": searched,
+    "fewest_devices": on_fewest,
+    "repair": searched,
+    "shorten_bubble": searched,
+    "repaired_kernel": lambda _: tile_loop,
+    "levels_at_fault": lambda _: {name: run.at_fault(RATE) for name, run in RUNS.items()},
+    "tile_within": best_tile,
+    "retuned": best_tiles,
+    "balanced_heads": heads_in_a_row,
+    "borrowed_rows": rows_read,
+    "split_each_layer": cheapest_ways,
+    "until_layerwise_moves_more": lambda exercise: first(exercise, iter(range(2, 65))),
+    "hybrid_lenet": lambda exercise: first(
+        exercise, iter([{"data parallel": 2}, {"network": 2}, {"space": 2}, {"layerwise": 2}])
+    ),
+    "fewest_sums": lambda exercise: first(exercise, combinations(FORWARD + BACKWARD, 2)),
+    "faulty_run": furthest_apart,
+    "scale_rule": lambda exercise: first(exercise, map(every, (8, 6, 4, 2))),
+    "step_traffic": counted,
+    "uneven_copies": lambda _: weighed,
+    "tasks_on_slots": lambda _: evenly_on_slots(),
+    "fewest_bytes": placed,
+    "cheapest_choreography": choreographed,
+}
+"""Task -> who finds an answer that meets every target."""
