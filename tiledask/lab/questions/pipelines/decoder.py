@@ -22,9 +22,9 @@ def _timetable(blocks: int) -> list[str]:
     """A line per worker, the last one on top as in the book; "-" where it is idle.
 
     >>> print("\\n".join(_timetable(2)))
-    slot         1    2    3    4
-    worker 2     -  B2↑  B2↓    -
-    worker 1   B1↑    -    -  B1↓
+    slot          1    2    3    4
+    worker 2      -  B2↑  B2↓    -
+    worker 1    B1↑    -    -  B1↓
     """
     t = td.simulate(one_batch(range(blocks)), 1.0, 1.0)
     lines = ["slot      " + "".join(f"{slot:>5}" for slot in range(1, 2 * blocks + 1))]

@@ -83,7 +83,7 @@ def decoder(billions: float) -> Model:
 
     >>> model = decoder(30)
     >>> model.layers, model.hidden, round(model.parameters / 1e9, 2)
-    (48, 7168, 30.0)
+    (48, 7168, 30.01)
     """
     wanted = parameters(billions)
     width = 8 * HEAD * max(1, round((wanted * HEAD / 12) ** (1 / 3) / (8 * HEAD)))
