@@ -5,6 +5,7 @@ Holds `tiledask.lab.puzzles.lost_time`.
 
 import re
 
+import numpy as np
 import pytest
 from answers import ANSWERS
 from oracles.tasks import EXERCISES, FOUND, NAMES, ON_WORKERS, task
@@ -32,6 +33,9 @@ ODD = (
     {"a": 1},
     {1: {2}},
     object(),
+    np.arange(4),
+    ([[128], 128, 32], 3),
+    int,
     float("nan"),
     -1,
     [[]],

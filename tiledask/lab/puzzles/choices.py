@@ -1,7 +1,7 @@
 """Puzzles whose answer picks a schedule by name, or its numbers: every choice there is is tried."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import product
@@ -135,7 +135,7 @@ def _read(inputs: Inputs, answer: Any) -> Choice:
     elif isinstance(answer, str):
         given = [word.strip() for word in answer.split(",")]
     else:
-        given = list(answer) if isinstance(answer, tuple | list) else [answer]
+        given = list(answer) if isinstance(answer, Iterable) else [answer]
     if len(given) != len(options):
         raise ConfigError(
             f"choose {' and '.join(options)}, {len(options)} in all and in this order; "

@@ -82,8 +82,8 @@ def fewest_bytes(
         if answer is not None and _held(*tilings, x.dtype.itemsize) > limit:
             sizes = [int(np.prod(t.block_shape((0,) * len(mesh)))) for t in tilings]
             panel = drawn.axes[sizes.index(max(sizes))]
-            panel.set_title(f"{panel.get_title(loc='left')}: too much of it on a worker")
-            panel.title.set(color=RED, gid="wrong size")
+            words = f"{panel.get_title(loc='left')}: too much on a worker"
+            panel.set_title(words, loc="left", color=RED, gid="wrong size", fontsize=9.5)
         return drawn
 
     shapes = f"X is {x.shape[0]} x {x.shape[1]} and A {a.shape[0]} x {a.shape[1]} in {x.dtype}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, RuleError
@@ -40,7 +41,10 @@ def tile_of(answer: Any) -> Config:
     """
     legal = isinstance(answer, tuple | list) and len(answer) == 2
     tile, stages = answer if legal else (None, None)
-    if not isinstance(tile, tuple | list) or (tuple(tile), stages) not in _space():
+    shaped = isinstance(tile, tuple | list) and all(
+        isinstance(n, Integral) for n in (*tile, stages)
+    )
+    if not shaped or (tuple(tile), stages) not in _space():
         raise ConfigError(
             f"an answer is ((tm, tn, tk), stages), for instance ((64, 128, 32), 3): tm and tn one "
             f"of {_or(SIDES)}, tk one of {_or(STEPS)}, stages one of {_or(STAGES)}; got {answer!r}"
