@@ -330,6 +330,13 @@ def tasks() -> Iterator[tuple[str, str, str]]:
                 yield number, task.source, answer.source
 
 
+def test_every_cell_has_an_id_of_its_own():
+    """As it is in the file: whoever reads it with nbformat gets another one."""
+    for path in NOTEBOOKS:
+        ids = [cell["id"] for cell in json.loads(path.read_text("utf-8"))["cells"]]
+        assert len(set(ids)) == len(ids), path.name
+
+
 @pytest.mark.long
 def test_a_task_does_not_say_the_number_that_its_puzzle_asks_for():
     asked = 0
