@@ -7,6 +7,7 @@ dashboard        tiledask's page in the Dask dashboard, and the same page as a f
 judging          one judged task: question, judge, hints, stars, drawing
 placing          answers placed by mouse or keyboard in JupyterLab
 puzzles          tasks from files, answered in a line of text; rules and exact methods judge them
+idle_ladder      twelve levels on idle time, with fresh numbers from a seed
 questions        the course's questions by number, worked out and run
 exercises        the walkthroughs' tasks, answered in code and run
 precision        lessons on half precision, and how far two losses may drift apart

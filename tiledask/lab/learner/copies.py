@@ -16,9 +16,10 @@ from platform import python_version
 from tiledask.lab.report import write_whole
 from tiledask.plan.data import shipped
 
-__all__ = ["GLOSSARY", "copy_walkthroughs", "learners", "refresh", "walkthroughs"]
+__all__ = ["PAGES", "copy_walkthroughs", "learners", "refresh", "walkthroughs"]
 
-GLOSSARY = "glossary.md"
+PAGES = ("glossary.md", "questions.md")
+"""Pages beside the walkthroughs."""
 _GIVEN = ".given.json"
 """In the learner's folder: notebook -> the digests of what was handed out of it."""
 
@@ -30,7 +31,7 @@ def walkthroughs() -> Path:
 
 def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> list[str]:
     """Copy each notebook of ``source`` that ``folder`` lacks; a sentence for what is new in a
-    folder that was in use. The glossary is the course's own, and written anew.
+    folder that was in use. The pages beside them are the course's own, and written anew.
 
     A notebook whose cells differ from all that were handed out is copied too, to the next free
     name with a number, and what the learner has stays as it is.
@@ -62,9 +63,9 @@ def copy_walkthroughs(source: str | os.PathLike, folder: str | os.PathLike) -> l
         _write(target, learners(notebook))
         given[path.name] = [*had, digest]
     _write(folder / _GIVEN, given)
-    glossary = source / GLOSSARY
-    if glossary.exists():
-        write_whole(folder / GLOSSARY, glossary.read_bytes())
+    for name in PAGES:
+        if (source / name).exists():
+            write_whole(folder / name, (source / name).read_bytes())
     return said
 
 
