@@ -111,7 +111,8 @@ CUT = Kind(
         "shown": text,
     },
     measures={"crossings": "changes of device", "bottleneck": "time of the slowest device"},
-    how="the layers of each device (or of each stage), for example '1-9 | 10-14 | ...'",
+    how="the layers of each device (or of each stage), for example '1-9 | 10-14 | ...'; sizes as "
+    "in (9, 5, ...) and bounds as in (0, 9, 14, ...) will do",
     read=_read,
     measure=_measure,
     best=_best,

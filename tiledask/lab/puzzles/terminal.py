@@ -122,11 +122,12 @@ def _print_result(puzzle: Puzzle, answer: Any, result: Result, console: "Console
     if drawing:
         say(console, drawing)
     say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
+    first = next((t for t in result.targets if not t.met), None)  # which the reason has said
     for t in result.targets:
         if t.name == WRONG:
             continue
         best = f", best {t.beside}" if t.beside and result else ""
-        off = f": {t.offence}" if t.offence else ""
+        off = f": {t.offence}" if t.offence and t is not first else ""
         say(console, f"  {t.name}: {t.got:g} (target {t.goal}{best}){off}", wrap=True)
     if result.score:
         say(console, result.score)
