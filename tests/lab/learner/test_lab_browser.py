@@ -188,7 +188,7 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
 
     # the page in the panel follows the work, also after it was hidden and shown again
     run(page, "td.distribute(")
-    inside.get_by_text("Tasks per worker").wait_for()
+    inside.get_by_text("Product of").wait_for()
     wait_drawn(page)
     for mode in ("single-document", "multiple-document"):
         page.evaluate(f"() => {{ jupyterapp.shell.mode = '{mode}'; return 1 }}")
@@ -203,7 +203,7 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     }""")
     page.locator(PANEL).wait_for(state="detached")
     page.get_by_role("button", name="Show the dashboard page").click()
-    inside.get_by_text("Tasks per worker").wait_for()
+    inside.get_by_text("Product of").wait_for()
 
     # the next cluster is followed, also when an answer about the one before is late
     late = []
@@ -228,6 +228,32 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     page.locator(".lm-TabBar-tab", has_text="contents.md").click()
     page.get_by_role("cell", name="1 of 16").wait_for()
     page.get_by_text("Go on with").wait_for()
+
+    # a puzzle is placed, by keyboard and by mouse, and its letters are no commands of JupyterLab
+    page.get_by_role("link", name="07 Cut 24 layers").click()
+    page.wait_for_function(READY)
+    run(page, "import tiledask as td")
+    place = 'puzzle = td.tasks.load_puzzle("24-on-4")\nanswer = puzzle.place()\nanswer'
+    run(page, 'load_puzzle("24-uneven")', place)
+    page.get_by_role("slider").nth(2).wait_for()
+    first, second, third = page.get_by_role("slider").all()
+    for handle, pages in ((third, 5), (second, 3), (first, 2)):
+        handle.focus()
+        for key in ["PageUp"] * pages:
+            page.keyboard.press(key)
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("d")
+    page.keyboard.press("d")
+    bars = page.locator(".tiledask-bars").bounding_box()
+    for handle, after in ((first, 6), (second, 12)):
+        box = handle.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(bars["x"] + bars["width"] * after / 24, box["y"] + 20, steps=5)
+        page.mouse.up()
+    page.get_by_role("status").get_by_text("slowest: device 0, 6").wait_for()
+    run(page, "puzzle.check(answer)")
+    page.get_by_text("★★★ as good as can be").wait_for()
 
     # what was done is saved in the learner's folder, and nowhere else
     page.locator(".lm-TabBar-tab", has_text="02_split_one_product").click()

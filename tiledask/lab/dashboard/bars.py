@@ -66,7 +66,7 @@ class Bars:
         )
         plot.add_tools(HoverTool(renderers=[bars], tooltips="@words", point_policy="follow_mouse"))
         plot.xaxis.axis_label = label
-        plot.xaxis.ticker = BasicTicker(min_interval=1)
+        plot.xaxis.ticker = BasicTicker(min_interval=1, desired_num_ticks=3)
         if is_bytes:
             plot.xaxis.formatter = CustomJSTickFormatter(code=_BYTES)
         plot.yaxis[0].ticker = FixedTicker(ticks=[])
