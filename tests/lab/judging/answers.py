@@ -66,7 +66,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             "0.5, a quarter, 72, 72, 75 %",
             "not an answer",
-            "answer 2 is a number, such as 0.9, 90 % or 9/10",
+            "answer 2 is a share, as in 27.3 %, 3/11 or 0.273",
         ),
     ],
     "who-waits": [
@@ -199,7 +199,7 @@ ANSWERS: dict[str, list[tuple]] = {
     "22-seconds": [
         ("33, 3/11, 0.38", "not yet", "answer 3, 0.38, is too high, but near (idle over busy)"),
         ("22, 3/8, 0.6", "not yet", "answer 1, 22, is too low (seconds)"),
-        ("33, 27, 37.5", "not yet", "answer 2, 27, is too high (idle share)"),
+        ("33, 27, 37.5", "not yet", "answer 2, 0.27, is too low, but near (idle share)"),
         ("33", "not an answer", "3 answers needed, between commas"),
     ],
     "bug-twice": [
@@ -337,7 +337,7 @@ ANSWERS: dict[str, list[tuple]] = {
             "longest wait: device 0, 2 s before 3F0, from 3 s on, 1 s of",
         ),
         (text("1f1b", 4, 4), "not legal", "2 devices need 2 lines"),
-        ("device 0: all", "not an answer", "cannot read 'device' as an action"),
+        ("device 0: all", "not an answer", "cannot read 'all' as an action"),
     ],
     "partition-and-schedule": [
         (

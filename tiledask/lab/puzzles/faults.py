@@ -143,7 +143,7 @@ def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
     rule = next((rule for rule in RULES if re.match(rf"{rule}\b", text)), None)
     if rule is None:
         raise ConfigError(
-            f"{text.partition(':')[0]!r} is no rule here; the rules are {', '.join(RULES)}, each "
+            f"{answer.partition(':')[0].strip()!r} is no rule here; the rules are {', '.join(RULES)}, each "
             f"with its action, as in 'missing: 0F3'"
         )
     if rule == "no fault":
