@@ -311,7 +311,7 @@ def test_a_table_notices_a_step_that_differs():
 def test_the_exercise_says_what_is_missed(ways, missed):
     result = exercises.hybrid_lenet(batch=16).check(ways)
     assert not result
-    assert any(missed in str(target) for target in result.targets)
+    assert any(missed in said for said in (result.reason, *map(str, result.targets)))
 
 
 @pytest.mark.long

@@ -143,8 +143,8 @@ def _read(inputs: Inputs, answer: Any) -> tuple[str, Action | None]:
     rule = next((rule for rule in RULES if re.match(rf"{rule}\b", text)), None)
     if rule is None:
         raise ConfigError(
-            f"{answer.partition(':')[0].strip()!r} is no rule here; the rules are {', '.join(RULES)}, each "
-            f"with its action, as in 'missing: 0F3'"
+            f"{answer.partition(':')[0].strip()!r} is no rule here; the rules are "
+            f"{', '.join(RULES)}, each with its action, as in 'missing: 0F3'"
         )
     if rule == "no fault":
         return rule, None
