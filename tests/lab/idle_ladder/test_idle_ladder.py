@@ -40,6 +40,7 @@ def compact(text):
 
 
 @pytest.mark.long
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number", LEVELS)
 def test_the_working_ends_in_what_the_simulator_says_and_another_seeds_answer_is_wrong(number):
     tasks = [level(number, seed) for seed in range(SEEDS)]
@@ -53,6 +54,7 @@ def test_the_working_ends_in_what_the_simulator_says_and_another_seeds_answer_is
 
 
 @pytest.mark.long
+@pytest.mark.few(6)
 @pytest.mark.parametrize("number", LEVELS)
 def test_no_hint_form_or_verdict_says_the_answer(number):
     for seed in range(40):
