@@ -237,6 +237,17 @@ def test_a_comparison_without_claims_is_refused(rows):
         Comparison("empty", rows)
 
 
+def test_no_digit_of_a_verdict_is_cut_where_the_columns_beside_it_do_not_give_way():
+    fits = Claim("4 units: verdict", "does not fit", "does not fit", "does not fit", rule="equal")
+    rule = ("ratio", 0.9, 1.05)
+    taken = Claim("bytes of the fullest", 4_143_000, None, 4_119_000, unit="bytes", rule=rule)
+    for width in range(40, 110):
+        text = Comparison("t", [fits, taken]).to_text(width)
+        assert max(map(len, text.splitlines())) <= width
+        for word in ("0.994", "times,", "0.9", "1.05", "allowed"):
+            assert word in text.split(), (width, word)
+
+
 @pytest.mark.parametrize("width", [30, 40, 60, 72, 80, 100, 200])
 def test_no_line_is_too_wide_and_no_digit_is_cut(width):
     text = example().to_text(width)

@@ -123,8 +123,12 @@ class Comparison:
 
     def __rich_console__(self, console, options) -> Iterator["Table | Text"]:
         """A table where there is room for one, otherwise a list: no digit is ever cut off."""
+        from rich.cells import cell_len
+
         table = _table(self, ascii_only=options.ascii_only)
-        if table.__rich_measure__(console, options).minimum <= options.max_width:
+        drawn = "".join(segment.text for segment in console.render(table, options))
+        # rich asks for a width and takes more where no column gives way: the rest would be cut off
+        if max(map(cell_len, drawn.splitlines())) <= options.max_width:
             yield table
         else:
             yield _stack(self, ascii_only=options.ascii_only)
