@@ -128,7 +128,7 @@ class Comparison:
         table = _table(self, ascii_only=options.ascii_only)
         drawn = "".join(segment.text for segment in console.render(table, options))
         # rich asks for a width and takes more where no column gives way: the rest would be cut off
-        if max(map(cell_len, drawn.splitlines())) <= options.max_width:
+        if max(cell_len(line.rstrip()) for line in drawn.splitlines()) <= options.max_width:
             yield table
         else:
             yield _stack(self, ascii_only=options.ascii_only)

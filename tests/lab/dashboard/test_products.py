@@ -96,7 +96,7 @@ def test_a_product_under_way_shows_what_its_ranks_have_reported_beside_the_plan(
     assert " | ".join(map(": ".join, drawn.facts)) == (
         "product: 4x4 @ 4x4 | algorithm: summa panel 2 | panels done: 3 of 4 | "
         "bytes between workers so far: 140 B, predicted 400 B | "
-        "memory of the fullest worker so far: 900 B, predicted 2 kB | time so far: 6 s | "
+        "memory of the fullest worker so far: 900 B, predicted at most 2 kB | time so far: 6 s | "
         "time predicted: 8 s | idle measured so far: 50.0% | idle predicted: 37.5%"
     )
 
@@ -108,7 +108,7 @@ def test_at_its_end_a_product_shows_what_the_client_has_counted(made):
     assert drawn.title.endswith(", done")
     assert (drawn.makespan, drawn.idle) == (10.0, pytest.approx((0.6, 0.8)))
     assert said["bytes between workers"] == "400 B, predicted 400 B"
-    assert said["memory of the fullest worker"] == "1.8 kB, predicted 2 kB"
+    assert said["memory of the fullest worker"] == "1.8 kB, predicted at most 2 kB"
     board = ProductBoard(drawn)
     assert board.received.boxes.data["right"].tolist() == [100, 300]
     assert board.memory.predicted.data["x"] == [1000, 2000]

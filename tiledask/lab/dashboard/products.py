@@ -259,17 +259,21 @@ def _facts(
     done, panels = sum(r.done for r in product.ranks), sum(about["panels"])
     left, right = ("x".join(f"{n:,}" for n in shape) for shape in about["shapes"])
     bytes_of = [
-        (name, "not counted" if n is None else format_bytes(each(n)), format_bytes(each(said)))
-        for name, n, said, each in (
-            ("bytes between workers", received, about["received"], sum),
-            ("memory of the fullest worker", memory, about["memory"], max),
+        (
+            name,
+            "not counted" if n is None else format_bytes(each(n)),
+            f"{how} {format_bytes(each(said))}",
+        )
+        for name, n, said, each, how in (
+            ("bytes between workers", received, about["received"], sum, "predicted"),
+            ("memory of the fullest worker", memory, about["memory"], max, "predicted at most"),
         )
     ]
     facts = [
         ("product", f"{left} @ {right}"),
         ("algorithm", " ".join(filter(None, (about["algorithm"], about["options"])))),
         ("panels done", f"{done} of {panels}"),
-        *((f"{name}{so_far}", f"{n}, predicted {said}") for name, n, said in bytes_of),
+        *((f"{name}{so_far}", f"{n}, {said}") for name, n, said in bytes_of),
         (f"time{so_far}", format_seconds(makespan) if makespan else "0 s"),
     ]
     if about["seconds"]:
