@@ -122,10 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument(
         "--set",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="INPUT=VALUE",
-        help="change an input, such as layers=12; again for more",
+        help="change inputs, such as layers=12 devices=3",
     )
     sub.add_argument("--no-run", action="store_true", help="arithmetic and simulation only")
     sub.add_argument("--figure", metavar="FILE", help="the answer as a picture, where it has one")
@@ -419,7 +420,7 @@ def _partition(args: argparse.Namespace, console: Console) -> Result:
     if not args.judge:
         return 0, result
     verdict = td.judge(args.judge, devices=cut.devices, costs=costs, **given)
-    say(console, f"{'legal' if verdict else verdict.rule}: {verdict.reason}")
+    say(console, f"yours, {'legal' if verdict else verdict.rule}: {verdict.reason}")
     result |= {"ok": verdict.ok, "rule": verdict.rule, "reason": verdict.reason}
     return (0 if verdict else 1), result
 

@@ -86,12 +86,11 @@ function render({ model, el }) {
     return handle;
   });
 
-  // no cut passes another; two in one place leave a stage without a layer
+  // a cut pushes those that it meets; two in one place leave a stage without a layer
   function move(i, to) {
-    const low = i ? cuts[i - 1] : 0, high = i + 1 < cuts.length ? cuts[i + 1] : layers;
-    const at = Math.max(low, Math.min(high, to));
+    const at = Math.max(0, Math.min(layers, to));
     if (at === cuts[i]) return;
-    cuts = cuts.map((cut, j) => (j === i ? at : cut));
+    cuts = cuts.map((cut, j) => (j < i ? Math.min(cut, at) : j > i ? Math.max(cut, at) : at));
     show();
     model.set("answer", names.map((_, s) => words(s)).join(" | "));
     model.save_changes();
@@ -106,8 +105,8 @@ function render({ model, el }) {
     });
     handles.forEach((handle, i) => {
       handle.style.left = `${(100 * cuts[i]) / layers}%`;
-      handle.setAttribute("aria-valuemin", i ? cuts[i - 1] : 0);
-      handle.setAttribute("aria-valuemax", i + 1 < cuts.length ? cuts[i + 1] : layers);
+      handle.setAttribute("aria-valuemin", 0);
+      handle.setAttribute("aria-valuemax", layers);
       handle.setAttribute("aria-valuenow", cuts[i]);
       handle.setAttribute("aria-valuetext",
         `after layer ${cuts[i]}; ${names[i]} takes ${number(time(i))}, ${names[i + 1]} takes ${number(time(i + 1))}`);

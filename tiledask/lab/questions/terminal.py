@@ -15,7 +15,7 @@ __all__ = ["list_all", "show_answer", "show_premise"]
 
 def list_all(console: Console) -> tuple[int, dict[str, Any]]:
     """A line for each question and for each premise; (0, the same for JSON)."""
-    say(console, "", bold="Questions, such as: tiledask ask 34 --set layers=12 --set devices=3")
+    say(console, "", bold="Questions, such as: tiledask ask 34 --set layers=12 devices=3")
     for number, each in QUESTIONS.items():
         say(console, f"{number:4}  {each.title}")
     say(console, "", bold="Premises, such as: tiledask ask hardware-refresh")
