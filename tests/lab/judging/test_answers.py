@@ -14,7 +14,7 @@ from tiledask.errors import ConfigError, PartitionError
 from tiledask.lab.exercises import slots
 from tiledask.lab.judging import Exercise
 from tiledask.lab.judging.result import WRONG
-from tiledask.lab.plots.style import RED
+from tiledask.lab.plots.style import RED, canvas
 from tiledask.lab.puzzles import puzzle_names
 
 BEGINS = {
@@ -135,13 +135,15 @@ def test_a_mistake_of_ours_is_no_verdict_on_an_answer(error):
 
 
 @pytest.mark.parametrize("refused", [ConfigError("a"), PartitionError("b")])
-def test_what_is_refused_is_drawn_as_if_not_attempted(refused):
+def test_what_is_refused_is_drawn_as_the_task_and_its_title_says_so(refused):
     def picky(answer):
         if answer is not None:
             raise refused
-        return "the task"
+        return canvas(1, "Three bars")
 
-    assert Exercise(name="picky", measured=picky, drawn=picky).draw(3) == "the task"
+    task = Exercise(name="picky", measured=picky, drawn=picky)
+    assert task.draw(3).get_suptitle() == "Three bars\nthe task: your answer cannot be drawn"
+    assert task.draw().get_suptitle() == "Three bars"
 
 
 # -- what a task says before the first answer ------------------------------------------------------

@@ -106,7 +106,11 @@ class JudgedTask(ABC):
         try:
             return self.figure(_plain(answer))
         except (ConfigError, RuleError):
-            return self.figure(None)
+            drawn = self.figure(None)
+            if _plain(answer) is not None:  # or what stands there would pass for the answer
+                said = f"{drawn.get_suptitle()}\nthe task: your answer cannot be drawn"
+                drawn.suptitle(said, x=0.01, ha="left", fontsize=11, fontweight="bold")
+            return drawn
 
     def hint(self) -> Hint:
         """One more hint than last time; the last one again where there are no more."""
