@@ -203,7 +203,7 @@ def test_a_timetable_in_many_forms():
         (8, "x", "the number of micro-batches is a whole number, as in 8; got 'x'"),
         (8, "0", "there are 1 to 200 micro-batches here; got 0"),
         (8, "1", "% idle, more than"),
-        (8, "200", "less will do"),
+        (8, "200", "micro-batches 200: far, more than is needed"),
         (9, "3, 5 s", "the batch is cut into 1, 2, 4, 8, 16 and 32 parts; got 3"),
         (9, "1, 5 s", "with 1 micro-batches the time is not 5 s: too low, far"),
         (11, "x, drain, drain, drain, drain", "one of warm-up, transfer, imbalance,"),
@@ -272,6 +272,10 @@ def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
         off = abs(round(percent) / percent - 1)
         stars = task.result(f"{end}, {idle}, {round(percent)} %").stars
         assert stars == (3 if off <= 2e-3 else 2 if off <= 2e-2 else 0), (seed, percent)
+    assert worked(level(5)) == "525 s, 5/6"
+    result = level(5).result("525 s, 83 %")
+    assert result.reason == "Right, rounded: the third star takes 5/6 or 83.33 %."
+    assert "rounded off" not in f"{result.reason} {result.score} {result._repr_html_()}"
     found = set()
     for seed in range(50):
         task = level(9, seed)
@@ -281,6 +285,11 @@ def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
             result = task.result(f"{m}, {own} s")
             assert result.stars == (3 if own == best else 2 if own <= 1.05 * best else 1)
             assert result.stars == 3 or f"{best:g}" not in result.reason
+            shown = f"{result.reason} {result._repr_html_()}"
+            assert ("every target is met" in shown) == (result.stars == 3)
+            close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m."
+            assert (result.reason == close) == (result.stars == 2)
+            assert result.stars != 2 or "least that will do" not in shown
             found.add(result.stars)
     assert found == {1, 2, 3}
 

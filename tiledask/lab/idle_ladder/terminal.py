@@ -69,7 +69,7 @@ def play(
             say(console, "", bold=word)
         say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
         for t in result.targets:
-            if t.name != WRONG:
+            if t.name != WRONG and not t.short:
                 say(console, f"  {t.name}: {t.got:g} (target {t.goal})")
         if result.score:
             say(console, result.score)

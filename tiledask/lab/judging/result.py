@@ -68,6 +68,8 @@ class Target:
     """What is wrong, worst first, in the reader's words; said in place of the number."""
     where: str = ""
     """What makes the number so large: which device, stage, layer or tile; said behind it."""
+    almost: str = ""
+    """What is said once it is met and not as good as can be, in place of the number."""
 
     @property
     def goal(self) -> str:
@@ -77,11 +79,17 @@ class Target:
     @property
     def hidden(self) -> bool:
         """Whether the number asked for stays unsaid."""
-        return self.least and self.got != self.wanted
+        return self.least and self.got != (self.wanted if self.best is None else self.best)
 
     @property
     def met(self) -> bool:
         return within(self.got, self.wanted)
+
+    @property
+    def short(self) -> str:
+        """What keeps it from being as good as can be, in words; empty without such words."""
+        least = self.best is None or within(self.got, self.best)
+        return "" if least or not self.met else self.almost
 
     @property
     def gap(self) -> float | None:
@@ -113,7 +121,7 @@ class Target:
         near = "near, " if over <= NEAR * abs(self.wanted) else ""
         if self.least:
             far = "far, " if over > abs(self.wanted) else ""
-            return f"{near or far}less will do"
+            return f"{near or far}more than is needed"
         if not self.wanted or (over == round(over) and self.got <= _FEW):
             return f"{near}{_number(over)} too much"
         share = over / abs(self.wanted)
@@ -131,8 +139,10 @@ class Target:
     def __str__(self) -> str:
         if self.remarks and not self.met:
             return self.offence
-        said = f"{self.name} {_number(self.got)}, target {self.goal}"
-        return f"{said}: {self.offence or 'met'}"
+        said = f"{self.name} {_number(self.got)}"
+        if self.least and not self.met:
+            return f"{said}: {self.offence}"
+        return f"{said}, target {self.goal}: {self.offence or 'met'}"
 
 
 def _number(value: float) -> str:
@@ -195,7 +205,7 @@ class Result:
         ahead = [t for t in self.targets if t.best is not None and not within(t.best, t.got)]
         if self.stars == 3 and ahead:
             return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
-        gaps = [(t.gap, t) for t in self.targets if t.gap]
+        gaps = [(t.gap, t) for t in self.targets if t.gap and not t.short]
         if not gaps or self.stars != 2:
             return shown
         gap, target = max(gaps, key=lambda pair: pair[0])
@@ -238,6 +248,7 @@ class Result:
         rows = [
             (t.name, _number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
             for t in self.targets
+            if not t.short
         ]
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)

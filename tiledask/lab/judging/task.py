@@ -95,7 +95,9 @@ class JudgedTask(ABC):
             return self._result(True, False, f"Not legal: {error}")
         missed = [str(target) for target in targets if not target.met]
         more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
-        reason = f"Not yet: {missed[0]}{more}." if missed else "Solved: every target is met."
+        short = "; ".join(filter(None, (target.short for target in targets)))
+        solved = f"{short}." if short else "Solved: every target is met."
+        reason = f"Not yet: {missed[0]}{more}." if missed else solved
         return self._result(True, True, reason, targets)
 
     def _result(self, attempted: bool, legal: bool, reason: str, targets: Any = ()) -> Result:

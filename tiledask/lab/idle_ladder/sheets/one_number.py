@@ -96,5 +96,6 @@ class BestNumber:
                 best,
                 least=True,
                 remarks=(f"{m} is {way}",),
+                almost=f"Close: {100 * (own / best - 1):.0f} % slower than the best m",
             ),
         ]
