@@ -76,8 +76,8 @@ def play(
     hinted = task.hint() if hint else None
     if hinted:
         say(console, str(hinted), wrap=True)
-    working = task.working()
-    if any(results) or hinted:
+    working = task.working() if any(results) or hinted else None
+    if working:
         say(console, str(working), wrap=True)
         if working.lines:
             for run in task.runs:
@@ -95,7 +95,7 @@ def play(
         "results": [result.to_dict() for result in results],
     }
     said |= {"hint": str(hinted)} if hinted else {}
-    said |= {"working": list(working.lines)} if any(results) or hinted else {}
+    said |= {"working": list(working.lines)} if working else {}
     return int(not all(results)), said
 
 

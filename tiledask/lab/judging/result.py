@@ -172,6 +172,8 @@ class Result:
     """Empty unless the answer is legal."""
     hints: int = 0
     """How many there are for whoever wants one."""
+    capped: str = ""
+    """Why the third star is not given, in words; empty where it may be."""
 
     def __bool__(self) -> bool:
         return self.legal and all(target.met for target in self.targets)
@@ -184,10 +186,10 @@ class Result:
     @property
     def stars(self) -> int:
         """0 for an answer that breaks a rule or is wrong, 1 for a legal one, 2 if solved, 3 if
-        the best."""
+        the best and not capped."""
         if any(t.name == WRONG and not t.met for t in self.targets):
             return 0
-        return int(self.legal) + bool(self) + self.best
+        return int(self.legal) + bool(self) + (self.best and not self.capped)
 
     @property
     def score(self) -> str:
@@ -206,6 +208,8 @@ class Result:
         if self.stars == 3 and ahead:
             return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
         gaps = [(t.gap, t) for t in self.targets if t.gap and not t.short]
+        if self.best and self.capped:
+            return f"{shown}; {self.capped}"
         if not gaps or self.stars != 2:
             return shown
         gap, target = max(gaps, key=lambda pair: pair[0])
@@ -253,6 +257,6 @@ class Result:
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
         head = ("", "yours", "target", *(["best possible"] if self else []), "")
-        stuck = f"<p><code>.hint()</code> gives one of {html.words(self.hints)} hints.</p>"
+        stuck = f"<p>Its <code>hint()</code> gives one more of {html.words(self.hints)} hints.</p>"
         table = html.table(head, rows) if rows else ""
         return f"<p>{says}</p>{table}{stuck if self.hints and not self else ''}"
