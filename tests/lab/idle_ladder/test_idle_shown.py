@@ -104,7 +104,7 @@ def test_the_working_has_one_grey_and_the_words_of_the_question(number):
     unit = "slots" if number == 1 else "s"
     labels = [t.get_text() for t in figure.legends[0].get_texts()]
     assert [w for w in labels if w.startswith("idle")] == [
-        f"idle; in it the line that counts it: its length in {unit}"
+        f"idle; line that counts it: length ({unit}), or the line alone"
     ]
     titled = f"{run.get_title(loc='left')} {run.get_title()}"
     assert f"done after {task.runs[0].timeline.makespan:g} {unit}" in titled

@@ -47,7 +47,7 @@ def draw_working(task: "LevelSpec") -> "Figure":
     """
     figure = _runs(task, f"{task.title}: each gap with the line that counts it")
     unit = "slots" if task.sheet.drawn == "timetable" else "s"
-    _plain(figure, f"idle; in it the line that counts it: its length in {unit}")
+    _plain(figure, f"idle; line that counts it: length ({unit}), or the line alone")
     if unit == "slots":
         (axes,) = figure.axes[: len(task.runs)]
         axes.set_title(re.sub(r"(?<=\d) s$", " slots", axes.get_title(loc="left")), loc="left")
