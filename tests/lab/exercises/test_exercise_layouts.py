@@ -94,7 +94,7 @@ def test_the_fewest_devices_are_those_of_every_number_searched(fewest):
     assert fewest.check(fits[least][0].layout).best
     more = fewest.check(fits[8][0].layout)
     assert more.legal
-    assert "devices 8, target the least that will do: far, less will do" in more.reason
+    assert "devices 8: far, more than is needed" in more.reason
 
 
 def test_more_bytes_a_parameter_take_more_devices():

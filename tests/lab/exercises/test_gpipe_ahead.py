@@ -20,7 +20,7 @@ def test_the_smallest_latencies_are_found_and_only_they_are_enough(exercise):
     late = exercise.check((0.01, 0.82))
     assert not late
     assert late.legal
-    assert "against zb-h1 0.82, target the least that will do" in late.reason
+    assert "against zb-h1 0.82: near, more than is needed" in late.reason
     assert [target.best for target in late.targets] == [0, 0.01, 0.81]
 
 

@@ -96,6 +96,11 @@ def test_what_is_said_of_a_gap_is_only_what_it_is_not():
         result = task.result(given)
         named = set(task.sheet.words) & set(re.findall(r"[\w-]+", result.reason))
         assert named <= {given[task.sheet.wrong(given)[0]]}
+    task = level(11)
+    given = re.sub(r"\b[A-E] ", "", worked(task)).split(", ")
+    given[0] = "drain" if given[0] != "drain" else "transfer"
+    said = f"Not yet: gap A is not {given[0]!r}; the others are right."
+    assert task.result(given).reason == said
 
 
 @pytest.mark.parametrize("number", LEVELS)
@@ -166,6 +171,17 @@ def test_answers_are_read_as_they_are_meant(number, wanted, typed):
         assert task.result(answer).stars == 3, (answer, task.result(answer).reason)
 
 
+def test_blanks_commas_and_semicolons_part_the_words_of_level_2_alike():
+    for seed in range(20):
+        task = level(2, seed)
+        words = re.split(r"[,;] ", worked(task))
+        half = len(words) // 2
+        rows = " ".join(words[:half]), " ".join(words[half:])
+        named = re.sub(r"(\d)", r"worker \1", "; ".join(rows))
+        for answer in ("; ".join(rows), "\n".join(rows), " ".join(rows), rows, named):
+            assert task.result(answer).stars == 3, (seed, answer, task.result(answer).reason)
+
+
 def test_a_timetable_in_many_forms():
     task = level(1)
     assert (task.sheet.workers, task.sheet.slots) == (4, 18)
@@ -199,11 +215,12 @@ def test_a_timetable_in_many_forms():
         (3, "30, 42, 24, 40", "worker 4's idle time is not 40 s: too high, near"),
         (3, "30, 42, 240, 39", "worker 3's idle time is not 240 s: too high, far"),
         (3, "30, 42, 24, 45", "that is how long the whole batch takes"),
+        (3, "20, 42, 24, 39", "that is its wait while the batch goes back"),
         (5, "1, 2 %, 3", "2 numbers are asked for"),
         (8, "x", "the number of micro-batches is a whole number, as in 8; got 'x'"),
         (8, "0", "there are 1 to 200 micro-batches here; got 0"),
         (8, "1", "% idle, more than"),
-        (8, "200", "less will do"),
+        (8, "200", "micro-batches 200: far, more than is needed"),
         (9, "3, 5 s", "the batch is cut into 1, 2, 4, 8, 16 and 32 parts; got 3"),
         (9, "1, 5 s", "with 1 micro-batches the time is not 5 s: too low, far"),
         (11, "x, drain, drain, drain, drain", "one of warm-up, transfer, imbalance,"),
@@ -253,6 +270,21 @@ def test_the_other_convention_is_recognised():
                 assert "did you count workers from 0?" in reason
 
 
+def test_forgotten_transfers_and_costs_are_recognised():
+    for seed in range(20):
+        task = level(4, seed)
+        run = task.runs[0].timeline
+        busy = run.busy_per_device
+        without = ", ".join(f"{sum(busy) - own:g} s" for own in busy)
+        assert "that is without transfers" in task.result(without).reason
+        once = ", ".join(f"{(sum(busy) + run.makespan) / 2 - own:g} s" for own in busy)
+        assert "transfers are paid twice" in task.result(once).reason
+        task = level(9, seed)
+        m = task.sheet.best()
+        run = task.sheet.run(m)
+        assert "without any waiting" in task.result(f"{m}, {run.busy_per_device[0]} s").reason
+
+
 def test_the_first_slot_that_is_off_is_named_with_its_reason():
     task = level(1)
     rows = [list(row) for row in task.sheet.right]
@@ -272,6 +304,10 @@ def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
         off = abs(round(percent) / percent - 1)
         stars = task.result(f"{end}, {idle}, {round(percent)} %").stars
         assert stars == (3 if off <= 2e-3 else 2 if off <= 2e-2 else 0), (seed, percent)
+    assert worked(level(5)) == "525 s, 5/6"
+    result = level(5).result("525 s, 83 %")
+    assert result.reason == "Right, rounded: the third star takes 5/6 or 83.33 %."
+    assert "rounded off" not in f"{result.reason} {result.score} {result._repr_html_()}"
     found = set()
     for seed in range(50):
         task = level(9, seed)
@@ -281,6 +317,11 @@ def test_two_stars_are_for_a_rounded_share_and_for_nearly_the_best_number():
             result = task.result(f"{m}, {own} s")
             assert result.stars == (3 if own == best else 2 if own <= 1.05 * best else 1)
             assert result.stars == 3 or f"{best:g}" not in result.reason
+            shown = f"{result.reason} {result._repr_html_()}"
+            assert ("every target is met" in shown) == (result.stars == 3)
+            close = f"Close: {100 * (own / best - 1):.0f} % slower than the best m."
+            assert (result.reason == close) == (result.stars == 2)
+            assert result.stars != 2 or "least that will do" not in shown
             found.add(result.stars)
     assert found == {1, 2, 3}
 
@@ -308,9 +349,20 @@ def test_the_working_opens_once_solved_or_after_the_last_hint_and_progress_has_n
     for left in (2, 1):
         other.hint()
         assert f"{left} hint" in str(other.working())
-    other.hint()
+    assert other.check(worked(other)).stars == 3
+    here().put("idle-5", TASKS, tries=0, stars=0, solved=False)
+    assert "the working is open: task.working()" not in str(other.hints)
+    assert "The working is open: task.working()" in other.hint().text
+    assert other.hint().text.startswith("That was the last; the working is open: task.working()")
     assert other.working().lines[-1] == f"Answer: {worked(other)}"
     shown = other.working()._repr_html_()
     assert shown.count("<li>") == len(other.lines)
     assert "data:image/png;base64," in shown
     assert here().get("idle-5", TASKS).get("tries", 0) == 0
+    assert level(5, 9).check(worked(level(5, 9))).stars == 3
+    here().put("idle-5", TASKS, stars=0)
+    copied = other.check(worked(other))
+    assert (bool(copied), copied.stars, here().get("idle-5", TASKS)["stars"]) == (True, 2, 2)
+    assert copied.score.endswith(
+        "two stars are the most once the working is open; another seed has all three"
+    )

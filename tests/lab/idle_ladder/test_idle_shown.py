@@ -8,11 +8,15 @@ import json
 import re
 
 import pytest
+from matplotlib.colors import to_hex
 
 import tiledask as td
 from tiledask.cli import main
 from tiledask.lab.idle_ladder.ladder import LEVELS
+from tiledask.lab.idle_ladder.terminal import _letters
 from tiledask.lab.learner.kept import TASKS, here
+from tiledask.lab.plots.pipelines.gantt import IDLE
+from tiledask.lab.plots.style import PALE
 
 
 def worked(task):
@@ -64,6 +68,14 @@ def test_what_is_off_is_marked_in_its_place():
     ]
 
 
+def test_bars_are_as_long_as_the_numbers_given():
+    figure = td.tasks.idle_level(4).draw("69, 51, 50, 23")
+    bars = [p.get_width() for p in figure.axes[0].patches if p.get_gid() == "given"]
+    assert bars == pytest.approx([1, 51 / 69, 50 / 69, 23 / 69])
+    mixed = td.tasks.idle_level(5).draw("69, 51 %")  # seconds and a share: cells, no bars
+    assert not [p for p in mixed.axes[0].patches if p.get_gid() == "given"]
+
+
 def test_the_empty_sheet_hides_the_run_and_the_working_labels_its_gaps():
     for number in (3, 7, 10, 12):
         task = td.tasks.idle_level(number, 5)
@@ -78,6 +90,25 @@ def test_the_empty_sheet_hides_the_run_and_the_working_labels_its_gaps():
     assert set(labels) == {f"gap {n}" for n in counting}
     first = task.lines[counting[0] - 1].gaps[0]
     assert labels[f"gap {counting[0]}"] == f"{counting[0]}: {first.end - first.start:g} s"
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_the_working_has_one_grey_and_the_words_of_the_question(number):
+    task = td.tasks.idle_level(number, 5)
+    here().put(task.name, TASKS, hints=3)
+    figure = task.working().figure
+    run = figure.axes[0]
+    idle = [boxes for boxes in run.collections if boxes.get_gid() in IDLE]
+    assert idle
+    assert {(to_hex(b.get_facecolor()[0]).upper(), b.get_hatch()) for b in idle} == {(PALE, None)}
+    unit = "slots" if number == 1 else "s"
+    labels = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert [w for w in labels if w.startswith("idle")] == [
+        f"idle; line that counts it: length ({unit}), or the line alone"
+    ]
+    titled = f"{run.get_title(loc='left')} {run.get_title()}"
+    assert f"done after {task.runs[0].timeline.makespan:g} {unit}" in titled
+    assert run.get_xlabel() == f"time ({unit})"
 
 
 def test_gaps_have_their_letters_and_the_first_wrong_one_is_red():
@@ -126,6 +157,29 @@ def test_hints_one_by_one_lead_to_the_working(capsys, monkeypatch, tmp_path):
         assert left in shown
     assert "worker 1 F" in shown
     assert f"Answer: {worked(td.tasks.idle_level(4))}" in shown
+
+
+def test_a_run_too_long_for_letters_is_told_in_a_line_per_worker():
+    told = set()
+    for number in LEVELS:
+        for each in (run for seed in range(4) for run in td.tasks.idle_level(number, seed).runs):
+            run, text = each.timeline, _letters(each)
+            *rows, last = text.splitlines()
+            assert len(rows) == run.devices
+            if "at work" not in text:
+                words = re.findall(r"[FB][0-9-]*", "".join(row[10:] for row in rows))
+                assert sum(len(word) < 2 for word in words) <= len(words) / 2, text
+                continue
+            told.add(number)
+            assert last.endswith(
+                f"{run.makespan:g} s, too long for letters; --figure FILE draws it"
+            )
+            idle = [float(re.search(r"(\S+) s idle", row)[1]) for row in rows]
+            assert idle == pytest.approx(list(run.idle_per_device), rel=1e-5)
+            m = 1 + run.microbatch.max()
+            assert all(f"forwards {m}, backwards {m}: " in row for row in rows)
+    assert {8, 9} <= told
+    assert not {1, 2, 3, 4} & told
 
 
 def test_requests_that_make_no_sense(capsys):

@@ -191,7 +191,7 @@ ANSWERS: dict[str, list[tuple]] = {
     ],
     "fewest-microbatches": [
         (20, "not yet", "of the idle time 17 % is before the first actions of"),
-        (22, "not yet", "micro-batches 22, target the least that will do: near, less"),
+        (22, "not yet", "micro-batches 22: near, more than is needed"),
         (7, "not yet", "of the idle time 17 % is before the first actions of"),
         ("8.5", "not an answer", "microbatches is a whole number from 1 to 64"),
         (0, "not an answer", "microbatches is a whole number from 1 to 64"),
@@ -279,7 +279,7 @@ ANSWERS: dict[str, list[tuple]] = {
     "when-gpipe-wins": [
         (10, "not yet", "of the idle time 18 % is before the first actions of"),
         (12, "not yet", "of the idle time 18 % is before the first actions of"),
-        (40, "not yet", "micro-batches 40, target the least that will do: far, less"),
+        (40, "not yet", "micro-batches 40: far, more than is needed"),
         ("GPipe", "not an answer", "microbatches is a whole number from 1 to 40"),
     ],
     "chunks-against-latency": [
@@ -315,7 +315,7 @@ ANSWERS: dict[str, list[tuple]] = {
     "five-percent-idle": [
         ("zb-v, 8", "not yet", "of the idle time 50 % is before the first actions of"),
         ("1f1b, 24", "not yet", "of the idle time 17 % is before the first actions of"),
-        ("zb-v, 16", "not yet", "micro-batches 16, target the least that will do: less will"),
+        ("zb-v, 16", "not yet", "micro-batches 16: more than is needed"),
         ("zb-v", "not an answer", "choose schedule and microbatches, 2 in all and in this"),
         ("zb-v, 30", "not an answer", "microbatches is a whole number from 4 to 24"),
     ],
@@ -380,8 +380,8 @@ ANSWERS: dict[str, list[tuple]] = {
             "not yet",
             "at a latency of 0.5 s GPipe needs 36 s and interleaved 35.5",
         ),
-        ((0.01, 0.56, 0.82), "not yet", "seconds of latency against interleaved 0.56, target the"),
-        ((0.5, 1.0, 1.5), "not yet", "seconds of latency against 1f1b 0.5, target the least that"),
+        ((0.01, 0.56, 0.82), "not yet", "seconds of latency against interleaved 0.56: near"),
+        ((0.5, 1.0, 1.5), "not yet", "seconds of latency against 1f1b 0.5: "),
         ((0.01, 0.8), "not an answer", "an answer has 3 latencies, against 1f1b, interleaved"),
         ((0.005, 1, 1), "not an answer", "an answer has 3 latencies, against 1f1b, interleaved"),
     ],
@@ -426,7 +426,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             survivors(None) | {"ranks for adam": 16},
             "not yet",
-            "ranks for adam 16, target the least that will do: far, less",
+            "ranks for adam 16: far, more than is needed",
         ),
         (
             {"copies": None},
@@ -466,7 +466,7 @@ ANSWERS: dict[str, list[tuple]] = {
         (
             td.Layout(tp=4, pp=2, microbatches=32, recompute="full"),
             "not yet",
-            "devices 8, target the least that will do: far, less will do",
+            "devices 8: far, more than is needed",
         ),
         (
             td.Layout(pp=2, microbatches=32),
@@ -654,8 +654,8 @@ ANSWERS: dict[str, list[tuple]] = {
     ],
     "until_layerwise_moves_more": [
         (2, "not yet", "on 2 devices, 20 images, layerwise 0.6901 MB and data"),
-        (4, "not yet", "devices 4, target the least that will do: less will do"),
-        (64, "not yet", "devices 64, target the least that will do: far, less will"),
+        (4, "not yet", "devices 4: more than is needed"),
+        (64, "not yet", "devices 64: far, more than is needed"),
         (1, "not an answer", "an answer is a number of devices from 2 to 64, got 1"),
         ("three", "not an answer", "an answer is a number of devices from 2 to 64, got 'three'"),
     ],

@@ -11,6 +11,7 @@ from tiledask.lab.judging.reading import COUNT, SECONDS, SHARE, labelled, parts,
     [
         *((word, SHARE, 3 / 12) for word in ("25 %", "25%", "3/12", "0.25", ".25", "25", 0.25)),
         *((word, SECONDS, 6) for word in ("6 s", "6", "6s", "6 seconds", "6000 ms", "T = 6 s", 6)),
+        *((word, SECONDS, 30) for word in ("0.5min", "0.5 min.", "30 s.", "30000 ms", "30.")),
         *((word, COUNT, 8) for word in ("8", "m = 8", "8 micro-batches", "8.0", "16/2", 8)),
     ],
 )
@@ -32,6 +33,7 @@ def test_commas_spaces_lines_and_lists_part_alike():
     for answer in ("6 s, 27.3 %, 3/11", "6 s\n27.3 %\n3/11", "6 s;27.3 %;3/11;", wanted):
         assert parts(answer) == wanted
     assert parts("6 s 27.3 % 3 / 11") == ["6s", "27.3%", "3/11"]
+    assert parts("0.5 min 6 s.") == ["0.5min", "6s."]
     assert parts({"worker 1": 6}) == ["worker 1: 6"]
 
 

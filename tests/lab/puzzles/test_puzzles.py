@@ -371,7 +371,7 @@ WRONG = [
     (
         "fewest-microbatches",
         22,
-        "micro-batches 22, target the least that will do: near, less will do",
+        "micro-batches 22: near, more than is needed",
     ),
     ("fewest-microbatches", 0, "a whole number from 1 to 64; got 0"),
     ("fewest-microbatches", True, "a whole number from 1 to 64; got True"),

@@ -105,7 +105,15 @@ def best_with_overhead(head: dict, rng: Random) -> IdleLevel:
             f"{num(T + 2 * o)} = {num(times[1])}. Work out the others; the best has about as much "
             f"waiting as extra cost.",
         ),
-        sheet=BestNumber(run, options),
+        sheet=BestNumber(
+            run,
+            options,
+            lambda k: (
+                ((k + p - 1) * T / k, "that is without the cost of an action"),
+                ((k + p - 1) * (T / k + o), "a round has two actions, and each costs extra"),
+                (k * (T / k + 2 * o), "that is the work of one worker, without any waiting"),
+            ),
+        ),
         runs=(Run(f"1F1B, {p} workers", best),),
         lines=(
             *(

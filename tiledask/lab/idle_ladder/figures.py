@@ -4,11 +4,12 @@ worker 1  [F0][  2: 6 s  ][B0]      a gap has the number of the line of the work
 worker 2  1 [F0][ 2 ][B0] 3         counts it
 """
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.judging import Result
-from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
+from tiledask.lab.plots.pipelines.gantt import IDLE, KINDS, gantt
 from tiledask.lab.plots.style import INK, PALE, RED, canvas, lighter, mark_box, styled
 from tiledask.lab.puzzles.figures.draw_orders import label_devices
 from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled, write
@@ -40,11 +41,20 @@ _NARROW = 13
 
 @styled
 def draw_working(task: "LevelSpec") -> "Figure":
-    """The runs, each gap with the number of the line that counts it, and its length."""
+    """The runs, each gap with the number of the line that counts it, and its length.
+
+    Gaps are plain grey: a line counts one as a whole, whatever its causes.
+    """
     figure = _runs(task, f"{task.title}: each gap with the line that counts it")
+    unit = "slots" if task.sheet.drawn == "timetable" else "s"
+    _plain(figure, f"idle; line that counts it: length ({unit}), or the line alone")
+    if unit == "slots":
+        (axes,) = figure.axes[: len(task.runs)]
+        axes.set_title(re.sub(r"(?<=\d) s$", " slots", axes.get_title(loc="left")), loc="left")
+        axes.set_xlabel("time (slots)")
     for number, line in enumerate(task.lines, 1):
         for gap in line.gaps:
-            _label(figure, gap, f"{number}", f"{number}: {gap.end - gap.start:g} s")
+            _label(figure, gap, f"{number}", f"{number}: {gap.end - gap.start:g} {unit}")
     return figure
 
 
@@ -90,7 +100,10 @@ def draw_numbers(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     for a, value in zip(asked, task.sheet.read(answer), strict=True):
         words = a.remark(value) if a.wrong(value) else a.shown(value)
         rows.append((a.what, [(words.removeprefix(f"{a.what} is "), a.wrong(value))]))
-    return _sheet(titled(task, result), rows)
+    given = task.sheet.read(answer)
+    return _sheet(
+        titled(task, result), rows, given if len({a.unit.what for a in asked}) == 1 else ()
+    )
 
 
 @styled
@@ -150,6 +163,23 @@ def draw_best(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     return _sheet(titled(task, result), rows)
 
 
+def _plain(figure: "Figure", words: str) -> None:
+    """None, once all idle time looks alike and the legend has ``words`` for it."""
+    from matplotlib.patches import Patch
+
+    for axes in figure.axes:
+        for boxes in axes.collections:
+            if boxes.get_gid() in IDLE:
+                boxes.set(facecolor=PALE, hatch=None)
+    (legend,) = figure.legends
+    named = zip(legend.legend_handles, (t.get_text() for t in legend.get_texts()), strict=True)
+    kept = [(h, label) for h, label in named if not label.startswith("idle") and h.get_visible()]
+    legend.remove()
+    handles, labels = zip(*kept, (Patch(facecolor=PALE), words), strict=True)
+    figure.legend(handles, labels, loc="outside lower left", ncols=2)
+    figure.lay_out()
+
+
 def _runs(task: "LevelSpec", title: str) -> "Figure":
     runs = [run.timeline for run in task.runs]
     figure = gantt(*runs, titles=[run.facts for run in task.runs], title=title)
@@ -194,12 +224,18 @@ def _label(figure: "Figure", gap: "Gap", short: str, words: str, wrong: bool = F
     )
 
 
-def _sheet(title: str, rows: "Sequence[_Row]") -> "Figure":
-    """A row for each thing that is asked for, and what was given, off in red."""
+def _sheet(title: str, rows: "Sequence[_Row]", lengths: Sequence[float] = ()) -> "Figure":
+    """A row for each thing that is asked for, and what was given, off in red.
+
+    ``lengths``: what was given in one unit, a bar each; without them the rows are cells.
+    """
     figure = canvas(0.6 + 0.3 * len(rows) + 0.18 * title.count("\n"), title)
     axes = figure.subplots()
     device_rows(axes, [label for label, _ in rows])
-    axes.barh(range(len(rows)), 1.0, HEIGHT, color=PALE)
+    axes.barh(range(len(rows)), 1.0, HEIGHT, color="white", edgecolor=PALE)
+    longest = max(map(abs, lengths), default=0.0) or 1.0
+    bars = [abs(length) / longest for length in lengths]
+    axes.barh(range(len(bars)), bars, HEIGHT, color=PALE, gid="given")
     axes.set_xlim(0, 1)
     axes.set_xticks([])
     axes.spines[["bottom"]].set_visible(False)

@@ -143,9 +143,8 @@ def _because(run: Timeline, gap: Gap, letter: str) -> Worked:
         for i in np.flatnonzero(run.device == neighbour)
         if f"{run.kind[i]}{run.microbatch[i]}" == action
     )
-    words = f"{where}, then {action}: worker {neighbour + 1} had it made at {num(made)} s"
+    words = f"{where}, then {action}: worker {neighbour + 1} finished it at {num(made)} s"
+    began = f"the gap began at {num(gap.start)} s"
     if made <= gap.start + _TINY:
-        return Worked(
-            f"{words}, not after {num(gap.start)} s, when the gap began: transfer", (gap,)
-        )
-    return Worked(f"{words}, after {num(gap.start)} s, when the gap began: imbalance", (gap,))
+        return Worked(f"{words}, and {began}; it was on its way: transfer", (gap,))
+    return Worked(f"{words}, and {began}; it was not made yet: imbalance", (gap,))

@@ -21,16 +21,23 @@ def one_batch(
     return simulate(schedule("naive", len(forward), 1), forward, backward, latency=latency)
 
 
-def _idle_of_each(run: Timeline, forward: Sequence[int], backward: Sequence[int], end: int):
-    """The numbers asked for: every worker's idle time. ``end`` comes of a common mistake."""
+def _idle_of_each(
+    run: Timeline,
+    forward: Sequence[int],
+    backward: Sequence[int],
+    ends: Sequence[tuple[int, str]],
+) -> NumberSheet:
+    """The numbers asked for: every worker's idle time. ``ends``: (where the batch ends by a common
+    mistake, which)."""
     works = [f + b for f, b in zip(forward, backward, strict=True)]
     asked = []
     for w, right in enumerate(run.idle_per_device):
         mistakes = [
             (works[w], f"that is how long worker {w + 1} works"),
             (run.makespan, "that is how long the whole batch takes"),
-            (end - works[w], "something is paid twice: on the way there, and on the way back"),
+            *((end - works[w], why) for end, why in ends),
             (sum(forward) - forward[w], "that is its wait while the batch goes forward"),
+            (sum(backward) - backward[w], "that is its wait while the batch goes back"),
         ]
         told = tuple(each for each in mistakes if each[0] != right)
         asked.append(Asked(f"worker {w + 1}'s idle time", right, worker=w, mistakes=told))
@@ -80,7 +87,7 @@ def uneven_stages(head: dict, rng: Random) -> IdleLevel:
             f"The batch takes {plus(forward)} s forward and twice that back. Take away what a "
             f"worker does itself: worker 1 works {forward[0]} + {backward[0]} s.",
         ),
-        sheet=_idle_of_each(run, forward, backward, sum(forward)),
+        sheet=_idle_of_each(run, forward, backward, ()),
         runs=(Run(f"{p} workers, one batch", run),),
         lines=(
             Worked(f"The batch takes {total(forward)} s forward and {total(backward)} s back"),
@@ -119,7 +126,15 @@ def idle_with_transfers(head: dict, rng: Random) -> IdleLevel:
             f"Without transfers the batch takes {plus(forward)} s forward and twice that back. The "
             f"ways add {plus(sends)} s, and once more on the way back.",
         ),
-        sheet=_idle_of_each(run, forward, backward, compute + way),
+        sheet=_idle_of_each(
+            run,
+            forward,
+            backward,
+            (
+                (compute, "that is without transfers"),
+                (compute + way, "transfers are paid twice: on the way there, and on the way back"),
+            ),
+        ),
         runs=(Run(f"{p} workers, one batch, with transfers", run),),
         lines=(
             Worked(

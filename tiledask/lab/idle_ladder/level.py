@@ -1,11 +1,11 @@
 """A level with the numbers of its seed: judged, drawn, and worked out line by line."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.idle_ladder.spec import LevelSpec
-from tiledask.lab.judging import Target
+from tiledask.lab.judging import Hint, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.plan import html
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["IdleLevel", "LevelWorking"]
+
+_OPEN = "working is open: task.working() in Python, below in a terminal."
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,38 @@ class IdleLevel(LevelSpec):
 
         return getattr(figures, f"draw_{self.sheet.drawn}")(self, answer, self.result(answer))
 
+    @property
+    def capped(self) -> str:
+        """Two stars are the most for numbers whose working was open before they were solved."""
+        if self.seed not in here().get(self.name, TASKS).get("opened", ()):
+            return ""
+        return "two stars are the most once the working is open; another seed has all three"
+
+    def hint(self) -> Hint:
+        """One more hint than last time; the last one opens the working, and says so."""
+        none_left = here().get(self.name, TASKS).get("hints", 0) >= len(self.hints)
+        hint = super().hint()
+        if hint.number < hint.of:
+            return hint
+        self._opened()
+        return replace(
+            hint,
+            text=f"That was the last; the {_OPEN}" if none_left else f"{hint.text} The {_OPEN}",
+        )
+
+    def _opened(self) -> None:
+        """None, once it is kept that the working of these numbers is open, if they are unsolved."""
+        known = here().get(self.name, TASKS)
+        seeds = known.get("opened", [])
+        if not known.get("solved") and self.seed not in seeds:
+            here().put(self.name, TASKS, opened=[*seeds, self.seed])
+
     def working(self) -> LevelWorking:
         """How it is worked out, once the level is solved, with any seed, or all hints are taken."""
         known = here().get(self.name, TASKS)
         left = len(self.hints) - known.get("hints", 0)
         if known.get("solved") or left <= 0:
+            self._opened()
             return LevelWorking(self, tuple(line.text for line in self.lines))
         return LevelWorking(
             self,

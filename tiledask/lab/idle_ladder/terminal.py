@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError
@@ -10,7 +11,7 @@ from tiledask.lab.figure_file import check_figure, save_figure
 from tiledask.lab.idle_ladder.ladder import LEVELS, idle_level
 from tiledask.lab.judging.result import WRONG
 from tiledask.lab.learner.kept import TASKS, at_terminal, here
-from tiledask.lab.puzzles.sketch import timeline_text
+from tiledask.lab.puzzles.sketch import letters_a_second, timeline_text
 from tiledask.lab.table import Grid, say
 
 if TYPE_CHECKING:
@@ -69,19 +70,22 @@ def play(
             say(console, "", bold=word)
         say(console, "", bold=result.reason, colour="green" if result else "red", wrap=True)
         for t in result.targets:
-            if t.name != WRONG:
+            if t.name != WRONG and not t.short:
                 say(console, f"  {t.name}: {t.got:g} (target {t.goal})")
         if result.score:
             say(console, result.score)
     hinted = task.hint() if hint else None
     if hinted:
         say(console, str(hinted), wrap=True)
-    working = task.working()
-    if any(results) or hinted:
+    working = task.working() if any(results) or hinted else None
+    if working:
         say(console, str(working), wrap=True)
         if working.lines:
             for run in task.runs:
-                say(console, f"\n{run.facts}\n{_letters(run)}")
+                drawn = _letters(run)
+                if task.sheet.drawn == "timetable":
+                    drawn = re.sub(r"0 s to (\d+) s, 1 s is", r"\1 slots, one is", drawn)
+                say(console, f"\n{run.facts}\n{drawn}")
     if figure:
         save_figure(task.draw(answer_of(answers[-1]) if answers else None), figure)
     said: dict[str, Any] = {
@@ -95,9 +99,21 @@ def play(
         "results": [result.to_dict() for result in results],
     }
     said |= {"hint": str(hinted)} if hinted else {}
-    said |= {"working": list(working.lines)} if any(results) or hinted else {}
+    said |= {"working": list(working.lines)} if working else {}
     return int(not all(results)), said
 
 
 def _letters(run: "Run") -> str:
-    return timeline_text(run.timeline, name="worker", first=1)
+    """The run in letters, or where they would jam, a line in words for each worker."""
+    timeline = run.timeline
+    if median(timeline.end - timeline.start) * letters_a_second(timeline) >= 2:
+        return timeline_text(timeline, name="worker", first=1)
+    rows = []
+    for w, (busy, idle) in enumerate(
+        zip(timeline.busy_per_device, timeline.idle_per_device, strict=True)
+    ):
+        kinds = timeline.kind[timeline.device == w].tolist()
+        counts = f"forwards {kinds.count('F')}, backwards {kinds.count('B')}"
+        rows.append(f"worker {w + 1}  {counts}: {busy:g} s at work, {idle:g} s idle")
+    whole = f"0 s to {timeline.makespan:g} s, too long for letters; --figure FILE draws it"
+    return "\n".join([*rows, f"{'':9} {whole}"])

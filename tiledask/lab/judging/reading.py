@@ -47,7 +47,8 @@ _SECONDS = ("s", "sec", "secs", "second", "seconds")
 SECONDS = Unit(
     "a number of seconds",
     "6 s or 6",
-    {"": 1.0, "ms": 1e-3}
+    {"": 1.0, "ms": 1e-3, "h": 3600.0}
+    | dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0)
     | {f"{of}{s}": 1.0 for of in ("", "device-", "worker-") for s in _SECONDS},
 )
 _PERCENT = {"": 1.0, "%": 0.01, "percent": 0.01}
@@ -62,10 +63,10 @@ COUNT = Unit(
 )
 
 _DIGITS = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_NUMBER = re.compile(rf"(?:\w+\s*=\s*)?({_DIGITS})(?:\s*/\s*({_DIGITS}))?\s*([^\W\d_][\w-]*|%|)")
+_NUMBER = re.compile(rf"(?:\w+\s*=\s*)?({_DIGITS})(?:\s*/\s*({_DIGITS}))?\s*([^\W\d_][\w-]*|%|)\.?")
 _UNITS = sorted({w for u in (SECONDS, SHARE, COUNT) for w in u.sizes if w}, key=len, reverse=True)
 _BEFORE_UNIT = re.compile(
-    rf"(?<=\d)\s+(?=(?:{'|'.join(map(re.escape, _UNITS))})(?:\s|$))", re.IGNORECASE
+    rf"(?<=\d)\s+(?=(?:{'|'.join(map(re.escape, _UNITS))})\.?(?:\s|$))", re.IGNORECASE
 )
 
 

@@ -68,6 +68,8 @@ class Target:
     """What is wrong, worst first, in the reader's words; said in place of the number."""
     where: str = ""
     """What makes the number so large: which device, stage, layer or tile; said behind it."""
+    almost: str = ""
+    """What is said once it is met and not as good as can be, in place of the number."""
 
     @property
     def goal(self) -> str:
@@ -77,11 +79,17 @@ class Target:
     @property
     def hidden(self) -> bool:
         """Whether the number asked for stays unsaid."""
-        return self.least and self.got != self.wanted
+        return self.least and self.got != (self.wanted if self.best is None else self.best)
 
     @property
     def met(self) -> bool:
         return within(self.got, self.wanted)
+
+    @property
+    def short(self) -> str:
+        """What keeps it from being as good as can be, in words; empty without such words."""
+        least = self.best is None or within(self.got, self.best)
+        return "" if least or not self.met else self.almost
 
     @property
     def gap(self) -> float | None:
@@ -113,7 +121,7 @@ class Target:
         near = "near, " if over <= NEAR * abs(self.wanted) else ""
         if self.least:
             far = "far, " if over > abs(self.wanted) else ""
-            return f"{near or far}less will do"
+            return f"{near or far}more than is needed"
         if not self.wanted or (over == round(over) and self.got <= _FEW):
             return f"{near}{_number(over)} too much"
         share = over / abs(self.wanted)
@@ -131,8 +139,10 @@ class Target:
     def __str__(self) -> str:
         if self.remarks and not self.met:
             return self.offence
-        said = f"{self.name} {_number(self.got)}, target {self.goal}"
-        return f"{said}: {self.offence or 'met'}"
+        said = f"{self.name} {_number(self.got)}"
+        if self.least and not self.met:
+            return f"{said}: {self.offence}"
+        return f"{said}, target {self.goal}: {self.offence or 'met'}"
 
 
 def _number(value: float) -> str:
@@ -162,6 +172,8 @@ class Result:
     """Empty unless the answer is legal."""
     hints: int = 0
     """How many there are for whoever wants one."""
+    capped: str = ""
+    """Why the third star is not given, in words; empty where it may be."""
 
     def __bool__(self) -> bool:
         return self.legal and all(target.met for target in self.targets)
@@ -174,10 +186,10 @@ class Result:
     @property
     def stars(self) -> int:
         """0 for an answer that breaks a rule or is wrong, 1 for a legal one, 2 if solved, 3 if
-        the best."""
+        the best and not capped."""
         if any(t.name == WRONG and not t.met for t in self.targets):
             return 0
-        return int(self.legal) + bool(self) + self.best
+        return int(self.legal) + bool(self) + (self.best and not self.capped)
 
     @property
     def score(self) -> str:
@@ -195,7 +207,9 @@ class Result:
         ahead = [t for t in self.targets if t.best is not None and not within(t.best, t.got)]
         if self.stars == 3 and ahead:
             return f"{shown.rpartition(' as good')[0]} better than the {ahead[0].yardstick}"
-        gaps = [(t.gap, t) for t in self.targets if t.gap]
+        gaps = [(t.gap, t) for t in self.targets if t.gap and not t.short]
+        if self.best and self.capped:
+            return f"{shown}; {self.capped}"
         if not gaps or self.stars != 2:
             return shown
         gap, target = max(gaps, key=lambda pair: pair[0])
@@ -238,10 +252,11 @@ class Result:
         rows = [
             (t.name, _number(t.got), t.goal, *([t.beside] if self else []), t.offence or "met")
             for t in self.targets
+            if not t.short
         ]
         # not a caption: those wrap at the table's width, which is nothing without rows
         says = "<br>".join(html.words(part) for part in (self.reason, self.score) if part)
         head = ("", "yours", "target", *(["best possible"] if self else []), "")
-        stuck = f"<p><code>.hint()</code> gives one of {html.words(self.hints)} hints.</p>"
+        stuck = f"<p>Its <code>hint()</code> gives one more of {html.words(self.hints)} hints.</p>"
         table = html.table(head, rows) if rows else ""
         return f"<p>{says}</p>{table}{stuck if self.hints and not self else ''}"

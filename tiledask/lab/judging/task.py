@@ -95,11 +95,18 @@ class JudgedTask(ABC):
             return self._result(True, False, f"Not legal: {error}")
         missed = [str(target) for target in targets if not target.met]
         more = f"; {len(missed) - 1} more below" if len(missed) > 1 else ""
-        reason = f"Not yet: {missed[0]}{more}." if missed else "Solved: every target is met."
+        short = "; ".join(filter(None, (target.short for target in targets)))
+        solved = f"{short}." if short else "Solved: every target is met."
+        reason = f"Not yet: {missed[0]}{more}." if missed else solved
         return self._result(True, True, reason, targets)
 
     def _result(self, attempted: bool, legal: bool, reason: str, targets: Any = ()) -> Result:
-        return Result(self.name, attempted, legal, reason, targets, len(self.hints))
+        return Result(self.name, attempted, legal, reason, targets, len(self.hints), self.capped)
+
+    @property
+    def capped(self) -> str:
+        """Why an answer has two stars at most, in words; empty where it may have three."""
+        return ""
 
     def draw(self, answer: Any = None) -> "Figure":
         """A figure of ``answer``; of the task if there is none yet or it cannot be drawn."""
@@ -127,7 +134,7 @@ class JudgedTask(ABC):
 
     def _repr_html_(self) -> str:
         form = f"<p>Answer with {html.words(self.form)}.</p>" if self.form else ""
-        hints = f"<p><code>.hint()</code> gives one of {len(self.hints)} hints.</p>"
+        hints = f"<p>Its <code>hint()</code> gives one more of {len(self.hints)} hints.</p>"
         said = f"<p><b>{html.words(self.heading)}.</b> {html.words(self.question)}</p>{form}"
         return said + (hints if self.hints else "")
 

@@ -17,7 +17,7 @@ from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.units import format_bytes
 
-__all__ = ["sketch", "timeline_text"]
+__all__ = ["letters_a_second", "sketch", "timeline_text"]
 
 _WIDTH = 72
 
@@ -105,6 +105,13 @@ _SKETCHES = {
 }
 
 
+def letters_a_second(run: Timeline, width: int = _WIDTH) -> float:
+    """The scale of `timeline_text`: 3, 2 or 1 letters for the shortest action, or what fits."""
+    shortest = float((run.end - run.start)[run.end > run.start].min())
+    most = width / run.makespan
+    return next((n / shortest for n in (3, 2, 1) if n / shortest <= most), most)
+
+
 def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device", first: int = 0) -> str:
     """A run drawn in letters, a line per device: "F0" a forward of micro-batch 0, "." idle.
 
@@ -118,13 +125,7 @@ def timeline_text(run: Timeline, width: int = _WIDTH, name: str = "device", firs
     """
     if not run.makespan:
         return ""
-    took = (run.end - run.start)[run.end > run.start]
-    shortest = float(took.min())
-    unit = width / run.makespan
-    for letters in (3, 2, 1):
-        if letters / shortest <= unit:
-            unit = letters / shortest
-            break
+    unit = letters_a_second(run, width)
     lines = []
     for device in range(run.devices):
         row = ["."] * round(run.makespan * unit)

@@ -41,6 +41,9 @@ class NameSheet:
         """The words given, each as ``words`` has it."""
         if isinstance(answer, str) and self.labels:  # "A warm up B drain": each label begins one
             answer = re.sub(rf"[,;\s]+(?=[{''.join(self.labels)}]\b[\s:=)])", ", ", answer.strip())
+        elif isinstance(answer, str):  # no word has a blank, but "worker 3"
+            words = re.sub(r"(?i)\bworker\s+(?=\d)", "worker", answer)
+            answer = ", ".join(re.split(r"[,;\s]+", words.strip(",; \n")))
         nested = not isinstance(answer, str | Mapping) and hasattr(answer, "__iter__")
         flat = [w for part in answer for w in parts(part)] if nested else parts(answer)
         given = labelled(flat, self.labels, "gap") if self.labels else flat
@@ -75,8 +78,9 @@ class NameSheet:
         if wrong:
             name, word = self.asked[wrong[0]], given[wrong[0]]
             why = dict(name.mistakes).get(word)
-            rest = f", {len(wrong)} of {len(given)} are off" if len(wrong) > 1 else ", the only one"
-            remarks = (f"{name.what} is not {word!r}{f': {why}' if why else ''}{rest}",)
+            off = f"{len(wrong)} of {len(given)} are off"
+            rest = off if len(wrong) > 1 else "the others are right"
+            remarks = (f"{name.what} is not {word!r}{f': {why}' if why else ''}; {rest}",)
             if self._one_less(given):
                 remarks = (from_0("worker"),)
         return [Target(WRONG, 0, len(wrong), 0, remarks=remarks)]

@@ -6,9 +6,11 @@ A share may be rounded: within 0.2 % it is exact, within 2 % it is solved with t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.idle_ladder.arithmetic import listed
 from tiledask.lab.judging import Target
 from tiledask.lab.judging.reading import SECONDS, SHARE, Unit, labelled, parts, read_number
 from tiledask.lab.judging.result import WRONG
@@ -92,7 +94,13 @@ class NumberSheet:
         wrong = [a.remark(g) for a, g in pairs if a.wrong(g)]
         remarks = wrong[:1] + [f"{len(wrong)} of {len(given)} are off"] * (len(wrong) > 1)
         judged = [Target(WRONG, 0, len(wrong), 0, remarks=tuple(remarks))]
-        rounded = max((a.off(g) for a, g in pairs if a.unit is SHARE), default=0.0)
-        if not wrong and rounded:
-            judged.append(Target("rounded off by a share of", _ROUNDED, rounded, 0))
+        rounded = [(a, a.off(g)) for a, g in pairs if a.off(g)]
+        if rounded and not wrong:  # right, so what is exact may be said
+            exact = (
+                f"{Fraction(a.right).limit_denominator(1000)} or {a.shown(a.right)}"
+                for a, _ in rounded
+            )
+            words = f"Right, rounded: the third star takes {listed(exact)}"
+            off = max(share for _, share in rounded)
+            judged.append(Target("rounded off by a share of", _ROUNDED, off, 0, almost=words))
         return judged
