@@ -215,7 +215,13 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
         page.get_by_text(kept).wait_for()
         page.keyboard.press("Enter")
         assert page.evaluate(ACTIVE) == [cell + 1, "command"]
-    # and not under Run All, wherever the reader looks meanwhile
+
+    # the first row, run again, is about its own question
+    run(page, "guess.beside(")
+    page.get_by_role("cell", name="judged as at first").wait_for()
+    page.get_by_role("cell", name="8,000,000 B").first.wait_for()
+
+    # and nothing takes the focus under Run All, wherever the reader looks meanwhile
     page.evaluate(PREDICTS, 5)
     page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-above'); return 1 }")
     page.evaluate(PREDICTS, 3)
