@@ -807,6 +807,11 @@ def test_a_copy_answers_nothing_before_it_is_run(path):
             assert end.strip() == "</details>"
             assert SOLUTION + code.removeprefix("python\n").rstrip() == was.source.rstrip()
     assert folded == sum("solution" in tags(cell) for cell in reference.cells)
+    stays = [
+        at for at, cell in enumerate(copy.cells) if cell.source.startswith("The cluster stays")
+    ]
+    last = max(at for at, cell in enumerate(copy.cells) if cell.cell_type == "code")
+    assert all(at > last for at in stays), "it stands in the midst of a text"
 
 
 @pytest.mark.long

@@ -54,6 +54,25 @@ IDLE = """() => {
     const prompts = [...document.querySelectorAll(".jp-InputPrompt")]
     return !prompts.some((prompt) => prompt.innerText == "[*]:")
 }"""
+CELLS = "() => jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.type)"
+ACTIVE = """() => {
+    const {content} = jupyterapp.shell.currentWidget
+    return [content.activeCellIndex, content.mode]
+}"""
+FRESH = """() => {
+    const fields = [...document.querySelectorAll(".tiledask-field input, .tiledask-field select")]
+    return fields.filter((field) => !field.value).length
+}"""
+PREDICTS = """(nth) => {
+    const {content} = jupyterapp.shell.currentWidget
+    const asks = (cell) => cell.model.sharedModel.getSource().includes("td.predict(")
+    const cell = content.widgets.filter(asks)[nth]
+    content.activeCellIndex = content.widgets.indexOf(cell)
+    content.mode = "command"
+    cell.node.focus()
+    return content.activeCellIndex
+}"""
+"""Goes to the cell with the ``nth`` prediction, as the arrow keys would."""
 PANEL = "iframe[src*=individual-tiledask]"
 
 
@@ -186,6 +205,35 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     run(page, "guess.beside(")
     page.get_by_role("cell", name="8,000,000 B").first.wait_for()
 
+    # a field that comes as its cell is run by keyboard takes what is typed next; Enter goes on
+    shape = page.evaluate(CELLS)
+    for question, keys, kept in ((1, "00", "kept: 0 B"), (2, "12", "kept: 12 B")):
+        cell = page.evaluate(PREDICTS, question)
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_function("() => document.activeElement.closest('.tiledask-field')")
+        page.keyboard.type(keys)
+        page.get_by_text(kept).wait_for()
+        page.keyboard.press("Enter")
+        assert page.evaluate(ACTIVE) == [cell + 1, "command"]
+
+    # the first row, run again, is about its own question
+    run(page, "guess.beside(")
+    page.get_by_role("cell", name="judged as at first").wait_for()
+    page.get_by_role("cell", name="8,000,000 B").first.wait_for()
+
+    # and nothing takes the focus under Run All, wherever the reader looks meanwhile
+    page.evaluate(PREDICTS, 5)
+    page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-above'); return 1 }")
+    page.evaluate(PREDICTS, 3)
+    page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(300)
+    page.wait_for_function(IDLE)
+    page.wait_for_timeout(1000)
+    assert page.evaluate(FRESH) >= 2
+    assert not page.evaluate("() => Boolean(document.activeElement.closest('.tiledask-field'))")
+    assert page.evaluate(CELLS) == shape
+    address = page.locator("[data-dashboard]").get_attribute("data-dashboard")
+
     # the page in the panel follows the work, also after it was hidden and shown again
     run(page, "td.distribute(")
     inside.get_by_text("Product of").wait_for()
@@ -226,7 +274,7 @@ def test_the_first_ten_minutes_of_a_learner(page, checkout):
     # the score is on the contents page at once
     run(page, "td.score()")
     page.locator(".lm-TabBar-tab", has_text="contents.md").click()
-    page.get_by_role("cell", name="1 of 16").wait_for()
+    page.get_by_role("cell", name="3 of 16").wait_for()
     page.get_by_text("Go on with").wait_for()
 
     # a puzzle is placed, by keyboard and by mouse, and its letters are no commands of JupyterLab

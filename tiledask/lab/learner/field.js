@@ -1,5 +1,17 @@
 // A question and a place to answer it. Every key is sent on, as the reader may run the next cell
-// without leaving the field; what was kept, or why not, is what Python says.
+// without leaving the field; what was kept, or why not, is what Python says. A field that comes as
+// the reader runs its cell takes what is typed next: JupyterLab would take it for its own commands,
+// and "00" restarts the kernel.
+
+// The cell of `el`, if the reader has just run it alone: the focus stands on it, or on the cell
+// that follows, and no other cell waits for the kernel, as under Run All.
+function justRun(el) {
+  const cell = el.closest(".jp-Cell");
+  if (!cell || ![cell, cell.nextElementSibling].includes(document.activeElement)) return false;
+  const prompts = [...cell.parentElement.querySelectorAll(".jp-InputPrompt")];
+  return !prompts.some((prompt) => prompt.textContent === "[*]:" && !cell.contains(prompt));
+}
+
 function render({ model, el }) {
   el.classList.add("tiledask-field");
   const label = document.createElement("label");
@@ -38,6 +50,7 @@ function render({ model, el }) {
     if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
       send();
+      el.closest(".jp-Cell")?.nextElementSibling?.focus();
     }
   });
 
@@ -48,7 +61,17 @@ function render({ model, el }) {
   model.on("change:said", tell);
   label.append(answer);
   el.append(label, said);
-  return () => model.off("change:said", tell);
+
+  // drawn before it is on the page
+  const placed = setInterval(() => {
+    if (!el.isConnected) return;
+    clearInterval(placed);
+    if (!model.get("typed") && justRun(el)) answer.focus();
+  }, 10);
+  return () => {
+    clearInterval(placed);
+    model.off("change:said", tell);
+  };
 }
 
 export default { render };

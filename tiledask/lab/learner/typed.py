@@ -9,18 +9,27 @@ from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["read_number", "show_number"]
 
-_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _WORDS = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
-_BYTES = {f"{prefix}b": size for prefix, size in _THOUSANDS.items()} | {
-    f"{prefix}ib": 2.0 ** (10 * i) for i, prefix in enumerate("kmgtp", 1)
+_BYTES = {f"{prefix}B": size for prefix, size in _THOUSANDS.items()} | {
+    f"{prefix}iB": 2.0 ** (10 * i) for i, prefix in enumerate("KMGTP", 1)
 }
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-_UNITS = {"B": _BYTES | {"bytes": 1.0, "byte": 1.0}, "s": _SECONDS}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_UNITS = {"B": _BYTES, "s": _SECONDS}
+"""As they are written; read in small letters too."""
+_ALSO = {"us": "µs", "byte": "B", "bytes": "B", "second": "s", "seconds": "s", "minute": "min"}
+_ALSO |= {"minutes": "min", "hour": "h", "hours": "h"}
 
+_GROUPS = "|".join(
+    rf"\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)" for mark in (",", "_", "'", r"[ \u2009\u202f]")
+)
+_TERM = (
+    rf"(?:(?:{_GROUPS}|\d+)(?:\.\d*)?|\.\d+)"
+    r"(?:\s*e\s*[-+−]?\d+|\s*(?:\*\*|\^)\s*[-+−]?\d+)?"
+)
 _NUMBER = re.compile(
-    r"(?P<sign>[-+−]?)\s*(?P<number>\d[\d,_ \u2009\u202f']*\.?\d*|\.\d+)"
-    r"(?:\s*(?:e\s*(?P<e>[-+−]?\d+)|(?:\*\*|\^)\s*(?P<power>[-+−]?\d+)|/\s*(?P<below>\d+\.?\d*)))?"
-    r"\s*(?P<unit>[^\d\s].*)?",
+    rf"(?P<sign>[-+−]?)\s*(?P<product>{_TERM}(?:\s*[*x×·]\s*{_TERM})*)"
+    r"(?:\s*/\s*(?P<below>\d+(?:\.\d*)?))?\s*(?P<unit>[^\d\s.,_'].*)?",
     re.IGNORECASE,
 )
 
@@ -28,8 +37,9 @@ _NUMBER = re.compile(
 def read_number(text: str, unit: str = "") -> float:
     """The number that ``text`` means, in ``unit``.
 
-    Thousands may be set apart by commas, spaces or underscores; there are powers, fractions,
-    percent, words from thousand to trillion, and for bytes (B) and seconds (s) their multiples.
+    Groups of three digits may be set apart by commas, spaces, underscores or apostrophes; there
+    are powers, products, fractions, percent, words from thousand to trillion, and for bytes (B)
+    and seconds (s) their multiples.
     A number without a unit is taken to be in ``unit``. Raises ConfigError for what is no number,
     and for another unit.
 
@@ -37,23 +47,29 @@ def read_number(text: str, unit: str = "") -> float:
     (12000000.0, 12000000.0, 12000000.0)
     >>> read_number("3/4"), read_number("75 %"), read_number("2^30"), read_number("1.5 GiB", "B")
     (0.75, 0.75, 1073741824.0, 1610612736.0)
+    >>> read_number("12*32768"), read_number("2 x 4 x 8 kB", "B"), read_number("2 minutes", "s")
+    (393216.0, 64000.0, 120.0)
     >>> read_number("27", "%"), read_number("27 %", "%"), read_number("0.4 ms", "s")
     (27.0, 27.0, 0.0004)
     """
-    match = _NUMBER.fullmatch(text.strip())
-    number = match and re.sub(r"[^\d.]", "", match["number"])
-    if not match or not number or len(text) > 100:
-        raise ConfigError(
-            f"a prediction is a number, got {short(text)}; write it as 12 MB, 12e6, 3/4 or 75 %"
-        )
-    value = float(number) * (-1 if match["sign"] in {"-", "−"} else 1)
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= 100 else None
+    if not match:
+        how = "write it as 12 MB, 12e6, 3/4, 2*4*8 or 75 %"
+        if re.fullmatch(r"[^,.]*\d,\d[^,.]*", text):
+            how = f"a decimal has a point: {text.strip().replace(',', '.')}?"
+        elif re.search(r"\d[,_']\d", text):
+            how = "commas stand between groups of three digits: 12,000,000"
+        raise ConfigError(f"a prediction is a number, got {short(text)}; {how}")
+    value = -1.0 if match["sign"] in {"-", "−"} else 1.0
     try:
-        if match["e"]:
-            value *= 10.0 ** _whole(match["e"])
-        elif match["power"]:
-            value **= _whole(match["power"])
-        elif match["below"]:
-            value /= float(match["below"])
+        for term in re.split(r"(?<!\*)\*(?!\*)|[x×·]", match["product"].lower()):
+            number, sign, power = re.fullmatch(r"([^e*^]+)(e|\*\*|\^|)(.*)", term).groups()
+            number = float(re.sub(r"[^\d.]", "", number))
+            if sign == "e":
+                value *= number * 10.0 ** _whole(power)
+            else:
+                value *= number ** _whole(power or "1")
+        value /= float(match["below"] or 1)
         value *= _factor((match["unit"] or "").strip(), unit, text)
     except ArithmeticError:  # too large, or over 0
         value = math.inf
@@ -63,7 +79,7 @@ def read_number(text: str, unit: str = "") -> float:
 
 
 def _whole(digits: str) -> int:
-    return max(-400, min(400, int(digits.replace("−", "-"))))
+    return max(-400, min(400, int(digits.replace("−", "-").replace(" ", ""))))
 
 
 def _factor(typed: str, unit: str, text: str) -> float:
@@ -72,15 +88,18 @@ def _factor(typed: str, unit: str, text: str) -> float:
         return 1.0
     if typed == "%":
         return 0.01
-    known = _UNITS.get(unit, {})
-    word, _, rest = typed.partition(" ")
-    if word.lower() in _WORDS and rest in {"", unit}:
-        return _WORDS[word.lower()]
-    if typed.lower() in known:
-        return known[typed.lower()]
-    if typed.removesuffix(unit).strip().lower() in _THOUSANDS:
-        return _THOUSANDS[typed.removesuffix(unit).strip().lower()]
-    allowed = ", ".join(known) or unit or "none, k, M, G, T or %"
+    known = {name.lower(): size for name, size in _UNITS.get(unit, {}).items()}
+    word, _, rest = typed.lower().partition(" ")
+    if word in _WORDS and _ALSO.get(rest, rest) in {"", unit, unit.lower()}:
+        return _WORDS[word]
+    name = _ALSO.get(typed.lower(), typed).lower()
+    if name in known:
+        return known[name]
+    thousands = {prefix.lower(): size for prefix, size in _THOUSANDS.items()}
+    prefix = typed.removesuffix(unit).strip().lower()
+    if unit != "s" and prefix in thousands:  # "5 m" of seconds are no million
+        return thousands[prefix]
+    allowed = ", ".join(_UNITS.get(unit, ())) or unit or "none, k, M, G, T or %"
     raise ConfigError(
         f"asked for a number in {unit or 'no unit'}, got {short(typed)} in {short(text)}; "
         f"units that can be read: {allowed}"
