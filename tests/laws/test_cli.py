@@ -241,13 +241,15 @@ def numbers(text):
         "doctor",
     ],
 )
-def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, typed):
+def test_no_digit_is_cut_at_any_width(capsys, monkeypatch, tmp_path, typed):
     monkeypatch.setattr("tiledask.lab.doctor.ask_gpu", lambda: _unusable("no driver"))
     for name in ("_memory", "_disk"):  # both change while this runs
         found = MachineCheck(name, "ok", "8 GB", "")
         monkeypatch.setattr(f"tiledask.lab.doctor.{name}", lambda found=found: found)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))  # one hint, and not one more
     whole = printed(capsys, monkeypatch, 1000, *typed.split())
     for width in (40, 60, 80, None):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"{width}"))
         shown = printed(capsys, monkeypatch, width, *typed.split())
         assert "…" not in shown
         assert numbers(shown) == numbers(whole), f"at {width} columns"

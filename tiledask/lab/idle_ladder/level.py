@@ -109,7 +109,6 @@ class IdleLevel(LevelSpec):
         """The question alone: the sheet and the runs hold what is right."""
         return f"Level {self.level}. {self.title}. {self.question} Answer with {self.form}."
 
-    def _repr_html_(self) -> str:
-        head = f"<b>Level {self.level}. {html.words(self.title)}.</b>"
-        form = html.words(f"Answer with {self.form}.")
-        return f"<p>{head} {html.words(self.question)}</p><p>{form}</p>"
+    @property
+    def heading(self) -> str:
+        return f"Level {self.level}. {self.title}"
