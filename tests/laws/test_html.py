@@ -107,7 +107,6 @@ HOSTILE = {
     "lab.learner.score.Score": lambda: Words(
         notebook=EVIL, rows={EVIL: Words(cells=("1",) * 5)}, total=Words(cells=("1",) * 5)
     ),
-    "lab.idle_ladder.level.IdleLevel": Words,
     "lab.idle_ladder.level.LevelWorking": lambda: Words(lines=()),
     "lab.judging.result.Result": lambda: Words(targets=[Words(got=1, met=True)]),
     "lab.judging.task.Hint": lambda: Words(number=1, of=3),
