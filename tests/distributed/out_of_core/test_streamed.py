@@ -247,7 +247,7 @@ def begun(cluster, tmp_path):
     """(A, B, C, options) of a product that was interrupted half way, in the middle of tiles."""
     a, b = operands(tmp_path, K, K, K, "f8", lies=("C", 50))
     c = create_array(tmp_path / "c.npy", (K, K), "f8")
-    options, told = {"memory_limit": "9MB", **slow()}, []
+    options, told = {"memory_limit": "9MB", **slow(5)}, []
 
     def interrupt(*_):
         if not told and [summed for summed, _ in records(c).values()].count(K) >= 2:
@@ -332,7 +332,7 @@ def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
     with pytest.raises(ConfigError, match=r"other input: A mtime_ns was .* resume=False"):
         multiply_stored(a, b, c, cluster, **options)
     other = {**options, "tile": 32}
-    with pytest.raises(ConfigError, match=r"kernel tile was \[10, 10, 10\] and is \[32"):
+    with pytest.raises(ConfigError, match=r"kernel tile was \[5, 5, 5\] and is \[32"):
         multiply_stored(a, b, c, cluster, **other)
     d = multiply_stored(a, b, c, cluster, resume=False, **other)
     assert d.resumed_tiles == 0
@@ -379,7 +379,7 @@ def test_a_missing_result_is_begun_anew(cluster, begun):
 
 def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_path):
     a, b = operands(tmp_path, 500, 500, 500)
-    options, told = {"memory_limit": "9MB", **slow()}, []
+    options, told = {"memory_limit": "9MB", **slow(4)}, []  # a rank reports four times a second
     with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **options)
     options["progress"] = lambda *done: told.append(done)
