@@ -511,6 +511,21 @@ def test_a_rank_that_has_not_looked_at_its_letter_is_not_stuck(monkeypatch):
     assert run_threads(twice, 2).results == [[2.0, 2.0]] * 2
 
 
+def test_a_thread_that_ends_while_it_is_looked_at(monkeypatch):
+    class Ending(threading.Thread):
+        """Alive at the first look, over at the second."""
+
+        seen = False
+
+        def is_alive(self):
+            self.seen, seen = True, self.seen
+            self.join()
+            return not seen
+
+    monkeypatch.setattr(threading, "Thread", Ending)
+    assert run_threads(lambda rank: rank.index, 1).results == [0]
+
+
 def test_a_message_that_nobody_takes():
     def program(rank):
         with rank.label("pipe"):

@@ -78,11 +78,12 @@ def run_threads(
     for thread in threads:
         thread.start()
     end = deadline + GRACE
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
-        next(thread for thread in threads if thread.is_alive()).join(0.02)
-        if errors:
-            end = min(end, time.monotonic() + GRACE)
-            break
+    running = threads
+    while running and not errors and time.monotonic() < end:
+        running[0].join(0.02)
+        running = [thread for thread in running if thread.is_alive()]
+    if errors:
+        end = min(end, time.monotonic() + GRACE)
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     if failed := sorted(errors):
