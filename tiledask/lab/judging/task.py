@@ -14,6 +14,7 @@ from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging.result import Result, Target
 from tiledask.lab.learner.kept import TASKS, here
 from tiledask.lab.placing import PlacedAnswer
+from tiledask.lab.plots.style import set_title
 from tiledask.plan import html
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class JudgedTask(ABC):
             drawn = self.figure(None)
             if _plain(answer) is not None:  # or what stands there would pass for the answer
                 said = f"{drawn.get_suptitle()}\nthe task: your answer cannot be drawn"
-                drawn.suptitle(said, x=0.01, ha="left", fontsize=11, fontweight="bold")
+                set_title(drawn, said)
             return drawn
 
     def hint(self) -> Hint:

@@ -35,6 +35,7 @@ __all__ = [
     "look",
     "mark_box",
     "mark_excess",
+    "set_title",
     "styled",
 ]
 
@@ -123,8 +124,13 @@ def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
 
     figure = Picture(figsize=(width, height), look=look)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    set_title(figure, title)
     return figure
+
+
+def set_title(figure: "Figure", title: str) -> None:
+    """Put ``title`` at the left above the figure, in place of the one that it has."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
 def lighter(colour: str, share: float) -> tuple[float, float, float]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tiledask.plan.pipelines.needs import peaks
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
 from tiledask.plan.units import format_seconds
@@ -73,12 +74,7 @@ def fullest(order: Schedule) -> str:
     >>> fullest(td.schedule("gpipe", 2, 3))
     'device 0 keeps 3 from 0F2 on'
     """
-    found = (0, 0, None)
-    for device, actions in enumerate(order.orders):
-        kept = 0
-        for action in actions:
-            kept += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
-            if kept > found[0]:
-                found = kept, device, action
-    kept, device, action = found
-    return f"device {device} keeps {kept} from {action} on"
+    found = list(peaks(order))
+    device = max(range(order.devices), key=lambda d: found[d][0])
+    kept, turn = found[device]
+    return f"device {device} keeps {kept:g} from {order.orders[device][turn]} on"

@@ -20,7 +20,7 @@ from tiledask.plan.pipelines.longest_path import longest_path
 from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
 from tiledask.plan.units import format_bytes
 
-__all__ = ["action_needs", "checked", "needs", "peak_in_flight", "validate"]
+__all__ = ["action_needs", "checked", "needs", "peak_in_flight", "peaks", "validate"]
 
 Needs = dict[Action, tuple[Action, ...]]
 
@@ -67,10 +67,10 @@ def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     >>> peak_in_flight(schedule("1f1b", stages=4, microbatches=8))
     (4, 3, 2, 1)
     """
-    return tuple(int(peak) for peak, _ in _peaks(schedule))
+    return tuple(int(peak) for peak, _ in peaks(schedule))
 
 
-def _peaks(
+def peaks(
     schedule: Schedule, activation: float = 1.0, weight_part: float | None = None
 ) -> Iterator[tuple[float, int]]:
     """Per device, (the most that is kept, the turn at which it is first reached)."""
@@ -285,8 +285,8 @@ def _check_memory(
         raise ScheduleError(
             f"got {len(limits)} memory limits for {schedule.devices} devices: give one, or one each"
         )
-    peaks = _peaks(schedule, activation, weight_part)
-    for device, ((peak, turn), limit) in enumerate(zip(peaks, limits, strict=True)):
+    found = peaks(schedule, activation, weight_part)
+    for device, ((peak, turn), limit) in enumerate(zip(found, limits, strict=True)):
         if peak > limit:
             at = f"{schedule.action(schedule.turns[device] + turn)}, turn {turn}"
             counts = activation == 1 and weight_part is None
