@@ -40,12 +40,16 @@ tour: env ## run the whole story on this machine; the report is left in build/to
 quick: env lint ## lint, types, and every test that is fast and needs no workers: a minute
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
-# What needs no workers runs on all cores at once; two files of tests with workers at a time, and three
-# notebooks, which wait more.
+# The tour is one test, and a minute: nobody shall wait for it at the end.
+LONGEST_FIRST = tests/lab/tour/test_tour.py $(filter-out tests/lab/tour/%,$(call marked,cluster))
+
+# What needs no workers runs on all cores at once; three files of tests with workers at a time, and
+# four notebooks, which wait more. Threads of BLAS that wait for each other on busy cores take them
+# from everybody.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
-	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) 2 --dist loadfile $(call marked,cluster)
-	$(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 3 --dist loadscope $(NOTEBOOKS)
+	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(LONGEST_FIRST)
+	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 4 --dist loadscope $(NOTEBOOKS)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
 lint: env ## ruff: rules and format; mypy: types

@@ -80,7 +80,7 @@ def found(tmp_path, has, asked, python="3.12", pinned=None):
     return finder, [Requirement(each) for each in asked]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_the_machine_lacks_is_found_for_its_python_and_at_our_versions(tmp_path, index):
     finder, asked = found(tmp_path, "numpy==2.5.5\ntorch==2.9", ["dask==7", "numpy>=2"])
     assert {n: w.name for n, w in finder.find(asked).items()} == {
@@ -135,7 +135,7 @@ def test_no_version_of_numpy_stands_in_the_way_and_other_bounds_hold(name, versi
     assert bundle.stays(bundle.wanted(project)[name], version) == good
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_does_not_fit_or_does_not_go_is_left_out_and_named(tmp_path, index, monkeypatch):
     monkeypatch.setattr(bundle, "IF_IT_FITS", ("large", "odd"))
     listed = {r.name: r for r in map(Requirement, ["dask==7", "large", "odd", "cupy-cuda13x"])}

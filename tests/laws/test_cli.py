@@ -222,7 +222,7 @@ def numbers(text):
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "typed",
     [

@@ -40,6 +40,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "shape", "options"), LAYOUTS)
 def test_a_training_on_devices(model, shape, options, request, tmp_path):

@@ -320,6 +320,7 @@ def test_no_step_of_make_test_waits_for_ever():
 WAYS_TO_END = {"dies": "os._exit(3)", "hangs": "time.sleep(900)"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS_TO_END)
 def test_make_test_fails_and_names_the_test_that(way, tmp_path):
@@ -359,7 +360,7 @@ def test_after():
         assert f"in test_that_{way}" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_hangs_where_no_test_runs_is_ended_and_says_where():
     """Here at the interpreter's exit, with a thread that is still waited for."""
     program = """

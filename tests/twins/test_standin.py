@@ -33,7 +33,7 @@ def on_gpus(*args, tmp_path, gpus=2, **environ):
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in maps memory as Linux does")
 @pytest.mark.parametrize("workers", [False, pytest.param(True, marks=pytest.mark.cluster)])
 def test_on_the_stand_in(workers, tmp_path):

@@ -296,6 +296,7 @@ PYTHON = 400_000
 """Bytes of Python's own objects in a task, and of a scheduler that other tests started here."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("limit", [None, "3MB", "1.5MB"])
@@ -539,7 +540,7 @@ SHAPES = [((7, 5), "f4"), ((1, 9), "f4"), ((2, 2), "f4"), ((0, 3), "f4")]
 
 
 @pytest.mark.cluster
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("shape", "dtype"), [*SHAPES, *product([(5,), (3, 4, 5)], TYPES)])
 def test_round_trips_of_every_placement(cluster, client, shape, dtype):
     a, mesh = integers(shape).astype(as_dtype(dtype)), td.Mesh(cluster, (2, 2))

@@ -110,12 +110,14 @@ def printed_by(script, folder, **environ):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Dask-CUDA is for Linux")
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.cluster
 def test_gpu_workers_have_their_slots_devices_and_pools_also_after_a_restart(tmp_path):
     assert printed_by(WORKERS, tmp_path)[-1] == "all of it"
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.cluster
 def test_gpus_without_memory_of_their_own_have_workers_too(tmp_path):

@@ -70,7 +70,7 @@ def drawn():
             yield a, b, limit, only
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_each_way_out_that_a_refusal_names_is_accepted():
     named = set()
     for a, b, limit, only in drawn():
@@ -209,6 +209,7 @@ def test_what_is_accepted_near_the_limit_runs_and_kills_no_worker(small):
         room = room_of(small, [*zip(a.blocks, b.blocks, strict=True)])
         assert c.memory.predicted.peak <= room.bytes + prod(c.shape) // 2 * 8 + MARGIN
         del c
+        wait_until_held(small, len(a.blocks) + len(b.blocks))
     after, most = alive(small)
     assert after == pids
     assert most <= 0.75 * 400e6  # Dask's own share for blocks, and what it takes to make them

@@ -54,7 +54,7 @@ spans = st.tuples(st.integers(0, 23), st.integers(0, 23)).map(sorted).map(tuple)
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_regions_are_read_and_written_as_numpy_would(tmp_path, kind, dtype):
@@ -331,6 +331,7 @@ def test_the_header_of_our_own_arrays_has_a_checksum(tmp_path):
         open_array(array.path)
 
 
+@pytest.mark.few(3)
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
 def test_no_damage_is_accepted_that_could_be_seen(tmp_path, kind):

@@ -135,6 +135,7 @@ def test_halves_are_summed_in_float32(cluster, tmp_path):
     np.testing.assert_array_equal(c[:, :], np.full((30, 20), k, "f2"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "lies"), [(2500, ("C", "C", "C")), (2048, (400, 400, 400))])
 def test_memory_far_below_the_operands_is_enough(cluster, tmp_path, n, lies):
     limit = min(40_000_000, n * n * 8)
@@ -303,6 +304,7 @@ def test_a_partial_sum_is_gone_on_with(cluster, tmp_path):
     assert d.resumed_tiles == 0
 
 
+@pytest.mark.slow
 def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     a, b, c, options = begun
     cuts = plan_stored(a, b, c, cluster, kernel="tiled", tile=10, memory_limit="9MB").cuts
@@ -313,6 +315,7 @@ def test_another_cluster_goes_on_with_the_same_tiles(cluster, begun):
     check(d, a, b)
 
 
+@pytest.mark.slow
 def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
     cluster, begun, tmp_path
 ):
@@ -339,6 +342,7 @@ def test_where_it_cannot_go_on_it_is_refused_and_starting_over_is_possible(
     check(d, a, b)
 
 
+@pytest.mark.slow
 def test_a_tile_that_changed_since_is_computed_again(cluster, begun):
     a, b, c, options = begun
     name = next(name for name, (summed, _) in records(c).items() if summed == K)
@@ -369,6 +373,7 @@ def test_the_checksum_of_a_tile_sees_every_bit_and_no_cuts(tmp_path, monkeypatch
         assert (checksum(array, region, lambda *at: z[at]) != of_file) == inside  # noqa: B023
 
 
+@pytest.mark.slow
 def test_a_missing_result_is_begun_anew(cluster, begun):
     a, b, c, options = begun
     os.remove(c.path)
@@ -379,7 +384,7 @@ def test_a_missing_result_is_begun_anew(cluster, begun):
 
 def test_a_late_product_stops_and_goes_on_and_says_how_far_it_is(cluster, tmp_path):
     a, b = operands(tmp_path, 500, 500, 500)
-    options, told = {"memory_limit": "9MB", **slow(4)}, []  # a rank reports four times a second
+    options, told = {"memory_limit": "9MB", **slow(5)}, []  # a rank reports four times a second
     with pytest.raises(DeadlineError, match=r"not done after 0\.1 s"):
         multiply_stored(a, b, tmp_path / "c.npy", cluster, timeout=0.1, **options)
     options["progress"] = lambda *done: told.append(done)

@@ -215,7 +215,7 @@ def test_every_algorithm_on_every_mesh(cluster, transport, name, case):
     assert c.made_by == name
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("panel", [1, 3, 1000])
 @pytest.mark.parametrize("name", ["column_parallel", "row_parallel", "summa", "2.5d"])
 def test_any_panel_width(cluster, name, panel):
@@ -259,7 +259,7 @@ def test_transposed_operands_are_not_copied(cluster, name, transport):
 PLACES = (Shard(0), Replicate())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MOVING)
 def test_vectors_and_batches(cluster, name, transport):
     matrix, vector, batch = integers((10, 10), 1), integers(10, 2), integers((3, 5, 10), 3)

@@ -110,6 +110,7 @@ def test_a_rank_that_raises_or_returns(cluster, way):
     _works(cluster, way)
 
 
+@pytest.mark.few(1)
 @WAYS
 def test_a_rank_that_never_calls(cluster, way):
     def program(rank):

@@ -46,7 +46,7 @@ from tiledask.tile.nccl import Place, why_not
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("n", "dtype"),
     [(2, "float64"), (3, "float32"), (3, "float16"), (3, "bfloat16"), (2, "int32"), (5, "float64")],

@@ -117,7 +117,7 @@ OVERFLOWS = [
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("which", ["first", "last"])
 @pytest.mark.parametrize(("layout", "model"), OVERFLOWS, ids=str)
 def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout, model, which):
@@ -152,7 +152,7 @@ def test_an_overflow_of_one_rank_leaves_the_step_out_on_all(monkeypatch, layout,
 
 
 @pytest.mark.long
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split", [1, 2, 3, 4])
 def test_a_training_goes_on_with_its_scale_and_its_count(monkeypatch, tmp_path, split):
     """Grown after 2 good steps, fallen in step 2: wherever it is cut, the same 5 scales, and
@@ -207,7 +207,7 @@ def alone_in(dtype, model, rule):
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", [*CASES, *MORE], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_losses_stay_inside_of_the_envelope(case, dtype):
@@ -225,6 +225,7 @@ def test_losses_stay_inside_of_the_envelope(case, dtype):
 # -- on workers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

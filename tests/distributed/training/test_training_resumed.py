@@ -74,6 +74,7 @@ def test_the_pairs_have_everything():
     assert all(pair.before != pair.after for pair in PAIRS)
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize("pair", [*PAIRS, *MORE], ids=str)
 def test_the_layout_changes_and_the_losses_do_not(pair, tmp_path):

@@ -182,7 +182,7 @@ def neighbours(folder, *which):
     return json.loads(told[-1].removeprefix("TOLD "))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @linux
 def test_processes_that_copy_from_each_others_gpus(tmp_path):
     told = neighbours(tmp_path)
@@ -190,6 +190,7 @@ def test_processes_that_copy_from_each_others_gpus(tmp_path):
     assert not any(told.values()), told
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.cluster
 def test_workers_that_copy_from_each_others_gpus(tmp_path):

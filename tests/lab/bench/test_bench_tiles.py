@@ -319,7 +319,7 @@ for name, precision in json.loads(sys.argv[2]):
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_trial_finds_who_hangs_who_dies_and_who_fails_and_lets_the_others_go_on():
     pairs = [(n, "bf16") for n in ("good", "hangs", "dies", "fails", "fine")]
     refused = trial(pairs, "numpy", patience=2.0, command=(sys.executable, "-c", CHILD))
@@ -498,7 +498,7 @@ def stand_in(monkeypatch):
     return cp
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_flow_of_a_gpu_without_one(stand_in, monkeypatch, tmp_path, capsys):
     jobs = (
         Contest((Gemm(64, 64, 64, "fp32"),), ("blas", "tiled", "torch")),

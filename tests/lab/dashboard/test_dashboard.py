@@ -797,6 +797,7 @@ def test_a_page_that_comes_later_is_open_to_those_who_may_see_the_others():
             assert handshake(client, page, "http://127.0.0.1:8888") != 403
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     schedule = td.schedule("1f1b", 3, 4)
@@ -821,6 +822,7 @@ def test_a_real_run_is_recorded_as_it_is_measured(cluster, tmp_path):
     assert "33.3%" in html
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_real_training_is_recorded_as_it_is_counted(cluster, tmp_path):
     text, mesh = td.load_text("tales"), td.Mesh(cluster, (1, 2, 2))
@@ -924,6 +926,7 @@ def test_a_cluster_that_runs_already_takes_the_page(tmp_path):
         assert "sum" in td.report(tmp_path / "run.html", client).read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_scheduler_of_dasks_own_preloads_the_page(tmp_path):
     log = (tmp_path / "log").open("w")

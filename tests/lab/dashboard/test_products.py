@@ -179,6 +179,7 @@ def operand(cluster, n: int = 96):
     return td.distribute(a, td.Mesh(cluster, (2, 2)), (td.Shard(0), td.Shard(1)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("algorithm", ["summa", "row_parallel", "gather"])
 def test_a_real_product_is_drawn_as_it_is_counted(cluster, tmp_path, algorithm):

@@ -46,7 +46,7 @@ def test_what_is_not_attempted_is_quiet_and_drawn(rows, ways, devices):
     assert_quiet(rows, ways, devices)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_illegal_answer_says_why_and_is_still_drawn(rows, ways, devices):
     out = dict.fromkeys(S.NAMES, "out")
     for exercise, answer, words in (

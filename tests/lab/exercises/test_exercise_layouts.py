@@ -46,7 +46,7 @@ def searched(batch: int, **options):
     return [plans[n] for n in range(plans.counts["fits"])]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_not_attempted_is_quiet_and_drawn(cap, fewest, repaired, bubble):
     assert_quiet(cap, fewest, repaired, bubble)
 

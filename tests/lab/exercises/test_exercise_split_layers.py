@@ -172,7 +172,7 @@ def test_runs_end_where_arithmetic_says(ranks):
         assert survived(strategy, ranks) == (fitting[-1] if fitting else None), strategy
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_illegal_answer_says_why_and_is_still_drawn(sums, heads, large):
     for exercise, words, answers in (
         (sums, "a list of places", ("y", ["z"], ["y", "y"], 3, [["y"]])),

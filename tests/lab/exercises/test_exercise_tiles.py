@@ -59,6 +59,7 @@ def test_tiles_are_those_of_the_kernel_where_it_ships_them():
             assert alike == {config}
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "misses"),
@@ -118,7 +119,7 @@ def test_the_carried_tile_starts_on_neither_and_the_picture_says_so(carried):
     assert missed(carried.check(mine)) == ["% given away on A100-80GB"]  # the last wave is short
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_illegal_answer_says_why_and_is_still_drawn(within, carried):
     levels = levels_at_fault({"a": made((1.0, 1.0))}, rate=100.0)
     repair = repaired_kernel(tile_loop("rows"))
@@ -140,7 +141,7 @@ def test_an_illegal_answer_says_why_and_is_still_drawn(within, carried):
         assert_illegal(exercise, answer, words)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_not_attempted_is_quiet_and_drawn(within, carried):
     levels = levels_at_fault({"a": made((1.0, 1.0))}, 100.0)
     assert_quiet(within, carried, levels, repaired_kernel(tile_loop("k")))

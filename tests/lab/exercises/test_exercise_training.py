@@ -176,7 +176,7 @@ def test_another_seed_is_another_task(suspects, seed):
     assert sum(map(bool, map(other.check, other.runs))) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_illegal_answer_says_why_and_is_still_drawn(suspects):
     for name in ("G", ["A"]):
         assert "one of 'A', 'B'" in suspects.check(name).reason
@@ -199,7 +199,7 @@ def test_an_illegal_answer_says_why_and_is_still_drawn(suspects):
             assert_illegal(exercise, answer, words)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_not_attempted_is_quiet_and_drawn(suspects):
     assert suspects.check(None).reason == "Not attempted yet."
     assert suspects.draw(None).to_png().startswith(b"\x89PNG")

@@ -68,6 +68,7 @@ def test_what_is_not_attempted_is_quiet_and_false(slots, product_exercise, choic
     assert_quiet(slots, fewest_gpus(), copies_that_fit(), product_exercise, choice)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_exercise, choice):
     for exercise, answer, words in (

@@ -80,6 +80,7 @@ def whole(tmp_path_factory):
 # -- disasters -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "state", "keys"),
     [
@@ -105,6 +106,7 @@ def test_every_part_is_reported_whatever_its_neighbours_do(whole, part, state, k
     assert {key: row["state"] for (p, key), row in found.rows.items() if p == part} == keys
 
 
+@pytest.mark.slow
 def test_what_failed_is_told_from_outside_with_what_was_known_of_it(whole):
     found, _ = whole
     died, hung = found.rows["crashes", "illegal address"], found.rows["hangs", "never ends"]
@@ -134,6 +136,7 @@ def test_what_a_part_prints_has_its_name_in_front_and_an_end_and_says_where_it_w
     assert "\x1b" not in found.said
 
 
+@pytest.mark.slow
 def test_something_wrong_is_an_exit_code_and_all_right_is_none(whole, tmp_path):
     found, _ = whole
     assert found.status == 1

@@ -29,6 +29,7 @@ def said(figure, gid=None):
     return [t.get_text() for t in texts if gid in (None, t.get_gid())]
 
 
+@pytest.mark.few(3)
 @pytest.mark.long
 @pytest.mark.parametrize("number", LEVELS)
 def test_every_level_is_drawn_empty_wrong_and_right(number):

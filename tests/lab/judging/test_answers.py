@@ -75,12 +75,14 @@ def test_the_table_has_all_tasks_and_more_than_200_answers():
         assert verdicts & {"not an answer", "not legal"}, name
 
 
+@pytest.mark.few(16)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ALONE)
 def test_answers_are_judged_as_a_learner_has_to_read(name, one_thread):
     judged_as_the_table_says(task(name), name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ON_WORKERS)
 def test_answers_that_run_on_workers(name, cluster, monkeypatch):
@@ -111,7 +113,7 @@ def marks(figure) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MARKED)
 def test_the_drawing_of_a_wrong_answer_marks_the_offence(name, one_thread):
     judge = task(name)

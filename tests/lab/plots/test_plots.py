@@ -218,6 +218,7 @@ def drawn(name: str) -> tuple:
     return figure, drawn_texts(figure)
 
 
+@pytest.mark.few(6)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
@@ -344,6 +345,7 @@ SAYS = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("figure", "said"), SAYS)
 def test_what_a_figure_says_and_leaves_unsaid(figure, said):
     found = words(drawn(figure)[0] if isinstance(figure, str) else figure())

@@ -84,7 +84,7 @@ FIGURES = {
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_can_be_read(name, trained):
     figure = FIGURES[name](trained)

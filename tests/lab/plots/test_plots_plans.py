@@ -112,7 +112,7 @@ def drawn(found, relaxed) -> Callable[[str], tuple]:
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_is_inside_the_picture_and_upon_no_other(name, drawn):
     figure, texts = drawn(name)

@@ -183,6 +183,7 @@ def one_device(one_thread):
     return plain, controls
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("ways", [{"layerwise": 2}, {"data parallel": 2}, {"space": 2}], ids=str)
 def test_a_sound_split_is_no_fault_at_a_high_rate(one_device, ways):

@@ -65,6 +65,7 @@ def test_errors_of_sums_grow_with_the_ranks_and_shrink_with_the_format():
     assert errors["float16", 4] / errors["float32", 4] == pytest.approx(2**13, rel=0.1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("setting", "cause"),
     [

@@ -38,6 +38,7 @@ ONE_OF_A_KIND = """
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",

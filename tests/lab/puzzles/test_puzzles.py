@@ -60,6 +60,7 @@ def test_levels_count_from_1_without_a_gap():
     assert len({p.title for p in LEVELS}) == len(LEVELS)
 
 
+@pytest.mark.few(8)
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_level_can_be_set(name):

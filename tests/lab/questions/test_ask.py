@@ -42,7 +42,7 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
 
 
 @pytest.mark.long
-@pytest.mark.few(13)
+@pytest.mark.few(3)
 @every
 def test_every_input_changes_the_answer(number):
     before = worked(number)
@@ -82,7 +82,7 @@ def test_an_input_that_is_not_there_or_cannot_be_is_an_error_that_names_it(numbe
 
 
 @pytest.mark.cluster
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @every
 def test_a_run_bears_it_out(number, cluster):
     asked = QUESTIONS[number]

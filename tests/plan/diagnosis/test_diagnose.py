@@ -675,7 +675,7 @@ RECORDED = {
 
 
 @pytest.mark.long
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_right_cause_comes_first_in_recorded_traces(name):
     d = diagnose(TRACES / name)

@@ -241,7 +241,7 @@ def every_layout(model, start, devices):
 
 
 @pytest.mark.long
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "start", "devices"),
     [

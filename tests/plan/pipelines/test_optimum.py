@@ -44,6 +44,7 @@ def best_of_all(kinds, stages, microbatches, limit, *times):
     return best
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(("kinds", "limit"), [("FB", None), ("FB", 1), ("FIW", None), ("FIW", 1)])
 def test_it_is_the_best_of_every_order(kinds, limit):

@@ -273,7 +273,7 @@ def choices(draw, name, ranks):
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", algorithms)
 @settings(max_examples=40, deadline=None)

@@ -82,7 +82,7 @@ CASES = {
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, case):
     assert right(CASES[case], built=gpu)
@@ -184,6 +184,7 @@ def sliced(built):
     return sum(len(k.launched) for key, k in built.items() if ("SPLIT", 1) in key)
 
 
+@pytest.mark.few(3)
 @pytest.mark.long
 @pytest.mark.parametrize("how", SLICED)
 def test_slices_add_up(larger, how):
@@ -441,7 +442,7 @@ def is_caught(folder, faults, case, tile=NARROW, multiprocessors=2):
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", MUTATIONS)
 def test_planted_fault_is_caught(tmp_path, fault):
     before, after, case = MUTATIONS[fault]
@@ -506,7 +507,7 @@ SLICES_SHOWN_BY = {
 
 
 @pytest.mark.long
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", SLICE_FAULTS)
 def test_fault_planted_in_slices_is_caught(tmp_path, fault):
     shown_by = SLICES_SHOWN_BY.get(fault, (CUT, ALONE))
@@ -523,7 +524,7 @@ UNTOUCHED = {
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", UNTOUCHED)
 def test_an_untouched_kernel_is_not_caught(tmp_path, how):
     assert not is_caught(tmp_path, [], *UNTOUCHED[how])

@@ -42,6 +42,7 @@ def test_how_busy_devices_are_says_why_they_idle(polled, cause):
     assert told["busy"] == [each / 100 for each in polled]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", TRAININGS)
 def test_a_training_names_the_fault_that_was_put_in(fault):
     told = values(17, fault=fault)
