@@ -178,7 +178,7 @@ def alive(cluster):
 
 
 def blocks_held(dask_worker):
-    return len(dask_worker.data)
+    return sum(isinstance(value, np.ndarray) for value in dask_worker.data.values())
 
 
 def wait_until_held(cluster, blocks):
