@@ -301,7 +301,7 @@ DRAWS = {
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", BEGINS)
 @pytest.mark.parametrize("command", DRAWS)
 def test_a_figure_is_what_its_name_says(capsys, tmp_path, command, kind):

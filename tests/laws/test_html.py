@@ -177,7 +177,7 @@ def test_every_class_that_is_shown_as_html_is_tried():
 
 
 @pytest.mark.long
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_shown_and_not_run(name):
     page = shown_as_html()[f"tiledask.{name}"]._repr_html_(HOSTILE[name]())

@@ -395,6 +395,7 @@ def fake_cupy(monkeypatch):
     return fake
 
 
+@pytest.mark.few(8)
 @pytest.mark.long
 @pytest.mark.parametrize("scalars", SCALARS)
 @pytest.mark.parametrize(

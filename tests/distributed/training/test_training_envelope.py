@@ -83,6 +83,7 @@ def test_the_cases_have_everything():
     assert any(case.model == "Llama" and case.layout.shape[1] > 1 for case in CASES)
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)], ids=str
@@ -207,7 +208,7 @@ def alone_in(dtype, model, rule):
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", [*CASES, *MORE], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_losses_stay_inside_of_the_envelope(case, dtype):
@@ -252,6 +253,7 @@ def test_workers_do_what_threads_do_to_the_bit(cluster, dtype, tmp_path):
 SPLIT = Case("GPT-2", "SGD", Layout((2, 2, 2), "1f1b", (1, 2), 0, 2, False))
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "grade"), [("float32", "fault"), ("float16", "fault"), ("bfloat16", "doubtful")]

@@ -40,7 +40,7 @@ def compact(text):
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", LEVELS)
 def test_the_working_ends_in_what_the_simulator_says_and_another_seeds_answer_is_wrong(number):
     tasks = [level(number, seed) for seed in range(SEEDS)]

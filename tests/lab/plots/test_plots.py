@@ -236,7 +236,7 @@ def test_every_figure_has_a_title_and_units_and_every_word_can_be_read(name):
 
 
 @pytest.mark.long
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gantt", "memory", "traffic, equal", "owners", "panels", "reads"])
 def test_the_same_data_is_the_same_file_however_often_it_is_drawn(name):
     assert drawn(name)[0].to_png() == FIGURES[name]().to_png()

@@ -146,6 +146,7 @@ def ticks(axes) -> tuple[list[int], list[int]]:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["tight", "large"])
 def test_a_cell_is_the_best_plan_that_has_this_tp_and_pp(name, found, drawn):
@@ -236,6 +237,7 @@ def test_the_words_of_all_cells_are_of_one_kind(drawn):
     assert [text for text in words(drawn("map llama")[0].axes[0]) if "ZeRO 1" in text]
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "said"),
@@ -264,6 +266,7 @@ def front_of(plans, devices: int) -> list[tuple[float, float]]:
     return sorted(set(zip(peak[unbeaten].tolist(), seconds[unbeaten].tolist(), strict=True)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "small", "devices"])
 def test_the_line_goes_through_the_plans_that_no_other_beats(name, found, drawn):
@@ -291,6 +294,7 @@ def test_every_plan_that_fits_is_a_point_and_the_tight_ones_are_crosses(found, d
     assert capacity.get_xdata()[0] == 40e9
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "devices", "experts"])
 def test_the_numbered_plans_lie_on_the_lines_and_their_layouts_are_listed(name, found):

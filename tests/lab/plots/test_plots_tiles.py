@@ -67,7 +67,7 @@ def drawn(name: str) -> tuple:
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_word_is_inside_the_picture_and_upon_no_other(name):
     figure, texts = drawn(name)

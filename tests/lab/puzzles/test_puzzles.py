@@ -72,6 +72,7 @@ def test_every_level_can_be_set(name):
     assert result.require() is None  # quiet, below an answer that may not be attempted
 
 
+@pytest.mark.few(8)
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_target_below_the_best_is_out_of_reach(name):

@@ -42,7 +42,7 @@ def test_an_answer_has_its_working_and_can_be_written_down(number):
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @every
 def test_every_input_changes_the_answer(number):
     before = worked(number)

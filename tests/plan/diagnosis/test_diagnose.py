@@ -341,7 +341,7 @@ def test_layer_wise_is_cured_by_micro_batches_under_a_pipelined_schedule(devices
         assert (t.makespan, t.bubble_fraction, first.makespan) == (12.0, 0.75, 4.125)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_few_remedies_each_of_another_lever_and_each_saves_something():
     for before in HUNDRED[::34]:
         d = diagnose(before.timeline)

@@ -185,7 +185,7 @@ def brute_force(model, start, fleet, sequence, overhead):
 
 
 @pytest.mark.long
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "start",
     [

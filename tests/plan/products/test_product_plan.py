@@ -283,6 +283,7 @@ def test_every_law_of_every_plan(name, part, tilings, data):
     check(name, a, b, **data.draw(choices(name, a.ranks)))
 
 
+@pytest.mark.few(6)
 @pytest.mark.long
 @pytest.mark.parametrize("name", algorithms)
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
@@ -450,6 +451,7 @@ def test_layers_differ_by_one_in_depth_however_the_blocks_end(name, k):
             assert all(sum(each) == k and max(each) - min(each) <= 1 for each in of_blocks)
 
 
+@pytest.mark.few(4)
 @pytest.mark.long
 @pytest.mark.parametrize("name", ON_GRIDS)
 @pytest.mark.parametrize("shape", [(96, 96, 96), (192, 12, 24), (12, 192, 24), (12, 24, 384)])

@@ -150,6 +150,7 @@ def test_wgmma_compiles_without_spills_and_nothing_is_ignored(tmp_path, ending, 
         assert 1 <= compiler_said.round_trips(read) <= ROUND_TRIPS
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("order", ["acq_rel", "relaxed"])
 def test_partial_sums_are_there_before_they_are_counted(tmp_path, order):
@@ -165,7 +166,7 @@ def test_partial_sums_are_there_before_they_are_counted(tmp_path, order):
     assert bool(ordered and starting(names[counted:read], "CCTL.IVALL")) == (order == "acq_rel")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pairs_of_float32_leave_in_one_write_each(tmp_path):
     """And nothing but the walk over tiles and stages is decided on the way."""
     direct = instructions(
@@ -420,7 +421,7 @@ def test_a_syntax_error_is_refused(monkeypatch):
         build.compile_for("smem_tiled", {"TILE": 16}, "sm_90")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_machine_code_is_made_for_another_machine_in_several_processes(tmp_path):
     variants = [("smem_tiled", (("TILE", tile), *PLAIN.items())) for tile in (16, 32)]
     made = prebuilt.prebuild(tmp_path, variants, "9.0", processes=2)

@@ -201,7 +201,7 @@ def is_caught(kernels, kernel):
 
 
 @pytest.mark.long
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kernel", "fault"), [(k, fault) for k in FAULTS for fault in FAULTS[k]])
 def test_a_planted_fault_is_caught(tmp_path, kernel, fault):
     assert is_caught(kernels(tmp_path, kernel, planted=[FAULTS[kernel][fault]]), kernel)

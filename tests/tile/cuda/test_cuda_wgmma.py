@@ -195,7 +195,7 @@ def test_slices_add_up(larger, how):
 
 
 @pytest.mark.long
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_slices_add_up_whatever_becomes_of_the_sums(larger, case):
     """Each layout, type and ending; of one step of k none can be cut."""
@@ -274,7 +274,7 @@ LARGER = replace(BASE, m=500, n=300, k=420)
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ending", [{}, {"alpha": 0.5, **ALL}], ids=["plain", "everything"])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("tuned", TUNED)
