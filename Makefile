@@ -14,6 +14,7 @@ BIN := .venv/bin
 # A stamp per set of extras: a GPU that appears later brings its packages.
 STAMP := .venv/ready-$(EXTRAS)
 NOTEBOOKS := $(wildcard nbs/*.ipynb)
+LATEST_FIRST = $(shell ls -r nbs/*.ipynb)
 # nbval takes seconds to load, in every process
 PYTEST := $(BIN)/python -m pytest -p no:nbval
 # A test that hangs ends its process after 300 s (pyproject.toml), and a process that dies ends the
@@ -40,16 +41,16 @@ tour: env ## run the whole story on this machine; the report is left in build/to
 quick: env lint ## lint, types, and every test that is fast and needs no workers: a minute
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -q -m "not cluster and not slow and not long" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 
-# The tour is one test, and a minute: nobody shall wait for it at the end.
+# Nobody shall wait for what takes longest at the end: the tour, a minute; the late notebooks.
 LONGEST_FIRST = tests/lab/tour/test_tour.py $(filter-out tests/lab/tour/%,$(call marked,cluster))
 
-# What needs no workers runs on all cores at once; three files of tests with workers at a time, and
-# four notebooks, which wait more. Threads of BLAS that wait for each other on busy cores take them
-# from everybody.
+# What needs no workers runs on all cores at once; three files of tests with workers or
+# three notebooks at a time, which wait more. Threads of BLAS that wait for each other on busy cores
+# take them from everybody.
 test: env lint ## lint, unit tests, docstring examples, the README's commands, the notebooks
 	OPENBLAS_NUM_THREADS=1 $(ENDING) $(PYTEST) -m "not cluster and not slow" $(WORKERS) auto --maxprocesses 8 --dist loadfile tests tiledask
 	$(ENDING) $(PYTEST) -m "cluster and not slow" $(WORKERS) 3 --dist loadfile --no-loadscope-reorder $(LONGEST_FIRST)
-	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 4 --dist loadscope $(NOTEBOOKS)
+	OPENBLAS_NUM_THREADS=1 $(ENDING) $(BIN)/python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=240 $(WORKERS) 3 --dist loadscope --no-loadscope-reorder $(LATEST_FIRST)
 	@echo "make test: all passed: lint, tests, docstring examples, $(words $(NOTEBOOKS)) notebooks"
 
 lint: env ## ruff: rules and format; mypy: types

@@ -136,6 +136,7 @@ def interrupt(done, of):
     raise KeyboardInterrupt
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("error", "options"),
     [(KeyboardInterrupt, {"progress": interrupt}), (DeadlineError, {"timeout": 0.3})],
@@ -404,6 +405,7 @@ def nobody_in(cluster, slot):
         cluster.wait_for_slots([slot], 30)
 
 
+@pytest.mark.slow
 def test_arrays_outlive_calls_that_end_early_and_a_slot_that_is_long_away(caplog):
     caplog.set_level(logging.CRITICAL, "distributed")
     a = np.random.default_rng(1).integers(-4, 5, (12, 12)).astype("f8")

@@ -103,6 +103,7 @@ def test_workers_draw_different_random_numbers(cluster):
     assert len(set(cluster.run(drawn))) == cluster.slots
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_takes_its_workers_and_the_slots_are_refilled():
     with td.start_cluster(1, **QUIET) as cluster:
         before = cluster.run(os.getpid)
@@ -155,6 +156,7 @@ def client():
         process.kill()
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_client_that_is_killed(client):
     process, pids = client
     processes = [psutil.Process(pid) for pid in pids]

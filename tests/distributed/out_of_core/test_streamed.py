@@ -165,6 +165,7 @@ def test_the_same_plan_gives_the_same_bits(cluster, tmp_path):
     assert first[:, :].tobytes() == second[:, :].tobytes()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_what_it_had_not_recorded(cluster, tmp_path):
     a, b = operands(tmp_path, 600, 600, 600, "f8")
     c, seen, killed = create_array(tmp_path / "c.npy", a.shape, "f8"), {}, []
@@ -264,6 +265,7 @@ def begun(cluster, tmp_path):
     return a, b, c, options
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing_at_work_and_nothing_is_lost(cluster, begun):
     a, b, c, options = begun
     before = records(c)
@@ -477,6 +479,7 @@ def test_a_full_disk_is_refused_before_anything_runs(cluster, tmp_path, monkeypa
     assert sorted(os.listdir(tmp_path)) == ["a.npy", "b.npy"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["c.zarr", "c.npy"])
 def test_a_disk_that_fills_up_meanwhile_costs_a_second_call(
     cluster, tmp_path, small_disk, monkeypatch, name

@@ -83,7 +83,7 @@ def assert_in_order(run, schedule):
             assert (then, until) == (start, end) if at_once else then >= end
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
 @pytest.mark.parametrize(
     ("p", "m", "engine"),

@@ -357,6 +357,7 @@ def _schedule(cluster):
     return run, lambda: run.outputs, 4
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs signals to worker processes")
 @pytest.mark.parametrize("call", [_product, _collective, _schedule])
 def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monkeypatch, call):

@@ -61,6 +61,7 @@ def test_a_gpu_kernel_on_cpu_workers_is_refused_before_anything_runs(cluster, tm
     assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.cluster
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("kernel", [k for k, info in kernels.items() if info.arrays == "numpy"])

@@ -135,6 +135,7 @@ def test_a_circle_is_found(cluster):
         td.run_ranks(program, td.Mesh(cluster, (2, 2)), timeout=60.0)
 
 
+@pytest.mark.few(1)
 @WAYS
 def test_a_worker_that_is_killed(cluster, way):
     def program(rank):

@@ -863,6 +863,7 @@ def test_a_real_training_that_fails_no_longer_runs(cluster):
     assert training.failed == f"DeadlineError: {str(raised.value).splitlines()[0]}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.cluster
 @pytest.mark.parametrize("given", ["a cluster", "a timeline"])
 def test_a_report_is_whole_while_dask_draws_its_pages(cluster, tmp_path, given):
@@ -900,6 +901,7 @@ def test_a_report_does_not_wait_for_ever_for_dasks_pages(cluster, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_worker_that_dies_leaves_the_page_whole(cluster):
     cluster.gather([cluster.submit(1, os.getpid, name="before")], "before")

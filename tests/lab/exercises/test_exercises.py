@@ -230,6 +230,7 @@ def test_blocks_cover_the_matrix_for_every_placement():
 # -- the cheapest choreography -------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("answer", "mb_held", "mb_moved", "missed"),

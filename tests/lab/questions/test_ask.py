@@ -82,7 +82,7 @@ def test_an_input_that_is_not_there_or_cannot_be_is_an_error_that_names_it(numbe
 
 
 @pytest.mark.cluster
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @every
 def test_a_run_bears_it_out(number, cluster):
     asked = QUESTIONS[number]
