@@ -23,6 +23,7 @@ from tiledask.distributed.out_of_core.stored import create_array as create_array
 from tiledask.distributed.out_of_core.stored import open_array as open_array
 from tiledask.distributed.pipelines import stages as stages
 from tiledask.distributed.pipelines.pipeline import run_schedule as run_schedule
+from tiledask.distributed.pipelines.program_run import run_program as run_program
 from tiledask.distributed.products.matmul import explain as explain
 from tiledask.distributed.products.matmul import matmul as matmul
 from tiledask.distributed.ranks.run import run_ranks as run_ranks
@@ -74,6 +75,8 @@ from tiledask.plan.products.placement import Shard as Shard
 from tiledask.plan.products.placement import Tiling as Tiling
 from tiledask.plan.products.product import algorithms as algorithms
 from tiledask.plan.products.traffic import Traffic as Traffic
+from tiledask.plan.program.of_schedule import program as program
+from tiledask.plan.program.program import Program as Program
 from tiledask.plan.splitting.judge import judge as judge
 from tiledask.plan.splitting.partition import Partition as Partition
 from tiledask.plan.splitting.partition import contiguous_splits as contiguous_splits

@@ -11,6 +11,7 @@ __all__ = [
     "KernelError",
     "PartitionError",
     "PlacementError",
+    "ProgramError",
     "RuleError",
     "ScheduleError",
     "lacking",
@@ -31,6 +32,10 @@ class PartitionError(RuleError):
 
 class ScheduleError(RuleError):
     """An order of pipeline actions that breaks a rule; the message names the action."""
+
+
+class ProgramError(RuleError):
+    """A program whose instructions do not fit together; the message names the two that disagree."""
 
 
 class CollectiveError(RuntimeError):

@@ -92,7 +92,7 @@ HOSTILE = {
     "distributed.products.explain.Explanation": lambda: Words(
         why=EVIL, moved=EVIL, advice=EVIL, rows=lambda: [("*", EVIL, "", "", "", "", "", "", EVIL)]
     ),
-    "distributed.ranks.program.Ranks": some_records,
+    "distributed.ranks.rank_function.Ranks": some_records,
     "distributed.ranks.records.Records": lambda: some_records().records,
     "distributed.pipelines.run.PipelineRun": lambda: Words(
         timeline=TIMELINE,

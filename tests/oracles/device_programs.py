@@ -1,4 +1,4 @@
-"""Rank programs whose arrays are of GPUs where there are any, for test_ranks_nccl*.py."""
+"""Rank functions whose arrays are of GPUs where there are any, for test_ranks_nccl*.py."""
 
 import numpy as np
 

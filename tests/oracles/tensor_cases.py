@@ -7,7 +7,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.plan.collectives.layers import Call, LayerCalls, bytes_by_rank
 

@@ -7,7 +7,7 @@ products/       C = A @ B of sharded arrays, and of dask.arrays: planned, chosen
 out_of_core/    C = A @ B of matrices in files
 pipelines/      schedules run action by action
 memory/         what a memory plan says, held by workers
-ranks/          one program on every rank: groups and their collectives
+ranks/          one function on every rank: groups and their collectives
 tensor/         layers split over the ranks of a group
 data_parallel/  gradients averaged over replicas, ZeRO
 convolution/    LeNet split by channels and by space

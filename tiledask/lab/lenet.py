@@ -22,7 +22,7 @@ from tiledask.distributed.convolution.lenet_runs import PARTITIONINGS, put_toget
 from tiledask.distributed.convolution.lenet_split import Split
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.distributed.data_parallel.chain import gradients, initial_weights
-from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads

@@ -5,6 +5,7 @@ fitting     bytes: the ledger, verdicts, fixes                       -> timing, 
 timing      seconds of a step                                        -> pipelines
 inputs      a model, a cluster, a recipe, a layout                   -> pipelines
 diagnosis   from a trace to the plan behind it                       -> pipelines, splitting
+program     every rank's instructions: counted, timed, weighed, checked -> pipelines, products
 pipelines   schedules, checked and simulated
 splitting   layers into stages
 products    one matrix product over many ranks

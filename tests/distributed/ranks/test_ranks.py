@@ -1,4 +1,4 @@
-"""Rank programs on threads: results, laws, bytes counted and predicted, and ranks that disagree.
+"""Rank functions on threads: results, laws, bytes counted and predicted, and ranks that disagree.
 
 Holds `tiledask.distributed.ranks.exchange`, `tiledask.distributed.ranks.mismatch`,
 `tiledask.distributed.ranks.reduce_ops`, `tiledask.distributed.ranks.threads` and

@@ -1,6 +1,6 @@
-"""Rank programs on real workers: both transports, the same bytes, and workers that die.
+"""Rank functions on real workers: both transports, the same bytes, and workers that die.
 
-Holds `tiledask.distributed.ranks.program`, `tiledask.distributed.ranks.run`,
+Holds `tiledask.distributed.ranks.rank_function`, `tiledask.distributed.ranks.run`,
 `tiledask.distributed.transport.dask_transport` and `tiledask.distributed.transport.sockets`.
 """
 

@@ -71,7 +71,7 @@ def save_checkpoint(
     """The folder of the checkpoint, once all of it is on the disk; called by all ranks of a run.
 
     rank
-        What the rank program was given; all its ranks share ``folder``, by one file system.
+        What the rank function was given; all its ranks share ``folder``, by one file system.
     arrays
         What this rank holds, by name; ranks of other pipeline stages hold other names.
     pieces

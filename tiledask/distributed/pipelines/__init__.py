@@ -7,6 +7,7 @@ pipeline_loop.py   each device one task
 actions.py         what one action does
 stages.py          stages that compute, and one that only takes its time
 run.py             what came out: results, Timeline, traffic
+program_run.py     run_program: a program of a schedule, line by line, on threads or workers
 """
 
 from tiledask.submodules import submodules

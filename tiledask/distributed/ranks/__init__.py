@@ -1,9 +1,9 @@
-"""Rank programs: one ordinary function on all ranks at once, which talk by collectives.
+"""Rank functions: one ordinary function on all ranks at once, which talk by collectives.
 
-run.py            run_ranks: a program on the workers of a mesh; its results and its records
-threads.py        run_threads: the same program on threads of this process, without Dask
-  program.py      a program on one rank, from its first line to its last; all ranks' results
-  rank.py         what a program is given: where it stands, its groups, its labels
+run.py            run_ranks: it on the workers of a mesh; its results and its records
+threads.py        run_threads: it on threads of this process, without Dask
+  rank_function.py  it on one rank, from its first line to its last; all ranks' results
+  rank.py         what it is given: where it stands, its groups, its labels
     group.py      the collectives, counted
       exchange.py     one of them under way: its rounds, and at the end its record
       halos.py        rows that neighbours lend each other

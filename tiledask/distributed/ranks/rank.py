@@ -1,4 +1,4 @@
-"""What a rank program is given: which rank it is, its groups, and labels for what it sends."""
+"""What a rank function is given: which rank it is, its groups, and labels for what it sends."""
 
 import time
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.clocks import set_clocks
 from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.ranks.nccl import Devices
-from tiledask.distributed.ranks.program import RankResult, Ranks, arguments, collected, ran
+from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport import dask_transport, sockets
 from tiledask.distributed.transport.dask_transport import DaskTransport
 from tiledask.distributed.transport.meeting import Meeting, begin, meeting, of_run

@@ -1,4 +1,4 @@
-"""A rank program on threads of this process: no Dask, no cluster, one mailbox per rank."""
+"""A rank function on threads of this process: no Dask, no cluster, one mailbox per rank."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.mismatch import Doing
-from tiledask.distributed.ranks.program import RankResult, Ranks, arguments, collected, ran
+from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.distributed.transport.transport import Transport, doing_of, take_in
 from tiledask.errors import ConfigError, DeadlineError

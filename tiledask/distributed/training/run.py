@@ -18,7 +18,7 @@ import numpy as np
 
 from tiledask.distributed import tensor as T
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads

@@ -1,4 +1,4 @@
-"""What a rank program is expected to call: every collective with its label, kind and bytes."""
+"""What a rank function is expected to call: every collective with its label, kind and bytes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

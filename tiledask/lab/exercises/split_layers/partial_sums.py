@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.program import Ranks
+from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target

@@ -37,7 +37,7 @@ class RankResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a rank program brought back."""
+    """What a rank function brought back."""
 
     results: list[Any]
     """What the program returned, by rank."""

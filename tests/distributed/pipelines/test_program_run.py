@@ -1,0 +1,127 @@
+"""Programs of schedules are run: one device's gradients, counted bytes, threads as workers.
+
+Holds `tiledask.distributed.pipelines.program_run`.
+"""
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.distributed.pipelines.program_run import run_program
+from tiledask.errors import PlacementError, ProgramError
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
+from tiledask.plan.program.program import Program
+
+WIDTH, ROWS = 6, 3
+
+
+def made(name, devices=4):
+    """A schedule, its stages, and a batch of ROWS a micro-batch."""
+    stages = devices * (2 if name in V_SHAPED or is_looped(name) else 1)
+    options = {"devices": devices} if is_looped(name) else {}
+    schedule = td.schedule(name, stages, 8, **options)
+    layers = td.stages.stack(range(stages + 1), width=WIDTH, hidden=8, dtype="float64")
+    x, y = np.random.default_rng(3).normal(size=(2, 8 * ROWS, WIDTH))
+    return schedule, layers, x, y
+
+
+def alone(layers, x, y):
+    """(outputs, loss, gradients by stage), of the whole batch at once on one device."""
+    from tiledask.tile.functions import mean_square, mean_square_grad
+
+    weights, kept, here = [layer.init("numpy") for layer in layers], [], x
+    for layer, w in zip(layers, weights, strict=True):
+        here, saved = layer.forward(w, here)
+        kept.append(saved)
+    dy, gradients = mean_square_grad(here, y, x.size), []
+    for layer, w, saved in zip(layers[::-1], weights[::-1], kept[::-1], strict=True):
+        dy, of_weights = layer.backward_input(w, saved, dy)
+        gradients.append(layer.backward_weight(of_weights))
+    return here, float(mean_square(here, y, x.size)), gradients[::-1]
+
+
+def numbers(gradients):
+    return [g for stage in gradients for layer in stage for g in layer.values()]
+
+
+@pytest.mark.parametrize("name", td.schedules)
+def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_counted(name):
+    schedule, layers, x, y = made(name)
+    program = td.program(schedule, block_bytes=ROWS * WIDTH * 8)
+    done = run_program(program, layers, x, target=y)
+    outputs, loss, gradients = alone(layers, x, y)
+    np.testing.assert_allclose(done.outputs, outputs, rtol=1e-12)
+    assert done.loss == pytest.approx(loss, rel=1e-12)
+    for mine, wanted in zip(numbers(done.gradients), numbers(gradients), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-14)
+    assert done.traffic.measured == done.traffic.predicted
+    assert {r.label for r in done.records if r.kind == "send"} <= {
+        f"{part.name}.{frame}"
+        for line, role in zip(program.lines, program.roles, strict=True)
+        for number, frame in line
+        for part in [role.parts[number]]
+    }
+
+
+def test_a_program_that_was_written_by_hand_is_run():
+    """Forwards only, the second rank takes what comes late first."""
+    text = """
+    program by hand
+    rank 0: 0F.0 0F.1
+    rank 1: 1F.1 1F.0
+    of rank 0: x1 48 B
+      0F
+        x1 = do forward
+        send x1 to 1
+    of rank 1: x1 48 B
+      1F
+        x1 = recv from 0
+        do forward x1
+    """
+    layers, x = td.stages.stack((0, 1, 2), width=WIDTH, hidden=8), np.ones((4, WIDTH), np.float32)
+    done = run_program(Program.from_text(text), layers, x)
+    assert done.traffic.measured == done.traffic.predicted
+    np.testing.assert_allclose(done.outputs, alone(layers, x, x)[0], rtol=1e-5)
+    assert done.loss is None
+    assert done.gradients == ()
+
+
+def test_nothing_runs_that_is_wrong():
+    schedule, layers, x, y = made("1f1b")
+    program = td.program(schedule)
+    wrong = Program.from_text(str(program).replace("send x2 to 2 @to_2", "send x2 to 3 @to_2"))
+    with pytest.raises(ProgramError, match="x2 of frame 0"):
+        run_program(wrong, layers, x, target=y)
+    other = Program.from_text(str(program).replace("do forward", "do sideways"))
+    with pytest.raises(ProgramError, match="no kernel 'sideways'; there are forward, backward"):
+        run_program(other, layers, x, target=y)
+    for given, options in (
+        ((layers[:-1], x), {"target": y}),
+        ((layers, x), {}),
+        ((layers, x[:3]), {}),
+    ):
+        with pytest.raises(PlacementError, match="4 stages and 8 micro-batches, and trains"):
+            run_program(program, *given, **options)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_workers_do_what_threads_do_to_the_bit_and_what_the_engines_of_schedules_do(name, cluster):
+    schedule, layers, x, y = made(name)
+    program = td.program(schedule, block_bytes=ROWS * WIDTH * 8)
+    here = run_program(program, layers, x, target=y)
+    there = run_program(program, layers, x, td.Mesh(cluster, (4,)), target=y)
+    assert there.traffic.measured == here.traffic.measured == program.traffic
+    run = td.run_schedule(schedule, layers, x, cluster, target=y, engine="loop")
+    assert run.traffic.measured == program.traffic
+    for each in zip(*map(numbers, (here.gradients, there.gradients, run.gradients)), strict=True):
+        assert np.array_equal(each[0], each[1])
+        assert np.array_equal(each[0], each[2])
+    assert here.loss == there.loss == run.loss
+
+
+@pytest.mark.cluster
+def test_a_mesh_of_another_size_is_refused(cluster):
+    schedule, layers, x, y = made("1f1b")
+    with pytest.raises(PlacementError, match=r"4 ranks, the mesh 2; td\.Mesh\(cluster, \(4,\)\)"):
+        run_program(td.program(schedule), layers, x, td.Mesh(cluster, (2,)), target=y)

@@ -1,0 +1,317 @@
+"""Programs of schedules: their readers agree with what was there before, and faults are found.
+
+Holds `tiledask.plan.program.program`, `tiledask.plan.program.of_schedule`,
+`tiledask.plan.program.text`, `tiledask.plan.program.check`, `tiledask.plan.program.count`,
+`tiledask.plan.program.clock` and `tiledask.plan.program.held`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tiledask as td
+from tiledask.errors import ProgramError, ScheduleError
+from tiledask.plan.pipelines.needs import needs, peaks
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
+from tiledask.plan.program.program import Do, Program, ProgramLine, Recv, Send
+
+KINDS = "FBIW"
+
+
+def made(name, devices, microbatches, **options):
+    if name in V_SHAPED:
+        return td.schedule(name, 2 * devices, microbatches, **options)
+    if is_looped(name):
+        return td.schedule(name, 2 * devices, microbatches, devices=devices, **options)
+    return td.schedule(name, devices, microbatches, **options)
+
+
+def drawn(name, seed):
+    """A schedule of some size that the name allows, with times for it."""
+    rng = np.random.default_rng((seed, *name.encode()))
+    devices = int(rng.integers(1, 5)) * 2
+    schedule = made(name, devices, 2 * devices * int(rng.integers(1, 3)))
+    F, I, W = rng.uniform(0.5, 2.0, (3, schedule.stages, schedule.microbatches))
+    return schedule, F, I, W, rng
+
+
+def seconds(schedule, F, I, W):
+    by_kind = {"F": F, "B": I + W, "I": I, "W": W}
+    return {f"{s}{k}": by_kind[k][s].tolist() for s in range(schedule.stages) for k in KINDS} | {
+        f"{s}{k}'": by_kind[k][s].tolist() for s in range(schedule.stages) for k in KINDS
+    }
+
+
+def actions(timeline):
+    """kind, stage and micro-batch -> start and end, of all compute."""
+    columns = (timeline.kind, timeline.stage, timeline.microbatch, timeline.start, timeline.end)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {(k, s, i): (start, end) for k, s, i, start, end in rows if k in KINDS}
+
+
+def assert_same_times(program_timeline, simulated):
+    here, there = actions(program_timeline), actions(simulated)
+    assert here.keys() == there.keys()
+    keys = sorted(here)
+    np.testing.assert_allclose([here[k] for k in keys], [there[k] for k in keys], atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", td.schedules)
+def test_its_clock_is_the_simulators(name, seed):
+    """Action by action: two algorithms, streams that wait for buffers and a longest path."""
+    schedule, F, I, W, rng = drawn(name, seed)
+    latency, size, rate = rng.uniform(0.0, 1.0), int(rng.integers(0, 20)), 30.0
+    simulated = td.simulate(schedule, F, I + W, latency, I, W, block_bytes=size, bandwidth=rate)
+    program = td.program(schedule, block_bytes=size)
+    timed = program.timeline(seconds(schedule, F, I, W), latency=latency, bandwidth=rate)
+    assert_same_times(timed, simulated)
+
+
+@pytest.mark.parametrize("name", td.schedules)
+def test_transfers_that_block_are_on_the_stream_of_the_work(name):
+    schedule, F, I, W, rng = drawn(name, 9)
+    both = {"latency": 0.3, "bandwidth": rng.uniform(10.0, 40.0, 2 * (schedule.devices,))}
+    simulated = td.simulate(
+        schedule, F, I + W, backward_input=I, backward_weight=W, block_bytes=8,
+        transfers="blocking", **both,
+    )  # fmt: skip
+    program = td.program(schedule, block_bytes=8, transfers="blocking")
+    assert_same_times(program.timeline(seconds(schedule, F, I, W), **both), simulated)
+
+
+def test_a_pair_takes_what_both_take_at_once():
+    schedule = made("dualpipe", 4, 8)
+    simulated = td.simulate(schedule, 1.0, 2.0, overlapped=2.5)
+    times = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+    timed = td.program(schedule).timeline(times, overlapped={"F": 2.5})
+    assert_same_times(timed, simulated)
+    assert timed.makespan < td.program(schedule).timeline(times).makespan
+
+
+@pytest.mark.parametrize("name", td.schedules)
+def test_it_holds_and_moves_what_the_schedule_does(name):
+    schedule, *_ = drawn(name, 4)
+    program = td.program(schedule).check()
+    assert program.memory.per_place == dict(enumerate(schedule_peaks(schedule)))
+    program = td.program(schedule, block_bytes=6, activation=10, weight_part=4)
+    moves = [
+        (schedule.holder(b.stage, b.microbatch), schedule.holder(a.stage, a.microbatch), 6)
+        for a, before in needs(schedule).items()
+        for b in before
+        if b.stage != a.stage
+    ]
+    assert program.traffic == td.Traffic.of(schedule.devices, moves)
+    alone = td.program(schedule, activation=10, weight_part=4).memory.per_place
+    assert alone == {d: peak for d, (peak, _) in enumerate(peaks(schedule, 10, 4))}
+
+
+def schedule_peaks(schedule):
+    return tuple(int(peak) for peak, _ in peaks(schedule))
+
+
+def test_memory_names_what_is_held_and_when():
+    ledger = td.program(td.schedule("1f1b", 2, 3), block_bytes=100, activation=10).memory
+    assert ledger.binding == (0, "0F.1", "x1")
+    assert ledger.by_tensor(0) == {"x1": 100, "kept0": 20}
+
+
+@pytest.mark.parametrize("name", td.schedules)
+def test_text_is_read_back(name):
+    program = td.program(made(name, 4, 8), block_bytes=[2**20] * (made(name, 4, 8).stages - 1))
+    again = Program.from_text(program.to_text())
+    assert again == program
+    assert again.name == program.name
+    assert Program.from_text(str(again)).check().traffic == program.traffic
+
+
+def test_what_a_person_reads():
+    program = td.program(td.schedule("zb-h1", 2, 2), block_bytes=8)
+    assert program.line_text(1) == "1F.0 1I.0 1F.1 1I.1 1W.0 1W.1"
+    assert repr(program) == "Program(zb-h1: 2 ranks, 20 instructions)"
+    assert "1I.0 1F.1" in program._repr_html_()
+    assert "    dx1 dy1 = do backward_input kept1\n" in str(program)
+
+
+def test_forward_only_and_one_device():
+    program = td.program(td.schedule("gpipe", 3, 2, forward_only=True), block_bytes=4).check()
+    assert program.traffic.sent == (8, 8, 0)
+    assert program.timeline({"F": 1.0}).makespan == 4.0
+    alone = td.program(td.schedule("1f1b", 1, 3)).check()
+    assert alone.traffic.total == 0
+    assert len(alone) == 6
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def without(program, rank, part, at):
+    """``program`` but for one instruction of a part."""
+    role = program.role(rank)
+    kept = tuple(x for i, x in enumerate(role.parts[part].instructions) if i != at)
+    return _with_part(program, rank, part, kept)
+
+
+def _with_part(program, rank, part, instructions):
+    role = program.role(rank)
+    parts = list(role.parts)
+    parts[part] = replace(parts[part], instructions=tuple(instructions))
+    roles = list(program.roles)
+    roles[program.of_rank[rank]] = replace(role, parts=tuple(parts))
+    return replace(program, roles=tuple(roles))
+
+
+def with_line(program, rank, rows):
+    line = program.lines[rank]
+    lines = list(program.lines)
+    lines[rank] = ProgramLine(line.part[rows], line.frame[rows], line.paired[rows] & False)
+    return replace(program, lines=tuple(lines))
+
+
+def _instructions(program, kind):
+    return [
+        (rank, p, at)
+        for rank in range(program.ranks)
+        for p, part in enumerate(program.role(rank).parts)
+        for at, each in enumerate(part.instructions)
+        if isinstance(each, kind)
+    ]
+
+
+def dropped(kind):
+    def plant(program, rng):
+        places = _instructions(program, kind)
+        return without(program, *places[rng.integers(len(places))])
+
+    return plant
+
+
+def resized(program, rng):
+    places = _instructions(program, Recv)
+    rank, p, at = places[rng.integers(len(places))]
+    role, roles = program.role(rank), list(program.roles)
+    name = role.parts[p].instructions[at].buffer
+    roles[rank] = replace(role, nbytes=role.nbytes | {name: role.nbytes[name] + 1})
+    return replace(program, roles=tuple(roles))
+
+
+def sent_elsewhere(program, rng):
+    places = _instructions(program, Send)
+    rank, p, at = places[rng.integers(len(places))]
+    each = list(program.role(rank).parts[p].instructions)
+    each[at] = replace(each[at], peer=(each[at].peer + 1) % program.ranks)
+    return _with_part(program, rank, p, each)
+
+
+def left_out(program, rng):
+    rank = int(rng.integers(program.ranks))
+    rows = np.delete(np.arange(len(program.lines[rank])), rng.integers(len(program.lines[rank])))
+    return with_line(program, rank, rows)
+
+
+def backward_first(program, rng):
+    """On one rank a backward before the forward of its micro-batch."""
+    rank = int(rng.integers(program.ranks))
+    line, role = program.lines[rank], program.role(rank)
+    kinds = [role.parts[p].kind for p, _ in line]
+    stages = [role.parts[p].stage for p, _ in line]
+    back = int(rng.choice([i for i, kind in enumerate(kinds) if kind in "BI"]))
+    key = stages[back], line.frame[back]
+    ahead = [(stages[i], line.frame[i]) == key and kinds[i] == "F" for i in range(len(line))]
+    order = np.arange(len(line))
+    order[[ahead.index(True), back]] = back, ahead.index(True)
+    return with_line(program, rank, order)
+
+
+def repeated(program, rng):
+    rank = int(rng.integers(program.ranks))
+    rows = np.arange(len(program.lines[rank]))
+    return with_line(program, rank, np.append(rows, rng.choice(rows)))
+
+
+FAULTS = {
+    "a send that is missing": dropped(Send),
+    "a receive that is missing": dropped(Recv),
+    "a kernel that is missing": dropped(Do),
+    "a message of another size": resized,
+    "a message to another rank": sent_elsewhere,
+    "a part that is left out": left_out,
+    "a backward before its forward": backward_first,
+    "a part that is repeated": repeated,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_before_anything_runs(fault):
+    """25 of each kind, in schedules of all names."""
+    names = list(td.schedules)
+    for number in range(25):
+        name = names[number % len(names)]
+        rng = np.random.default_rng(number)
+        program = td.program(made(name, 4, 8), block_bytes=4)
+        with pytest.raises(ProgramError) as caught:
+            FAULTS[fault](program, rng).check()
+        assert "rank " in str(caught.value), name
+
+
+def test_a_circle_is_said_with_all_who_wait():
+    """Each rank takes before it sends, on one stream."""
+    text = """
+    program
+    rank 0: 0F.0
+    rank 1: 1F.0
+    of rank 0: a 1 B, b 1 B
+      0F
+        b = recv from 1
+        a = do forward b
+        send a to 1
+    of rank 1: a 1 B, b 1 B
+      1F
+        a = recv from 0
+        b = do forward a
+        send b to 0
+    """
+    program = Program.from_text(text)
+    with pytest.raises(
+        ProgramError, match=r"deadlock: .*'b = recv from 1' waits for rank 1; .*'a ="
+    ):
+        program.check()
+    with pytest.raises(ProgramError, match=r"waits for ever|for ever, on its stream compute"):
+        program.timeline({"F": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda s: td.program("1f1b"), ScheduleError, "made of td.schedule"),
+        (lambda s: td.program(s, transfers="later"), ScheduleError, "overlapped or blocking"),
+        (lambda s: td.program(s, block_bytes=-1), ScheduleError, "0 or more bytes, got -1"),
+        (lambda s: td.program(s, block_bytes=[1, 2]), ScheduleError, "1 for 2 stages"),
+        (lambda s: td.program(s, block_bytes=0.5), ScheduleError, "one whole number or"),
+        (lambda s: td.program(s, weight_part=2), ScheduleError, "2 of 1 would be kept"),
+        (lambda s: td.program(s).timeline({"F": 1.0}), ProgramError, "no seconds for 0B; give"),
+        (lambda s: td.program(s).timeline({"F": 1, "B": -1}), ProgramError, "0 s or more, got -1"),
+        (
+            lambda s: td.program(s).timeline({"F": 1, "B": 1}, latency=[1, 2]),
+            ProgramError,
+            "a table of 2 x 2",
+        ),
+        (lambda s: Program.from_text("rank 0: 0F.0"), ProgramError, "each has parts"),
+        (lambda s: Program.from_text("hello"), ProgramError, "line 1 cannot be read: 'hello'"),
+        (
+            lambda s: Program.from_text(str(td.program(s)).replace("0F.0", "7F.0")),
+            ProgramError,
+            "rank 0 has no part '7F.0'",
+        ),
+        (
+            lambda s: Program.from_text(str(td.program(s)).replace("do forward", "jump")),
+            ProgramError,
+            "do kernel x",
+        ),
+    ],
+)
+def test_requests_that_make_no_sense(call, error, words):
+    with pytest.raises(error) as caught:
+        call(td.schedule("gpipe", 2, 2))
+    assert words in str(caught.value)

@@ -1,0 +1,245 @@
+"""The reader that runs: every rank goes through its line of a program, with arrays.
+
+recv x1      what comes is kept by its name and frame; what comes early is kept aside
+do forward   a kernel of the stage, on what is kept
+send x2      and what nothing reads any more is let go
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.arrays.array import Both
+from tiledask.distributed.arrays.mesh import Mesh
+from tiledask.distributed.pipelines.actions import added, aligned
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.records import Records
+from tiledask.distributed.ranks.run import run_ranks
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import PlacementError, ProgramError
+from tiledask.plan.products.placement import split
+from tiledask.plan.program.program import Do, Program, Recv, Send
+from tiledask.tile.backend import to_numpy as off_device
+from tiledask.tile.functions import mean_square, mean_square_grad
+
+__all__ = ["ProgramRun", "run_program"]
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramRun:
+    """What came out of running a program."""
+
+    outputs: np.ndarray
+    """[tokens, width]: the last stage's output for the whole batch."""
+    loss: float | None
+    """Mean square error against the target; None without one."""
+    gradients: tuple[Any, ...]
+    """Per stage, the gradients of its weights summed over micro-batches; () if forward only."""
+    traffic: Both
+    """Bytes and messages between ranks: counted in the program, and as they were received."""
+    records: Records
+    """Every message, with its part and frame."""
+
+    def __repr__(self) -> str:
+        return f"ProgramRun(loss {self.loss}, {self.traffic.measured!r})"
+
+
+def run_program(
+    program: Program,
+    stages: Sequence[Any],
+    batch: np.ndarray,
+    mesh: Mesh | None = None,
+    *,
+    target: np.ndarray | None = None,
+    timeout: float = 60.0,
+) -> ProgramRun:
+    """The ProgramRun of ``program``: on threads of this process, or on the workers of ``mesh``.
+
+    stages    what computes (see :mod:`tiledask.distributed.pipelines.stages`), one per stage
+    batch     [tokens, width], cut into micro-batches as numpy.array_split does
+    target    [tokens, width]; needed for backwards. The loss is the mean square error of the batch.
+
+    The program is checked before anything runs. Raises ProgramError for what is wrong with it,
+    PlacementError for stages, a mesh, a batch or a target that do not go with it, DeadlineError
+    after ``timeout`` seconds.
+
+    >>> import tiledask as td
+    >>> layers = td.stages.stack((0, 1, 2), width=4, hidden=8)
+    >>> program = td.program(td.schedule("1f1b", 2, 3), block_bytes=2 * 4 * 4)
+    >>> x = np.ones((6, 4), np.float32)
+    >>> done = run_program(program, layers, x, target=x)
+    >>> done.traffic.predicted == done.traffic.measured
+    True
+    """
+    program.check()
+    parts = [part for role in program.roles for part in role.parts]
+    count, frames = 1 + max(part.stage for part in parts), _frames(program)
+    trains = any(part.kind != "F" for part in parts)
+    unknown = {each.kernel for part in parts for each in part.instructions if isinstance(each, Do)}
+    if unknown := unknown - KERNELS.keys():
+        raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(KERNELS)}")
+    fits = not trains or (target is not None and np.shape(target) == np.shape(batch))
+    if len(stages) != count or not fits or len(batch) < frames:
+        raise PlacementError(
+            f"the program has {count} stages and {frames} micro-batches{', and trains' * trains}: "
+            f"give so many stages, a batch of at least so many rows, and a target of the batch's "
+            f"shape; got {len(stages)} stages, a batch of {np.shape(batch)} and a target of "
+            f"{None if target is None else np.shape(target)}"
+        )
+    if mesh is not None and mesh.ranks != program.ranks:
+        raise PlacementError(
+            f"the program has {program.ranks} ranks, the mesh {mesh.ranks}; "
+            f"td.Mesh(cluster, ({program.ranks},))"
+        )
+    cut = [slice(*rows) for rows in split(0, len(batch), frames)]
+    given = program, tuple(stages), batch, target if trains else None, cut
+    if mesh is None:
+        ranks = run_threads(_through_its_line, program.ranks, *given, timeout=timeout)
+    else:
+        ranks = run_ranks(_through_its_line, mesh, *given, timeout=timeout)
+    outputs, losses = dict[int, Any](), dict[int, float]()
+    sums: dict[int, list[dict[str, Any]]] = {}
+    for here in ranks.results:
+        outputs |= here.outputs
+        losses |= here.losses
+        for stage, mine in here.gradients.items():
+            sums[stage] = added(sums[stage], mine) if stage in sums else mine
+    return ProgramRun(
+        np.concatenate([outputs[frame] for frame in range(frames)]),
+        sum(losses[frame] for frame in range(frames)) if trains else None,
+        tuple(sums[stage] for stage in sorted(sums)),
+        Both(program.traffic, ranks.traffic),
+        ranks.records,
+    )
+
+
+def _frames(program: Program) -> int:
+    return 1 + max(int(line.frame.max(initial=-1)) for line in program.lines)
+
+
+# -- on a rank ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Made:
+    """What a rank brings back."""
+
+    outputs: dict[int, np.ndarray]
+    losses: dict[int, float]
+    gradients: dict[int, list[dict[str, Any]]]
+
+
+def _through_its_line(
+    rank: Rank,
+    program: Program,
+    stages: tuple[Any, ...],
+    batch: np.ndarray,
+    target: np.ndarray | None,
+    cut: list[slice],
+) -> _Made:
+    line, role, group = program.lines[rank.index], program.role(rank.index), rank.group()
+    here = sorted({part.stage for part in role.parts})
+    weights = {s: stages[s].init(rank.backend) for s in here}
+    kernels = _Kernels(rank, stages, weights, batch, target, cut)
+    arriving = {peer: _sends(program, peer, rank.index) for peer in range(program.ranks)}
+    last = {
+        (name, frame): turn
+        for turn, (number, frame) in enumerate(line)
+        for each in role.parts[number].instructions
+        for name in each.reads
+    }
+    held: dict[tuple[str, int], Any] = {}
+    for turn, (number, frame) in enumerate(line):
+        part = role.parts[number]
+        with rank.label(f"{part.name}.{frame}"):
+            for each in part.instructions:
+                if isinstance(each, Send):
+                    group.send(held[each.buffer, frame], each.peer)
+                elif isinstance(each, Recv):
+                    while (each.buffer, frame) not in held:
+                        held[next(arriving[each.peer])] = aligned(group.recv(each.peer))
+                else:
+                    results = kernels.run(each, part.stage, frame, held)
+                    held |= {(name, frame): results[name] for name in each.writes}
+        for each in part.instructions:
+            for name in each.reads:
+                if last[name, frame] == turn:
+                    held.pop((name, frame), None)
+    return kernels.made
+
+
+def _sends(program: Program, source: int, target: int) -> Iterator[tuple[str, int]]:
+    """What a rank sends to another, in its order: (buffer, frame)."""
+    parts = program.role(source).parts
+    for number, frame in program.lines[source]:
+        for each in parts[number].instructions:
+            if isinstance(each, Send) and each.peer == target:
+                yield each.buffer, frame
+
+
+class _Kernels:
+    """The kernels of stages by name, and what they bring back."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        stages: tuple[Any, ...],
+        weights: dict[int, Any],
+        batch: np.ndarray,
+        target: np.ndarray | None,
+        cut: list[slice],
+    ) -> None:
+        self.rank, self.stages, self.weights = rank, stages, weights
+        self.batch, self.target, self.cut = batch, target, cut
+        self.made = _Made({}, {}, {})
+
+    def run(
+        self, each: Do, stage: int, frame: int, held: dict[tuple[str, int], Any]
+    ) -> dict[str, Any]:
+        """What the kernel writes, by name."""
+        return KERNELS[each.kernel](self, stage, frame, {n: held[n, frame] for n in each.reads})
+
+    def forward(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
+        x = reads[f"x{s}"] if s else self.rank.on_device(self.batch[self.cut[frame]])
+        y, saved = self.stages[s].forward(self.weights[s], aligned(x))
+        if s == len(self.stages) - 1:
+            self.made.outputs[frame] = off_device(y)
+            if self.target is not None:
+                self.made.losses[frame] = float(mean_square(y, *self._end(frame)))
+        return {f"x{s + 1}": y, f"kept{s}": (saved, y), f"for_w{s}": None}
+
+    def backward_input(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
+        saved, y = reads[f"kept{s}"]
+        if s == len(self.stages) - 1:
+            dy = mean_square_grad(y, *self._end(frame))
+        else:
+            dy = reads[f"dx{s + 1}"]
+        dx, for_weights = self.stages[s].backward_input(self.weights[s], saved, dy)
+        return {f"dx{s}": dx, f"dy{s}": for_weights}
+
+    def backward_weight(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
+        mine, sums = self.stages[s].backward_weight(reads[f"dy{s}"]), self.made.gradients
+        mine = [{name: off_device(g) for name, g in layer.items()} for layer in mine]
+        sums[s] = added(sums[s], mine) if s in sums else mine
+        return {}
+
+    def backward(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
+        made = self.backward_input(s, frame, reads)
+        return made | self.backward_weight(s, frame, made)
+
+    def _end(self, frame: int) -> tuple[Any, int]:
+        """The target of a micro-batch, and the elements of the whole batch."""
+        assert self.target is not None
+        rows = self.rank.on_device(self.target[self.cut[frame]])
+        return aligned(rows), self.batch.size
+
+
+KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
+    "forward": _Kernels.forward,
+    "backward": _Kernels.backward,
+    "backward_input": _Kernels.backward_input,
+    "backward_weight": _Kernels.backward_weight,
+}
+"""What a program of stages may do, by name."""
