@@ -191,6 +191,7 @@ ROOMS = {
     "timing": {"inputs", "pipelines"},
     "diagnosis": {"pipelines", "splitting"},
     "inputs": {"pipelines"},
+    "program": {"pipelines", "products"},
     "pipelines": set(),
     "splitting": set(),
     "products": set(),

@@ -138,6 +138,9 @@ HOSTILE = {
         cuts=Words(grid=(1, 1), rows=(0, 1), columns=(0, 1)), tiles=(), ledger=LEDGER
     ),
     "plan.products.traffic.Traffic": lambda: td.Traffic.of(2),
+    "plan.program.program.Program": lambda: replace(
+        td.program(td.schedule("1f1b", 2, 2)), name=EVIL
+    ),
     "plan.splitting.judge.Verdict": lambda: Words(
         ok=False, crossings=1, bottleneck=1.0, optimum=1.0
     ),

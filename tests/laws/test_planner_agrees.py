@@ -115,7 +115,7 @@ def premise(memory, devices, recipe, plan):
 
 
 @pytest.mark.long
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_one_question_has_one_answer_however_it_is_asked(first):
     seen = set()

@@ -148,6 +148,7 @@ def test_it_says_what_it_is(cluster):
     assert "0:4 x 3:6" in array._repr_html_()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (1, 3)])
 def test_every_move_keeps_the_array_and_counts_its_bytes(cluster, mesh):
     a = np.random.default_rng(2).integers(-9, 9, (7, 10)).astype("f8")

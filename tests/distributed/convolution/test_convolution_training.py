@@ -296,7 +296,7 @@ def test_a_table_notices_a_step_that_differs():
         lab.lenet_training_claims(few(steps=0))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ways", "missed"),

@@ -221,6 +221,7 @@ def test_200_billion_on_40_gb(cluster):
     assert "1 of 80 devices were run" in runs["ZeRO-3 on 80"]._repr_html_()
 
 
+@pytest.mark.few(1)
 @ON_CLUSTER
 @pytest.mark.parametrize(
     ("title", "expected"),

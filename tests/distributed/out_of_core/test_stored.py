@@ -331,7 +331,7 @@ def test_the_header_of_our_own_arrays_has_a_checksum(tmp_path):
         open_array(array.path)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
 def test_no_damage_is_accepted_that_could_be_seen(tmp_path, kind):

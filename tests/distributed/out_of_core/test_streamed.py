@@ -100,7 +100,7 @@ def records(c):
     return found
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (130, 1, 70), (257, 129, 300)])
 @pytest.mark.parametrize("lies", [("C", "C", "C"), ("F", "C", "F"), ("C", "F", "C"), (40, 33, 50)])
 def test_ragged_sizes_in_every_form(cluster, tmp_path, sizes, lies):

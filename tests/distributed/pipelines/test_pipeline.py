@@ -117,6 +117,7 @@ def test_every_other_schedule_does_too(cluster, name, m, engine):
     assert_same(run, stages, schedule)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["zb-v", "interleaved"])
 def test_the_engines_agree_to_the_bit(cluster, name):
     schedule = small(name, 4)
@@ -271,6 +272,7 @@ def test_transfers_are_drawn_where_they_arrive(cluster, engine):
 # -- dummies --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @ENGINES
 def test_dummies_go_the_whole_way_and_take_their_time(cluster, engine):
     schedule = td.schedule("zb-h1", 3, 4)

@@ -68,14 +68,14 @@ def transport(request, cluster):
     cluster.transport = before
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("placed_a", list(product(ALL, ALL)))
 def test_every_placement_on_a_grid(cluster, placed_a):
     for placed_b in ((Shard(0), Shard(1)), (Replicate(), Shard(1)), (Shard(1), Shard(0))):
         multiply(cluster, (2, 2), 7, 5, 6, placed_a, placed_b)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tile", [(4, 5, 2), 3, 64])
 @pytest.mark.parametrize("algorithm", ["summa", "row_parallel", "2.5d"])
 def test_tile_bytes_are_counted_by_the_kernel_that_ran_on_the_worker(cluster, algorithm, tile):

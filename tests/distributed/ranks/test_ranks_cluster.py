@@ -23,6 +23,7 @@ pytestmark = pytest.mark.cluster
 WAYS = pytest.mark.parametrize("way", TRANSPORTS)
 
 
+@pytest.mark.few(2)
 @WAYS
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_as_on_threads_to_the_bit_and_the_byte(cluster, way, dtype):

@@ -209,6 +209,7 @@ def test_a_folder_that_is_not_there_is_made_and_may_be_relative(tmp_path, monkey
 # -- absurd, and right -----------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "model", "batch", "options"),

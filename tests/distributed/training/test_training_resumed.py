@@ -143,6 +143,7 @@ def refused(folder, words, shapes=((2, 1, 1),), **options):
     return str(caught.value)
 
 
+@pytest.mark.few(4)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("other", "words"),

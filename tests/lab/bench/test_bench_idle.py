@@ -70,6 +70,7 @@ def test_the_parts_make_the_difference(cluster, engine):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_it_prints_and_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(idle, "LONG", 0.02)

@@ -176,6 +176,7 @@ def test_solved_by_the_exact_partition_a_formula_or_a_schedule_of_the_table(name
     load_puzzle(name).check(OTHER_MEANS[name]()).require()
 
 
+@pytest.mark.few(4)
 @pytest.mark.long
 @pytest.mark.parametrize("most", [30, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CUTS)
@@ -221,7 +222,7 @@ def test_fewest_microbatches_accepts_only_the_fewest():
     assert result.targets[0].best == closed_form.bubble_fraction(8, 30)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_choices_are_all_tried():
     puzzle = load_puzzle("five-percent-idle")
     tried = [(name, m) for name in puzzle.inputs["open"]["schedule"] for m in range(4, 25)]

@@ -76,6 +76,7 @@ TWICE_EACH = 2 * len(ONE_CHUNK + TWO_CHUNKS)
 COUNTS = [TWICE_EACH, pytest.param(100, marks=pytest.mark.slow)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("count", COUNTS)
 def test_labelled_plans(count):

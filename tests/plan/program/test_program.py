@@ -1,6 +1,7 @@
 """Programs of schedules: their readers agree with what was there before, and faults are found.
 
-Holds `tiledask.plan.program.program`, `tiledask.plan.program.of_schedule`,
+Holds `tiledask.plan.program.program`, `tiledask.plan.program.instructions`,
+`tiledask.plan.program.of_schedule`,
 `tiledask.plan.program.text`, `tiledask.plan.program.check`, `tiledask.plan.program.count`,
 `tiledask.plan.program.clock` and `tiledask.plan.program.held`.
 """
@@ -14,7 +15,8 @@ import tiledask as td
 from tiledask.errors import ProgramError, ScheduleError
 from tiledask.plan.pipelines.needs import needs, peaks
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
-from tiledask.plan.program.program import Do, Program, ProgramLine, Recv, Send
+from tiledask.plan.program.instructions import Do, ProgramLine, Recv, Send
+from tiledask.plan.program.program import Program
 
 KINDS = "FBIW"
 

@@ -89,7 +89,7 @@ def test_agrees_with_float64_inside_and_touches_nothing_outside(gpu, case):
 
 
 @pytest.mark.long
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_whoever_is_slow_and_whenever_things_land(gpu, seed):
     odd = replace(BASE, m=300, n=290, k=420)  # a cluster has no rows for its second block
@@ -293,7 +293,7 @@ every pass adds the first columns of C: first + j + col, m, n) => j + col, m, n)
 
 
 @pytest.mark.long
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", PASSES)
 def test_fault_planted_in_passes_is_caught(tmp_path, fault):
     case = replace(LARGER, out_dtype="float32", beta=1.0)

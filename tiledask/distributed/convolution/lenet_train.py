@@ -25,8 +25,8 @@ from tiledask.distributed.convolution.lenet_plan import Need, need_of
 from tiledask.distributed.convolution.lenet_runs import whole_weights
 from tiledask.distributed.convolution.lenet_split import RankGroups, Split
 from tiledask.distributed.convolution.lenet_step import step, unit_dim
-from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads

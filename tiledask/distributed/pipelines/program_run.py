@@ -20,7 +20,8 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.program import Do, Program, Recv, Send
+from tiledask.plan.program.instructions import Do, Recv, Send
+from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy as off_device
 from tiledask.tile.functions import mean_square, mean_square_grad
 

@@ -1,6 +1,7 @@
 """Programs: instructions per rank, made from shapes alone, and what reads them.
 
-program.py       the nouns: instructions, parts, lines
+instructions.py  the nouns: instructions, parts, lines
+program.py       a program: these and its readers
 of_schedule.py   the program of a pipeline schedule
 text.py          as text that people read, and back
 check.py         what is wrong with one, before anything runs

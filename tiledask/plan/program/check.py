@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tiledask.errors import ProgramError
-from tiledask.plan.program.program import Do, Instruction, Program, Recv, Send
+from tiledask.plan.program.instructions import Do, Instruction, Instructions, Recv, Send
 
 __all__ = ["check"]
 
@@ -31,8 +31,8 @@ class _Place(NamedTuple):
         return f"{where}: '{self.instruction!r}'"
 
 
-def check(program: Program) -> Program:
-    """``program`` itself, if it can run, and nothing in it is left over.
+def check(program: Instructions) -> None:
+    """Refuse ``program`` if it cannot run, or something in it is left over.
 
     Raises ProgramError for the first fault: a buffer that is read before it is written on its rank,
     written twice for a frame, or never read; a message that nobody takes or sends, or that is of
@@ -71,11 +71,10 @@ def check(program: Program) -> Program:
             )
         needs[taken[message]].append(sent[message])
     _check_circles(needs)
-    return program
 
 
 def _check_rank(
-    program: Program, rank: int, sent: dict[_Message, _Place], taken: dict[_Message, _Place]
+    program: Instructions, rank: int, sent: dict[_Message, _Place], taken: dict[_Message, _Place]
 ) -> dict[_Place, list[_Place]]:
     """For every instruction of a rank those that it waits for there: what makes its buffers, and
     the one before it on its stream."""

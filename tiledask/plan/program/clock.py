@@ -17,10 +17,10 @@ import numpy as np
 from tiledask.errors import ProgramError
 from tiledask.plan.data import short
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
-from tiledask.plan.program.program import (
+from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Do,
-    Program,
+    Instructions,
     ProgramPart,
     Recv,
     Send,
@@ -35,7 +35,7 @@ Seconds = float | Sequence[float]
 
 
 def clock(
-    program: Program,
+    program: Instructions,
     seconds: Mapping[str, Seconds],
     *,
     latency: float | Sequence[Sequence[float]] = 0.0,
@@ -92,7 +92,7 @@ def _to_the_end(streams: dict[tuple[int, str], Iterator[Lacks]], run: "_Run") ->
 class _Run:
     def __init__(
         self,
-        program: Program,
+        program: Instructions,
         seconds: Mapping[str, Seconds],
         overlapped: Mapping[str, Seconds],
         latency: Any,

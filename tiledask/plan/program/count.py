@@ -3,12 +3,12 @@
 import numpy as np
 
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.program import Program, Send
+from tiledask.plan.program.instructions import Instructions, Send
 
 __all__ = ["count"]
 
 
-def count(program: Program) -> Traffic:
+def count(program: Instructions) -> Traffic:
     """The Traffic of ``program``: what its sends carry.
 
     Each part is looked at once, however often it runs.

@@ -7,12 +7,12 @@ send x1 to 1               - x1               writes it to the end of the last t
 import numpy as np
 
 from tiledask.plan.ledger import Ledger, Row
-from tiledask.plan.program.program import Program
+from tiledask.plan.program.instructions import Instructions
 
 __all__ = ["held"]
 
 
-def held(program: Program) -> Ledger:
+def held(program: Instructions) -> Ledger:
     """The Ledger of every rank's fullest moment: a row per buffer, for all frames together.
 
     Streams are taken in the order of the line, so that a send lets its buffer go at its turn.
@@ -24,7 +24,7 @@ def held(program: Program) -> Ledger:
     return Ledger.of(row for rank in range(program.ranks) for row in _fullest(program, rank))
 
 
-def _fullest(program: Program, rank: int) -> list[Row]:
+def _fullest(program: Instructions, rank: int) -> list[Row]:
     line, role = program.lines[rank], program.role(rank)
     most = max((len(part.instructions) for part in role.parts), default=1)
     turns = np.arange(len(line)) * most

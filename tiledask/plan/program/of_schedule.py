@@ -20,17 +20,17 @@ from tiledask.plan.data import short
 from tiledask.plan.pipelines.links import CONVENTIONS
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
-from tiledask.plan.program.program import (
+from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Do,
     Instruction,
-    Program,
     ProgramLine,
     ProgramPart,
     ProgramRole,
     Recv,
     Send,
 )
+from tiledask.plan.program.program import Program
 
 __all__ = ["program"]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from tiledask.errors import ProgramError
 from tiledask.plan.data import short
-from tiledask.plan.program.program import (
+from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Do,
     Instruction,
-    Program,
+    Instructions,
     ProgramLine,
     ProgramPart,
     ProgramRole,
@@ -28,7 +28,7 @@ from tiledask.plan.program.program import (
 __all__ = ["from_text", "line_text", "to_text"]
 
 
-def line_text(program: Program, rank: int) -> str:
+def line_text(program: Instructions, rank: int) -> str:
     """What a rank goes through: parts, each with its frame.
 
     >>> import tiledask as td
@@ -44,7 +44,7 @@ def line_text(program: Program, rank: int) -> str:
     return " ".join(words)
 
 
-def to_text(program: Program) -> str:
+def to_text(program: Instructions) -> str:
     """The whole program. Ranks of one role have their parts together."""
     text = [f"program {program.name}".rstrip()]
     text += [f"rank {rank}: {line_text(program, rank)}".rstrip() for rank in range(program.ranks)]
@@ -64,12 +64,12 @@ _RECV = re.compile(r"(\S+) = recv from (\d{1,8})")
 _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: \S+)*)")
 
 
-def from_text(text: str) -> Program:
-    """The Program that ``text`` says. Raises ProgramError for a line that it cannot read.
+def from_text(text: str) -> Instructions:
+    """The instructions that ``text`` says. Raises ProgramError for a line that it cannot read.
 
     >>> import tiledask as td
-    >>> made = td.program(td.schedule("zb-h1", 3, 4), block_bytes=16)
-    >>> from_text(to_text(made)) == made
+    >>> text = to_text(td.program(td.schedule("zb-h1", 3, 4), block_bytes=16))
+    >>> to_text(from_text(text)) == text
     True
     """
     name, orders, roles, of_rank = "", dict[int, str](), list[ProgramRole](), dict[int, int]()
@@ -104,7 +104,7 @@ def from_text(text: str) -> Program:
             f"{sorted(orders)} and parts of {sorted(of_rank)}"
         )
     lines = tuple(_line(orders[r], roles[of_rank[r]], r) for r in range(len(orders)))
-    return Program(tuple(roles), lines, tuple(of_rank[r] for r in range(len(orders))), name)
+    return Instructions(tuple(roles), lines, tuple(of_rank[r] for r in range(len(orders))), name)
 
 
 def _line(text: str, role: ProgramRole, rank: int) -> ProgramLine:
