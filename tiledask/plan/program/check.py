@@ -43,12 +43,13 @@ def check(program: Instructions) -> None:
     >>> check(td.Program.from_text(text.replace("send x1 to 1 @to_1", "")))
     Traceback (most recent call last):
         ...
-    tiledask.errors.ProgramError: x1 of frame 0 is left over: turn 0 of rank 0, 0F.0: 'x1 kept0 = do forward'; nothing on rank 0 reads it: is an instruction missing, or a part?
+    tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'; send it there, after what makes it
     """  # noqa: E501
     messages: tuple[dict[_Message, _Place], ...] = ({}, {})
     needs: dict[_Place, list[_Place]] = {}
+    unread: dict[tuple[int, str, int], _Place] = {}
     for rank in range(program.ranks):
-        needs |= _check_rank(program, rank, *messages)
+        needs |= _check_rank(program, rank, *messages, unread)
     sent, taken = messages
     for message, place in (taken | sent).items():
         source, target, name, frame = message
@@ -70,17 +71,26 @@ def check(program: Instructions) -> None:
                 f"{sent[message]}; {taken[message]}; give both one size"
             )
         needs[taken[message]].append(sent[message])
+    if unread:
+        (rank, name, frame), place = next(iter(unread.items()))
+        raise ProgramError(
+            f"{name} of frame {frame} is left over: {place}; nothing on rank {rank} reads it: is "
+            f"an instruction missing, or a part?"
+        )
     _check_circles(needs)
 
 
 def _check_rank(
-    program: Instructions, rank: int, sent: dict[_Message, _Place], taken: dict[_Message, _Place]
+    program: Instructions,
+    rank: int,
+    sent: dict[_Message, _Place],
+    taken: dict[_Message, _Place],
+    unread: dict[tuple[int, str, int], _Place],
 ) -> dict[_Place, list[_Place]]:
     """For every instruction of a rank those that it waits for there: what makes its buffers, and
-    the one before it on its stream."""
+    the one before it on its stream. Fills in messages, and what nothing reads."""
     role = program.role(rank)
     written: dict[tuple[str, int], _Place] = {}
-    unread: dict[tuple[str, int], _Place] = {}
     needs: dict[_Place, list[_Place]] = {}
     last: dict[str, _Place] = {}
     turns: dict[tuple[int, int], int] = {}
@@ -99,7 +109,7 @@ def _check_rank(
                         f"{name} of frame {frame} is read and was not written before: {place}; on "
                         f"rank {rank}, first do or receive what makes it"
                     )
-                unread.pop((name, frame), None)
+                unread.pop((rank, name, frame), None)
             for name in each.writes:
                 if name not in role.nbytes:
                     raise ProgramError(f"{name} has no size: {place}; give rank {rank} one")
@@ -108,7 +118,7 @@ def _check_rank(
                         f"{name} of frame {frame} is written twice: {before}; {place}; write "
                         f"another buffer, or leave one out"
                     )
-                unread[name, frame] = place
+                unread[rank, name, frame] = place
             if not isinstance(each, Do):
                 if not 0 <= each.peer < program.ranks or each.peer == rank:
                     raise ProgramError(
@@ -124,11 +134,6 @@ def _check_rank(
                 needs[place].append(last[each.stream])
             last[each.stream] = place
             written |= {(name, frame): place for name in each.writes}
-    for (name, frame), place in unread.items():
-        raise ProgramError(
-            f"{name} of frame {frame} is left over: {place}; nothing on rank {rank} reads it: is "
-            f"an instruction missing, or a part?"
-        )
     return needs
 
 
