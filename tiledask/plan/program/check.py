@@ -45,12 +45,12 @@ def check(program: Instructions) -> None:
         ...
     tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'; send it there, after what makes it
     """  # noqa: E501
-    messages: tuple[dict[_Message, _Place], ...] = ({}, {})
+    sent: dict[_Message, _Place] = {}
+    taken: dict[_Message, _Place] = {}
     needs: dict[_Place, list[_Place]] = {}
     unread: dict[tuple[int, str, int], _Place] = {}
     for rank in range(program.ranks):
-        needs |= _check_rank(program, rank, *messages, unread)
-    sent, taken = messages
+        needs |= _check_rank(program, rank, sent, taken, unread)
     for message, place in (taken | sent).items():
         source, target, name, frame = message
         what = f"{name} of frame {frame}"
