@@ -24,6 +24,7 @@ from tiledask.tile.backend import to_numpy as off_device
 from tiledask.tile.functions import mean_square, mean_square_grad
 
 __all__ = [
+    "DO",
     "ActionInputs",
     "ActionOperands",
     "PipelineAction",
@@ -111,7 +112,7 @@ def perform(topic: str, device: int, parts: Sequence[ActionInputs]) -> list[dict
         _sleep_until(_there(part))
     seconds = sum(part.turn.seconds for part in parts)
     start = now()
-    results = [_DO[part.turn.action.kind](part.stage, part.x, part.work) for part in parts]
+    results = [DO[part.turn.action.kind](part.stage, part.x, part.work) for part in parts]
     for result in results:
         synchronize(
             result["hand"] if "hand" in result else next(iter(result["gradients"][0].values()))
@@ -195,12 +196,13 @@ def _backward(stage: Any, dy: Any, work: ActionOperands) -> dict[str, Any]:
     return {"hand": both["hand"], **_backward_weight(stage, None, work._replace(own=both))}
 
 
-_DO: dict[str, Callable[..., Any]] = {
+DO: dict[str, Callable[..., dict[str, Any]]] = {
     "F": _forward,
     "B": _backward,
     "I": _backward_input,
     "W": _backward_weight,
 }
+"""By kind of action: what a stage does, with what comes in and its operands."""
 
 
 def added(

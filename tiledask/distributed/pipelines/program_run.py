@@ -5,7 +5,7 @@ do forward   a kernel of the stage, on what is kept
 send x2      and what nothing reads any more is let go
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,13 @@ import numpy as np
 
 from tiledask.distributed.arrays.array import Both
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.pipelines.actions import added, aligned
+from tiledask.distributed.pipelines.actions import (
+    DO,
+    ActionOperands,
+    added,
+    aligned,
+    gradients_of,
+)
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
@@ -21,11 +27,14 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import Do, Recv, Send
+from tiledask.plan.program.of_schedule import KERNELS
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import to_numpy as off_device
-from tiledask.tile.functions import mean_square, mean_square_grad
 
 __all__ = ["ProgramRun", "run_program"]
+
+_KINDS = {kernel: kind for kind, kernel in KERNELS.items()}
+"""By name of a kernel, the kind of action that it is."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,8 +88,8 @@ def run_program(
     count, frames = 1 + max(part.stage for part in parts), _frames(program)
     trains = any(part.kind != "F" for part in parts)
     unknown = {each.kernel for part in parts for each in part.instructions if isinstance(each, Do)}
-    if unknown := unknown - KERNELS.keys():
-        raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(KERNELS)}")
+    if unknown := unknown - _KINDS.keys():
+        raise ProgramError(f"no kernel {min(unknown)!r}; there are {', '.join(_KINDS)}")
     fits = not trains or (target is not None and np.shape(target) == np.shape(batch))
     if len(stages) != count or not fits or len(batch) < frames:
         raise PlacementError(
@@ -162,7 +171,8 @@ def _through_its_line(
                     while (each.buffer, frame) not in held:
                         held[next(arriving[each.peer])] = aligned(group.recv(each.peer))
                 else:
-                    results = kernels.run(each, part.stage, frame, held)
+                    reads = {name: held[name, frame] for name in each.reads}
+                    results = kernels.run(each, part.stage, frame, reads)
                     held |= {(name, frame): results[name] for name in each.writes}
         for each in part.instructions:
             for name in each.reads:
@@ -194,53 +204,35 @@ class _Kernels:
     ) -> None:
         self.rank, self.stages, self.weights = rank, stages, weights
         self.batch, self.target, self.cut = batch, target, cut
-        self.made = _Made({}, {}, {})
+        self.outputs: dict[int, np.ndarray] = {}
+        self.losses: dict[int, float] = {}
+        self.sums: dict[int, dict[str, Any]] = {}
+        """By stage, the result of its last kernel with gradients."""
 
-    def run(
-        self, each: Do, stage: int, frame: int, held: dict[tuple[str, int], Any]
-    ) -> dict[str, Any]:
+    def run(self, each: Do, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
         """What the kernel writes, by name."""
-        return KERNELS[each.kernel](self, stage, frame, {n: held[n, frame] for n in each.reads})
+        kind, last, rows = _KINDS[each.kernel], s == len(self.stages) - 1, self.cut[frame]
+        x = end = None
+        if kind == "F":
+            x = reads[f"x{s}"] if s else self.rank.on_device(self.batch[rows])
+        elif kind != "W" and not last:
+            x = reads[f"dx{s + 1}"]
+        if last and self.target is not None:
+            end = aligned(self.rank.on_device(self.target[rows])), self.batch.size
+        own = {} if kind == "F" else reads[f"dy{s}" if kind == "W" else f"kept{s}"]
+        trains = self.target is not None
+        work = ActionOperands(self.weights[s], own, end, self.sums.get(s), trains)
+        result = DO[kind](self.stages[s], aligned(x), work)
+        if "gradients" in result:
+            self.sums[s] = result
+        if kind == "F" and last:
+            self.outputs[frame], self.losses[frame] = off_device(result["hand"]), result["loss"]
+        goes = f"x{s + 1}" if kind == "F" else f"dx{s}"
+        kept = {f"kept{s}": result, f"dy{s}": result, f"for_w{s}": None}
+        return kept | {goes: result.get("hand")}
 
-    def forward(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
-        x = reads[f"x{s}"] if s else self.rank.on_device(self.batch[self.cut[frame]])
-        y, saved = self.stages[s].forward(self.weights[s], aligned(x))
-        if s == len(self.stages) - 1:
-            self.made.outputs[frame] = off_device(y)
-            if self.target is not None:
-                self.made.losses[frame] = float(mean_square(y, *self._end(frame)))
-        return {f"x{s + 1}": y, f"kept{s}": (saved, y), f"for_w{s}": None}
-
-    def backward_input(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
-        saved, y = reads[f"kept{s}"]
-        if s == len(self.stages) - 1:
-            dy = mean_square_grad(y, *self._end(frame))
-        else:
-            dy = reads[f"dx{s + 1}"]
-        dx, for_weights = self.stages[s].backward_input(self.weights[s], saved, dy)
-        return {f"dx{s}": dx, f"dy{s}": for_weights}
-
-    def backward_weight(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
-        mine, sums = self.stages[s].backward_weight(reads[f"dy{s}"]), self.made.gradients
-        mine = [{name: off_device(g) for name, g in layer.items()} for layer in mine]
-        sums[s] = added(sums[s], mine) if s in sums else mine
-        return {}
-
-    def backward(self, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
-        made = self.backward_input(s, frame, reads)
-        return made | self.backward_weight(s, frame, made)
-
-    def _end(self, frame: int) -> tuple[Any, int]:
-        """The target of a micro-batch, and the elements of the whole batch."""
-        assert self.target is not None
-        rows = self.rank.on_device(self.target[self.cut[frame]])
-        return aligned(rows), self.batch.size
-
-
-KERNELS: dict[str, Callable[..., dict[str, Any]]] = {
-    "forward": _Kernels.forward,
-    "backward": _Kernels.backward,
-    "backward_input": _Kernels.backward_input,
-    "backward_weight": _Kernels.backward_weight,
-}
-"""What a program of stages may do, by name."""
+    @property
+    def made(self) -> _Made:
+        """What the rank brings back."""
+        sums = {stage: gradients_of(result) for stage, result in self.sums.items()}
+        return _Made(self.outputs, self.losses, sums)

@@ -1,4 +1,4 @@
-"""A program on one rank, from its first line to its last, and what all ranks bring back."""
+"""A rank function on one rank, from its first line to its last, and what all ranks bring back."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Ranks:
     """What a rank function brought back."""
 
     results: list[Any]
-    """What the program returned, by rank."""
+    """What the function returned, by rank."""
     records: Records
     """Every collective of every rank."""
     traffic: Traffic

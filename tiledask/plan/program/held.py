@@ -6,7 +6,7 @@ send x1 to 1               - x1               writes it to the end of the last t
 
 import numpy as np
 
-from tiledask.plan.ledger import Ledger, Row
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.program.instructions import Instructions
 
 __all__ = ["held"]
@@ -26,6 +26,8 @@ def held(program: Instructions) -> Ledger:
 
 def _fullest(program: Instructions, rank: int) -> list[Row]:
     line, role = program.lines[rank], program.role(rank)
+    if not len(line):
+        return [Row(rank, "nothing", ALWAYS, 0)]
     most = max((len(part.instructions) for part in role.parts), default=1)
     turns = np.arange(len(line)) * most
     frames = 1 + int(line.frame.max(initial=-1))
@@ -45,8 +47,6 @@ def _fullest(program: Instructions, rank: int) -> list[Row]:
         np.add.at(change, born[name][there], size)
         np.add.at(change, dies[name][there] + 1, -size)
     moment = int(np.cumsum(change).argmax())
-    if not len(line):
-        return [Row(rank, "nothing", "always", 0)]
     turn = moment // most
     when = f"{role.parts[line.part[turn]].name}.{line.frame[turn]}"
     found = []

@@ -113,7 +113,7 @@ class ProgramPart:
     @property
     def name(self) -> str:
         """Stage and kind: 0F; one ' more for each replica."""
-        return f"{self.stage}{self.kind}{chr(39) * self.replica}"
+        return f"{self.stage}{self.kind}" + "'" * self.replica
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.program import Program
 
-__all__ = ["program"]
+__all__ = ["KERNELS", "program"]
 
-_KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+KERNELS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+"""By kind of action: the name of its kernel."""
 
 
 def program(
@@ -128,7 +129,7 @@ class _Maker:
         place, forward = self.schedule.places[replica], kind == "F"
         kept, dy = [f"{name}{s}" for name in self.kept if name != "dy"], f"dy{s}"
         if kind == "W":
-            return (Do(_KERNELS[kind], (kept[-1], dy)),)
+            return (Do(KERNELS[kind], (kept[-1], dy)),)
         comes, goes = (s - 1, s + 1) if forward else (s + 1, s - 1)
         x, y = (f"x{s}", f"x{goes}") if forward else (f"dx{comes}", f"dx{s}")
         reads = [x] if 0 <= comes <= self.last else []
@@ -143,7 +144,7 @@ class _Maker:
             reads, writes = [kept[0], *reads], [*writes, dy]
         elif kind == "B":
             reads = [*kept, *reads]
-        made.append(Do(_KERNELS[kind], tuple(reads), tuple(writes)))
+        made.append(Do(KERNELS[kind], tuple(reads), tuple(writes)))
         return (*made, *(send for send in sends if send.peer != place[s]))
 
     def of_stage(self, s: int) -> dict[str, int]:
