@@ -117,6 +117,8 @@ def test_memory_names_what_is_held_and_when():
     ledger = td.program(td.schedule("1f1b", 2, 3), block_bytes=100, activation=10).memory
     assert ledger.binding == (0, "0F.1", "x1")
     assert ledger.by_tensor(0) == {"x1": 100, "kept0": 20}
+    # what a kernel reads is there beside what it writes
+    assert td.program(td.schedule("gpipe", 2, 1), block_bytes=8).memory.per_place == {0: 9, 1: 9}
 
 
 @pytest.mark.parametrize("name", td.schedules)
