@@ -119,7 +119,7 @@ def _check_rank(
                         f"another buffer, or leave one out"
                     )
                 unread[rank, name, frame] = place
-            if not isinstance(each, Do):
+            if isinstance(each, Send | Recv):
                 if not 0 <= each.peer < program.ranks or each.peer == rank:
                     raise ProgramError(
                         f"rank {each.peer} is no other one of the {program.ranks} ranks: {place}"

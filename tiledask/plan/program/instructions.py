@@ -3,21 +3,34 @@
     rank 0: 0F.0 0F.1 0B.0 0B.1        one line per rank: parts, each for a frame (a micro-batch);
     rank 1: 1F.0 1B.0 1F.1 1B.1        what a schedule calls an action
 
-    part 0F of rank 0                  a part is written once, however many frames there are
+    part 0F of rank 0                  a part is written once, however many frames and ranks
       x1 kept0 = do forward
       send x1 to 1 @to_1               @ a stream: each goes on in its own order
 
-A buffer is of one frame: written once, and let go after the last instruction that reads it. Between
-the streams of a rank only buffers order things: an instruction waits for what it reads.
+A buffer is of one frame: written once, and let go after the last instruction that reads it. What
+stays (weights, states) is of the rank: it is there before, may be written again, and stays.
+Between the streams of a rank only buffers order things: an instruction waits for what it reads,
+and a write of what stays for all that came before it in the line and reads or writes that.
+
+Ranks are those of a mesh, in row-major order. An instruction names axes of it and coordinates
+along them, never a rank: so ranks whose blocks have equal shapes share their parts.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any, ClassVar
 
 import numpy as np
 
 __all__ = [
+    "COLLECTIVES",
     "COMPUTE_STREAM",
+    "AllGather",
+    "AllReduce",
+    "Collective",
     "Do",
     "Instruction",
     "Instructions",
@@ -25,7 +38,10 @@ __all__ = [
     "ProgramPart",
     "ProgramRole",
     "Recv",
+    "ReduceScatter",
     "Send",
+    "Stop",
+    "buffer_of",
 ]
 
 COMPUTE_STREAM = "compute"
@@ -33,21 +49,27 @@ COMPUTE_STREAM = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A kernel is run.
+    """A kernel is run. What stays and stands on both sides is changed in place.
 
     >>> Do("forward", ("x1",), ("x2", "kept1"))
     x2 kept1 = do forward x1
+    >>> Do("add", ("grads/head[w]", "dw"), ("grads/head[w]",), options=(("flops", 8),))
+    grads/head[w] = do add grads/head[w] dw {'flops': 8}
     """
 
     kernel: str
     reads: tuple[str, ...] = ()
-    """Names of buffers."""
+    """Names of buffers; with [item], of an array in one that is flat."""
     writes: tuple[str, ...] = ()
     stream: str = COMPUTE_STREAM
+    options: tuple[tuple[str, Any], ...] = ()
+    """(name, value) of what the kernel is told besides: numbers, text, and tuples of these.
+    ("part", axis, counts) is the slice that is this rank's, by its coordinate along the axis."""
 
     def __repr__(self) -> str:
         made = f"{' '.join(self.writes)} = " if self.writes else ""
-        return _on(" ".join((f"{made}do", self.kernel, *self.reads)), self.stream)
+        told = (str(dict(self.options)),) if self.options else ()
+        return _on(" ".join((f"{made}do", self.kernel, *self.reads, *told)), self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +78,10 @@ class Send:
 
     buffer: str
     peer: int
-    """The rank that it goes to."""
+    """The coordinate of the rank that it goes to."""
     stream: str = COMPUTE_STREAM
+    axis: int = 0
+    """Of the mesh, along which that is."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -68,7 +92,7 @@ class Send:
         return ()
 
     def __repr__(self) -> str:
-        return _on(f"send {self.buffer} to {self.peer}", self.stream)
+        return _on(f"send {self.buffer} to {self.peer}{_along(self.axis)}", self.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +101,10 @@ class Recv:
 
     buffer: str
     peer: int
-    """The rank that it comes from."""
+    """The coordinate of the rank that it comes from."""
     stream: str = COMPUTE_STREAM
+    axis: int = 0
+    """Of the mesh, along which that is."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -89,14 +115,113 @@ class Recv:
         return (self.buffer,)
 
     def __repr__(self) -> str:
-        return _on(f"{self.buffer} = recv from {self.peer}", self.stream)
+        return _on(f"{self.buffer} = recv from {self.peer}{_along(self.axis)}", self.stream)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Collective:
+    """What all ranks that differ along some axes of the mesh do together: one of its kinds."""
+
+    kind: ClassVar[str] = ""
+
+    buffer: str
+    """What this rank brings."""
+    result: str
+    """What it has afterwards: another buffer."""
+    axes: tuple[int, ...]
+    counts: tuple[int, ...]
+    """Elements of each member's chunk."""
+    itemsize: int
+    """Bytes of an element."""
+    label: str = ""
+    among: tuple[int, ...] = ()
+    """Which of these ranks take part, by their number among them; (): all."""
+    dim: int = 0
+    """The dimension along which chunks are joined, or cut."""
+    op: str = "sum"
+    """Of what is added up: or "max"."""
+    stream: str = COMPUTE_STREAM
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.buffer,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.result,)
+
+    def __repr__(self) -> str:
+        said = [f for f in fields(self) if f.name not in ("buffer", "result", "stream")]
+        told = {f.name: value for f in said if (value := getattr(self, f.name)) != f.default}
+        return _on(f"{self.result} = {self.kind} {self.buffer} {told}", self.stream)
+
+
+class AllReduce(Collective):
+    """The sum of what all bring, on all.
+
+    >>> AllReduce("part", "y", (1,), (4, 4), 8, "layer 0/mlp/w_2/forward", stream="tp")
+    y = all_reduce part {'axes': (1,), 'counts': (4, 4), 'itemsize': 8, \
+'label': 'layer 0/mlp/w_2/forward'} @tp
+    """
+
+    __slots__ = ()
+    kind = "all_reduce"
+
+
+class AllGather(Collective):
+    """What all bring, one behind the other, on all."""
+
+    __slots__ = ()
+    kind = "all_gather"
+
+
+class ReduceScatter(Collective):
+    """Of the sum of what all bring, each rank's part."""
+
+    __slots__ = ()
+    kind = "reduce_scatter"
+
+
+COLLECTIVES = {each.kind: each for each in (AllReduce, AllGather, ReduceScatter)}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The line ends here if a buffer, one number, is not a number. Readers go on behind it."""
+
+    buffer: str
+    stream: str = COMPUTE_STREAM
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.buffer,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
+
+    def __repr__(self) -> str:
+        return _on(f"stop if not {self.buffer}", self.stream)
 
 
 def _on(text: str, stream: str) -> str:
     return text if stream == COMPUTE_STREAM else f"{text} @{stream}"
 
 
-Instruction = Do | Send | Recv
+def _along(axis: int) -> str:
+    return f" along {axis}" if axis else ""
+
+
+Instruction = Do | Send | Recv | Collective | Stop
+
+
+def buffer_of(name: str) -> str:
+    """The buffer in which an array lies.
+
+    >>> buffer_of("weights/head[norm.w]"), buffer_of("x1")
+    ('weights/head', 'x1')
+    """
+    return name.partition("[")[0]
 
 
 @dataclass(frozen=True)
@@ -104,16 +229,26 @@ class ProgramPart:
     """Instructions that a rank issues one after the other, for one frame."""
 
     kind: str
-    """F forward, B full backward, I gradient of the input, W gradient of the weights."""
+    """F forward, B full backward, I gradient of the input, W gradient of the weights; or a word
+    for what no stage does."""
     stage: int
+    """-1: none."""
     instructions: tuple[Instruction, ...]
     replica: int = 0
     """Which replica of the model, where a rank has the stage in several."""
+    rows: int | None = None
+    """Rows of its micro-batches, where these have different numbers."""
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """Stage and kind: 0F; one ' more for each replica."""
-        return f"{self.stage}{self.kind}" + "'" * self.replica
+        """Stage and kind: 0F; one ' more for each replica, and the rows."""
+        stage = self.stage if self.stage >= 0 else ""
+        rows = "" if self.rows is None else f":{self.rows}"
+        return f"{stage}{self.kind}" + "'" * self.replica + rows
+
+
+Items = tuple[tuple[str, tuple[int, ...]], ...]
+"""(name, shape) of the arrays in a flat buffer, one behind the other."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +258,14 @@ class ProgramRole:
     parts: tuple[ProgramPart, ...]
     nbytes: dict[str, int]
     """By buffer; without a size, numbers of activations for instance, any other unit."""
+    stays: dict[str, int] = field(default_factory=dict)
+    """Of these, by buffer too, what is of the rank and stays."""
+    items: dict[str, Items] = field(default_factory=dict)
+    """By buffer that is flat: what lies in it."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a buffer."""
+        return self.nbytes[name] if name in self.nbytes else self.stays[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +302,42 @@ class Instructions:
     of_rank: tuple[int, ...]
     """The role of each rank."""
     name: str = ""
+    mesh: tuple[int, ...] = ()
+    """(): all ranks along one axis."""
 
     @property
     def ranks(self) -> int:
         return len(self.lines)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the mesh."""
+        return self.mesh or (self.ranks,)
+
+    @cached_property
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """Where in the mesh each rank is."""
+        return tuple(product(*map(range, self.shape)))
+
+    def peer(self, rank: int, each: Send | Recv) -> int:
+        """The rank at the other end of a message."""
+        after = prod(self.shape[each.axis + 1 :])
+        return rank + (each.peer - self.coordinates[rank][each.axis]) * after
+
+    def members(self, rank: int, each: Collective) -> tuple[int, ...]:
+        """The ranks that take part in a collective of ``rank``, in their order."""
+        found = self._groups.get((rank, each.axes, each.among))
+        if found is None:
+            here = self.coordinates[rank]
+            ways = [range(n) if a in each.axes else (here[a],) for a, n in enumerate(self.shape)]
+            all_of = tuple(int(np.ravel_multi_index(at, self.shape)) for at in product(*ways))
+            found = tuple(all_of[i] for i in each.among) if each.among else all_of
+            self._groups[rank, each.axes, each.among] = found
+        return found
+
+    @cached_property
+    def _groups(self) -> dict[Any, tuple[int, ...]]:
+        return {}
 
     def role(self, rank: int) -> ProgramRole:
         """What the parts of a rank are made of."""
