@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tiledask.errors import ProgramError
-from tiledask.plan.program.instructions import Do, Instruction, Instructions, Recv, Send
+from tiledask.plan.program.instructions import Instruction, Instructions, Recv, Send
 
 __all__ = ["check"]
 
