@@ -20,7 +20,7 @@ from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.placement import split
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import accumulator, to_numpy
+from tiledask.tile.backend import accumulator, as_dtype, to_numpy
 from tiledask.tile.optimizers import LossScale, Rule
 
 __all__ = ["TrainedRank", "TrainingJob", "train_rank"]
@@ -52,6 +52,18 @@ class TrainingJob:
     """Steps that are done already, by the newest of them."""
     nudge: int = 0
     """Whether, and by which draw, the weights begin a rounding away."""
+    recompute: bool = False
+    """Whether a block's forward is done again in its backward, from its input alone."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of activations."""
+        return as_dtype(self.dtype).itemsize
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is multiplied by a scale before its gradients are taken."""
+        return self.scale is not None
 
     def rows(self, copies: int, copy: int, microbatch: int) -> slice:
         """The rows of the batch of one micro-batch of one copy of the model; there may be none."""

@@ -1,0 +1,371 @@
+"""The program of a training step of a decoder, over a (dp, tp, pp) mesh: made from shapes alone.
+
+    rank 0: begin.0 0F.0 0F.1 0B.0 0B.1 update.0
+    rank 1: begin.0 1F.0 1B.0 1F.1 1B.1 update.0
+
+    F(s)     x of the stage before, its units' layers, x of the next or the loss
+    B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
+    begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
+
+Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.program.instructions import (
+    Instruction,
+    ProgramLine,
+    ProgramPart,
+    ProgramRole,
+    Recv,
+    Send,
+)
+from tiledask.plan.program.layers import TENSOR, TensorLayers
+from tiledask.plan.program.program import Program
+from tiledask.plan.program.unit_states import PIPELINE, UnitStates
+from tiledask.plan.program.writer import ProgramWriter, Value, needed
+
+__all__ = ["TrainingTerms", "training_program"]
+
+
+class TrainingTerms(Protocol):
+    """What is to be known of a training: a model's shapes, a schedule, what is kept."""
+
+    model: Any
+    schedule: Schedule
+    cut: tuple[int, ...]
+    sequence_parallel: bool
+    zero: int
+    recipe: Any
+    batch: int
+    recompute: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of activations."""
+        ...
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is multiplied by a scale before its gradients are taken."""
+        ...
+
+    @property
+    def guarded(self) -> tuple[int, ...]:
+        """Axes over which the norm of all gradients is added up; () if it is not asked for."""
+        ...
+
+    def rows(self, copies: int, copy: int, microbatch: int) -> slice:
+        """Rows of the batch of one micro-batch of one copy of the model."""
+        ...
+
+    def units(self, device: int) -> tuple[str, ...]:
+        """What a pipeline rank holds."""
+        ...
+
+
+def training_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
+    """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
+    dp, tp, pp = mesh
+    roles: list[ProgramRole] = []
+    made: dict[Any, int] = {}
+    lines: dict[Any, ProgramLine] = {}
+    of_rank, line_of = [], []
+    rows = [_rows(terms, dp, d) for d in range(dp)]
+    blocks = [_blocks(terms, tp, t) for t in range(tp)]
+    kept = [_extents(terms, dp, tp, p) for p in range(pp)]
+    for d, t, p in np.ndindex(mesh):
+        key = rows[d], blocks[t], p, kept[p](t, d)
+        if key not in made:
+            made[key] = len(roles)
+            role, lines[key] = _Stages(terms, mesh, (d, t, p)).made(rows[d])
+            roles.append(role)
+        of_rank.append(made[key])
+        line_of.append(lines[key])
+    name = f"training {terms.schedule.name}".rstrip()
+    return Program(tuple(roles), tuple(line_of), tuple(of_rank), name, mesh)
+
+
+# -- in what ranks differ --------------------------------------------------------------------------
+
+
+def _rows(terms: TrainingTerms, copies: int, copy: int) -> tuple[int, ...]:
+    """Rows of each micro-batch of a copy of the model."""
+    found = (terms.rows(copies, copy, i) for i in range(terms.schedule.microbatches))
+    return tuple(rows.stop - rows.start for rows in found)
+
+
+def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
+    """What the shapes on a tensor rank follow from."""
+    model, found = terms.model, []
+    for unit in ("embedding", "layer 0", "head"):
+        layout = model.layout(unit, ranks)
+        for name in model.parameters(unit):
+            if split := layout[name].split:
+                _, held = split
+                shared = [ranks for ranks, _ in held.shared() if rank in ranks]
+                found.append((held.counts[rank], *shared))
+    tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
+    return tuple(found), tokens, _looks(model, ranks, rank), _owns(terms, ranks, rank)
+
+
+def _looks(model: Any, ranks: int, rank: int) -> Any:
+    """Where, among the kv heads here, the query heads here begin to look."""
+    heads = model.block.heads
+    share, first = heads.query // heads.kv, even(heads.query, ranks)
+    return sum(first[:rank]) % share
+
+
+def _owns(terms: TrainingTerms, ranks: int, rank: int) -> bool:
+    """Whether no lower rank holds what this one does."""
+    return not terms.guarded or rank == 0
+
+
+def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
+    """(tensor rank, copy) -> how much of each unit a rank keeps by ZeRO."""
+    found: dict[int, Any] = {}
+
+    def of(rank: int, copy: int) -> tuple[int, ...]:
+        if not terms.zero:
+            return ()
+        if rank not in found:
+            sizes = [sum(map(prod, _shapes(terms, u, ranks, rank).values())) for u in
+                     terms.units(device)]  # fmt: skip
+            found[rank] = shards(sizes, copies)
+        return tuple(extents[copy] for extents in found[rank])
+
+    return of
+
+
+def _shapes(terms: TrainingTerms, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
+    """Of a unit's weights on a tensor rank."""
+    layout, found = terms.model.layout(unit, ranks), {}
+    for name, parameter in terms.model.parameters(unit).items():
+        shape = list(parameter.shape)
+        if split := layout[name].split:
+            dim, held = split
+            shape[dim] = held.counts[rank]
+        found[name] = tuple(shape)
+    return found
+
+
+# -- one role --------------------------------------------------------------------------------------
+
+
+class _Stages:
+    """Writes what the rank at some place of the mesh does."""
+
+    def __init__(
+        self, terms: TrainingTerms, mesh: tuple[int, int, int], at: tuple[int, int, int]
+    ) -> None:
+        self.terms, self.mesh, (self.copy, self.rank, self.device) = terms, mesh, at
+        self.schedule, self.model = terms.schedule, terms.model
+        self.last = self.schedule.stages - 1
+        kinds = {KINDS[k] for k in np.unique(self.schedule.kind)}
+        self.split = "I" in kinds
+        self.writer = ProgramWriter(terms.itemsize, self.split)
+        units = terms.units(self.device)
+        shapes = {unit: _shapes(terms, unit, mesh[TENSOR], self.rank) for unit in units}
+        self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
+        self.parts: list[ProgramPart] = []
+
+    def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, ProgramLine]:
+        """The role, and the line of its ranks, of whose micro-batches these are the rows."""
+        orders = self.schedule.orders[self.device]
+        stages = sorted({action.stage for action in orders})
+        variants = sorted(set(rows))
+        self._begin()
+        numbers = {}
+        for stage in stages:
+            for n in variants:
+                for kind, instructions in self._stage(stage, n, len(variants) > 1):
+                    numbers[kind, stage, n] = len(self.parts)
+                    named = n if len(variants) > 1 else None
+                    self._part(kind, stage, instructions, named)
+        self._update()
+        turns = [(numbers[a.kind, a.stage, rows[a.microbatch]], a.microbatch) for a in orders]
+        columns = np.array([(0, 0), *turns, (len(self.parts) - 1, 0)], np.int32).T
+        paired = np.zeros(columns.shape[1], np.bool_)
+        line = ProgramLine(columns[0].copy(), columns[1].copy(), paired)
+        used = {name for part in self.parts for each in part.instructions for name in each.writes}
+        nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
+        stays = self.states.stays | self._numbers()
+        items = {n: i for n, i in self.writer.items.items() if n in nbytes or n in stays}
+        return ProgramRole(tuple(self.parts), nbytes, stays, items), line
+
+    def _part(
+        self, kind: str, stage: int, instructions: Sequence[Instruction], rows: int | None = None
+    ) -> None:
+        self.parts.append(ProgramPart(kind, stage, tuple(instructions), rows=rows))
+
+    def _numbers(self) -> dict[str, int]:
+        """What else stays: the losses' sum, the number of updates, the scale, the angles."""
+        width = self.model.block.heads.width
+        angles = self.model.sequence * width * self.writer.wide if self.model.gated else 0
+        found = {"loss": 8, "updates": 8}
+        found |= {"scale": 8} if self.terms.guarded else {}
+        return found | ({"angles": angles} if angles else {})
+
+    def _begin(self) -> None:
+        self.writer.part()
+        self.states.begin()
+        total = Value("loss", (), 8)
+        self.writer.do("clear", (total,), (total,))
+        self._part("begin", -1, self.writer.written)
+
+    def _update(self) -> None:
+        self.writer.part()
+        terms, place = self.terms, self.schedule.place
+        ends = tuple(sorted({place[0], place[-1]}))
+        tied = ends if self.model.tied and len(ends) == 2 and self.device in ends else ()
+        guarded = None
+        if axes := terms.guarded:
+            guarded = {unit: self._counts_elsewhere(unit) for unit in self.states.shapes}
+        extents = [self.mesh[axis] for axis in axes]
+        self.states.update(tied, guarded, axes, extents)
+        self._part("update", -1, self.writer.written)
+
+    def _counts_elsewhere(self, unit: str) -> bool:
+        """Whether some numbers of a unit are held by a lower rank too."""
+        first = self.schedule.place[0]
+        if self.model.tied and unit == "embedding" and self.device != first:
+            return True
+        layout = self.model.layout(unit, self.mesh[TENSOR])
+        for name in self.model.parameters(unit):
+            split = layout[name].split
+            if split is None and self.rank:
+                return True
+            if split and any(self.rank in ranks[1:] for ranks, _ in split[1].shared()):
+                return True
+        return False
+
+    # -- a stage ----------------------------------------------------------------------------------
+
+    def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Instruction]]]:
+        """(kind, instructions) of its parts, for micro-batches of so many rows."""
+        writer, model, terms = self.writer, self.model, self.terms
+        heads = model.block.heads
+        shape = heads.query, heads.kv, heads.width
+        layers = TensorLayers(
+            writer, self.states, self.mesh[TENSOR], self.rank, rows, model.sequence,
+            terms.sequence_parallel, shape,
+        )  # fmt: skip
+        suffix = f":{rows}" if named else ""
+        units = model.stage_units(s, terms.cut)
+        writer.part()
+        ids, targets = self._tokens(s, layers)
+        x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, layers)
+        first = x
+        for unit in (u for u in units if u.startswith("layer")):
+            x = self._block(layers, x, unit)
+        seeds: dict[Value, Value] = {}
+        if s == self.last:
+            loss = self._loss(layers, x, targets)
+            seeds[loss] = loss
+        else:
+            out = self._goes(x, first, f"x{s + 1}{suffix}", s + 1)
+            x = out if out is x else writer.on_tape(out, lambda d: [(first, d)])
+        forward, tape = writer.written, writer.take_tape()
+        writer.part()
+        if s < self.last:
+            seeds[x] = self._comes(f"dx{s + 1}{suffix}", s + 1, layers)
+        found = writer.backward(tape, seeds)
+        if s:
+            self._goes(found[first], seeds[x] if s < self.last else None, f"dx{s}{suffix}", s - 1)
+        backward, of_weights = writer.written, writer.of_weights
+        needed([forward, backward, of_weights], self._lasting(s, suffix))
+        if not self.split:
+            return [("F", forward), ("B", backward)]
+        return [("F", forward), ("I", backward), ("W", of_weights)]
+
+    def _lasting(self, s: int, suffix: str) -> Mapping[str, int]:
+        """What somebody reads, though no instruction of the stage does."""
+        ends = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}
+        return self.states.stays | self._numbers() | ends
+
+    def _tokens(self, s: int, layers: TensorLayers) -> tuple[Value, Value]:
+        """(ids, targets), as far as the stage needs them."""
+        shape, found = (layers.rows, layers.tokens), []
+        for name, at in (("ids", 0), ("targets", self.last)):
+            if s == at:
+                made = self.writer.value(name, shape, 8)
+                self.writer.do(name, (), (made,), rows=layers.rows)
+                found.append(made)
+        return found[0] if found else _NOTHING, found[-1] if found else _NOTHING
+
+    def _embedded(self, layers: TensorLayers, ids: Value) -> Value:
+        model = self.model
+        with self.states.scope("embedding", again=False):
+            x = layers.embedding(ids, model.vocabulary, model.hidden)
+        if not model.gated:
+            with self.states.scope("positions", again=False):
+                x = layers.positions(x)
+        return x
+
+    def _block(self, layers: TensorLayers, x: Value, unit: str) -> Value:
+        model, writer = self.model, self.writer
+        if not self.terms.recompute:
+            with self.states.scope(unit):
+                return layers.block(x, unit, model.inner, model.gated)
+        before = writer.taped
+        with self.states.scope(unit):
+            y = layers.block(x, unit, model.inner, model.gated)
+        writer.take_tape(before)
+
+        def rule(dy: Value) -> list[tuple[Value, Value]]:
+            before = writer.taped
+            with self.states.scope(unit, "backward", again=False):
+                again = layers.block(x, unit, model.inner, model.gated)
+            found = writer.backward(writer.take_tape(before), {again: dy})
+            return [(x, found[x])]
+
+        return writer.on_tape(y, rule)
+
+    def _loss(self, layers: TensorLayers, x: Value, targets: Value) -> Value:
+        model, states, writer = self.model, self.states, self.writer
+        count = self.terms.batch * model.sequence
+        with states.scope("head"):
+            x = layers.norm(x, "head", "norm", "norm", model.gated)
+            if model.tied:
+                with states.scope("embedding"):
+                    logits = layers.column_linear(x, "embedding", "table", "w_head", turned=True)
+            else:
+                logits = layers.column_linear(x, "head", "w_head", "w_head")
+            loss = layers.loss(logits, targets, model.vocabulary, count, self.terms.scaled)
+        total = Value("loss", (), 8)
+        writer.do("add_loss", (total, loss), (total,))
+        return loss
+
+    # -- between stages ---------------------------------------------------------------------------
+
+    def _comes(self, name: str, other: int, layers: TensorLayers) -> Value:
+        """What another stage makes."""
+        made = Value(name, layers.shape(self.model.hidden), self.writer.itemsize)
+        device = self.schedule.place[other]
+        if device != self.device:
+            self.writer.named(made)
+            self.writer.written.append(Recv(name, device, f"from_{device}", PIPELINE))
+        return made
+
+    def _goes(self, x: Value, came: Value | None, name: str, other: int) -> Value:
+        """``x`` under its name on the way; a stage without layers hands on what ``came``."""
+        if x is came:
+            handed = self.writer.named(Value(name, x.shape, x.itemsize))
+            self.writer.do("hand_on", (x,), (handed,))
+            x = handed
+        else:
+            self.writer.rename(x, name)
+        device = self.schedule.place[other]
+        if device != self.device:
+            self.writer.written.append(Send(name, device, f"to_{device}", PIPELINE))
+        return x
+
+
+_NOTHING = Value("", (), 0)

@@ -1,0 +1,214 @@
+"""What a rank keeps of its units' weights, as a program says it: ZeRO, and the update.
+
+             each micro-batch              after the last
+ZeRO 0       +=                            all_reduce, step
+ZeRO 1       +=                            reduce_scatter, step of a part, all_gather
+ZeRO 2       reduce_scatter, += a part     step of a part, all_gather
+ZeRO 3       reduce_scatter, += a part     step of a part         (weights: all_gather per use)
+
+Each unit's numbers are one flat buffer per tensor class, of which a rank keeps all or its part.
+Rajbhandari et al. 2020, arXiv:1910.02054.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.program.instructions import Items, Stop
+from tiledask.plan.program.writer import ProgramWriter, Value
+
+__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name"]
+
+DATA, PIPELINE = 0, 2
+"""Axes of the mesh."""
+
+
+def flat_name(tensor: str, unit: str) -> str:
+    """The buffer of a tensor class of a unit.
+
+    >>> flat_name("master weights", "layer 0")
+    'master_weights/layer_0'
+    """
+    return f"{tensor}/{unit}".replace(" ", "_")
+
+
+class UnitStates:
+    """The units of a rank: a `layers.LayerWeights`, and what their update is."""
+
+    def __init__(
+        self,
+        writer: ProgramWriter,
+        shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+        recipe: Any,
+        zero: int,
+        copies: int,
+        copy: int,
+    ) -> None:
+        self.writer, self.shapes, self.recipe = writer, shapes, recipe
+        self.copies, self.zero, self.copy = copies, zero if copies > 1 else 0, copy
+        sizes = [sum(map(prod, of.values())) for of in shapes.values()]
+        self.sizes = dict(zip(shapes, sizes, strict=True))
+        self.extents = dict(zip(shapes, shards(sizes, copies), strict=True))
+        self.sharded = {s.tensor: s.sharded(self.zero) for s in recipe.states}
+        self._flat: dict[str, Value] = {}
+        self._pile: dict[str, dict[str, Value]] = {}
+        self.stays: dict[str, int] = {}
+        for state in recipe.states:
+            for unit in shapes:
+                kept = self._kept(state.tensor, unit)
+                self.stays[kept.name] = kept.size * kept.itemsize
+                if not self.sharded[state.tensor]:
+                    writer.items[kept.name] = self._items(unit)
+
+    def _items(self, unit: str) -> Items:
+        return tuple(self.shapes[unit].items())
+
+    def _bytes(self, tensor: str) -> int:
+        found: int = next(s.bytes for s in self.recipe.states if s.tensor == tensor)
+        return found
+
+    def _kept(self, tensor: str, unit: str) -> Value:
+        size = self.extents[unit][self.copy] if self.sharded[tensor] else self.sizes[unit]
+        return Value(flat_name(tensor, unit), (size,), self._bytes(tensor))
+
+    # -- weights of layers ----------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self, unit: str, when: str = "forward", again: bool = True) -> Iterator[None]:
+        """The block is a unit's forward; ``again``: whether its backward needs weights."""
+        self._open(unit, when)
+        self.writer.at_backward(lambda: self._finish(unit))
+        yield
+        if again and self.sharded["weights"]:
+            self.writer.at_backward(lambda: self._open(unit, "backward"))
+
+    def _open(self, unit: str, when: str) -> None:
+        mine = self._kept("weights", unit)
+        if self.sharded["weights"]:
+            mine = self.writer.all_gather(
+                mine, f"{unit}/weights/{when}", (DATA,), (self.sizes[unit],),
+                counts=self.extents[unit], items=self._items(unit), stream="dp",
+            )  # fmt: skip
+        self._flat[unit] = mine
+
+    def weight(self, unit: str, name: str) -> Value:
+        """An array of a unit as it is now."""
+        flat = self._flat[unit]
+        return Value(f"{flat.name}[{name}]", self.shapes[unit][name], flat.itemsize)
+
+    def gradient(self, unit: str, name: str, g: Value) -> None:
+        """Added to those of the step; where these are sharded, when the unit's are all there."""
+        if self.sharded["gradients"]:
+            self._pile.setdefault(unit, {})[name] = g
+            return
+        kept = Value(f"{flat_name('gradients', unit)}[{name}]", g.shape, self._bytes("gradients"))
+        self.writer.do("accumulate", (kept, g), (kept,))
+
+    def _finish(self, unit: str) -> None:
+        """A unit's backward is done, of a micro-batch."""
+        found = self._pile.pop(unit, {})
+        if not found:
+            return
+        writer, kept, extents = self.writer, self._kept("gradients", unit), self.extents[unit]
+        with writer.gradients_of_weights():
+            flat = writer.value("packed", (self.sizes[unit],), kept.itemsize)
+            writer.do("pack", [self._or_zeros(unit, found, n) for n in self.shapes[unit]], (flat,))
+            part = writer.reduce_scatter(
+                flat, f"{unit}/gradients", (DATA,), kept.shape, counts=extents, stream="dp"
+            )
+            writer.do("accumulate", (kept, part), (kept,))
+
+    @staticmethod
+    def _or_zeros(unit: str, found: Mapping[str, Value], name: str) -> Value:
+        assert name in found, f"{unit} has no gradient of {name}"
+        return found[name]
+
+    # -- the update -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Nothing is summed up yet."""
+        for unit in self.shapes:
+            kept = self._kept("gradients", unit)
+            self.writer.do("clear", (kept,), (kept,))
+
+    def update(
+        self, tied: tuple[int, ...], guarded: Mapping[str, bool] | None, axes: Sequence[int],
+        extents: Sequence[int],
+    ) -> None:  # fmt: skip
+        """The optimizer's step.
+
+        ``tied``: stages' ranks that both have the table. ``guarded``: by unit, whether some of its
+        numbers count elsewhere in the norm of all gradients; None if that is not asked for.
+        """  # fmt: skip
+        writer = self.writer
+        mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
+        if tied:
+            g = mine["embedding"]
+            mine["embedding"] = writer.all_reduce(
+                g,
+                "tied table",
+                (PIPELINE,),
+                counts=even(g.size, len(tied)),
+                among=tied,
+                stream="pp",
+            )
+        for unit, g in mine.items():
+            mine[unit] = self._added_up(unit, g)
+        told: list[Value] = []
+        if guarded is not None:
+            told = self._guard(mine, guarded, axes, extents)
+        updates = Value("updates", (), 8)
+        writer.do("advance", (updates,), (updates,))
+        names = tuple(s.tensor for s in self.recipe.states if s.tensor != "gradients")
+        new = {}
+        for unit, g in mine.items():
+            kept = [self._kept(name, unit) for name in names]
+            writes = list(kept)
+            if self.zero in (1, 2):
+                new[unit] = writer.value("new", g.shape, self._bytes("weights"))
+                writes[names.index("weights")] = new[unit]
+            part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
+            writer.do("step", (updates, g, *kept, *told), writes, states=names, part=part)
+        for unit, part_of in new.items():
+            whole = self._kept("weights", unit)
+            writer.gather_into(
+                part_of, whole, f"{unit}/weights", (DATA,), counts=self.extents[unit], stream="dp"
+            )
+
+    def _added_up(self, unit: str, g: Value) -> Value:
+        """The gradients over the copies of the model: of all numbers, or of this rank's."""
+        writer, extents = self.writer, self.extents[unit]
+        if self.copies == 1 or self.sharded["gradients"]:
+            return g
+        label = f"{unit}/gradients"
+        if not self.zero:
+            counts = even(g.size, self.copies)
+            return writer.all_reduce(g, label, (DATA,), counts=counts, stream="dp")
+        return writer.reduce_scatter(
+            g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
+        )
+
+    def _guard(
+        self, mine: Mapping[str, Value], guarded: Mapping[str, bool], axes: Sequence[int],
+        extents: Sequence[int],
+    ) -> list[Value]:  # fmt: skip
+        """The norm of all gradients, and by what they are multiplied; the step may be left out."""
+        writer, reads = self.writer, []
+        for unit, g in mine.items():
+            reads += [g]
+            if guarded[unit]:
+                owned = Value(flat_name("owned", unit), g.shape, 1)
+                self.stays[owned.name] = owned.size
+                reads += [owned]
+        total = writer.value("squares", (), 8)
+        writer.do("square_sum", reads, (total,), masked=tuple(guarded[unit] for unit in mine))
+        if (n := prod(extents)) > 1:
+            total = writer.all_reduce(total, "norm", tuple(axes), counts=even(1, n), stream="all")
+        scale = Value("scale", (), 8)
+        told = [writer.value("factor", (), 8), writer.value("divisor", (), 8)]
+        writer.do("guard", (total, scale), (*told, scale))
+        writer.written.append(Stop(told[0].name))
+        return told
