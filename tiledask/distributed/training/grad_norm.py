@@ -14,27 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.group import Group
 from tiledask.tile.optimizers import LossScale
 from tiledask.tile.optimizers.clipping import clip_factor
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "squares"]
 
 
 class Guard:
     """Decides, alike on all ranks, by what gradients are multiplied and whether a step is taken."""
 
-    def __init__(self, group: Group, scale: LossScale | None, clip: float | None) -> None:
-        self.group = group
-        """All ranks that hold gradients of their own."""
+    def __init__(self, scale: LossScale | None, clip: float | None) -> None:
         self.scale, self.clip = scale, clip
         self.norms: list[float] = []
         """The norm in every step so far: of the loss's own gradients, before they are clipped."""
-
-    @property
-    def active(self) -> bool:
-        """Whether a step needs the norm at all."""
-        return self.scale is not None or self.clip is not None
 
     @property
     def loss_scale(self) -> float:
@@ -44,11 +36,9 @@ class Guard:
     def factor(self, squares: float) -> float | None:
         """What gradients are multiplied with; None if there is no step to take.
 
-        ``squares``: the sum of this rank's, in float64, scaled as the loss is.
+        ``squares``: the sum of all gradients', in float64, scaled as the loss is.
         """
-        with self.group.label("norm"):
-            total = float(self.group.all_reduce(np.asarray(squares, np.float64)))
-        norm = math.sqrt(total) / self.loss_scale
+        norm = math.sqrt(squares) / self.loss_scale
         self.norms.append(norm)
         finite = math.isfinite(norm)
         if self.scale is not None:

@@ -7,20 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.data_parallel.chain import Layer
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
-from tiledask.distributed.training.gpt import GPT, Flow
-from tiledask.distributed.training.grad_norm import Guard
+from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
-from tiledask.distributed.training.stages import PIPELINE, Stages
-from tiledask.distributed.training.states import States
+from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.products.placement import split
-from tiledask.tile import layers as tile
-from tiledask.tile.backend import accumulator, as_dtype, to_numpy
+from tiledask.plan.program.program import Program
+from tiledask.tile.backend import as_dtype, to_numpy
 from tiledask.tile.optimizers import LossScale, Rule
 
 __all__ = ["TrainedRank", "TrainingJob", "train_rank"]
@@ -100,40 +97,42 @@ class TrainedRank(NamedTuple):
     held: dict[str, int]
 
 
-def train_rank(rank: Rank, job: TrainingJob, say: Say | None = None) -> TrainedRank:
+def train_rank(
+    rank: Rank, job: TrainingJob, program: Program, say: Say | None = None
+) -> TrainedRank:
     """The program of one rank; ``say`` is told of its steps."""
     copies = rank.group(0)
-    stages = _stages(rank, job)
+    trainer = Trainer(rank, job, program)
     losses: list[float] = []
     scales: list[float] = []
     if job.first:
-        saved.load(stages, job)
+        saved.load(trainer, job)
     for number in reported(range(job.first, job.steps), losses, rank, say):
 
         def batch(microbatch: int, number: int = number) -> tuple[np.ndarray, np.ndarray]:
             rows = job.rows(copies.size, copies.rank, microbatch)
             return _drawn(job, number, rows)
 
-        scales.append(stages.guard.loss_scale)
+        scales.append(trainer.guard.loss_scale)
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
-            losses.append(stages.step(batch, job.batch * job.model.sequence))
+            losses.append(trainer.step(batch))
     if job.folder and losses:
-        saved.save(stages, job, losses[-1])
+        saved.save(trainer, job, losses[-1])
     weights = {
         f"{unit}.{name}": w
-        for unit, arrays in stages.states.whole().items()
-        for name, w in stages.placed(unit, arrays).items()
+        for unit in trainer.units
+        for name, w in trainer.placed(unit, trainer.gathered("weights", unit, "whole")).items()
     }
     digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
     weights = {name: w._replace(local=to_numpy(w.local)) for name, w in weights.items()}
     return TrainedRank(
         losses,
-        stages.guard.norms,
+        trainer.guard.norms,
         scales,
         None if copies.rank else weights,
         digest,
-        stages.states.held,
+        trainer.held,
     )
 
 
@@ -149,45 +148,3 @@ def _drawn(job: TrainingJob, number: int, rows: slice) -> tuple[np.ndarray, np.n
             f"{np.shape(ids)} and {np.shape(targets)}"
         )
     return ids, targets
-
-
-def _stages(rank: Rank, job: TrainingJob) -> Stages:
-    """The stages of this rank, with newly drawn weights: those that one device would draw."""
-    model, tensor = job.model, rank.group(1)
-    units = job.units(rank.coordinates[PIPELINE])
-    layouts = {unit: model.layout(unit, tensor.size) for unit in units}
-    weights = {
-        unit: {
-            name: w.local
-            for name, w in T.draw_sharded(
-                tensor,
-                model.parameters(unit),
-                layouts[unit],
-                job.seed,
-                f"{unit}.",
-                accumulator(job.dtype),
-                rank.backend,
-                tile.Nudge(job.nudge, job.dtype) if job.nudge else None,
-            ).items()
-        }
-        for unit in units
-    }
-    shapes = {
-        unit: {name: tile.Parameter(w.shape) for name, w in arrays.items()}
-        for unit, arrays in weights.items()
-    }
-    layers = [Layer(unit, shapes[unit], _unused, _unused) for unit in units]
-    states = States(
-        rank.group(0), layers, weights, job.recipe, job.zero, rule=job.rule, half=job.dtype
-    )
-    angles = None
-    if model.gated:
-        at, width = np.arange(model.sequence), model.block.heads.width
-        angles = tile.rotary_angles(at, width, dtype=job.dtype, xp=rank.backend)
-    flow = Flow(tensor, model, job.sequence_parallel)
-    guard = Guard(rank.group(job.guarded or None), job.scale, job.clip)
-    return Stages(rank, flow, job.schedule, job.cut, states, layouts, angles, guard)
-
-
-def _unused(*_: Any) -> Any:
-    raise AssertionError("stages.py goes through the layers")

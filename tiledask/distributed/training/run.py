@@ -41,6 +41,7 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.program.of_training import training_program
 from tiledask.tile.optimizers import Adam, LossScale, Rule
 from tiledask.tile.optimizers import rule_for as optimizer_for
 from tiledask.tile.optimizers.clipping import clip_factor
@@ -250,11 +251,12 @@ def train(
         first,
         nudge,
     )
+    program = training_program(job, shape)
     with watched(progress, job, shape, ranks) as say:
         if isinstance(ranks, Mesh):
-            done = run_ranks(train_rank, ranks, job, say, timeout=timeout)
+            done = run_ranks(train_rank, ranks, job, program, say, timeout=timeout)
         else:
-            done = run_threads(train_rank, shape, job, say, timeout=timeout)
+            done = run_threads(train_rank, shape, job, program, say, timeout=timeout)
     return _collected(job, shape, done)
 
 

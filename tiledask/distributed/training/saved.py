@@ -24,35 +24,37 @@ from tiledask.distributed.checkpoints import (
     whole,
 )
 from tiledask.distributed.checkpoints.write import folder_of
-from tiledask.distributed.training.stages import PIPELINE, Stages
+from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError
+from tiledask.plan.program.layers import TENSOR
+from tiledask.plan.program.unit_states import PIPELINE
 
 __all__ = ["load", "save"]
 
 
-def save(stages: Stages, job: Any, loss: float) -> None:
+def save(trainer: Trainer, job: Any, loss: float) -> None:
     """Write the checkpoint of a `program.TrainingJob`'s last step; all ranks call this.
 
     ``loss``: this rank's part of that step's.
     """
-    rank, scale = stages.rank, stages.guard.scale
+    rank, scale = trainer.rank, trainer.guard.scale
     arrays, pieces = {}, {}
     with rank.label("save"):
-        for tensor, unit in _kept(stages):
-            found = stages.states.gathered(tensor, unit)
-            for name, (weight, piece) in _pieces(stages, tensor, unit).items():
+        for tensor, unit in _kept(trainer):
+            found = trainer.gathered(tensor, unit)
+            for name, (weight, piece) in _pieces(trainer, tensor, unit).items():
                 arrays[name], pieces[name] = found[weight], piece
         total = rank.group((0, PIPELINE)).all_reduce(np.asarray(loss, np.float64))
         about = {
             "loss": float(total),
-            "updates": stages.states.steps,
+            "updates": trainer.updates,
             "scale": asdict(scale) if scale else None,
             "training": _identity(job),
         }
         save_checkpoint(rank, job.folder, job.steps, arrays, pieces, about)
 
 
-def load(stages: Stages, job: Any) -> None:
+def load(trainer: Trainer, job: Any) -> None:
     """Take weights and states from the checkpoint that a `program.TrainingJob` goes on from.
 
     Raises CheckpointError if that is damaged, or of another training.
@@ -60,13 +62,13 @@ def load(stages: Stages, job: Any) -> None:
     try:
         checkpoint = open_checkpoint(job.folder, job.first)
         about = _about(checkpoint, job)
-        for tensor, unit in _kept(stages):
-            named = _pieces(stages, tensor, unit)
+        for tensor, unit in _kept(trainer):
+            named = _pieces(trainer, tensor, unit)
             read = checkpoint.read({name: piece for name, (_, piece) in named.items()})
             arrays = {
-                weight: stages.rank.on_device(read[name]) for name, (weight, _) in named.items()
+                weight: trainer.rank.on_device(read[name]) for name, (weight, _) in named.items()
             }
-            stages.states.put(tensor, unit, arrays)
+            trainer.put(tensor, unit, arrays)
     except CheckpointError as error:
         # what happens where the checkpoint is gone
         before = [step for step in steps_in(job.folder) if step < job.first]
@@ -76,13 +78,13 @@ def load(stages: Stages, job: Any) -> None:
             f"{folder_of(job.folder, job.first)} to {then}, or take another folder"
         )
         raise CheckpointError(f"{error}. {way_out}") from None
-    stages.states.steps = about["updates"]
-    if stages.guard.scale is not None and about["scale"]:
+    if trainer.guard.scale is not None and about["scale"]:
         # it moves as it is asked to, from where that of the checkpoint was
-        asked, was = stages.guard.scale, about["scale"]
+        asked, was = trainer.guard.scale, about["scale"]
         at = min(max(was["scale"], asked.floor), asked.ceiling)
         counts = {name: was[name] for name in ("good", "stuck", "skipped")}
-        stages.guard.scale = replace(asked, scale=at, **counts)
+        trainer.guard.scale = replace(asked, scale=at, **counts)
+    trainer.resume(about["updates"])
 
 
 def _identity(job: Any) -> dict[str, Any]:
@@ -115,18 +117,22 @@ def _about(checkpoint: Checkpoint, job: Any) -> dict[str, Any]:
     return about
 
 
-def _kept(stages: Stages) -> Iterator[tuple[str, str]]:
+def _kept(trainer: Trainer) -> Iterator[tuple[str, str]]:
     """(tensor class, unit) of all that a step leaves to the next."""
-    for tensor, by_unit in stages.states.arrays.items():
+    for tensor, by_unit in trainer.arrays.items():
         if tensor != "gradients":
             yield from ((tensor, unit) for unit in by_unit)
 
 
-def _pieces(stages: Stages, tensor: str, unit: str) -> dict[str, tuple[str, TensorSlice]]:
+def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, TensorSlice]]:
     """Name in the checkpoint -> (name in the unit, what this rank holds of it)."""
-    found, group, before = {}, stages.flow.group, "" if tensor == "weights" else f"{tensor} of "
-    for name, parameter in stages.flow.model.parameters(unit).items():
-        split, piece = stages.layouts[unit][name].split, whole(parameter.shape)
+    found, group, before = (
+        {},
+        trainer.rank.group(TENSOR),
+        "" if tensor == "weights" else f"{tensor} of ",
+    )
+    for name, parameter in trainer.job.model.parameters(unit).items():
+        split, piece = trainer.layouts[unit][name].split, whole(parameter.shape)
         if split:
             piece = sharded(parameter.shape, *split, group.rank)
         found[f"{before}{unit}.{name}"] = name, piece

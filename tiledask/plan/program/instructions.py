@@ -138,6 +138,8 @@ class Collective:
     """Which of these ranks take part, by their number among them; (): all."""
     dim: int = 0
     """The dimension along which chunks are joined, or cut."""
+    extents: tuple[int, ...] = ()
+    """Of the chunks along it; (): their counts, of what is flat."""
     op: str = "sum"
     """Of what is added up: or "max"."""
     stream: str = COMPUTE_STREAM

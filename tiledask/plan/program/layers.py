@@ -80,8 +80,8 @@ class TensorLayers:
         width = y.shape[-1]
         told: dict[str, Any] = {"counts": self._counts(width), "stream": "tp"}
         if self.sequence:
-            shape = self.shape(width)
-            return self.writer.reduce_scatter(y, label, (TENSOR,), shape, dim=1, **told)
+            told |= {"dim": 1, "extents": even(self.tokens, self.ranks)}
+            return self.writer.reduce_scatter(y, label, (TENSOR,), self.shape(width), **told)
         return self.writer.all_reduce(y, label, (TENSOR,), **told)
 
     def _counts(self, width: int) -> tuple[int, ...]:

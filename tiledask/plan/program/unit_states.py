@@ -20,7 +20,7 @@ from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.program.instructions import Items, Stop
 from tiledask.plan.program.writer import ProgramWriter, Value
 
-__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name"]
+__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name", "sharded_parts"]
 
 DATA, PIPELINE = 0, 2
 """Axes of the mesh."""
@@ -33,6 +33,16 @@ def flat_name(tensor: str, unit: str) -> str:
     'master_weights/layer_0'
     """
     return f"{tensor}/{unit}".replace(" ", "_")
+
+
+def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str, slice]:
+    """By unit, which of its numbers one of the copies keeps where they are sharded.
+
+    >>> sharded_parts({"one": 5, "two": 5}, 2, 0)
+    {'one': slice(0, 3, None), 'two': slice(0, 2, None)}
+    """
+    extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
+    return {unit: slice(sum(each[:copy]), sum(each[: copy + 1])) for unit, each in extents.items()}
 
 
 class UnitStates:
@@ -115,16 +125,12 @@ class UnitStates:
         writer, kept, extents = self.writer, self._kept("gradients", unit), self.extents[unit]
         with writer.gradients_of_weights():
             flat = writer.value("packed", (self.sizes[unit],), kept.itemsize)
-            writer.do("pack", [self._or_zeros(unit, found, n) for n in self.shapes[unit]], (flat,))
+            dtype = f"float{8 * kept.itemsize}" if kept.itemsize != writer.itemsize else None
+            writer.do("pack", [found[n] for n in self.shapes[unit]], (flat,), dtype=dtype)
             part = writer.reduce_scatter(
                 flat, f"{unit}/gradients", (DATA,), kept.shape, counts=extents, stream="dp"
             )
             writer.do("accumulate", (kept, part), (kept,))
-
-    @staticmethod
-    def _or_zeros(unit: str, found: Mapping[str, Value], name: str) -> Value:
-        assert name in found, f"{unit} has no gradient of {name}"
-        return found[name]
 
     # -- the update -----------------------------------------------------------------------------
 

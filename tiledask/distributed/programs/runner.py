@@ -1,0 +1,278 @@
+"""The reader that runs: a rank goes through its line of a program, with arrays.
+
+    recv x1      what comes is kept by its name and frame; what comes early is kept aside
+    do linear    a kernel, on what is kept
+    send x2      and what nothing reads any more is let go
+
+Every buffer has a slot in a list per frame, and every instruction is bound once to its slots: what
+runs is a call per instruction. Streams are gone through in the order of the line, which is right
+whatever their number; a collective is met by its members in that order too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, pairwise
+from math import prod
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.plan.program.instructions import (
+    Collective,
+    Do,
+    Instruction,
+    Instructions,
+    ProgramPart,
+    Send,
+    Stop,
+    buffer_of,
+)
+from tiledask.tile.layers.by_name import Part
+
+__all__ = ["Bind", "LineRunner", "aligned"]
+
+Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
+"""From an instruction, its part and what the kernel is told to what is called with its arrays. It
+returns what is written of a frame (a tuple if several), and changes what stays in place."""
+_Env = list[Any]
+"""The arrays of a frame, by slot."""
+_Call = Callable[[_Env], None]
+
+
+class StepLeftOut(Exception):
+    """A `Stop` stopped."""
+
+
+class LineRunner:
+    """One rank's way through its line, as often as it is wanted."""
+
+    def __init__(
+        self, rank: Rank, program: Instructions, stays: Mapping[str, Any], bind: Bind
+    ) -> None:
+        self.rank, self.program = rank, program
+        self.role, self.line = program.role(rank.index), list(program.lines[rank.index])
+        self.frame = 0
+        """The frame under way."""
+        self._bind = bind
+        self._slots: dict[str, int] = {}
+        self._stays: _Env = []
+        for name in self.role.stays:
+            self._slot(name, stays[name])
+            for item, view in self._views(name, stays[name]):
+                self._slot(item, view)
+        self._frames: dict[int, _Env] = {}
+        self._last = dict[int, int]()
+        for turn, (_, frame) in enumerate(self.line):
+            self._last[frame] = turn
+        self._bound = self._bind_line()
+        self._arriving: dict[int, Iterator[tuple[str, int]]] = {}
+
+    # -- what is kept -----------------------------------------------------------------------------
+
+    def _slot(self, name: str, value: Any = None) -> int:
+        if name not in self._slots:
+            self._slots[name] = len(self._stays)
+            self._stays.append(value)
+        return self._slots[name]
+
+    def _views(self, name: str, flat: Any) -> Iterator[tuple[str, Any]]:
+        """The arrays in a flat one."""
+        items = self.role.items.get(name, ())
+        ends = [0, *accumulate(prod(shape) for _, shape in items)]
+        for (item, shape), (a, b) in zip(items, pairwise(ends), strict=True):
+            yield f"{name}[{item}]", flat[a:b].reshape(shape)
+
+    def _env(self, frame: int) -> _Env:
+        if frame not in self._frames:
+            self._frames[frame] = self._stays.copy()
+        return self._frames[frame]
+
+    # -- going through ----------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Whether the line was gone through to its end: a `Stop` may have stopped it."""
+        self._frames.clear()
+        self._arriving.clear()
+        each: Instruction | None = None
+        for turn, ((number, frame), calls) in enumerate(zip(self.line, self._bound, strict=True)):
+            part, self.frame, env = self.role.parts[number], frame, self._env(frame)
+            label = part.kind if part.stage < 0 else f"{part.stage}{part.kind}{frame}"
+            with self.rank.label(label):
+                try:
+                    for each, call in calls:  # noqa: B007
+                        call(env)
+                except StepLeftOut:
+                    return False
+                except Exception as error:
+                    error.add_note(f"in {part.name}.{frame} of rank {self.rank.index}: {each!r}")
+                    raise
+            if self._last[frame] == turn:
+                del self._frames[frame]
+        return True
+
+    # -- instructions, bound ----------------------------------------------------------------------
+
+    def _bind_line(self) -> list[list[tuple[Instruction, _Call]]]:
+        """By turn, the calls. Parts are bound once for all frames that go the same way."""
+        ways: dict[int, list[int]] = {}
+        for number, frame in self.line:
+            ways.setdefault(frame, []).append(number)
+        bound: dict[tuple[int, ...], dict[int, list[tuple[Instruction, _Call]]]] = {}
+        calls: dict[int, list[_Call]] = {}
+        for number, part in enumerate(self.role.parts):
+            calls[number] = [self._call(each, part) for each in part.instructions]
+        for way in map(tuple, ways.values()):
+            if way not in bound:
+                bound[way] = self._freed(way, calls)
+        return [bound[tuple(ways[frame])][number] for number, frame in self.line]
+
+    def _freed(
+        self, way: tuple[int, ...], calls: Mapping[int, list[_Call]]
+    ) -> dict[int, list[tuple[Instruction, _Call]]]:
+        """The calls of a frame's parts, each letting go what it is the last to use."""
+        seen: set[str] = set()
+        made: dict[int, list[tuple[Instruction, _Call]]] = {}
+        for number in reversed(way):
+            found = []
+            pairs = zip(self.role.parts[number].instructions, calls[number], strict=True)
+            for each, call in reversed(list(pairs)):
+                used = {buffer_of(name) for name in (*each.reads, *each.writes)}
+                gone = [n for n in used - seen if n not in self.role.stays]
+                seen |= used
+                slots = tuple(
+                    slot
+                    for name in gone
+                    for n in (name, *(f"{name}[{i}]" for i, _ in self.role.items.get(name, ())))
+                    if (slot := self._slots.get(n)) is not None
+                )
+                found.append((each, _then_free(call, slots) if slots else call))
+            made[number] = found[::-1]
+        return made
+
+    def _call(self, each: Instruction, part: ProgramPart) -> _Call:
+        if isinstance(each, Do):
+            return self._do(each, part)
+        if isinstance(each, Collective):
+            return self._collective(each)
+        x = self._slot(each.buffer)
+        if isinstance(each, Stop):
+            return lambda env: _stop(env[x])
+        group, peer = self.rank.group(each.axis), each.peer
+        if isinstance(each, Send):
+            return lambda env: group.send(env[x], peer)
+        source = self.program.peer(self.rank.index, each)
+        return lambda env: self._receive(x, group, peer, source, env)
+
+    def _do(self, each: Do, part: ProgramPart) -> _Call:
+        told = {name: self._resolved(value) for name, value in each.options if name != "flops"}
+        kernel = self._bind(each, part, told)
+        reads = tuple(map(self._slot, each.reads))
+        writes = [self._slot(name) for name in each.writes if buffer_of(name) in self.role.nbytes]
+        take = _taken(reads)
+        if not writes:
+
+            def call(env: _Env) -> None:
+                kernel(*take(env))
+
+        elif len(writes) == 1:
+            (y,) = writes
+
+            def call(env: _Env) -> None:
+                made = kernel(*take(env))
+                env[y] = made[0] if type(made) is tuple else made
+
+        else:
+
+            def call(env: _Env) -> None:
+                for slot, value in zip(writes, kernel(*take(env)), strict=False):
+                    env[slot] = value
+
+        return call
+
+    def _resolved(self, value: Any) -> Any:
+        """("part", axis, counts) as this rank's Part."""
+        if not (isinstance(value, tuple) and value[:1] == ("part",)):
+            return value
+        _, axis, counts = value
+        at = self.program.coordinates[self.rank.index][axis]
+        start = sum(counts[:at])
+        return Part(start, start + counts[at], sum(counts))
+
+    def _collective(self, each: Collective) -> _Call:
+        group = self.rank.group(each.axes)
+        if each.among:
+            group = group.among(each.among)
+        x, y, name, label = (
+            self._slot(each.buffer),
+            self._slot(each.result),
+            each.result,
+            each.label,
+        )
+        items = [self._slot(f"{name}[{item}]") for item, _ in self.role.items.get(name, ())]
+        if each.kind == "all_reduce":
+            run = lambda a: group.all_reduce(a, each.op)  # noqa: E731
+        elif each.kind == "all_gather":
+            run = lambda a: group.all_gather(a, each.dim)  # noqa: E731
+        else:
+            extents = each.extents or each.counts
+            run = lambda a: group.reduce_scatter(a, each.dim, extents=extents)  # noqa: E731
+
+        def call(env: _Env) -> None:
+            with self.rank.label(label):
+                made = run(env[x])
+            if name in self.role.stays:
+                env[y][...] = made
+                return
+            env[y] = made
+            for slot, (_, view) in zip(items, self._views(name, made), strict=False):
+                env[slot] = view
+
+        return call
+
+    # -- messages ---------------------------------------------------------------------------------
+
+    def _receive(self, slot: int, group: Any, peer: int, source: int, env: _Env) -> None:
+        """Messages come in the order of their sender's line; what is early is kept in its frame."""
+        if source not in self._arriving:
+            self._arriving[source] = self._sends(source)
+        while env[slot] is None:
+            name, frame = next(self._arriving[source])
+            self._env(frame)[self._slots[name]] = aligned(group.recv(peer))
+
+    def _sends(self, source: int) -> Iterator[tuple[str, int]]:
+        """What a rank sends to this one, in its order: (buffer, frame)."""
+        program, me = self.program, self.rank.index
+        parts = program.role(source).parts
+        for number, frame in program.lines[source]:
+            for each in parts[number].instructions:
+                if isinstance(each, Send) and program.peer(source, each) == me:
+                    yield each.buffer, frame
+
+
+def _stop(x: Any) -> None:
+    if x != x:  # not a number
+        raise StepLeftOut
+
+
+def _taken(slots: tuple[int, ...]) -> Callable[[_Env], tuple[Any, ...]]:
+    if not slots:
+        return lambda env: ()
+    if len(slots) == 1:
+        (x,) = slots
+        return lambda env: (env[x],)
+    return itemgetter(*slots)
+
+
+def _then_free(call: _Call, slots: tuple[int, ...]) -> _Call:
+    def called(env: _Env) -> None:
+        call(env)
+        for slot in slots:
+            env[slot] = None
+
+    return called
+
+
+def aligned(array: Any) -> Any:
+    """``array``, aligned: what came in a message is not, and then sums round differently."""
+    return np.require(array, requirements="A") if isinstance(array, np.ndarray) else array

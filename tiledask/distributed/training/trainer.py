@@ -1,0 +1,246 @@
+"""What a rank of a training keeps from step to step, and the kernels of its program that use it.
+
+    weights, masters, moments   a flat array per unit, all of it or this rank's part (ZeRO)
+    ids, targets                the rows of a micro-batch
+    square_sum, guard           the norm of all gradients: clipped, or the step left out
+    step                        the optimizer's, of this rank's numbers
+
+All other kernels are tile's, by name.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tiledask.distributed import tensor as T
+from tiledask.distributed.data_parallel.flat import Packing
+from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.ranks.rank import Rank
+from tiledask.distributed.training.grad_norm import Guard, squares
+from tiledask.plan.program.instructions import Do, ProgramPart
+from tiledask.plan.program.layers import TENSOR
+from tiledask.plan.program.program import Program
+from tiledask.plan.program.unit_states import DATA, PIPELINE, flat_name, sharded_parts
+from tiledask.tile import layers as tile
+from tiledask.tile.backend import accumulator, as_dtype
+from tiledask.tile.epilogue import pieces
+from tiledask.tile.layers.by_name import KERNELS, Part
+from tiledask.tile.optimizers import flush
+
+__all__ = ["Trainer"]
+
+MASTER = "master weights"
+Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""Micro-batch -> (ids, targets), each [rows, tokens], of this rank's copy of the model."""
+
+
+class Trainer:
+    """One rank's part of a model, with newly drawn weights: those that one device would draw.
+
+    ``job``: a `program.TrainingJob`; ``program``: of a step of it.
+    """
+
+    def __init__(self, rank: Rank, job: Any, program: Program) -> None:
+        self.rank, self.job = rank, job
+        self.guard = Guard(job.scale, job.clip)
+        self.units = job.units(rank.coordinates[PIPELINE])
+        tensor = rank.group(TENSOR)
+        self.layouts = {unit: job.model.layout(unit, tensor.size) for unit in self.units}
+        drawn = {unit: self._drawn(unit) for unit in self.units}
+        self.packings = {unit: Packing.of(arrays) for unit, arrays in drawn.items()}
+        sizes = {unit: packing.size for unit, packing in self.packings.items()}
+        copies = rank.group(DATA)
+        self.parts = sharded_parts(sizes, copies.size, copies.rank)
+        self.sharded = {
+            s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
+        }
+        self.arrays = {s.tensor: self._made(s, drawn) for s in job.recipe.states}
+        """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
+        stays = {
+            flat_name(tensor, unit): array
+            for tensor, arrays in self.arrays.items()
+            for unit, array in arrays.items()
+        }
+        self.numbers = {name: np.zeros(()) for name in ("loss", "updates", "scale")}
+        stays |= self.numbers
+        for unit in self.units:
+            name = flat_name("owned", unit)
+            if name in program.role(rank.index).stays:
+                stays[name] = rank.on_device(self._owned(unit))
+        if job.model.gated:
+            at, width = np.arange(job.model.sequence), job.model.block.heads.width
+            angles = tile.rotary_angles(at, width, dtype=job.dtype, xp=rank.backend)
+            stays["angles"] = angles
+        self.numbers["scale"][...] = self.guard.loss_scale
+        self.batch: Batch | None = None
+        self._came: tuple[int, Any] = -1, None
+        self._runner = LineRunner(rank, program, stays, self._bind)
+
+    def step(self, batch: Batch) -> float:
+        """The loss of this rank's rows: the sum of their tokens' over all tokens of all ranks; 0
+        on ranks without the last stage. The weights are those after the step."""
+        self.batch, self._came = batch, (-1, None)
+        self._runner.run()
+        return float(self.numbers["loss"])
+
+    # -- what is kept -----------------------------------------------------------------------------
+
+    @property
+    def updates(self) -> int:
+        """How many steps were taken."""
+        return int(self.numbers["updates"])
+
+    def resume(self, updates: int) -> None:
+        """Go on after so many updates, with the guard's scale."""
+        self.numbers["updates"][...] = updates
+        self.numbers["scale"][...] = self.guard.loss_scale
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes that this rank keeps, by tensor class."""
+        return {
+            tensor: sum(array.nbytes for array in arrays.values())
+            for tensor, arrays in self.arrays.items()
+        }
+
+    def gathered(self, tensor: str, unit: str, label: str = "") -> Mapping[str, Any]:
+        """All of a unit's numbers of a tensor class, by weight."""
+        flat = self.arrays[tensor][unit]
+        if self.sharded[tensor]:
+            with self.rank.label(f"{unit}/{label or tensor}"):
+                flat = self.rank.group(DATA).all_gather(flat)
+        return self.packings[unit].unpack(flat)
+
+    def put(self, tensor: str, unit: str, arrays: Mapping[str, Any]) -> None:
+        """Take the numbers of a unit from arrays by weight: of all of them this rank's part."""
+        flat, kept = self.packings[unit].pack(arrays), self.arrays[tensor][unit]
+        kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
+
+    def placed(self, unit: str, arrays: Mapping[str, Any]) -> dict[str, T.Placed]:
+        """A unit's arrays of this rank, with what they are a part of."""
+        group, found = self.rank.group(TENSOR), {}
+        for name, array in arrays.items():
+            split = self.layouts[unit][name].split
+            found[name] = T.sharded(group, array, *split) if split else T.replicate(array)
+        return found
+
+    def _drawn(self, unit: str) -> dict[str, Any]:
+        job, model = self.job, self.job.model
+        found = T.draw_sharded(
+            self.rank.group(TENSOR),
+            model.parameters(unit),
+            self.layouts[unit],
+            job.seed,
+            f"{unit}.",
+            accumulator(job.dtype),
+            self.rank.backend,
+            tile.Nudge(job.nudge, job.dtype) if job.nudge else None,
+        )
+        return {name: w.local for name, w in found.items()}
+
+    def _made(self, state: Any, drawn: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        made = {}
+        dtype = as_dtype(self.job.dtype if state.bytes == 2 else f"float{8 * state.bytes}")
+        for unit, packing in self.packings.items():
+            flat = packing.pack(drawn[unit])
+            held = flat[self.parts[unit]] if self.sharded[state.tensor] else flat
+            held = held.astype(dtype)
+            if state.tensor not in ("weights", MASTER):
+                held[...] = 0
+            made[unit] = held
+        return made
+
+    def _owned(self, unit: str) -> np.ndarray:
+        """Which of the numbers that are stepped here no rank before this one holds."""
+        model, first = self.job.model, self.job.schedule.place[0]
+        here, tensor = self.rank.coordinates[PIPELINE], self.rank.group(TENSOR)
+        again = model.tied and unit == "embedding" and here != first
+        parts = []
+        for name, parameter in model.parameters(unit).items():
+            owned = self.layouts[unit][name].owned(parameter.shape, tensor.rank)
+            parts.append((owned & (not again)).ravel())
+        flat = np.concatenate(parts)
+        return flat[self.parts[unit]] if self.job.zero else flat
+
+    # -- kernels ----------------------------------------------------------------------------------
+
+    def _bind(self, each: Do, _: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
+        mine = getattr(self, f"_{each.kernel}", None) if each.kernel in _OWN else None
+        kernel = mine or KERNELS[each.kernel]
+        return partial(kernel, **told) if told else kernel
+
+    def _tokens(self, which: int) -> Any:
+        """ids or targets of the micro-batch under way, drawn once for both."""
+        frame = self._runner.frame
+        if self._came[0] != frame:
+            assert self.batch is not None
+            self._came = frame, self.batch(frame)
+        return self.rank.on_device(self._came[1][which])
+
+    def _ids(self, rows: int) -> Any:
+        return self._tokens(0)
+
+    def _targets(self, rows: int) -> Any:
+        return self._tokens(1)
+
+    def _add_loss(self, total: np.ndarray, loss: Any) -> None:
+        total += float(loss)
+
+    def _square_sum(self, *reads: Any, masked: tuple[bool, ...]) -> np.ndarray:
+        left, total = iter(reads), 0.0
+        for has_mask in masked:
+            g = next(left)
+            total += squares(g, next(left) if has_mask else None)
+        return np.asarray(total, np.float64)
+
+    def _guard(self, total: Any, scale: np.ndarray) -> tuple[float, float]:
+        divisor = float(scale)
+        factor = self.guard.factor(float(total))
+        scale[...] = self.guard.loss_scale
+        return (np.nan if factor is None else factor), divisor
+
+    def _advance(self, updates: np.ndarray) -> None:
+        updates += 1
+
+    def _step(
+        self,
+        updates: np.ndarray,
+        gradients: Any,
+        *reads: Any,
+        states: tuple[str, ...],
+        part: Part | None = None,
+    ) -> Any:
+        """The optimizer's step of a unit's numbers that are this rank's; with ``part``, new
+        weights of it, else in place."""
+        mine = dict(zip(states, reads, strict=False))
+        factor, divisor = reads[len(states) :] or (1.0, 1.0)
+        new = None
+        if part is not None:
+            source = mine["weights"][part.here]
+            mine["weights"] = new = source.copy()
+        for piece in pieces(gradients):
+            of_piece = {tensor: array[piece] for tensor, array in mine.items()}
+            self._step_piece(gradients[piece], of_piece, factor, divisor, int(updates))
+        return new
+
+    def _step_piece(
+        self, g: Any, mine: Mapping[str, Any], factor: float, divisor: float, steps: int
+    ) -> None:
+        rule, source = self.job.rule, mine.get(MASTER, mine["weights"])
+        w = source.astype(accumulator(source.dtype), copy=False)
+        g = g.astype(w.dtype)
+        if divisor != 1:
+            g /= divisor
+        if factor != 1:
+            g *= factor
+        keeps: tuple[str, ...] = rule.keeps
+        kept = {s: mine[s].astype(w.dtype, copy=False) for s in keeps}
+        new, states = rule.step(w, g, kept, steps)
+        for tensor, array in mine.items():
+            array[...] = flush(states.get(tensor, new), array.dtype)
+
+
+_OWN = {"ids", "targets", "add_loss", "square_sum", "guard", "advance", "step"}
+"""Kernels that use what the rank keeps."""

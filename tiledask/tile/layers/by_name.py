@@ -1,0 +1,293 @@
+"""The kernels of layers by name, as programs call them: arrays in, arrays out, nothing kept.
+
+    do linear x w b          linear(x, w, b) -> y
+    do linear_grad_input     dy w^T          what a backward needs is among what it reads
+
+What a program tells a kernel besides (``heads``, a `Part`) comes by name. Kernels that change what
+they are given return None.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tiledask.tile.backend import Array, array_namespace
+from tiledask.tile.layers.activations import KeptGate, gelu, gelu_grad, swiglu, swiglu_grad
+from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad
+from tiledask.tile.layers.cross_entropy import (
+    LossRule,
+    count_targets,
+    local_maximum,
+    local_sums,
+    logits_grad,
+    loss_of_sums,
+)
+from tiledask.tile.layers.embedding import KeptEmbedding, embedding, embedding_grad
+from tiledask.tile.layers.linear import linear, linear_grad_input, linear_grad_weight
+from tiledask.tile.layers.norms import (
+    KeptNorm,
+    layer_norm,
+    layer_norm_grad,
+    rms_norm,
+    rms_norm_grad,
+)
+from tiledask.tile.layers.operands import rounded, wide
+from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
+
+__all__ = ["KERNELS", "Part"]
+
+
+class Part(NamedTuple):
+    """The indices of a dimension that are here."""
+
+    start: int
+    stop: int
+    extent: int
+    """Of all ranks together."""
+
+    @property
+    def here(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+# -- linear layers, norms -------------------------------------------------------------------------
+
+
+def _linear(x: Array, w: Array, b: Array | None = None, turned: bool = False) -> Array:
+    return linear(x, w.T if turned else w, b)[0]
+
+
+def _linear_grad_input(dy: Array, w: Array, turned: bool = False) -> Array:
+    return linear_grad_input(dy, w.T if turned else w)
+
+
+def _linear_grad_weight(dy: Array, x: Array, turned: bool = False) -> tuple[Array, Array]:
+    dw, db = linear_grad_weight(dy, x)
+    return (dw.T if turned else dw), db
+
+
+def _layer_norm(x: Array, w: Array, b: Array) -> tuple[Array, ...]:
+    y, kept = layer_norm(x, w, b)
+    return y, kept.inverse, kept.mean
+
+
+def _layer_norm_grad(
+    dy: Array, x: Array, inverse: Array, mean: Array, w: Array, b: Array
+) -> tuple[Array, ...]:
+    return layer_norm_grad(dy, KeptNorm(x, inverse, mean), w, b)
+
+
+def _rms_norm(x: Array, w: Array) -> tuple[Array, ...]:
+    y, kept = rms_norm(x, w)
+    return y, kept.inverse
+
+
+def _rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array, ...]:
+    return rms_norm_grad(dy, KeptNorm(x, inverse, 0), w)
+
+
+def _add(x: Array, y: Array) -> Array:
+    return rounded(wide(x) + wide(y), x)
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+def _swiglu(z: Array) -> Array:
+    n = z.shape[-1] // 2
+    return swiglu(z[..., :n], z[..., n:])[0]
+
+
+def _swiglu_grad(dy: Array, z: Array) -> Array:
+    n = z.shape[-1] // 2
+    both = swiglu_grad(dy, KeptGate(z[..., :n], z[..., n:]))
+    return array_namespace(dy).concatenate(both, axis=-1)
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+_Heads = tuple[int, int, int]
+"""Query heads and kv heads here, and the columns of each."""
+
+
+def _by_head(x: Array, width: int) -> Array:
+    """[b, s, heads e] as [b, heads, s, e]."""
+    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
+
+
+def _merged(x: Array) -> Array:
+    """[b, heads, s, e] as [b, s, heads e]."""
+    b, heads, s, e = x.shape
+    return x.swapaxes(1, 2).reshape(b, s, heads * e)
+
+
+def _apart(qkv: Array, heads: _Heads) -> list[Array]:
+    query, kv, width = heads
+    ends = [0, query * width, (query + kv) * width, (query + 2 * kv) * width]
+    return [_by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3)]
+
+
+def _attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
+    c, kept = attention(*_apart(qkv, heads), kv_of)
+    return _merged(c), kept.p
+
+
+def _attention_grad(
+    dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]
+) -> Array:
+    width = heads[2]
+    kept = KeptAttention(*_apart(qkv, heads), p, kv_of, width**-0.5)
+    parts = attention_grad(_by_head(dc, width), kept)
+    return array_namespace(dc).concatenate([_merged(part) for part in parts], axis=-1)
+
+
+def _rotated(turn: Callable[..., Array], x: Array, heads: _Heads) -> Array:
+    """q and k turned, and v as it is."""
+    query, kv, width = heads
+    n = (query + kv) * width
+    turned = _merged(turn(_by_head(x[..., :n], width)))
+    return array_namespace(x).concatenate([turned, x[..., n:]], axis=-1)
+
+
+def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
+    return _rotated(lambda x: rotate(x, angles)[0], qkv, heads)
+
+
+def _rotate_grad(dy: Array, angles: Angles, heads: _Heads) -> Array:
+    return _rotated(lambda x: rotate_grad(x, angles), dy, heads)
+
+
+def _columns(*arrays: Array, columns: tuple[tuple[int, int], ...]) -> Array:
+    parts = [x[..., a:b].reshape(-1) for x in arrays for a, b in columns]
+    return array_namespace(*parts).concatenate(parts)
+
+
+def _put_columns(
+    flat: Array, *arrays: Array, columns: tuple[tuple[int, int], ...]
+) -> tuple[Array, ...]:
+    made, at = tuple(x.copy() for x in arrays), 0
+    for x in made:
+        for a, b in columns:
+            view = x[..., a:b]
+            view[...] = flat[at : at + view.size].reshape(view.shape)
+            at += view.size
+    return made
+
+
+# -- the first and the last layer -----------------------------------------------------------------
+
+
+def _embedding(ids: Array, table: Array, rows: Part) -> Array:
+    if not len(table):  # more ranks than rows: a row of zeros stands for none
+        table = array_namespace(table).zeros((1, table.shape[1]), table.dtype)
+        return embedding(ids, table, rows.extent, rows.extent)[0]
+    return embedding(ids, table, rows.start, rows.extent)[0]
+
+
+def _embedding_grad(dy: Array, ids: Array, rows: Part) -> Array:
+    n = rows.stop - rows.start
+    first = rows.start if n else rows.extent
+    return embedding_grad(dy, KeptEmbedding(ids, first, max(n, 1)))[:n]
+
+
+def _add_rows(x: Array, table: Array, tokens: Part | None = None) -> Array:
+    return x + (table if tokens is None else table[tokens.here])
+
+
+def _add_rows_grad(dy: Array, rows: int, tokens: Part | None = None) -> Array:
+    total = dy.sum(axis=0)
+    if tokens is None:
+        return total
+    whole = array_namespace(dy).zeros((rows, dy.shape[-1]), dy.dtype)
+    whole[tokens.here] = total
+    return whole
+
+
+def _largest_logit(logits: Array) -> Array:
+    if logits.shape[-1]:
+        return local_maximum(logits)
+    xp = array_namespace(logits)  # a rank without a class adds nothing
+    return xp.full(logits.shape[:-1], -float("inf"), wide(logits).dtype)
+
+
+def _loss_sums(logits: Array, targets: Array, maximum: Array, classes: Part) -> Array:
+    rule = LossRule(classes.extent)
+    count_targets(targets, rule)
+    if logits.shape[-1]:
+        return local_sums(logits, targets, maximum, rule, classes.start)
+    return array_namespace(logits).zeros((2, *logits.shape[:-1]), wide(logits).dtype)
+
+
+def _loss(sums: Array, targets: Array, classes: Part, count: float) -> Array:
+    return loss_of_sums(sums, targets, LossRule(classes.extent), count)
+
+
+def _logits_grad(
+    logits: Array,
+    targets: Array,
+    maximum: Array,
+    sums: Array,
+    scale: Any = 1.0,
+    *,
+    classes: Part,
+    count: float,
+) -> Array:
+    if not logits.shape[-1]:
+        return logits.copy()
+    rule = LossRule(classes.extent)
+    return logits_grad(float(scale), logits, targets, maximum, sums[0], rule, count, classes.start)
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def _accumulate(total: Array, g: Array) -> None:
+    total += g.astype(total.dtype, copy=False)
+
+
+def _clear(x: Array) -> None:
+    x[...] = 0
+
+
+def _pack(*arrays: Array, dtype: str = "") -> Array:
+    flat = array_namespace(*arrays).concatenate([x.reshape(-1) for x in arrays])
+    return flat.astype(dtype, copy=False) if dtype else flat
+
+
+def _hand_on(x: Array) -> Array:
+    return x
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "accumulate": _accumulate,
+    "add": _add,
+    "add_bias": _add,
+    "add_rows": _add_rows,
+    "add_rows_grad": _add_rows_grad,
+    "attention": _attention,
+    "attention_grad": _attention_grad,
+    "clear": _clear,
+    "columns": _columns,
+    "embedding": _embedding,
+    "embedding_grad": _embedding_grad,
+    "gelu": lambda z: gelu(z)[0],
+    "gelu_grad": gelu_grad,
+    "hand_on": _hand_on,
+    "largest_logit": _largest_logit,
+    "layer_norm": _layer_norm,
+    "layer_norm_grad": _layer_norm_grad,
+    "linear": _linear,
+    "linear_grad_input": _linear_grad_input,
+    "linear_grad_weight": _linear_grad_weight,
+    "logits_grad": _logits_grad,
+    "loss": _loss,
+    "loss_sums": _loss_sums,
+    "pack": _pack,
+    "put_columns": _put_columns,
+    "rms_norm": _rms_norm,
+    "rms_norm_grad": _rms_norm_grad,
+    "rotate": _rotate,
+    "rotate_grad": _rotate_grad,
+    "swiglu": _swiglu,
+    "swiglu_grad": _swiglu_grad,
+}
+"""By name: what computes it."""
