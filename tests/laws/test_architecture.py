@@ -191,7 +191,7 @@ ROOMS = {
     "timing": {"inputs", "pipelines"},
     "diagnosis": {"pipelines", "splitting"},
     "inputs": {"pipelines"},
-    "program": {"pipelines", "products"},
+    "program": {"pipelines", "products", "collectives", "inputs"},
     "pipelines": set(),
     "splitting": set(),
     "products": set(),

@@ -1,28 +1,19 @@
-"""A model as layers one after the other; weights are looked up when they are needed.
+"""A model as layers one after the other, on one device.
 
 forward    x -> layer -> layer -> layer -> loss        what each keeps stays
-backward       <- layer <- layer <- layer <-           each hands over its gradients as it is done
-
-``weights[name]`` is asked for once in a layer's forward and once in its backward, so a mapping
-that fetches them from other ranks (ZeRO-3) is as good as a dict.
+backward       <- layer <- layer <- layer <-           and with it each finds its gradients
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tiledask.tile import layers as L
 
-__all__ = ["Layer", "WeightSource", "Weights", "gradient", "gradients", "initial_weights", "sizes"]
+__all__ = ["Layer", "Weights", "gradients", "initial_weights", "sizes"]
 
 Weights = Mapping[str, Mapping[str, Any]]
 """Name of a layer -> name of a weight -> array."""
-
-
-class WeightSource(Protocol):
-    """What gives a layer's weights by its name: a dict, or what fetches them."""
-
-    def __getitem__(self, name: str, /) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -57,38 +48,20 @@ def initial_weights(layers: Sequence[Layer], seed: int = 0, dtype: str = "float6
     }
 
 
-def gradient(
-    layers: Sequence[Layer],
-    weights: WeightSource,
-    x: Any,
-    targets: Any,
-    count: int,
-    done: Callable[[str, dict[str, Any]], None],
-    scale: float = 1.0,
-) -> float:
-    """The loss: the sum of the samples' cross-entropies over ``count``.
-
-    ``count`` is the number of samples of the whole batch: the losses of ranks, and their
-    gradients, add up to those of the batch. ``done(name, gradients)`` is called for each layer,
-    the last one first. ``scale`` multiplies the gradients.
-    """
-    kept = []
-    for layer in layers:
-        x, k = layer.forward(weights[layer.name], x)
-        kept.append(k)
-    loss, k = L.cross_entropy(x, targets, count=count)
-    dy = L.cross_entropy_grad(scale, k)
-    for layer in reversed(layers):
-        dy, grads = layer.backward(weights[layer.name], dy, kept.pop())
-        done(layer.name, grads)
-    return float(loss)
-
-
 def gradients(
     layers: Sequence[Layer], weights: Weights, x: Any, targets: Any, count: int | None = None
 ) -> tuple[float, dict[str, dict[str, Any]]]:
-    """(loss, gradients by layer and name) of samples on a single device."""
-    found: dict[str, dict[str, Any]] = {}
-    count = len(targets) if count is None else count
-    loss = gradient(layers, weights, x, targets, count, found.__setitem__)
-    return loss, {layer.name: found[layer.name] for layer in layers}
+    """(loss, gradients by layer and name) of samples on a single device.
+
+    The loss is the sum of the samples' cross-entropies over ``count``, by default their number:
+    with that of the whole batch, the losses and gradients of its parts add up to the batch's.
+    """
+    kept, found = [], {}
+    for layer in layers:
+        x, k = layer.forward(weights[layer.name], x)
+        kept.append(k)
+    loss, k = L.cross_entropy(x, targets, count=len(targets) if count is None else count)
+    dy = L.cross_entropy_grad(1.0, k)
+    for layer in reversed(layers):
+        dy, found[layer.name] = layer.backward(weights[layer.name], dy, kept.pop())
+    return float(loss), {layer.name: found[layer.name] for layer in layers}

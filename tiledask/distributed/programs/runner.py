@@ -10,6 +10,7 @@ whatever their number; a collective is met by its members in that order too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from operator import itemgetter
@@ -210,13 +211,14 @@ class LineRunner:
             each.label,
         )
         items = [self._slot(f"{name}[{item}]") for item, _ in self.role.items.get(name, ())]
+        run: Callable[[Any], Any]
         if each.kind == "all_reduce":
-            run = lambda a: group.all_reduce(a, each.op)  # noqa: E731
+            run = partial(group.all_reduce, op=each.op)
         elif each.kind == "all_gather":
-            run = lambda a: group.all_gather(a, each.dim)  # noqa: E731
+            run = partial(group.all_gather, dim=each.dim)
         else:
             extents = each.extents or each.counts
-            run = lambda a: group.reduce_scatter(a, each.dim, extents=extents)  # noqa: E731
+            run = partial(group.reduce_scatter, dim=each.dim, extents=extents)
 
         def call(env: _Env) -> None:
             with self.rank.label(label):

@@ -5,33 +5,24 @@
     units      embedding  positions  layer 0 | layer 1  layer 2 | layer 3  head
     stage                 0                          1                 2
 
-Each function is one rank's part of it, within its tensor-parallel group. Activations that go from
-stage to stage are [rows, tokens, hidden], on all ranks of the group or sharded along the tokens.
+What goes from stage to stage is [rows, tokens, hidden], on all ranks of a tensor-parallel group or
+sharded along the tokens. What a step does with it: tiledask.plan.program.of_training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
-from typing import Any, NamedTuple
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.placed import EVERYWHERE
 from tiledask.distributed.tensor.shards import Sharding, Shardings
 from tiledask.errors import ConfigError, PartitionError
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.shards import even_shards
-from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.plan.products.placement import Replicate
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import array_namespace
 
-__all__ = ["GPT", "Flow", "embed", "embed_grad", "head", "head_grad"]
-
-Weights = dict[str, T.Placed]
-WeightsOf = Callable[[str], Weights]
-"""Name of a unit -> its weights by name; asked for once in a forward and once in a backward."""
+__all__ = ["GPT"]
 
 
 @dataclass(frozen=True)
@@ -163,114 +154,22 @@ class GPT:
             return norm | T.embedding_layout(self.vocabulary, ranks)
         return T.block_layout(self.block.heads, self.inner, ranks)
 
+    def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
+        """Of a unit's weights on one rank of a tensor-parallel group.
+
+        >>> GPT(59, 16, 3, 4, 8).shapes("embedding", ranks=4, rank=3)
+        {'table': (14, 16)}
+        """
+        layout, found = self.layout(unit, ranks), {}
+        for name, parameter in self.parameters(unit).items():
+            shape = list(parameter.shape)
+            if split := layout[name].split:
+                dim, held = split
+                shape[dim] = held.counts[rank]
+            found[name] = tuple(shape)
+        return found
+
     @property
     def size(self) -> int:
         """Numbers in all weights."""
         return sum(p.size for unit in self.units for p in self.parameters(unit).values())
-
-
-class Flow(NamedTuple):
-    """What goes from layer to layer: [rows, tokens, hidden] over a tensor-parallel group."""
-
-    group: Group
-    model: GPT
-    sequence_parallel: bool
-
-    @property
-    def to(self) -> Replicate | Shard:
-        return Shard(1) if self.sequence_parallel else EVERYWHERE
-
-    def placed(self, local: Any) -> T.Placed:
-        """What came from another stage."""
-        if not self.sequence_parallel:
-            return T.replicate(local)
-        return T.sharded(self.group, local, 1, self.model.sequence)
-
-    @property
-    def tokens(self) -> slice:
-        """The tokens of this rank, of each row."""
-        if not self.sequence_parallel:
-            return slice(None)
-        parts = even_shards(self.model.sequence, self.group.size).parts[self.group.rank]
-        return slice(*parts[0]) if parts else slice(0, 0)
-
-
-# -- the first stage -------------------------------------------------------------------------------
-
-
-def embed(flow: Flow, weights: WeightsOf, tokens: Any) -> tuple[T.Placed, Any]:
-    """(x [rows, tokens, hidden], kept) of tokens [rows, tokens]."""
-    x, kept = T.embedding(flow.group, tokens, weights("embedding")["table"], to=flow.to)
-    if not flow.model.gated:
-        x = x.like(x.local + weights("positions")["table"].local[flow.tokens])
-    return x, kept
-
-
-def embed_grad(
-    flow: Flow, dx: T.Placed, kept: Any, weights: WeightsOf
-) -> dict[str, dict[str, T.Placed]]:
-    """Gradients by unit and name."""
-    made = {}
-    if not flow.model.gated:
-        table = weights("positions")["table"]
-        whole = array_namespace(dx.local).zeros_like(table.local)
-        whole[flow.tokens] = dx.local.sum(axis=0)
-        if flow.sequence_parallel:  # every rank has seen its own tokens only
-            with flow.group.label("positions", "backward"):
-                whole = flow.group.all_reduce(whole)
-        made["positions"] = {"table": table.like(whole)}
-    table = T.embedding_grad(flow.group, dx, kept, weights("embedding")["table"])
-    return made | {"embedding": {"table": table}}
-
-
-# -- the last stage --------------------------------------------------------------------------------
-
-
-class KeptHead(NamedTuple):
-    """What the head keeps."""
-
-    norm: Any
-    linear: Any
-    loss: Any
-
-
-def head(
-    flow: Flow, weights: WeightsOf, x: T.Placed, targets: Any, count: int
-) -> tuple[Any, KeptHead]:
-    """(sum of the tokens' losses / count, kept); ``count`` is of all tokens of the batch."""
-    mine, group = weights("head"), flow.group
-    if flow.model.gated:
-        x, norm = T.rms_norm(group, x, mine["norm.w"], name="norm")
-    else:
-        x, norm = T.layer_norm(group, x, mine["norm.w"], mine["norm.b"], name="norm")
-    logits, linear = T.column_linear(group, x, _to_logits(flow, mine, weights), name="w_head")
-    loss, kept = T.cross_entropy(group, logits, targets, count=count)
-    return loss, KeptHead(norm, linear, kept)
-
-
-def head_grad(
-    flow: Flow, kept: KeptHead, weights: WeightsOf, scale: float = 1.0
-) -> tuple[T.Placed, dict[str, dict[str, T.Placed]]]:
-    """(dx, gradients by unit and name) of ``scale`` times the loss."""
-    mine, group = weights("head"), flow.group
-    dlogits = T.cross_entropy_grad(group, scale, kept.loss)
-    dx, dw, _ = T.column_linear_grad(group, dlogits, kept.linear, _to_logits(flow, mine, weights))
-    if flow.model.gated:
-        dx, of_w = T.rms_norm_grad(group, dx, kept.norm, mine["norm.w"])
-        of_norm = {"norm.w": of_w}
-    else:
-        dx, of_w, of_b = T.layer_norm_grad(group, dx, kept.norm, mine["norm.w"], mine["norm.b"])
-        of_norm = {"norm.w": of_w} if of_b is None else {"norm.w": of_w, "norm.b": of_b}
-    if flow.model.tied:
-        return dx, {"head": of_norm, "embedding": {"table": _turned(dw)}}
-    return dx, {"head": of_norm | {"w_head": dw}}
-
-
-def _to_logits(flow: Flow, mine: Weights, weights: WeightsOf) -> T.Placed:
-    return _turned(weights("embedding")["table"]) if flow.model.tied else mine["w_head"]
-
-
-def _turned(w: T.Placed) -> T.Placed:
-    """The transpose of a matrix that is sharded along one of its dimensions."""
-    dim, shards = w.split
-    return T.Placed(w.local.T, Shard(1 - dim), w.shape[::-1], shards)

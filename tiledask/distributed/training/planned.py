@@ -8,7 +8,7 @@ tp comes from plan/collectives/layers.py, dp from plan/collectives/data_parallel
 send is rows x tokens x hidden, over tp if tokens are sharded.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.stages import messages, next_stage
 from tiledask.plan.collectives import layers as L
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
@@ -233,13 +232,19 @@ def _block(x: L.Stream, model: GPT, unit: str) -> L.LayerCalls[L.Call]:
     return calls.inside(unit)
 
 
+def next_stage(action: Action) -> int:
+    """Where what it makes is needed."""
+    return action.stage + (1 if action.kind == "F" else -1)
+
+
+def messages(schedule: Schedule, source: int, to: int) -> Iterator[Action]:
+    """The actions on ``to`` that ``source`` sends something for, in the order of its sends."""
+    for action in schedule.orders[source]:
+        goes = action._replace(stage=next_stage(action))
+        if 0 <= goes.stage < schedule.stages and schedule.place[goes.stage] == to != source:
+            yield goes
+
+
 def unit_size(model: GPT, unit: str, ranks: int, rank: int) -> int:
     """Numbers of a unit on one rank of a tensor-parallel group."""
-    total, layout = 0, model.layout(unit, ranks)
-    for name, parameter in model.parameters(unit).items():
-        shape = list(parameter.shape)
-        if split := layout[name].split:
-            dim, held = split
-            shape[dim] = held.counts[rank]
-        total += prod(shape)
-    return total
+    return sum(map(prod, model.shapes(unit, ranks, rank).values()))

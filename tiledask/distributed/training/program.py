@@ -9,37 +9,26 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
-from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
-from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.pipelines.schedule import Schedule
-from tiledask.plan.products.placement import split
+from tiledask.plan.program.of_training import TrainingTerms
 from tiledask.plan.program.program import Program
-from tiledask.tile.backend import as_dtype, to_numpy
+from tiledask.tile.backend import to_numpy
 from tiledask.tile.optimizers import LossScale, Rule
 
 __all__ = ["TrainedRank", "TrainingJob", "train_rank"]
 
 
-@dataclass(frozen=True)
-class TrainingJob:
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob(TrainingTerms):
     """What every rank is told."""
 
-    model: GPT
     data: Any
     steps: int
-    batch: int
-    schedule: Schedule
-    cut: tuple[int, ...]
-    sequence_parallel: bool
-    zero: int
     rule: Rule
     dtype: str
     seed: int
-    recipe: Recipe
-    """What is kept of each number, and in how many bytes."""
     scale: LossScale | None = None
     """The loss scale of the first step."""
     clip: float | None = None
@@ -49,38 +38,6 @@ class TrainingJob:
     """Steps that are done already, by the newest of them."""
     nudge: int = 0
     """Whether, and by which draw, the weights begin a rounding away."""
-    recompute: bool = False
-    """Whether a block's forward is done again in its backward, from its input alone."""
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number of activations."""
-        return as_dtype(self.dtype).itemsize
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the loss is multiplied by a scale before its gradients are taken."""
-        return self.scale is not None
-
-    def rows(self, copies: int, copy: int, microbatch: int) -> slice:
-        """The rows of the batch of one micro-batch of one copy of the model; there may be none."""
-        mine = split(0, self.batch, copies)[copy]
-        return slice(*split(*mine, self.schedule.microbatches)[microbatch])
-
-    def units(self, device: int) -> tuple[str, ...]:
-        """What a pipeline rank holds."""
-        place = self.schedule.place
-        here = [s for s in range(self.schedule.stages) if place[s] == device]
-        mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
-        return tuple(unit for unit in self.model.units if unit in mine)
-
-    @property
-    def guarded(self) -> tuple[int, ...]:
-        """The mesh's axes over which the norm of all gradients is added up; none if it is not
-        asked for. Copies of the model have the same gradients, unless ZeRO shards these."""
-        if self.scale is None and self.clip is None:
-            return ()
-        return (0, 1, 2) if self.zero else (1, 2)
 
 
 class TrainedRank(NamedTuple):

@@ -42,6 +42,7 @@ from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.program.of_training import training_program
+from tiledask.tile.backend import as_dtype
 from tiledask.tile.optimizers import Adam, LossScale, Rule
 from tiledask.tile.optimizers import rule_for as optimizer_for
 from tiledask.tile.optimizers.clipping import clip_factor
@@ -233,23 +234,26 @@ def train(
     cut = cut_of(model, made, cut)
     path, first = ready(folder, steps)
     job = TrainingJob(
-        model,
-        data,
-        steps,
-        batch,
-        made,
-        cut,
-        sequence_parallel,
-        zero,
-        rule,
-        dtype,
-        seed,
-        kept,
-        scale,
-        clip,
-        path,
-        first,
-        nudge,
+        model=model,
+        schedule=made,
+        cut=cut,
+        batch=batch,
+        recipe=kept,
+        itemsize=as_dtype(dtype).itemsize,
+        sequence_parallel=sequence_parallel,
+        zero=zero,
+        scaled=scale is not None,
+        clipped=clip is not None,
+        data=data,
+        steps=steps,
+        rule=rule,
+        dtype=dtype,
+        seed=seed,
+        scale=scale,
+        clip=clip,
+        folder=path,
+        first=first,
+        nudge=nudge,
     )
     program = training_program(job, shape)
     with watched(progress, job, shape, ranks) as say:

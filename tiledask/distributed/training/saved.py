@@ -134,6 +134,7 @@ def _pieces(trainer: Trainer, tensor: str, unit: str) -> dict[str, tuple[str, Te
     for name, parameter in trainer.job.model.parameters(unit).items():
         split, piece = trainer.layouts[unit][name].split, whole(parameter.shape)
         if split:
-            piece = sharded(parameter.shape, *split, group.rank)
+            dim, shards = split
+            piece = sharded(parameter.shape, dim, shards, group.rank)
         found[f"{before}{unit}.{name}"] = name, piece
     return found

@@ -11,14 +11,17 @@ Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import (
     Instruction,
     ProgramLine,
@@ -35,40 +38,49 @@ from tiledask.plan.program.writer import ProgramWriter, Value, needed
 __all__ = ["TrainingTerms", "training_program"]
 
 
-class TrainingTerms(Protocol):
-    """What is to be known of a training: a model's shapes, a schedule, what is kept."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingTerms:
+    """What a training's program follows from: a model's shapes, a schedule, what is kept."""
 
     model: Any
+    """A decoder with units, parameters, layouts and shapes, as `tiledask.GPT` has them."""
     schedule: Schedule
     cut: tuple[int, ...]
-    sequence_parallel: bool
-    zero: int
-    recipe: Any
+    """Layers of each stage."""
     batch: int
-    recompute: bool
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number of activations."""
-        ...
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the loss is multiplied by a scale before its gradients are taken."""
-        ...
-
-    @property
-    def guarded(self) -> tuple[int, ...]:
-        """Axes over which the norm of all gradients is added up; () if it is not asked for."""
-        ...
+    """Rows of a step, of all copies of the model."""
+    recipe: Recipe
+    """What is kept of each number, and in how many bytes."""
+    itemsize: int
+    """Bytes of a number of activations."""
+    sequence_parallel: bool = False
+    zero: int = 0
+    scaled: bool = False
+    """Whether the loss is multiplied by a scale before its gradients are taken."""
+    clipped: bool = False
+    """Whether gradients are, by the norm of all."""
+    recompute: bool = False
+    """Whether a block's forward is done again in its backward, from its input alone."""
 
     def rows(self, copies: int, copy: int, microbatch: int) -> slice:
-        """Rows of the batch of one micro-batch of one copy of the model."""
-        ...
+        """The rows of the batch of one micro-batch of one copy of the model; there may be none."""
+        mine = split(0, self.batch, copies)[copy]
+        return slice(*split(*mine, self.schedule.microbatches)[microbatch])
 
     def units(self, device: int) -> tuple[str, ...]:
         """What a pipeline rank holds."""
-        ...
+        place = self.schedule.place
+        here = [s for s in range(self.schedule.stages) if place[s] == device]
+        mine = {unit for s in here for unit in self.model.stage_units(s, self.cut)}
+        return tuple(unit for unit in self.model.units if unit in mine)
+
+    @property
+    def guarded(self) -> tuple[int, ...]:
+        """The mesh's axes over which the norm of all gradients is added up; none if it is not
+        asked for. Copies of the model have the same gradients, unless ZeRO shards these."""
+        if not self.scaled and not self.clipped:
+            return ()
+        return (0, 1, 2) if self.zero else (1, 2)
 
 
 def training_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
@@ -136,24 +148,13 @@ def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
         if not terms.zero:
             return ()
         if rank not in found:
-            sizes = [sum(map(prod, _shapes(terms, u, ranks, rank).values())) for u in
-                     terms.units(device)]  # fmt: skip
+            units = terms.units(device)
+            shapes = [terms.model.shapes(unit, ranks, rank).values() for unit in units]
+            sizes = [sum(map(prod, of)) for of in shapes]
             found[rank] = shards(sizes, copies)
         return tuple(extents[copy] for extents in found[rank])
 
     return of
-
-
-def _shapes(terms: TrainingTerms, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
-    """Of a unit's weights on a tensor rank."""
-    layout, found = terms.model.layout(unit, ranks), {}
-    for name, parameter in terms.model.parameters(unit).items():
-        shape = list(parameter.shape)
-        if split := layout[name].split:
-            dim, held = split
-            shape[dim] = held.counts[rank]
-        found[name] = tuple(shape)
-    return found
 
 
 # -- one role --------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class _Stages:
         self.split = "I" in kinds
         self.writer = ProgramWriter(terms.itemsize, self.split)
         units = terms.units(self.device)
-        shapes = {unit: _shapes(terms, unit, mesh[TENSOR], self.rank) for unit in units}
+        shapes = {unit: self.model.shapes(unit, mesh[TENSOR], self.rank) for unit in units}
         self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
         self.parts: list[ProgramPart] = []
 

@@ -127,15 +127,16 @@ def _apart(qkv: Array, heads: _Heads) -> list[Array]:
 
 
 def _attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
-    c, kept = attention(*_apart(qkv, heads), kv_of)
+    q, k, v = _apart(qkv, heads)
+    c, kept = attention(q, k, v, kv_of)
     return _merged(c), kept.p
 
 
 def _attention_grad(
     dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]
 ) -> Array:
-    width = heads[2]
-    kept = KeptAttention(*_apart(qkv, heads), p, kv_of, width**-0.5)
+    width, (q, k, v) = heads[2], _apart(qkv, heads)
+    kept = KeptAttention(q, k, v, p, kv_of, width**-0.5)
     parts = attention_grad(_by_head(dc, width), kept)
     return array_namespace(dc).concatenate([_merged(part) for part in parts], axis=-1)
 

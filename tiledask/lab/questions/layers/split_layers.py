@@ -3,6 +3,8 @@
 x --[W_1 columns]-- gelu --[W_2 rows]-- all_reduce -- y       2 sums a block up, 2 down
 """
 
+from math import prod
+
 import numpy as np
 
 import tiledask as td
@@ -78,7 +80,6 @@ def work(hidden: int, layers: int, workers: int) -> WorkedAnswer:
 
 def run(cluster: Cluster, hidden: int, layers: int, workers: int) -> Comparison:
     """A small decoder trained on all workers by tensor parallelism, and on one device."""
-    from tiledask.distributed.training.planned import unit_size
 
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=hidden, layers=layers, heads=HEADS, sequence=SEQUENCE)
@@ -88,7 +89,10 @@ def run(cluster: Cluster, hidden: int, layers: int, workers: int) -> Comparison:
     sums, sent = _sent(hidden, workers)
     blocks = done.records.where("layer ", step=0)
     planned = [call for mine in done.planned for call in mine if "layer " in call.label]
-    held = [8 * sum(unit_size(model, u, workers, r) for u in model.units) for r in range(workers)]
+    held = [
+        8 * sum(prod(s) for u in model.units for s in model.shapes(u, workers, r).values())
+        for r in range(workers)
+    ]
     rows = [
         Claim(
             "all_reduces of all blocks in a step",

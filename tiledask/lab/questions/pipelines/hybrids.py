@@ -4,6 +4,7 @@ n = p stages x t slices of each layer x d replicas
 micro-batches fill the stages, replicas add throughput, slices and stages divide the memory
 """
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +96,6 @@ def run(
     parameters: float,
 ) -> Comparison:
     """A small decoder trained under each combination; its pipeline timed on workers."""
-    from tiledask.distributed.training.planned import unit_size
 
     text = td.load_text("tales")
     model = td.GPT(text.vocabulary, hidden=16, layers=2 * stages, heads=4, sequence=16)
@@ -115,7 +115,11 @@ def run(
         where = f"{f.ranks} workers" if there else f"{f.ranks} ranks as threads of this process"
         cut = model.even_cut(f.p)
         held = 8 * max(
-            sum(unit_size(model, unit, f.t, rank) for unit in model.stage_units(stage, cut))
+            sum(
+                prod(shape)
+                for unit in model.stage_units(stage, cut)
+                for shape in model.shapes(unit, f.t, rank).values()
+            )
             for stage in range(f.p)
             for rank in range(f.t)
         )
