@@ -23,6 +23,7 @@ __all__ = [
     "Backend",
     "GpuInfo",
     "accumulator",
+    "aligned",
     "array_namespace",
     "as_dtype",
     "cupy_module",
@@ -189,6 +190,11 @@ def nccl_bindings() -> ModuleType:
 def to_numpy(x: Array) -> np.ndarray:
     """``x`` in host memory: itself if it is a NumPy array, a copy if it is a CuPy array."""
     return np.asarray(x) if _family(x) == "numpy" else x.get()
+
+
+def aligned(array: Array) -> Array:
+    """``array``, aligned: what came in a message is not, and then sums round differently."""
+    return np.require(array, requirements="A") if isinstance(array, np.ndarray) else array
 
 
 def synchronize(x: Array) -> None:

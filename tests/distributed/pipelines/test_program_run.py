@@ -10,6 +10,7 @@ import tiledask as td
 from tiledask.distributed.pipelines.program_run import run_program
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
+from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.program import Program
 
 WIDTH, ROWS = 6, 3
@@ -56,7 +57,7 @@ def test_every_schedule_gives_one_devices_gradients_and_the_bytes_that_were_coun
         np.testing.assert_allclose(mine, wanted, rtol=1e-10, atol=1e-14)
     assert done.traffic.measured == done.traffic.predicted
     assert {r.label for r in done.records if r.kind == "send"} <= {
-        f"{part.name}.{frame}"
+        label_of(part, frame)
         for line, role in zip(program.lines, program.roles, strict=True)
         for number, frame in line
         for part in [role.parts[number]]

@@ -14,10 +14,10 @@ from math import isqrt
 
 from tiledask.distributed.convolution.lenet import BOUNDARIES, DENSE, LENET, OUT, SIDE, flops
 from tiledask.distributed.convolution.lenet_split import Split, rows_of
-from tiledask.distributed.training.planned import Planned
 from tiledask.plan.collectives.convolution import Boundary, in_stages, layerwise
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected, all_reduced, expected, halo
+from tiledask.plan.program.calls import Planned
 
 __all__ = ["PARAMETERS", "Need", "calls_of", "need", "need_of"]
 

@@ -30,7 +30,6 @@ __all__ = [
     "PipelineAction",
     "StageBlock",
     "added",
-    "aligned",
     "gradients_of",
     "perform",
 ]
@@ -161,11 +160,6 @@ SPIN = 3e-4
 def _sleep_until(moment: float) -> None:
     while (left := moment - now()) > 0:
         time.sleep(max(0.0, left - SPIN))
-
-
-def aligned(array: Any) -> Any:
-    """``array``, aligned: what came in a message is not, and then sums round differently."""
-    return np.require(array, requirements="A") if isinstance(array, np.ndarray) else array
 
 
 # -- the four kinds -------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from tiledask.distributed.pipelines.actions import (
     ActionInputs,
     ActionOperands,
     PipelineAction,
-    aligned,
     gradients_of,
     perform,
 )
@@ -22,6 +21,7 @@ from tiledask.distributed.pipelines.job import Done, PipelineJob
 from tiledask.distributed.transport.meeting import meeting, of_run
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.tile.backend import aligned
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["run_loops"]

@@ -17,7 +17,6 @@ from tiledask.distributed.pipelines.actions import (
     ActionOperands,
     PipelineAction,
     StageBlock,
-    aligned,
     gradients_of,
     perform,
 )
@@ -26,6 +25,7 @@ from tiledask.distributed.transport.meeting import meeting, of_run
 from tiledask.errors import ClusterLostError
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
+from tiledask.tile.backend import aligned
 
 __all__ = ["run_tasks"]
 

@@ -5,7 +5,7 @@ do forward   a kernel of the stage, on what is kept
 send x2      and what nothing reads any more is let go
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,19 @@ from tiledask.distributed.pipelines.actions import (
     DO,
     ActionOperands,
     added,
-    aligned,
     gradients_of,
 )
+from tiledask.distributed.programs.runner import LineRunner
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Records
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.instructions import Do, Recv, Send
+from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.of_schedule import KERNELS
 from tiledask.plan.program.program import Program
+from tiledask.tile.backend import aligned
 from tiledask.tile.backend import to_numpy as off_device
 
 __all__ = ["ProgramRun", "run_program"]
@@ -149,45 +150,13 @@ def _through_its_line(
     target: np.ndarray | None,
     cut: list[slice],
 ) -> _Made:
-    line, role, group = program.lines[rank.index], program.role(rank.index), rank.group()
-    here = sorted({part.stage for part in role.parts})
+    here = sorted({part.stage for part in program.role(rank.index).parts})
     weights = {s: stages[s].init(rank.backend) for s in here}
     kernels = _Kernels(rank, stages, weights, batch, target, cut)
-    arriving = {peer: _sends(program, peer, rank.index) for peer in range(program.ranks)}
-    last = {
-        (name, frame): turn
-        for turn, (number, frame) in enumerate(line)
-        for each in role.parts[number].instructions
-        for name in each.reads
-    }
-    held: dict[tuple[str, int], Any] = {}
-    for turn, (number, frame) in enumerate(line):
-        part = role.parts[number]
-        with rank.label(f"{part.name}.{frame}"):
-            for each in part.instructions:
-                if isinstance(each, Send):
-                    group.send(held[each.buffer, frame], each.peer)
-                elif isinstance(each, Recv):
-                    while (each.buffer, frame) not in held:
-                        held[next(arriving[each.peer])] = aligned(group.recv(each.peer))
-                else:
-                    reads = {name: held[name, frame] for name in each.reads}
-                    results = kernels.run(each, part.stage, frame, reads)
-                    held |= {(name, frame): results[name] for name in each.writes}
-        for each in part.instructions:
-            for name in each.reads:
-                if last[name, frame] == turn:
-                    held.pop((name, frame), None)
+    runner = LineRunner(rank, program, {}, kernels.bind)
+    kernels.runner = runner
+    runner.run()
     return kernels.made
-
-
-def _sends(program: Program, source: int, target: int) -> Iterator[tuple[str, int]]:
-    """What a rank sends to another, in its order: (buffer, frame)."""
-    parts = program.role(source).parts
-    for number, frame in program.lines[source]:
-        for each in parts[number].instructions:
-            if isinstance(each, Send) and each.peer == target:
-                yield each.buffer, frame
 
 
 class _Kernels:
@@ -204,12 +173,23 @@ class _Kernels:
     ) -> None:
         self.rank, self.stages, self.weights = rank, stages, weights
         self.batch, self.target, self.cut = batch, target, cut
+        self.runner: Any = None
         self.outputs: dict[int, np.ndarray] = {}
         self.losses: dict[int, float] = {}
         self.sums: dict[int, dict[str, Any]] = {}
         """By stage, the result of its last kernel with gradients."""
 
-    def run(self, each: Do, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, each: Do, part: ProgramPart, _: dict[str, Any]) -> Callable[..., Any]:
+        """What is called with the arrays that ``each`` reads."""
+
+        def kernel(*arrays: Any) -> tuple[Any, ...]:
+            reads = dict(zip(each.reads, arrays, strict=True))
+            found = self._run(each, part.stage, self.runner.frame, reads)
+            return tuple(found[name] for name in each.writes)
+
+        return kernel
+
+    def _run(self, each: Do, s: int, frame: int, reads: dict[str, Any]) -> dict[str, Any]:
         """What the kernel writes, by name."""
         kind, last, rows = _KINDS[each.kernel], s == len(self.stages) - 1, self.cut[frame]
         x = end = None

@@ -16,9 +16,8 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
     Collective,
     Do,
@@ -29,9 +28,10 @@ from tiledask.plan.program.instructions import (
     Stop,
     buffer_of,
 )
+from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import Part
 
-__all__ = ["Bind", "LineRunner", "aligned"]
+__all__ = ["Bind", "LineRunner"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -98,8 +98,7 @@ class LineRunner:
         each: Instruction | None = None
         for turn, ((number, frame), calls) in enumerate(zip(self.line, self._bound, strict=True)):
             part, self.frame, env = self.role.parts[number], frame, self._env(frame)
-            label = part.kind if part.stage < 0 else f"{part.stage}{part.kind}{frame}"
-            with self.rank.label(label):
+            with self.rank.label(label_of(part, frame)):
                 try:
                     for each, call in calls:  # noqa: B007
                         call(env)
@@ -273,8 +272,3 @@ def _then_free(call: _Call, slots: tuple[int, ...]) -> _Call:
             env[slot] = None
 
     return called
-
-
-def aligned(array: Any) -> Any:
-    """``array``, aligned: what came in a message is not, and then sums round differently."""
-    return np.require(array, requirements="A") if isinstance(array, np.ndarray) else array

@@ -9,7 +9,7 @@
     0F1/w_head/forward                     head/w_head            forward     tensor
     update/norm                            all layers             norm        all ranks
 
-Predictions are of planned.py's calls, counts of the records; the labels of both say the same.
+Predictions are of the program's calls, counts of the records; the labels of both say the same.
 """
 
 import re
@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledask.distributed.ranks.records import Record
-from tiledask.distributed.training.planned import Planned
+from tiledask.plan.program.calls import Planned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ __all__ = [
     "together",
 ]
 
-_ACTION = re.compile(r"(\d+)([FB])\d+")
+_ACTION = re.compile(r"(\d+)([FBIW])\d+")
 _OF_HEAD = ("norm", "w_head", "cross_entropy")
 
 

@@ -13,7 +13,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import product
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,10 +20,11 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import RUNS, subscribed
 from tiledask.distributed.training.by_layer import predicted_sums
-from tiledask.distributed.training.planned import calls_of
 from tiledask.distributed.training.program import TrainingJob
 from tiledask.distributed.training.reports import Assembly, Post, Progress, Say
 from tiledask.errors import ConfigError
+from tiledask.plan.program.calls import calls
+from tiledask.plan.program.program import Program
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["TOPIC", "Bar", "watched"]
@@ -40,13 +40,14 @@ ON_THE_WAY = 2.0
 Listener = Callable[[Progress], Any]
 Reports = SimpleQueue[dict[str, Any] | None]
 """None: no more come."""
-Shape = tuple[int, int, int]
-"""(dp, tp, pp)."""
 
 
 @contextmanager
 def watched(
-    progress: bool | Listener | None, job: TrainingJob, shape: Shape, ranks: Mesh | Sequence[int]
+    progress: bool | Listener | None,
+    job: TrainingJob,
+    program: Program,
+    ranks: Mesh | Sequence[int],
 ) -> Iterator[Say | None]:
     """What the ranks of ``job`` report to while the block runs; None if nobody wants to know.
 
@@ -66,19 +67,19 @@ def watched(
     announced: AbstractContextManager[Post | None] = nullcontext()
     if isinstance(ranks, Mesh):
         ranks.cluster.check_alive()
-        announced = _announced(ranks.cluster, job, shape)
+        announced = _announced(ranks.cluster, job, program)
     with announced as post:
         if listener is None:
             yield post
             return
         reports: Reports = SimpleQueue()
-        with _entered(listener), _calling(listener, reports, job, shape) as calls:
+        with _entered(listener), _calling(listener, reports, job, program.ranks) as called:
             if post is None or not isinstance(ranks, Mesh):
                 yield reports.put
             else:
                 with subscribed(ranks.cluster, post.topic, reports.put):
                     yield post
-                    calls.all.wait(ON_THE_WAY)
+                    called.all.wait(ON_THE_WAY)
 
 
 # -- the listener ------------------------------------------------------------------------------
@@ -146,24 +147,24 @@ class _Calls(threading.Thread):
 
 @contextmanager
 def _calling(
-    listener: Listener, reports: Reports, job: TrainingJob, shape: Shape
+    listener: Listener, reports: Reports, job: TrainingJob, ranks: int
 ) -> Iterator[_Calls]:
-    calls = _Calls(listener, reports, job, len(_places(shape)))
-    calls.start()
+    called = _Calls(listener, reports, job, ranks)
+    called.start()
     try:
-        yield calls
+        yield called
     except BaseException:  # the training's own
-        calls.end(AFTER_A_FAILURE)
+        called.end(AFTER_A_FAILURE)
         raise
-    calls.end(PATIENCE)
-    if error := calls.error:
+    called.end(PATIENCE)
+    if error := called.error:
         _warn(
-            f"progress= raised {type(error).__name__} at step {calls.step}: {error}; it was "
+            f"progress= raised {type(error).__name__} at step {called.step}: {error}; it was "
             f"called no more, and the training went on"
         )
-    elif calls.is_alive():
+    elif called.is_alive():
         _warn(
-            f"progress= was busy with step {calls.step} of {job.steps} when {PATIENCE:g} s had "
+            f"progress= was busy with step {called.step} of {job.steps} when {PATIENCE:g} s had "
             f"passed since the last was done: it is called no more. Let it return sooner"
         )
 
@@ -176,11 +177,11 @@ def _warn(words: str) -> None:
 
 
 @contextmanager
-def _announced(cluster: Cluster, job: TrainingJob, shape: Shape) -> Iterator[Post]:
+def _announced(cluster: Cluster, job: TrainingJob, program: Program) -> Iterator[Post]:
     """Where the run's reports go; the dashboard's page is told of it, and if the block fails."""
     topic = f"{TOPIC}{uuid.uuid4().hex[:12]}"
     with suppress(Exception):  # a page is worth no training
-        cluster.client.log_event(RUNS, _about(topic, job, shape))
+        cluster.client.log_event(RUNS, _about(topic, job, program))
     try:
         yield Post(topic)
     except BaseException as error:
@@ -190,17 +191,17 @@ def _announced(cluster: Cluster, job: TrainingJob, shape: Shape) -> Iterator[Pos
         raise
 
 
-def _about(topic: str, job: TrainingJob, shape: Shape) -> dict[str, Any]:
+def _about(topic: str, job: TrainingJob, program: Program) -> dict[str, Any]:
     """What the page is told before the first step: what it is, and what is predicted of a step."""
     model = job.model
     predicted = [
         [rank, *place, *sums]
-        for rank, at in enumerate(_places(shape))
-        for place, sums in predicted_sums(calls_of(job, shape, at)).items()
+        for rank in range(program.ranks)
+        for place, sums in predicted_sums(calls(program, rank)).items()
     ]
     return {
         "run": topic,
-        "shape": list(shape),
+        "shape": list(program.shape),
         "first": job.first,
         "steps": job.steps,
         "tokens": job.batch * model.sequence,
@@ -214,10 +215,6 @@ def _about(topic: str, job: TrainingJob, shape: Shape) -> dict[str, Any]:
         "dtype": job.dtype,
         "predicted": predicted,
     }
-
-
-def _places(shape: Shape) -> list[Shape]:
-    return [(copy, part, stage) for copy, part, stage in product(*map(range, shape))]
 
 
 # -- a bar -------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.planned import Planned, calls_of
 from tiledask.distributed.training.program import TrainedRank, TrainingJob, train_rank
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.reports import Progress
@@ -36,12 +35,15 @@ from tiledask.distributed.training.validate import (
     scheduled,
     shape_of,
     whole,
+    zero_of,
 )
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.program.calls import Planned, calls
 from tiledask.plan.program.of_training import training_program
+from tiledask.plan.program.program import Program
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.optimizers import Adam, LossScale, Rule
 from tiledask.tile.optimizers import rule_for as optimizer_for
@@ -147,6 +149,7 @@ def train(
     recipe: str | Recipe | None = None,
     scale: LossScale | None = None,
     clip: float | None = None,
+    recompute: bool = False,
     seed: int = 0,
     nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -165,8 +168,8 @@ def train(
         of the model are cut; default: the schedule's, or 1. Neither must divide: some get a row
         more, or none.
     schedule
-        The name of one with whole backwards ("gpipe", "1f1b", ...), or a Schedule of pp devices,
-        which may put several stages on each.
+        The name of one ("gpipe", "1f1b", "zb-h1", ...), or a Schedule of pp devices, which may put
+        several stages on each.
     cut
         Layers of each stage; default: as even as they can be.
     zero
@@ -187,6 +190,8 @@ def train(
         is not finite is left out on all.
     clip
         The largest norm of all gradients together, each counted once, wherever it is.
+    recompute
+        Keep of each block its input alone, and do its forward again in the backward.
     nudge
         With a number other than 0 every weight begins one rounding up or down, each as that number
         draws it: the same training in other roundings, a control for
@@ -241,9 +246,10 @@ def train(
         recipe=kept,
         itemsize=as_dtype(dtype).itemsize,
         sequence_parallel=sequence_parallel,
-        zero=zero,
+        zero=zero_of(zero),
         scaled=scale is not None,
         clipped=clip is not None,
+        recompute=bool(recompute),
         data=data,
         steps=steps,
         rule=rule,
@@ -256,15 +262,17 @@ def train(
         nudge=nudge,
     )
     program = training_program(job, shape)
-    with watched(progress, job, shape, ranks) as say:
+    with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
             done = run_ranks(train_rank, ranks, job, program, say, timeout=timeout)
         else:
             done = run_threads(train_rank, shape, job, program, say, timeout=timeout)
-    return _collected(job, shape, done)
+    return _collected(job, shape, program, done)
 
 
-def _collected(job: TrainingJob, shape: tuple[int, int, int], done: Ranks) -> Trained:
+def _collected(
+    job: TrainingJob, shape: tuple[int, int, int], program: Program, done: Ranks
+) -> Trained:
     """All ranks' parts together. Raises PlacementError if copies of the model differ."""
     parts: dict[tuple[int, ...], TrainedRank] = dict(
         zip(np.ndindex(shape), done.results, strict=True)
@@ -291,7 +299,7 @@ def _collected(job: TrainingJob, shape: tuple[int, int, int], done: Ranks) -> Tr
     names = [f"{u}.{name}" for u in job.model.units for name in job.model.parameters(u)]
     held = [part.held for part in done.results]
     ordered = {name: weights[name] for name in names}
-    planned = [calls_of(job, shape, (d, t, p)) for d, t, p in np.ndindex(shape)]
+    planned = [calls(program, rank) for rank in range(program.ranks)]
     losses = np.asarray(losses, float)
     norms, scales = (np.asarray(each) for each in (parts[0, 0, 0].norms, parts[0, 0, 0].scales))
     return Trained(

@@ -24,9 +24,10 @@ from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.plan.pipelines.schedules import schedules
 from tiledask.tile.backend import as_dtype
+from tiledask.tile.memory.flat_states import check_states
 from tiledask.tile.optimizers import LossScale, Rule
 
-__all__ = ["cut_of", "of_kind", "ready", "recipe_for", "scheduled", "shape_of", "whole"]
+__all__ = ["cut_of", "of_kind", "ready", "recipe_for", "scheduled", "shape_of", "whole", "zero_of"]
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 KINDS = {
@@ -98,11 +99,6 @@ def scheduled(schedule: Any, devices: int, microbatches: int | None) -> Schedule
             f"{schedule!r} is for {schedule.microbatches} micro-batches, and microbatches= says "
             f"{microbatches}; leave microbatches= out, or take a schedule of {microbatches}"
         )
-    if kinds := {a.kind for a in schedule} - set("FB"):
-        raise ConfigError(
-            f"{schedule!r} splits its backwards ({', '.join(sorted(kinds))}); layers here do a "
-            f"backward whole: take 'gpipe', '1f1b' or 'interleaved'"
-        )
     if schedule.devices != devices or schedule.replicas > 1:
         raise ConfigError(
             f"a mesh with pp={devices} takes a schedule of {devices} devices that has each stage "
@@ -136,7 +132,7 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
                 f"{given.compute_bytes} B, a number in {dtype} has {size} B; 'fp32-adam' is one "
                 f"for float32, 'mixed-adam-16' and 'mixed-adam-18' for float16 and bfloat16"
             )
-        return given
+        return _used_up(given, rule)
     usual = load_recipe("mixed-adam-16" if size == 2 else "fp32-adam")
     kept = ("weights", "gradients", "master weights", *rule.keeps)
     states = tuple(s for s in usual.states if s.tensor in kept)
@@ -144,6 +140,26 @@ def recipe_for(rule: Rule, dtype: str, recipe: str | Recipe | None = None) -> Re
         states = tuple(replace(s, bytes=size) for s in states)
     name = f"{dtype} {type(rule).__name__}"
     return replace(usual, name=name, compute_bytes=size, states=states)
+
+
+def _used_up(recipe: Recipe, rule: Rule) -> Recipe:
+    """``recipe``. Raises ConfigError unless it keeps what ``rule`` uses, and nothing else."""
+    check_states(recipe)
+    kept, used = {s.tensor for s in recipe.states}, {"weights", "gradients", *rule.keeps}
+    if kept - {"master weights"} != used:
+        raise ConfigError(
+            f"recipe {recipe.name!r} keeps {', '.join(sorted(kept))}, and {type(rule).__name__} "
+            f"uses {', '.join(sorted(used))}, beside master weights if there are any; "
+            f"'mixed-adam-16' and 'fp32-adam' are recipes that can be trained by Adam"
+        )
+    return recipe
+
+
+def zero_of(zero: Any) -> int:
+    """A stage of ZeRO."""
+    if isinstance(zero, bool) or zero not in range(4):
+        raise ConfigError(f"ZeRO has stages 1, 2 and 3, and 0 for none; got {zero!r}")
+    return int(zero)
 
 
 def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:

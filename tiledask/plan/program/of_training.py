@@ -169,9 +169,15 @@ class _Stages:
         self.terms, self.mesh, (self.copy, self.rank, self.device) = terms, mesh, at
         self.schedule, self.model = terms.schedule, terms.model
         self.last = self.schedule.stages - 1
-        kinds = {KINDS[k] for k in np.unique(self.schedule.kind)}
-        self.split = "I" in kinds
-        self.writer = ProgramWriter(terms.itemsize, self.split)
+        orders = self.schedule.orders[self.device]
+        self.kinds = {
+            s: "".join(k for k in KINDS if (k, s) in {a[:2] for a in orders})
+            for s in {action.stage for action in orders}
+        }
+        """By stage, the kinds of its actions."""
+        self.writer = ProgramWriter(
+            terms.itemsize, split=any("I" in k for k in self.kinds.values())
+        )
         units = terms.units(self.device)
         shapes = {unit: self.model.shapes(unit, mesh[TENSOR], self.rank) for unit in units}
         self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
@@ -180,11 +186,10 @@ class _Stages:
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, ProgramLine]:
         """The role, and the line of its ranks, of whose micro-batches these are the rows."""
         orders = self.schedule.orders[self.device]
-        stages = sorted({action.stage for action in orders})
         variants = sorted(set(rows))
         self._begin()
         numbers = {}
-        for stage in stages:
+        for stage in sorted(self.kinds):
             for n in variants:
                 for kind, instructions in self._stage(stage, n, len(variants) > 1):
                     numbers[kind, stage, n] = len(self.parts)
@@ -193,7 +198,8 @@ class _Stages:
         self._update()
         turns = [(numbers[a.kind, a.stage, rows[a.microbatch]], a.microbatch) for a in orders]
         columns = np.array([(0, 0), *turns, (len(self.parts) - 1, 0)], np.int32).T
-        paired = np.zeros(columns.shape[1], np.bool_)
+        here = slice(*self.schedule.turns[self.device : self.device + 2])
+        paired = np.concatenate([[False], self.schedule.paired[here], [False]])
         line = ProgramLine(columns[0].copy(), columns[1].copy(), paired)
         used = {name for part in self.parts for each in part.instructions for name in each.writes}
         nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
@@ -282,9 +288,8 @@ class _Stages:
             self._goes(found[first], seeds[x] if s < self.last else None, f"dx{s}{suffix}", s - 1)
         backward, of_weights = writer.written, writer.of_weights
         needed([forward, backward, of_weights], self._lasting(s, suffix))
-        if not self.split:
-            return [("F", forward), ("B", backward)]
-        return [("F", forward), ("I", backward), ("W", of_weights)]
+        made = {"F": forward, "B": [*backward, *of_weights], "I": backward, "W": of_weights}
+        return [(kind, made[kind]) for kind in self.kinds[s]]
 
     def _lasting(self, s: int, suffix: str) -> Mapping[str, int]:
         """What somebody reads, though no instruction of the stage does."""

@@ -1,4 +1,4 @@
-"""What each rank of a training calls in a step, before anything runs: to the byte, and in order.
+"""What each rank of a training calls in a step, by the closed forms of plan/collectives alone.
 
     0F0   embedding/forward, layer 0/attention/wo/forward, ..., send          what a stage calls,
     0B0   recv, layer 0/mlp/w_1/backward, ..., layer 0/gradients (ZeRO 2, 3)  action by action
@@ -11,7 +11,7 @@ send is rows x tokens x hidden, over tp if tokens are sharded.
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,8 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.pipelines.schedule import Action, Schedule
+from tiledask.plan.program.calls import Planned
 from tiledask.tile.backend import as_dtype
-
-__all__ = ["Planned", "calls_of", "unit_size"]
-
-
-class Planned(NamedTuple):
-    """One collective or message, on one rank."""
-
-    label: str
-    kind: str
-    sent: int
-    """Bytes."""
-    received: int
-    """Bytes."""
-    messages: int
-    """That it sends."""
 
 
 def calls_of(job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) -> list[Planned]:
@@ -59,7 +45,9 @@ class _Rank:
         self.shape, self.itemsize = shape, as_dtype(job.dtype).itemsize
         self.calls: list[Planned] = []
         units = job.units(self.p)
-        self.sizes = [unit_size(self.model, unit, self.tp, self.t) for unit in units]
+        self.sizes = [
+            sum(map(prod, self.model.shapes(unit, self.tp, self.t).values())) for unit in units
+        ]
         self.extents = dict(zip(units, shards(self.sizes, self.dp), strict=True))
 
     def step(self) -> list[Planned]:
@@ -112,17 +100,10 @@ class _Rank:
         if stage > 0:
             self._send(action)
             return
-        if not model.gated:
-            self._weights(action, "positions", "backward")
-            if self.job.sequence_parallel:
-                self._collective(
-                    f"{action}/positions/backward",
-                    "all_reduce",
-                    even(model.sequence * model.hidden, self.tp),
-                    self.t,
-                    self.itemsize,
-                )
-        self._weights(action, "embedding", "backward")
+        if not model.gated and self.job.sequence_parallel:
+            counts = even(model.sequence * model.hidden, self.tp)
+            label = f"{action}/positions/backward"
+            self._collective(label, "all_reduce", counts, self.t, self.itemsize)
         self._tensor(action, L.embedding(x).backward)
         if not model.gated:
             self._gradients(action, "positions")
@@ -243,8 +224,3 @@ def messages(schedule: Schedule, source: int, to: int) -> Iterator[Action]:
         goes = action._replace(stage=next_stage(action))
         if 0 <= goes.stage < schedule.stages and schedule.place[goes.stage] == to != source:
             yield goes
-
-
-def unit_size(model: GPT, unit: str, ranks: int, rank: int) -> int:
-    """Numbers of a unit on one rank of a tensor-parallel group."""
-    return sum(map(prod, model.shapes(unit, ranks, rank).values()))
