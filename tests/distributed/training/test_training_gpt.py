@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from oracles.planted import in_collectives
 from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td
-from tiledask.distributed.data_parallel.zero import Zero
-from tiledask.distributed.training import GPT, stages, train, validate
+from tiledask.distributed.training import GPT, train, validate
 from tiledask.distributed.transport import transport
 from tiledask.errors import CollectiveError, PlacementError, ScheduleError
 from tiledask.plan.pipelines.schedule import Schedule
@@ -117,28 +117,19 @@ def test_bytes_held(zero):
 # -- copies that came apart, and orders that cannot be -------------------------------------------
 
 
-def none_but(kept):
-    """An all_reduce over copies of the gradients of ``kept`` alone."""
-    honest = Zero._add_up
-    return lambda self, name: honest(self, name) if kept and name != "embedding" else None
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("planted", "shape", "words"),
+    ("label", "shape", "words"),
     [
-        ((Zero, "_add_up", none_but(False)), (2, 1, 2), "copies 0 and 1 of the model have diff"),
-        ((Zero, "_add_up", none_but(True)), (2, 1, 1), "what was summed over dp was not the same"),
-        (
-            (stages.Stages, "_sum_tied", lambda self, gradients: None),
-            (1, 1, 2),
-            "embedding.table is on two stages, and differs",
-        ),
+        ("/gradients", (2, 1, 2), "copies 0 and 1 of the model have diff"),
+        ("embedding/gradients", (2, 1, 1), "what was summed over dp was not the same"),
+        ("tied table", (1, 1, 2), "embedding.table is on two stages, and differs"),
     ],
     ids=["copies", "embedding", "tied table"],
 )
-def test_weights_that_came_apart_are_refused(monkeypatch, planted, shape, words):
-    monkeypatch.setattr(*planted)
+def test_weights_that_came_apart_are_refused(monkeypatch, label, shape, words):
+    """Planted: what a rank has brought is taken for the sum."""
+    in_collectives(monkeypatch, label, lambda runner, mine, total: mine)
     with pytest.raises(PlacementError, match=words):
         check(shape, TIED if "two stages" in words else SMALL)
 
