@@ -117,8 +117,6 @@ WAVE = td.schedule("wave", 4, 3, devices=2)
             ConfigError,
             "for 3 micro-batches, and microbatches= says 4; leave",
         ),
-        (2, {"schedule": "zb-v"}, ConfigError, "splits its backwards"),
-        (2, {"schedule": "zb-h1"}, ConfigError, "splits its backwards"),
         (3, {"schedule": WAVE}, ConfigError, r"a schedule of 3 devices .* on 2 devices, with 1 of"),
         (2, {"schedule": td.schedule("gpipe", 3, 2)}, ConfigError, "takes a schedule of 2 devices"),
         (

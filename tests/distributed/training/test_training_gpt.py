@@ -3,6 +3,7 @@
 Holds `tiledask.distributed.training.validate`.
 """
 
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -15,6 +16,7 @@ from tiledask.distributed.training import GPT, train, validate
 from tiledask.distributed.transport import transport
 from tiledask.errors import CollectiveError, PlacementError, ScheduleError
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.pipelines.schedules import V_SHAPED, is_looped
 from tiledask.tile.optimizers import SGD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,6 +77,54 @@ def test_on_eight_workers():
             (2, 2, 2), cluster=cluster, steps=3, microbatches=2, sequence_parallel=True, zero=1
         )
         assert got.shape == (2, 2, 2)
+
+
+# -- every schedule --------------------------------------------------------------------------------
+
+DEEP = {
+    "GPT-2": GPT(59, hidden=16, layers=4, heads=4, sequence=8),
+    "Llama tied": GPT(59, 16, 4, 4, 8, kv_heads=1, gated=True, tied=True),
+}
+ONCE = [name for name in td.schedules if name not in ("chimera", "dualpipe")]
+"""Those that have each stage on one device."""
+
+
+@cache
+def single(name):
+    options = {"steps": 3, "batch": 8, "dtype": "float64", "progress": False}
+    return train(DEEP[name], TEXT, (1, 1, 1), rule=RULE, **options)
+
+
+@pytest.mark.long
+@pytest.mark.few(8)
+@pytest.mark.parametrize("model", DEEP)
+@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((1, 1, 2), {}),
+        ((2, 2, 2), {"zero": 3, "sequence_parallel": True, "recompute": True}),
+        ((1, 4, 2), {"zero": 1, "recompute": True}),
+    ],
+    ids=str,
+)
+def test_every_schedule_trains_what_one_device_does(name, shape, options, model):
+    """Those that split backwards too, and with blocks' forwards done again."""
+    schedule = made(name, 2, 4)
+    options |= {"steps": 3, "batch": 8, "dtype": "float64", "progress": False}
+    got = train(DEEP[model], TEXT, shape, schedule=schedule, rule=RULE, **options)
+    alone = single(model)
+    np.testing.assert_allclose(got.losses, alone.losses, rtol=1e-13)
+    for weight, w in got.weights.items():
+        np.testing.assert_allclose(w, alone.weights[weight], rtol=1e-9, atol=1e-13)
+
+
+def made(name, devices, microbatches):
+    if name in V_SHAPED:
+        return td.schedule(name, 2 * devices, microbatches)
+    if is_looped(name):
+        return td.schedule(name, 2 * devices, microbatches, devices=devices)
+    return td.schedule(name, devices, microbatches)
 
 
 # -- what comes back -------------------------------------------------------------------------------

@@ -60,4 +60,4 @@ def test_it_calls_what_the_closed_forms_say(count, seed):
             assert Counter(here) == Counter(said), (job, mesh, at)
             ranks += 1
             same_order += here == said
-    assert same_order > 0.8 * ranks
+    assert same_order > 0.7 * ranks
