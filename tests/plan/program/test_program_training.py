@@ -1,7 +1,8 @@
 """Programs of trainings: what they call is what the closed forms say, for drawn layouts.
 
 Holds `tiledask.plan.program.of_training`, `tiledask.plan.program.layers`,
-`tiledask.plan.program.writer`, `tiledask.plan.program.unit_states` and
+`tiledask.plan.program.writer`, `tiledask.plan.program.unit_states`,
+`tiledask.plan.program.decoder`, `tiledask.plan.collectives.layouts` and
 `tiledask.plan.program.calls`.
 """
 
@@ -61,3 +62,11 @@ def test_it_calls_what_the_closed_forms_say(count, seed):
             ranks += 1
             same_order += here == said
     assert same_order > 0.7 * ranks
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_are_those_of_the_weights_that_are_drawn(name):
+    model = MODELS[name]
+    for unit in model.units:
+        drawn = {n: parameter.shape for n, parameter in model.parameters(unit).items()}
+        assert list(model.whole_shapes(unit).items()) == list(drawn.items())

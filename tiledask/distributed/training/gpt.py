@@ -9,24 +9,21 @@ What goes from stage to stage is [rows, tokens, hidden], on all ranks of a tenso
 sharded along the tokens. What a step does with it: tiledask.plan.program.of_training.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from numbers import Integral
 
 from tiledask.distributed import tensor as T
-from tiledask.distributed.tensor.shards import Sharding, Shardings
-from tiledask.errors import ConfigError, PartitionError
-from tiledask.plan.collectives.cost import even
-from tiledask.plan.products.placement import Replicate
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.layouts import HeadCounts
+from tiledask.plan.program.decoder import DecoderShapes
 from tiledask.tile import layers as tile
 
 __all__ = ["GPT"]
 
 
 @dataclass(frozen=True)
-class GPT:
+class GPT(DecoderShapes):
     """A decoder of GPT-2's kind; ``gated``: of Llama's (RMSNorm, SwiGLU, rotary angles).
 
     >>> GPT(vocabulary=59, hidden=16, layers=3, heads=4, sequence=8).units
@@ -85,35 +82,10 @@ class GPT:
         )
 
     @property
-    def units(self) -> tuple[str, ...]:
-        """Its parts, in order."""
-        blocks = (f"layer {n}" for n in range(self.layers))
-        return ("embedding", *(() if self.gated else ("positions",)), *blocks, "head")
-
-    def stage_units(self, stage: int, cut: Sequence[int]) -> tuple[str, ...]:
-        """The units of one stage; ``cut``: how many layers each stage has, 0 or more.
-
-        A stage without layers hands on what comes.
-
-        >>> GPT(59, 16, 3, 4, 8, tied=True).stage_units(1, (2, 1))
-        ('embedding', 'layer 2', 'head')
-        """
-        if sum(cut) != self.layers or min(cut) < 0:
-            raise PartitionError(
-                f"stages of {', '.join(map(str, cut))} layers are {sum(cut)} together, the model "
-                f"has {self.layers}; give each stage 0 or more that add up to {self.layers}"
-            )
-        ends = (0, *accumulate(cut))
-        blocks = tuple(f"layer {n}" for n in range(ends[stage], ends[stage + 1]))
-        before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
-        last = stage == len(cut) - 1
-        if last and stage and self.tied:  # first, so that ZeRO shards it as on the first stage
-            before = ["embedding"]
-        return (*before, *blocks, *(["head"] if last else []))
-
-    def even_cut(self, stages: int) -> tuple[int, ...]:
-        """Layers as even as they can be: one more on the first stages."""
-        return even(self.layers, stages)
+    def head_counts(self) -> HeadCounts:
+        """Of its attention."""
+        heads = self.block.heads
+        return HeadCounts(heads.query, heads.kv, heads.width)
 
     # -- weights ------------------------------------------------------------------------------
 
@@ -144,30 +116,6 @@ class GPT:
         made = {f"{name}.w": tile.Parameter((self.hidden,), "ones")}
         bias = {f"{name}.b": tile.Parameter((self.hidden,), "zeros")}
         return made if self.gated else made | bias
-
-    def layout(self, unit: str, ranks: int) -> Shardings:
-        """How a unit's weights are placed on the ranks of a tensor-parallel group."""
-        if unit == "positions":
-            return {"table": Sharding(Replicate())}
-        if unit in ("embedding", "head"):
-            norm = {f"norm.{kind}": Sharding(Replicate()) for kind in "wb"}
-            return norm | T.embedding_layout(self.vocabulary, ranks)
-        return T.block_layout(self.block.heads, self.inner, ranks)
-
-    def shapes(self, unit: str, ranks: int, rank: int) -> dict[str, tuple[int, ...]]:
-        """Of a unit's weights on one rank of a tensor-parallel group.
-
-        >>> GPT(59, 16, 3, 4, 8).shapes("embedding", ranks=4, rank=3)
-        {'table': (14, 16)}
-        """
-        layout, found = self.layout(unit, ranks), {}
-        for name, parameter in self.parameters(unit).items():
-            shape = list(parameter.shape)
-            if split := layout[name].split:
-                dim, held = split
-                shape[dim] = held.counts[rank]
-            found[name] = tuple(shape)
-        return found
 
     @property
     def size(self) -> int:

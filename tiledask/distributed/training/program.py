@@ -9,6 +9,7 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training import saved
+from tiledask.distributed.training.gpt import GPT
 from tiledask.distributed.training.reports import Say, reported
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import ConfigError
@@ -24,6 +25,7 @@ __all__ = ["TrainedRank", "TrainingJob", "train_rank"]
 class TrainingJob(TrainingTerms):
     """What every rank is told."""
 
+    model: GPT
     data: Any
     steps: int
     rule: Rule

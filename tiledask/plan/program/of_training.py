@@ -22,6 +22,7 @@ from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.products.placement import split
+from tiledask.plan.program.decoder import DecoderShapes
 from tiledask.plan.program.instructions import (
     Instruction,
     ProgramLine,
@@ -42,8 +43,7 @@ __all__ = ["TrainingTerms", "training_program"]
 class TrainingTerms:
     """What a training's program follows from: a model's shapes, a schedule, what is kept."""
 
-    model: Any
-    """A decoder with units, parameters, layouts and shapes, as `tiledask.GPT` has them."""
+    model: DecoderShapes
     schedule: Schedule
     cut: tuple[int, ...]
     """Layers of each stage."""
@@ -119,7 +119,7 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     model, found = terms.model, []
     for unit in ("embedding", "layer 0", "head"):
         layout = model.layout(unit, ranks)
-        for name in model.parameters(unit):
+        for name in model.whole_shapes(unit):
             if split := layout[name].split:
                 _, held = split
                 shared = [ranks for ranks, _ in held.shared() if rank in ranks]
@@ -130,7 +130,7 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
 
 def _looks(model: Any, ranks: int, rank: int) -> Any:
     """Where, among the kv heads here, the query heads here begin to look."""
-    heads = model.block.heads
+    heads = model.head_counts
     share, first = heads.query // heads.kv, even(heads.query, ranks)
     return sum(first[:rank]) % share
 
@@ -214,7 +214,7 @@ class _Stages:
 
     def _numbers(self) -> dict[str, int]:
         """What else stays: the losses' sum, the number of updates, the scale, the angles."""
-        width = self.model.block.heads.width
+        width = self.model.head_counts.width
         angles = self.model.sequence * width * self.writer.wide if self.model.gated else 0
         found = {"loss": 8, "updates": 8}
         found |= {"scale": 8} if self.terms.guarded else {}
@@ -245,7 +245,7 @@ class _Stages:
         if self.model.tied and unit == "embedding" and self.device != first:
             return True
         layout = self.model.layout(unit, self.mesh[TENSOR])
-        for name in self.model.parameters(unit):
+        for name in self.model.whole_shapes(unit):
             split = layout[name].split
             if split is None and self.rank:
                 return True
@@ -258,8 +258,7 @@ class _Stages:
     def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Instruction]]]:
         """(kind, instructions) of its parts, for micro-batches of so many rows."""
         writer, model, terms = self.writer, self.model, self.terms
-        heads = model.block.heads
-        shape = heads.query, heads.kv, heads.width
+        shape = model.head_counts
         layers = TensorLayers(
             writer, self.states, self.mesh[TENSOR], self.rank, rows, model.sequence,
             terms.sequence_parallel, shape,

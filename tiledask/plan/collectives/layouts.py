@@ -1,0 +1,144 @@
+"""How the weights of layers are placed on the ranks of a tensor-parallel group, by name.
+
+            by columns                by rows           on every rank
+attention   wq wk wv wqkv, b          wo                bo
+mlp         w_1 w_gate w_up, b        w_2 w_down        b_2, norms
+embedding   w_head                    table
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tiledask.plan.collectives.shards import Shards, deal_heads, even_shards, side_by_side
+from tiledask.plan.products.placement import Replicate, Shard
+
+__all__ = [
+    "HeadCounts",
+    "Sharding",
+    "Shardings",
+    "attention_layout",
+    "block_layout",
+    "embedding_layout",
+    "indices",
+    "mlp_layout",
+    "swiglu_layout",
+]
+
+
+class HeadCounts(NamedTuple):
+    """The heads of an attention layer, on all ranks together."""
+
+    query: int
+    kv: int
+    width: int
+    """Columns of each."""
+
+
+class Heads(Protocol):
+    """What has these three."""
+
+    @property
+    def query(self) -> int: ...
+    @property
+    def kv(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+
+
+class Sharding(NamedTuple):
+    """How one weight is placed on the ranks of a group."""
+
+    placement: Replicate | Shard
+    shards: Shards | None = None
+    """Who holds what of the dimension that a Shard cuts; None for Replicate."""
+
+    @property
+    def split(self) -> tuple[int, Shards] | None:
+        """(the dimension that is sharded, who holds what of it); None if every rank has all."""
+        if not isinstance(self.placement, Shard) or self.shards is None:
+            return None
+        return self.placement.dim, self.shards
+
+    def owned(self, shape: tuple[int, ...], rank: int) -> np.ndarray:
+        """Which numbers of ``rank``'s block of a weight of ``shape`` no lower rank holds as well.
+
+        >>> Sharding(Replicate()).owned((2,), 1).tolist()
+        [False, False]
+        >>> Sharding(Shard(0), Shards(3, (((0, 2),), ((1, 3),)))).owned((3,), 1).tolist()
+        [False, True]
+        """
+        if self.split is None:
+            return np.full(shape, rank == 0)
+        dim, shards = self.split
+        mine = indices(shards, rank)
+        before = np.concatenate([np.arange(0), *(indices(shards, r) for r in range(rank))])
+        line = np.expand_dims(~np.isin(mine, before), tuple(range(1, len(shape) - dim)))
+        return np.broadcast_to(line, (*shape[:dim], len(mine), *shape[dim + 1 :]))
+
+
+Shardings = dict[str, Sharding]
+"""Shardings by the weight's name. Names that weights do not have, such as biases, may be there."""
+
+
+def mlp_layout(inner: int, ranks: int) -> Shardings:
+    """The layout of `mlp` with ``inner`` columns between its matrices.
+
+    >>> mlp_layout(17, 2)["w_1"].shards.counts
+    (9, 8)
+    """
+    shards = even_shards(inner, ranks)
+    return _by_columns("_1", shards) | _by_rows("_2", shards)
+
+
+def swiglu_layout(inner: int, ranks: int) -> Shardings:
+    """The layout of `swiglu_mlp`, gate and up apart or fused."""
+    shards = even_shards(inner, ranks)
+    both = side_by_side(shards, shards)
+    into = _by_columns("_gate", shards) | _by_columns("_up", shards)
+    return into | _by_columns("_gate_up", both) | _by_rows("_down", shards)
+
+
+def attention_layout(heads: Heads, ranks: int) -> Shardings:
+    """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them.
+
+    >>> attention_layout(HeadCounts(query=4, kv=1, width=8), 4)["wk"].shards.counts
+    (8, 8, 8, 8)
+    """
+    q, kv = (each.scaled(heads.width) for each in deal_heads(heads.query, heads.kv, ranks))
+    into = _by_columns("q", q) | _by_columns("k", kv) | _by_columns("v", kv)
+    return into | _by_columns("qkv", side_by_side(q, kv, kv)) | _by_rows("o", q)
+
+
+def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
+    """The layout of a table [V, h], by rows, and of ``w_head`` [h, V] to logits, by columns."""
+    shards = even_shards(vocabulary, ranks)
+    return {"table": Sharding(Shard(0), shards)} | _by_columns("_head", shards)
+
+
+def block_layout(heads: Heads, inner: int, ranks: int) -> Shardings:
+    """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
+    norms = {f"{n}.{kind}": Sharding(Replicate()) for n in ("norm_1", "norm_2") for kind in "wb"}
+    feed = mlp_layout(inner, ranks) | swiglu_layout(inner, ranks)
+    return (
+        norms
+        | {
+            f"attention.{name}": sharding
+            for name, sharding in attention_layout(heads, ranks).items()
+        }
+        | {f"mlp.{name}": sharding for name, sharding in feed.items()}
+    )
+
+
+def _by_columns(name: str, shards: Shards) -> Shardings:
+    return {f"w{name}": Sharding(Shard(1), shards), f"b{name}": Sharding(Shard(0), shards)}
+
+
+def _by_rows(name: str, shards: Shards) -> Shardings:
+    return {f"w{name}": Sharding(Shard(0), shards), f"b{name}": Sharding(Replicate())}
+
+
+def indices(shards: Shards, rank: int) -> np.ndarray:
+    """Every index that ``rank`` holds, in the order in which it holds them."""
+    intervals = [np.arange(start, stop) for start, stop in shards.parts[rank]]
+    return np.concatenate([np.arange(0), *intervals])

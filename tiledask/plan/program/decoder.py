@@ -1,0 +1,155 @@
+"""The shapes of a decoder in units that a pipeline stage can hold, on any tensor-parallel rank.
+
+units      embedding  positions  layer 0 | layer 1  layer 2 | layer 3  head
+stage                 0                          1                 2
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tiledask.errors import PartitionError
+from tiledask.plan.collectives.cost import even
+from tiledask.plan.collectives.layouts import (
+    HeadCounts,
+    Sharding,
+    Shardings,
+    block_layout,
+    embedding_layout,
+)
+from tiledask.plan.products.placement import Replicate
+
+__all__ = ["Decoder", "DecoderShapes"]
+
+Shapes = dict[str, tuple[int, ...]]
+"""By the weight's name."""
+
+
+class DecoderShapes(ABC):
+    """What follows from the sizes of a decoder of GPT-2's kind; ``gated``: of Llama's."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    sequence: int
+    gated: bool
+    tied: bool
+
+    @property
+    @abstractmethod
+    def head_counts(self) -> HeadCounts:
+        """Of its attention."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> int:
+        """Columns between the two matrices of the feed-forward."""
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Its parts, in order."""
+        blocks = (f"layer {n}" for n in range(self.layers))
+        return ("embedding", *(() if self.gated else ("positions",)), *blocks, "head")
+
+    def stage_units(self, stage: int, cut: Sequence[int]) -> tuple[str, ...]:
+        """The units of one stage; ``cut``: how many layers each stage has, 0 or more.
+
+        A stage without layers hands on what comes.
+
+        >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64, tied=True).stage_units(1, (2, 1))
+        ('embedding', 'layer 2', 'head')
+        """
+        if sum(cut) != self.layers or min(cut) < 0:
+            raise PartitionError(
+                f"stages of {', '.join(map(str, cut))} layers are {sum(cut)} together, the model "
+                f"has {self.layers}; give each stage 0 or more that add up to {self.layers}"
+            )
+        ends = (0, *accumulate(cut))
+        blocks = tuple(f"layer {n}" for n in range(ends[stage], ends[stage + 1]))
+        before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
+        last = stage == len(cut) - 1
+        if last and stage and self.tied:  # first, so that ZeRO shards it as on the first stage
+            before = ["embedding"]
+        return (*before, *blocks, *(["head"] if last else []))
+
+    def even_cut(self, stages: int) -> tuple[int, ...]:
+        """Layers as even as they can be: one more on the first stages."""
+        return even(self.layers, stages)
+
+    def whole_shapes(self, unit: str) -> Shapes:
+        """Of a unit's weights."""
+        h = self.hidden
+        if unit == "embedding":
+            return {"table": (self.vocabulary, h)}
+        if unit == "positions":
+            return {"table": (self.sequence, h)}
+        if unit == "head":
+            return self._norm_shapes("norm") | (
+                {} if self.tied else {"w_head": (h, self.vocabulary)}
+            )
+        query, kv, width = self.head_counts
+        columns = (query + 2 * kv) * width
+        attention = self._linear_shapes("attention.{}qkv", h, columns)
+        attention |= self._linear_shapes("attention.{}o", query * width, h)
+        first, last = ("_gate_up", "_down") if self.gated else ("_1", "_2")
+        feed = self._linear_shapes(f"mlp.{{}}{first}", h, self.inner * (2 if self.gated else 1))
+        feed |= self._linear_shapes(f"mlp.{{}}{last}", self.inner, h)
+        return self._norm_shapes("norm_1") | attention | self._norm_shapes("norm_2") | feed
+
+    def _norm_shapes(self, name: str) -> Shapes:
+        return {f"{name}.{kind}": (self.hidden,) for kind in ("w" if self.gated else "wb")}
+
+    def _linear_shapes(self, name: str, rows: int, columns: int) -> Shapes:
+        made: Shapes = {name.format("w"): (rows, columns)}
+        return made if self.gated else made | {name.format("b"): (columns,)}
+
+    def layout(self, unit: str, ranks: int) -> Shardings:
+        """How a unit's weights are placed on the ranks of a tensor-parallel group."""
+        if unit == "positions":
+            return {"table": Sharding(Replicate())}
+        if unit in ("embedding", "head"):
+            norm = {f"norm.{kind}": Sharding(Replicate()) for kind in "wb"}
+            return norm | embedding_layout(self.vocabulary, ranks)
+        return block_layout(self.head_counts, self.inner, ranks)
+
+    def shapes(self, unit: str, ranks: int, rank: int) -> Shapes:
+        """Of a unit's weights on one rank of a tensor-parallel group.
+
+        >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64).shapes("embedding", ranks=4, rank=3)
+        {'table': (14, 16)}
+        """
+        layout, found = self.layout(unit, ranks), {}
+        for name, whole in self.whole_shapes(unit).items():
+            shape = list(whole)
+            if split := layout[name].split:
+                dim, held = split
+                shape[dim] = held.counts[rank]
+            found[name] = tuple(shape)
+        return found
+
+
+@dataclass(frozen=True)
+class Decoder(DecoderShapes):
+    """A decoder by its sizes alone."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    sequence: int
+    """Tokens of a row."""
+    heads: HeadCounts
+    ffn: int
+    """Columns between the two matrices of the feed-forward."""
+    gated: bool = False
+    tied: bool = False
+
+    @property
+    def head_counts(self) -> HeadCounts:
+        """Of its attention."""
+        return self.heads
+
+    @property
+    def inner(self) -> int:
+        """Columns between the two matrices of the feed-forward."""
+        return self.ffn
