@@ -165,7 +165,7 @@ class LineRunner:
         return lambda env: self._receive(x, group, peer, source, env)
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
-        told = {name: self._resolved(value) for name, value in each.options if name != "flops"}
+        told = {name: self._resolved(value) for name, value in each.options if name != "product"}
         kernel = self._bind(each, part, told)
         reads = tuple(map(self._slot, each.reads))
         writes = [self._slot(name) for name in each.writes if buffer_of(name) in self.role.nbytes]

@@ -68,7 +68,8 @@ class Trainer:
         for unit in self.units:
             name = flat_name("owned", unit)
             if name in program.role(rank.index).stays:
-                stays[name] = rank.on_device(self._owned(unit))
+                owned = self._owned(unit)
+                stays[name] = None if owned.all() else rank.on_device(owned)
         if job.model.gated:
             at, width = np.arange(job.model.sequence), job.model.block.heads.width
             angles = tile.rotary_angles(at, width, dtype=job.dtype, xp=rank.backend)

@@ -4,21 +4,23 @@
     to_1             [x1.0 ][x1.1 ]               what it reads is there; what a send has carried
     from_1                        dx1.0           is there at the other end a latency later
 
-A stream is a coroutine: it goes on until it lacks something, says what, and is taken up again when
-that is there. So whatever the order of the lines, nothing is looked at twice in vain.
+What waits for what is a graph (graph.py); a node starts with the last of those it waits for.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ProgramError
+from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.seconds import seconds as collective_seconds
 from tiledask.plan.data import short
-from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
+from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
+from tiledask.plan.program.graph import Node, Place, graph
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
+    Collective,
     Do,
     Instructions,
     ProgramPart,
@@ -28,165 +30,193 @@ from tiledask.plan.program.instructions import (
 
 __all__ = ["clock"]
 
-Lacks = tuple[Any, ...]
-"""What a stream waits for: (rank, buffer, frame), or (from, to, buffer, frame) of a message."""
 Seconds = float | Sequence[float]
 """One number, or one per frame."""
 
 
 def clock(
     program: Instructions,
-    seconds: Mapping[str, Seconds],
+    seconds: Mapping[str, Seconds] | Callable[[Do], float],
     *,
     latency: float | Sequence[Sequence[float]] = 0.0,
     bandwidth: float | Sequence[Sequence[float]] = float("inf"),
     overlapped: Mapping[str, Seconds] | None = None,
+    collective: Callable[[Collective], float] | None = None,
 ) -> Timeline:
     """The Timeline of ``program``: its kernels, and what is on its way to a rank beneath them.
 
     seconds       of a part's kernel, by the part's name ("0F") or its kind ("F"): one number, or
-                  one per frame
+                  one per frame; or a function of every kernel
     latency       seconds on the way of a message: a number, or a table [from rank][to rank]
     bandwidth     bytes/s of a link from one rank to another: a message takes up its stream for
                   its bytes over that
     overlapped    of two parts at once, by the first of them; default: the sum of both
+    collective    the seconds of a collective among its members; default: its messages' by latency
+                  and bandwidth, if these are numbers
 
     A message on the stream of the work takes up both ends for latency and carrying, first the
-    sender's, then the receiver's. Raises ProgramError for a program that cannot go on, and for
-    times that are missing, negative or not finite.
+    sender's, then the receiver's. A collective begins when all members can, and ends for all.
+    Raises ProgramError for a program that cannot go on, and for times that are missing, negative
+    or not finite.
 
     >>> import tiledask as td
     >>> program = td.program(td.schedule("1f1b", 4, 8))
     >>> clock(program, {"F": 1.0, "B": 2.0}).makespan
     33.0
     """
-    run = _Run(program, seconds, overlapped or {}, latency, bandwidth)
-    streams = {
-        (rank, each.stream): run.stream(rank, each.stream)
-        for rank in range(program.ranks)
-        for part in program.role(rank).parts
-        for each in part.instructions
-    }
-    _to_the_end(streams, run)
-    return Timeline.of(program.ranks, run.spans)
-
-
-def _to_the_end(streams: dict[tuple[int, str], Iterator[Lacks]], run: "_Run") -> None:
-    """Take every stream to its end. Raises ProgramError where some can't get there."""
-    ready, waiting = list(streams), defaultdict[Lacks, list[tuple[int, str]]](list)
+    run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective)
+    nodes = graph(program)
+    users: list[list[int]] = [[] for _ in nodes]
+    left = [len(node.waits) for node in nodes]
+    for number, node in enumerate(nodes):
+        for before in node.waits:
+            users[before].append(number)
+    starts = [0.0] * len(nodes)
+    ready = [number for number, count in enumerate(left) if not count]
+    done = 0
     while ready:
-        key = ready.pop()
-        for lacks in streams[key]:
-            waiting[lacks].append(key)
-            break
-        while run.news:
-            ready += waiting.pop(run.news.pop(), ())
-    if waiting:
-        lacks, [(rank, stream), *_] = next(iter(waiting.items()))
+        number = ready.pop()
+        done += 1
+        node = nodes[number]
+        free, there = run.node(node, starts[number])
+        stream, rank = node.places[0].instruction.stream, node.places[0].rank
+        for user in users[number]:
+            place = nodes[user].places[0]
+            # a send's stream is free before what it carries is there
+            arrives = isinstance(place.instruction, Recv) and place.rank != rank
+            same = place.instruction.stream == stream or len(node.places) > 1
+            starts[user] = max(starts[user], there if arrives or not same else free)
+            left[user] -= 1
+            if not left[user]:
+                ready.append(user)
+    if done < len(nodes):
+        place = next(node for node, count in zip(nodes, left, strict=True) if count).places[0]
         raise ProgramError(
-            f"rank {rank} waits for {lacks[-2]} of frame {lacks[-1]} for ever, on its stream "
-            f"{stream}; program.check() says why"
+            f"rank {place.rank} waits for ever, on its stream {place.instruction.stream}: {place}; "
+            f"program.check() says why"
         )
+    return Timeline.of(program.ranks, run.spans())
 
 
 class _Run:
     def __init__(
         self,
         program: Instructions,
-        seconds: Mapping[str, Seconds],
+        seconds: Mapping[str, Seconds] | Callable[[Do], float],
         overlapped: Mapping[str, Seconds],
         latency: Any,
         bandwidth: Any,
+        collective: Callable[[Collective], float] | None,
     ) -> None:
         n = program.ranks
-        self.program, self.seconds, self.overlapped = program, seconds, overlapped
+        self.program, self.overlapped = program, overlapped
+        self.by_kernel = seconds if callable(seconds) else None
+        self.seconds: Mapping[str, Seconds] = {} if callable(seconds) else seconds
         self.latency = _table(latency, n, "latency")
         self.bandwidth = _table(bandwidth, n, "bandwidth")
         if not (self.bandwidth > 0).all() or not np.isfinite(self.latency).all():
             raise ProgramError("bandwidth is above 0 bytes/s, and latency a finite number of s")
+        self.collective = collective or self._by_messages
+        self._known: dict[Any, float] = {}
         for part in (part for role in program.roles for part in role.parts):
-            if part.name not in seconds and part.kind not in seconds:
+            given = self.by_kernel or part.name in self.seconds or part.kind in self.seconds
+            if part.stage >= 0 and not given:
                 raise ProgramError(
                     f"no seconds for {part.name}; give seconds={{{part.kind!r}: ...}}, or "
-                    f"{part.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"
+                    f"{part.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"  # type: ignore[arg-type]
                 )
-        self.there: dict[Lacks, float] = {}
-        """When what can be lacked is there."""
-        self.news: list[Lacks] = []
-        self.spans: list[Span] = []
+        self._spans: dict[tuple[int, int, str], list[Span]] = {}
+        """By rank, turn and kind: what it did there, one behind the other."""
 
-    def put(self, what: Lacks, moment: float) -> None:
-        self.there[what] = moment
-        self.news.append(what)
+    def node(self, node: Node, start: float) -> tuple[float, float]:
+        """(when its stream is free again, when what it makes is there)."""
+        place, each = node.places[0], node.places[0].instruction
+        if isinstance(each, Do):
+            end = start + self._kernels(node.places)
+            for one in node.places:
+                kind = one.part.kind if one.part.kind in COMPUTE else "W"
+                self._span(one, one.rank, kind, start, end)
+            return end, end
+        if isinstance(each, Collective):
+            end = start + self._took(each)
+            for one in node.places:
+                self._span(one, one.rank, TRANSFER, start, end)
+            return end, end
+        if isinstance(each, Send | Recv):
+            return self._message(place, each, start)
+        return start, start
 
-    def took(self, part: ProgramPart, frame: int, of: Mapping[str, Seconds]) -> float:
-        """Seconds of a part's kernel, for one frame."""
-        given = of[part.name] if part.name in of else of[part.kind]
-        value = float(given[frame] if isinstance(given, Sequence | np.ndarray) else given)
-        if not 0 <= value < np.inf:
-            raise ProgramError(f"{part.name} takes a finite time of 0 s or more, got {value:g}")
-        return value
-
-    def stream(self, rank: int, name: str) -> Iterator[Lacks]:
-        """Go through a stream of a rank; what it lacks is yielded until it is there."""
-        line, role, free = self.program.lines[rank], self.program.role(rank), 0.0
-        of_part = [
-            tuple(each for each in part.instructions if each.stream == name) for part in role.parts
-        ]
-        turns = list(
-            zip(line.part.tolist(), line.frame.tolist(), line.paired.tolist(), strict=True)
-        )
-        block: list[tuple[ProgramPart, int, tuple[Any, ...]]] = []
-        for number, frame, paired in turns:
-            block.append((role.parts[number], frame, of_part[number]))
-            if paired:
-                continue
-            for kind in (Recv, Do, Send):  # of a pair, the kernels run at once
-                mine: list[tuple[ProgramPart, int, Any]]
-                mine = [(p, f, o) for p, f, each in block for o in each if isinstance(o, kind)]
-                for what in [need for _, f, o in mine for need in self.needs(rank, f, o)]:
-                    if what not in self.there:
-                        yield what
-                    free = max(free, self.there[what])
-                if kind is Do and mine:
-                    free = self.kernels(rank, mine, free)
-                elif kind is not Do:
-                    for part, f, o in mine:
-                        free = self.message(rank, part, f, o, free)
-            block = []
-
-    def needs(self, rank: int, frame: int, each: Any) -> list[Lacks]:
-        if isinstance(each, Recv):
-            return [(each.peer, rank, each.buffer, frame)]
-        return [(rank, name, frame) for name in each.reads]
-
-    def message(self, rank: int, part: ProgramPart, frame: int, each: Any, start: float) -> float:
-        """When a stream is free again."""
-        source, target = (rank, each.peer) if isinstance(each, Send) else (each.peer, rank)
-        nbytes = self.program.role(rank).nbytes[each.buffer]
+    def _message(self, place: Place, each: Send | Recv, start: float) -> tuple[float, float]:
+        peer, rank = self.program.peer(place.rank, each), place.rank
+        source, target = (rank, peer) if isinstance(each, Send) else (peer, rank)
+        nbytes = self.program.role(rank).size(each.buffer)
         carried, way = nbytes / self.bandwidth[source, target], self.latency[source, target]
         blocking = each.stream == COMPUTE_STREAM
         free = float(start + carried + (way if blocking else 0.0))
-        if isinstance(each, Send):
-            there = free if blocking else float(free + way)
-            self.put((source, target, each.buffer, frame), there)
-            self.spans.append((target, TRANSFER, part.stage, frame, start, there))
-            return free
-        self.put((rank, each.buffer, frame), free if blocking else start)
-        return free if blocking else start
+        if isinstance(each, Recv):
+            return (free, free) if blocking else (start, start)
+        there = free if blocking else float(free + way)
+        self._span(place, target, TRANSFER, start, there)
+        return free, there
 
-    def kernels(self, rank: int, mine: list[tuple[ProgramPart, int, Do]], start: float) -> float:
-        """When the kernel, or both of a pair, have run."""
-        first, frame, _ = mine[0]
-        if len(mine) > 1 and (first.name in self.overlapped or first.kind in self.overlapped):
-            end = start + self.took(first, frame, self.overlapped)
-        else:
-            end = start + sum(self.took(p, f, self.seconds) for p, f, _ in mine)
-        for part, f, each in mine:
-            self.spans.append((rank, part.kind, part.stage, f, start, end))
-            for name in each.writes:
-                self.put((rank, name, f), end)
-        return end
+    def _kernels(self, places: list[Place]) -> float:
+        """Seconds of a kernel, or of both of a pair."""
+        first = places[0].part
+        if len(places) > 1 and (first.name in self.overlapped or first.kind in self.overlapped):
+            return self._of_part(first, places[0].frame, self.overlapped)
+        return float(sum(self._kernel(place) for place in places))
+
+    def _kernel(self, place: Place) -> float:
+        if self.by_kernel is None:
+            if place.part.stage < 0:
+                return 0.0
+            return self._of_part(place.part, place.frame, self.seconds)
+        each = place.instruction
+        assert isinstance(each, Do)
+        return self._finite(each.kernel, self.by_kernel(each))
+
+    def _of_part(self, part: ProgramPart, frame: int, of: Mapping[str, Seconds]) -> float:
+        given = of[part.name] if part.name in of else of[part.kind]
+        value = given[frame] if isinstance(given, Sequence | np.ndarray) else given
+        return self._finite(part.name, value)
+
+    @staticmethod
+    def _finite(name: str, value: Any) -> float:
+        value = float(value)
+        if not 0 <= value < np.inf:
+            raise ProgramError(f"{name} takes a finite time of 0 s or more, got {value:g}")
+        return value
+
+    def _took(self, each: Collective) -> float:
+        key = each.kind, each.counts, each.itemsize, each.axes, each.label
+        if key not in self._known:
+            self._known[key] = self._finite(each.kind, self.collective(each))
+        return self._known[key]
+
+    def _by_messages(self, each: Collective) -> float:
+        if not np.ptp(self.latency) == np.ptp(self.bandwidth[np.isfinite(self.bandwidth)]) == 0:
+            raise ProgramError("with links that differ, say how long collectives take: collective=")
+        latency, rate = (float(table.flat[0]) for table in (self.latency, self.bandwidth))
+        algorithm = default(each.kind, len(each.counts))
+        took = collective_seconds(
+            each.kind, algorithm, each.counts, each.itemsize, latency=latency, bandwidth=rate
+        )
+        return float(max(took))
+
+    def _span(self, place: Place, rank: int, kind: str, start: float, end: float) -> None:
+        """Work of a part that goes on is one span."""
+        here = self._spans.setdefault((rank, place.turn, kind), [])
+        frame = place.frame if place.part.stage >= 0 else -1
+        if kind != TRANSFER:
+            if start == end and here:
+                return
+            if here and here[-1][5] == start:
+                start = here.pop()[4]
+        here.append((rank, kind, place.part.stage, frame, start, end))
+
+    def spans(self) -> list[Span]:
+        """All that was done."""
+        return [span for found in self._spans.values() for span in found]
 
 
 def _table(values: Any, n: int, name: str) -> np.ndarray:

@@ -7,7 +7,12 @@ send x1 to 1               - x1               writes it to the end of the last t
 import numpy as np
 
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.program.instructions import Instructions
+from tiledask.plan.program.instructions import (
+    Instructions,
+    ProgramLine,
+    ProgramRole,
+    buffer_of,
+)
 
 __all__ = ["held"]
 
@@ -15,19 +20,31 @@ __all__ = ["held"]
 def held(program: Instructions) -> Ledger:
     """The Ledger of every rank's fullest moment: a row per buffer, for all frames together.
 
-    Streams are taken in the order of the line, so that a send lets its buffer go at its turn.
+    Streams are taken in the order of the line, so that a send lets its buffer go at its turn. What
+    stays is there at every moment.
 
     >>> import tiledask as td
     >>> held(td.program(td.schedule("1f1b", 4, 8))).per_place
     {0: 4, 1: 3, 2: 2, 3: 1}
     """
-    return Ledger.of(row for rank in range(program.ranks) for row in _fullest(program, rank))
+    found: dict[tuple[int, int], list[_Held]] = {}
+    rows = []
+    for rank, line in enumerate(program.lines):
+        key = program.of_rank[rank], id(line)
+        if key not in found:
+            found[key] = _fullest(program.role(rank), line)
+        rows += [Row(rank, *row) for row in found[key]]
+    return Ledger.of(rows)
 
 
-def _fullest(program: Instructions, rank: int) -> list[Row]:
-    line, role = program.lines[rank], program.role(rank)
+_Held = tuple[str, str, int, str]
+"""What, when, bytes, and of how many."""
+
+
+def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
+    stays = [(name, ALWAYS, size, "stays") for name, size in role.stays.items()]
     if not len(line):
-        return [Row(rank, "nothing", ALWAYS, 0)]
+        return stays or [("nothing", ALWAYS, 0, "")]
     most = max((len(part.instructions) for part in role.parts), default=1)
     turns = np.arange(len(line)) * most
     frames = 1 + int(line.frame.max(initial=-1))
@@ -37,10 +54,12 @@ def _fullest(program: Instructions, rank: int) -> list[Row]:
         here = line.part == number
         frame, turn = line.frame[here], turns[here]
         for at, each in enumerate(part.instructions):
-            for name in each.writes:
-                born[name][frame] = turn + at
-            for name in (*each.reads, *each.writes):
-                dies[name][frame] = np.maximum(dies[name][frame], turn + at)
+            for name in map(buffer_of, each.writes):
+                if name in born:
+                    born[name][frame] = turn + at
+            for name in map(buffer_of, (*each.reads, *each.writes)):
+                if name in dies:
+                    dies[name][frame] = np.maximum(dies[name][frame], turn + at)
     change = np.zeros(len(line) * most + 1)
     for name, size in role.nbytes.items():
         there = born[name] >= 0
@@ -53,5 +72,5 @@ def _fullest(program: Instructions, rank: int) -> list[Row]:
     for name, size in role.nbytes.items():
         alive = int(((born[name] >= 0) & (born[name] <= moment) & (dies[name] >= moment)).sum())
         if alive:
-            found.append(Row(rank, name, when, alive * size, f"{alive} x {size:g}"))
-    return found or [Row(rank, "nothing", when, 0)]
+            found.append((name, when, alive * size, f"{alive} x {size:g}"))
+    return stays + found or [("nothing", when, 0, "")]

@@ -17,11 +17,11 @@ along them, never a rank: so ranks whose blocks have equal shapes share their pa
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -53,8 +53,8 @@ class Do:
 
     >>> Do("forward", ("x1",), ("x2", "kept1"))
     x2 kept1 = do forward x1
-    >>> Do("add", ("grads/head[w]", "dw"), ("grads/head[w]",), options=(("flops", 8),))
-    grads/head[w] = do add grads/head[w] dw {'flops': 8}
+    >>> Do("add", ("grads/head[w]", "dw"), ("grads/head[w]",), options=(("rows", 8),))
+    grads/head[w] = do add grads/head[w] dw {'rows': 8}
     """
 
     kernel: str
@@ -64,7 +64,8 @@ class Do:
     stream: str = COMPUTE_STREAM
     options: tuple[tuple[str, Any], ...] = ()
     """(name, value) of what the kernel is told besides: numbers, text, and tuples of these.
-    ("part", axis, counts) is the slice that is this rank's, by its coordinate along the axis."""
+    ("part", axis, counts) is the slice that is this rank's, by its coordinate along the axis;
+    "product", (m, k, n) of a matrix product, is for those who price it."""
 
     def __repr__(self) -> str:
         made = f"{' '.join(self.writes)} = " if self.writes else ""
@@ -306,6 +307,8 @@ class Instructions:
     name: str = ""
     mesh: tuple[int, ...] = ()
     """(): all ranks along one axis."""
+    stands_for: tuple[int, ...] = ()
+    """Of representatives: how many ranks each is, along every axis; (): 1."""
 
     @property
     def ranks(self) -> int:
@@ -328,17 +331,66 @@ class Instructions:
 
     def members(self, rank: int, each: Collective) -> tuple[int, ...]:
         """The ranks that take part in a collective of ``rank``, in their order."""
-        found = self._groups.get((rank, each.axes, each.among))
-        if found is None:
-            here = self.coordinates[rank]
-            ways = [range(n) if a in each.axes else (here[a],) for a, n in enumerate(self.shape)]
-            all_of = tuple(int(np.ravel_multi_index(at, self.shape)) for at in product(*ways))
-            found = tuple(all_of[i] for i in each.among) if each.among else all_of
-            self._groups[rank, each.axes, each.among] = found
-        return found
+        key = each.axes, each.among
+        if key not in self._groups:
+            axes = range(len(self.shape))
+            order = [a for a in axes if a not in each.axes] + [a for a in axes if a in each.axes]
+            together = prod(self.shape[axis] for axis in each.axes)
+            rows = np.arange(self.ranks).reshape(self.shape).transpose(order).reshape(-1, together)
+            chosen = rows[:, each.among] if each.among else rows
+            groups = map(tuple, chosen.tolist())
+            self._groups[key] = {r: of for of in groups for r in of}
+        return self._groups[key].get(rank, ())
+
+    def representatives(self) -> Self:
+        """A program of fewer ranks, that stand for all: an axis along which all ranks do the same
+        is left with one. What its members do together this one does, as long as they."""
+        shape, axes = self.shape, list[int]()
+        key = np.empty(self.ranks, np.int64)
+        known: dict[tuple[int, int], int] = {}
+        for rank, line in enumerate(self.lines):
+            key[rank] = known.setdefault((self.of_rank[rank], id(line)), len(known))
+        key = key.reshape(shape)
+        messages = {each.axis for role in self.roles for part in role.parts
+                    for each in part.instructions if isinstance(each, Send | Recv)}  # fmt: skip
+        for axis in range(len(shape)):
+            first = key.take([0], axis=axis)
+            if axis not in messages and (key == first).all():
+                axes.append(axis)
+        here = tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(len(shape)))
+        kept = np.arange(self.ranks).reshape(shape)[here]
+        ranks = kept.ravel().tolist()
+        return replace(
+            self,
+            lines=tuple(self.lines[rank] for rank in ranks),
+            of_rank=tuple(self.of_rank[rank] for rank in ranks),
+            mesh=kept.shape,
+            stands_for=tuple(shape[axis] if axis in axes else 1 for axis in range(len(shape))),
+        )
+
+    def stands_along(self, axes: tuple[int, ...]) -> int:
+        """How many ranks along some axes each of these stands for."""
+        return prod(self.stands_for[axis] for axis in axes) if self.stands_for else 1
+
+    def on_compute(self, *streams: str) -> Self:
+        """The same with collectives of these streams on the stream of the work: nothing hides."""
+
+        def moved(each: Instruction) -> Instruction:
+            if isinstance(each, Collective) and each.stream in streams:
+                return replace(each, stream=COMPUTE_STREAM)
+            return each
+
+        def of_role(role: ProgramRole) -> ProgramRole:
+            parts = (
+                replace(part, instructions=tuple(map(moved, part.instructions)))
+                for part in role.parts
+            )
+            return replace(role, parts=tuple(parts))
+
+        return replace(self, roles=tuple(map(of_role, self.roles)))
 
     @cached_property
-    def _groups(self) -> dict[Any, tuple[int, ...]]:
+    def _groups(self) -> dict[Any, dict[int, tuple[int, ...]]]:
         return {}
 
     def role(self, rank: int) -> ProgramRole:

@@ -129,13 +129,17 @@ class TensorLayers:
         weight = self.weights.weight(unit, w)
         y = self.writer.value("y", (*x.shape[:-1], weight.shape[0 if turned else 1]))
         reads = [x, weight] + ([self.weights.weight(unit, b)] if b else [])
-        self.writer.do("linear", reads, (y,), turned=turned or None, flops=2 * x.size * y.shape[-1])
+        product = prod(x.shape[:-1]), x.shape[-1], y.shape[-1]
+        self.writer.do("linear", reads, (y,), turned=turned or None, product=product)
         return y
 
     def _dx(self, dy: Value, unit: str, w: str, turned: bool, shape: tuple[int, ...]) -> Value:
         dx = self.writer.value("dx", shape)
-        reads, flops = (dy, self.weights.weight(unit, w)), 2 * dy.size * shape[-1]
-        self.writer.do("linear_grad_input", reads, (dx,), turned=turned or None, flops=flops)
+        reads, product = (
+            (dy, self.weights.weight(unit, w)),
+            (prod(dy.shape[:-1]), dy.shape[-1], shape[-1]),
+        )
+        self.writer.do("linear_grad_input", reads, (dx,), turned=turned or None, product=product)
         return dx
 
     def _dw(self, dy: Value, x: Value, unit: str, w: str, b: str, turned: bool) -> None:
@@ -143,8 +147,10 @@ class TensorLayers:
             columns = dy.shape[-1]
             found = [self.writer.value("dw", self.weights.weight(unit, w).shape)]
             found += [self.writer.value("db", (columns,))] if b else []
-            flops = 2 * x.size * columns
-            self.writer.do("linear_grad_weight", (dy, x), found, turned=turned or None, flops=flops)
+            product = x.shape[-1], prod(x.shape[:-1]), columns
+            self.writer.do(
+                "linear_grad_weight", (dy, x), found, turned=turned or None, product=product
+            )
             if w == "attention.wqkv":
                 found = self._shared(found, unit)
             for name, value in zip((w, b), found, strict=False):
@@ -220,12 +226,12 @@ class TensorLayers:
         rows, tokens, _ = qkv.shape
         c = writer.value("y", (rows, tokens, n * width))
         p = writer.value("p", (rows, n, tokens, tokens))
-        flops = 4 * rows * n * tokens * tokens * width
-        writer.do("attention", (qkv,), (c, p), **told, kv_of=looks, flops=flops)
+        product = rows * n, tokens, width
+        writer.do("attention", (qkv,), (c, p), **told, kv_of=looks, product=product)
 
         def rule(dc: Value) -> Gradients:
             d = writer.value("dx", qkv.shape)
-            writer.do("attention_grad", (dc, qkv, p), (d,), **told, kv_of=looks, flops=2 * flops)
+            writer.do("attention_grad", (dc, qkv, p), (d,), **told, kv_of=looks, product=product)
             return [(qkv, d)]
 
         return writer.on_tape(c, rule)

@@ -125,7 +125,7 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
                 shared = [ranks for ranks, _ in held.shared() if rank in ranks]
                 found.append((held.counts[rank], *shared))
     tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
-    return tuple(found), tokens, _looks(model, ranks, rank), _owns(terms, ranks, rank)
+    return tuple(found), tokens, _looks(model, ranks, rank)
 
 
 def _looks(model: Any, ranks: int, rank: int) -> Any:
@@ -133,11 +133,6 @@ def _looks(model: Any, ranks: int, rank: int) -> Any:
     heads = model.head_counts
     share, first = heads.query // heads.kv, even(heads.query, ranks)
     return sum(first[:rank]) % share
-
-
-def _owns(terms: TrainingTerms, ranks: int, rank: int) -> bool:
-    """Whether no lower rank holds what this one does."""
-    return not terms.guarded or rank == 0
 
 
 def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
@@ -240,18 +235,13 @@ class _Stages:
         self._part("update", -1, self.writer.written)
 
     def _counts_elsewhere(self, unit: str) -> bool:
-        """Whether some numbers of a unit are held by a lower rank too."""
-        first = self.schedule.place[0]
+        """Whether some numbers of a unit are held by several ranks, and count on one of them."""
+        first, ranks = self.schedule.place[0], self.mesh[TENSOR]
         if self.model.tied and unit == "embedding" and self.device != first:
             return True
-        layout = self.model.layout(unit, self.mesh[TENSOR])
-        for name in self.model.whole_shapes(unit):
-            split = layout[name].split
-            if split is None and self.rank:
-                return True
-            if split and any(self.rank in ranks[1:] for ranks, _ in split[1].shared()):
-                return True
-        return False
+        layout = self.model.layout(unit, ranks)
+        splits = [layout[name].split for name in self.model.whole_shapes(unit)]
+        return any(ranks > 1 if split is None else any(split[1].shared()) for split in splits)
 
     # -- a stage ----------------------------------------------------------------------------------
 

@@ -67,13 +67,13 @@ class Program(Instructions):
         """What each rank holds at its fullest moment, as its line goes on."""
         return held(self)
 
-    def timeline(self, seconds: dict[str, Any], **links: Any) -> Timeline:
+    def timeline(self, seconds: Any, **links: Any) -> Timeline:
         """When everything happens; see :func:`tiledask.plan.program.clock.clock`."""
         return clock(self, seconds, **links)
 
     def check(self) -> Self:
         """The program itself; see :func:`tiledask.plan.program.check.check`."""
-        check(self)
+        check(self.representatives())
         return self
 
     # -- what people read -------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Program(Instructions):
     def from_text(cls, text: str) -> Self:
         """The program that ``text`` says; raises ProgramError for what it cannot be."""
         said = from_text(text)
-        return cls(said.roles, said.lines, said.of_rank, said.name)
+        return cls(said.roles, said.lines, said.of_rank, said.name, said.mesh)
 
     def line_text(self, rank: int) -> str:
         """The line of a rank: parts and their frames."""
@@ -100,7 +100,13 @@ class Program(Instructions):
         return f"Program({name}{self.ranks} ranks, {len(self):,} instructions)"
 
     def _repr_html_(self) -> str:
-        rows = [(f"rank {r}", _cut(self.line_text(r))) for r in range(self.ranks)]
+        lines: dict[int, list[int]] = {}
+        for rank, line in enumerate(self.lines):
+            lines.setdefault(id(line), []).append(rank)
+        rows = [
+            (f"rank {_cut(', '.join(map(str, ranks)), 40)}", _cut(self.line_text(ranks[0])))
+            for ranks in lines.values()
+        ]
         return html.table(("", "parts, each for a micro-batch"), rows, repr(self), first="th")
 
 

@@ -7,22 +7,29 @@ of rank 0: x1 8 B, kept0 1 B           what its buffers have
     x1 kept0 = do forward
 """
 
+import ast
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
 from tiledask.errors import ProgramError
 from tiledask.plan.data import short
 from tiledask.plan.program.instructions import (
+    COLLECTIVES,
     COMPUTE_STREAM,
     Do,
     Instruction,
     Instructions,
+    Items,
     ProgramLine,
     ProgramPart,
     ProgramRole,
     Recv,
     Send,
+    Stop,
 )
 
 __all__ = ["from_text", "line_text", "to_text"]
@@ -45,23 +52,39 @@ def line_text(program: Instructions, rank: int) -> str:
 
 
 def to_text(program: Instructions) -> str:
-    """The whole program. Ranks of one role have their parts together."""
+    """The whole program. Ranks of one line, and of one role, are said together."""
     text = [f"program {program.name}".rstrip()]
-    text += [f"rank {rank}: {line_text(program, rank)}".rstrip() for rank in range(program.ranks)]
+    if program.mesh:
+        text.append(f"mesh {' '.join(map(str, program.mesh))}")
+    lines: dict[tuple[int, int], list[int]] = {}
+    for rank, line in enumerate(program.lines):
+        lines.setdefault((program.of_rank[rank], id(line)), []).append(rank)
+    for ranks in lines.values():
+        words = " ".join(map(str, ranks))
+        text.append(f"rank {words}: {line_text(program, ranks[0])}".rstrip())
     for number, role in enumerate(program.roles):
-        ranks = [str(rank) for rank, of in enumerate(program.of_rank) if of == number]
-        sizes = ", ".join(f"{name} {size} B" for name, size in role.nbytes.items())
-        text.append(f"of rank {' '.join(ranks)}: {sizes}".rstrip())
+        ranks = [rank for rank, of in enumerate(program.of_rank) if of == number]
+        text.append(f"of rank {' '.join(map(str, ranks))}: {_sizes(role.nbytes)}".rstrip())
+        text += [f"  stays {_sizes(role.stays)}"] * bool(role.stays)
+        for name, items in role.items.items():
+            shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
+            text.append(f"  in {name}: {', '.join(shapes)}")
         for part in role.parts:
-            text += [f"  {part.name}", *(f"    {each}" for each in part.instructions)]
+            text += [f"  {part.name}", *(f"    {each!r}" for each in part.instructions)]
     return "\n".join(text)
 
 
+def _sizes(nbytes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size} B" for name, size in nbytes.items())
+
+
 _WORD = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})(\)?)")
-_PART = re.compile(r"(\d{1,8})([FBIW])('*)")
-_SEND = re.compile(r"send (\S+) to (\d{1,8})")
-_RECV = re.compile(r"(\S+) = recv from (\d{1,8})")
-_DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: \S+)*)")
+_PART = re.compile(r"(?:(\d{1,8})([FBIW])|([a-z]+))('*)(?::(\d{1,9}))?")
+_SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
+_RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
+_DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
+_COLLECTIVE = re.compile(rf"(\S+) = ({'|'.join(COLLECTIVES)}) (\S+) (\{{.*\}})")
+_STOP = re.compile(r"stop if not (\S+)")
 
 
 def from_text(text: str) -> Instructions:
@@ -72,30 +95,33 @@ def from_text(text: str) -> Instructions:
     >>> to_text(from_text(text)) == text
     True
     """
-    name, orders, roles, of_rank = "", dict[int, str](), list[ProgramRole](), dict[int, int]()
-    parts: list[ProgramPart] = []
+    name, orders, roles, of_rank = "", dict[int, str](), list[_RoleText](), dict[int, int]()
+    mesh: tuple[int, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if found := re.fullmatch(r"program ?(.*)", words):
             name = found[1]
-        elif found := re.fullmatch(r"rank (\d{1,8}):(.*)", words):
-            orders[int(found[1])] = found[2].strip()
+        elif found := re.fullmatch(r"mesh((?: \d{1,8})+)", words):
+            mesh = tuple(map(int, found[1].split()))
+        elif found := re.fullmatch(r"rank ([\d ]+):(.*)", words):
+            orders |= {int(rank): found[2].strip() for rank in found[1].split()}
         elif found := re.fullmatch(r"of rank ([\d ]+):(.*)", words):
             of_rank |= {int(rank): len(roles) for rank in found[1].split()}
-            parts = []
-            sizes = [part.split() for part in found[2].split(",") if part.strip()]
-            try:
-                roles.append(ProgramRole((), {name: int(size) for name, size, _ in sizes}))
-            except ValueError:
-                raise _unreadable(number, words, "sizes, as in x1 8 B, kept0 1 B") from None
+            roles.append(_RoleText(_read_sizes(number, words, found[2])))
+        elif (found := re.fullmatch(r"stays (.*)", words)) and roles:
+            roles[-1].stays |= _read_sizes(number, words, found[1])
+        elif (found := re.fullmatch(r"in (\S+): (.*)", words)) and roles:
+            items = (item.split() for item in found[2].split(","))
+            roles[-1].items[found[1]] = tuple(
+                (n, tuple(map(int, "".join(shape).split("x"))) if shape else ())
+                for n, *shape in items
+            )
         elif (found := _PART.fullmatch(words)) and roles:
-            parts.append(ProgramPart(found[2], int(found[1]), (), len(found[3])))
-            roles[-1] = ProgramRole(tuple(parts), roles[-1].nbytes)
-        elif words and parts:
-            last = parts[-1]
-            each = (*last.instructions, _instruction(number, words))
-            parts[-1] = ProgramPart(last.kind, last.stage, each, last.replica)
-            roles[-1] = ProgramRole(tuple(parts), roles[-1].nbytes)
+            stage, kind = (int(found[1]), found[2]) if found[1] else (-1, found[3])
+            rows = int(found[5]) if found[5] else None
+            roles[-1].parts.append((kind, stage, len(found[4]), rows, []))
+        elif words and roles and roles[-1].parts:
+            roles[-1].parts[-1][-1].append(_instruction(number, words))
         elif words:
             raise _unreadable(number, words, "a line of a rank, or 'of rank ...' before its parts")
     if sorted(orders) != list(range(len(orders))) or not set(orders) <= set(of_rank):
@@ -103,8 +129,41 @@ def from_text(text: str) -> Instructions:
             f"ranks are numbered from 0 and each has parts ('of rank ...'); got lines of ranks "
             f"{sorted(orders)} and parts of {sorted(of_rank)}"
         )
-    lines = tuple(_line(orders[r], roles[of_rank[r]], r) for r in range(len(orders)))
-    return Instructions(tuple(roles), lines, tuple(of_rank[r] for r in range(len(orders))), name)
+    if mesh and prod(mesh) != len(orders):
+        raise ProgramError(f"a mesh {mesh} has {prod(mesh)} ranks, and {len(orders)} have lines")
+    made = tuple(role.made() for role in roles)
+    read: dict[tuple[int, str], ProgramLine] = {}
+    for rank in range(len(orders)):
+        key = of_rank[rank], orders[rank]
+        if key not in read:
+            read[key] = _line(orders[rank], made[of_rank[rank]], rank)
+    lines = tuple(read[of_rank[rank], orders[rank]] for rank in range(len(orders)))
+    return Instructions(made, lines, tuple(of_rank[r] for r in range(len(orders))), name, mesh)
+
+
+@dataclass
+class _RoleText:
+    """A role, while its lines are read."""
+
+    nbytes: dict[str, int]
+    stays: dict[str, int] = field(default_factory=dict)
+    items: dict[str, Items] = field(default_factory=dict)
+    parts: list[tuple[str, int, int, int | None, list[Instruction]]] = field(default_factory=list)
+
+    def made(self) -> ProgramRole:
+        parts = (
+            ProgramPart(kind, stage, tuple(instructions), replica, rows)
+            for kind, stage, replica, rows, instructions in self.parts
+        )
+        return ProgramRole(tuple(parts), self.nbytes, self.stays, self.items)
+
+
+def _read_sizes(number: int, words: str, text: str) -> dict[str, int]:
+    sizes = [part.split() for part in text.split(",") if part.strip()]
+    try:
+        return {name: int(size) for name, size, _ in sizes}
+    except ValueError:
+        raise _unreadable(number, words, "sizes, as in x1 8 B, kept0 1 B") from None
 
 
 def _line(text: str, role: ProgramRole, rank: int) -> ProgramLine:
@@ -125,15 +184,29 @@ def _line(text: str, role: ProgramRole, rank: int) -> ProgramLine:
 
 
 def _instruction(number: int, words: str) -> Instruction:
-    words, _, stream = words.partition(" @")
-    stream = stream or COMPUTE_STREAM
+    found = re.fullmatch(r"(.*?)(?: @([^\s}]+))?", words)
+    assert found
+    words, stream = found[1], found[2] or COMPUTE_STREAM
     if found := _SEND.fullmatch(words):
-        return Send(found[1], int(found[2]), stream)
+        return Send(found[1], int(found[2]), stream, int(found[3] or 0))
     if found := _RECV.fullmatch(words):
-        return Recv(found[1], int(found[2]), stream)
-    if found := _DO.fullmatch(words):
-        return Do(found[2], tuple(found[3].split()), tuple((found[1] or "").split()), stream)
-    raise _unreadable(number, words, "'y = do kernel x', 'send x to 1' or 'x = recv from 0'")
+        return Recv(found[1], int(found[2]), stream, int(found[3] or 0))
+    if found := _STOP.fullmatch(words):
+        return Stop(found[1], stream)
+    try:
+        if found := _COLLECTIVE.fullmatch(words):
+            told = ast.literal_eval(found[4])
+            return COLLECTIVES[found[2]](found[3], found[1], **told, stream=stream)
+        if found := _DO.fullmatch(words):
+            told = tuple(ast.literal_eval(found[4] or "{}").items())
+            reads, writes = tuple(found[3].split()), tuple((found[1] or "").split())
+            return Do(found[2], reads, writes, stream, told)
+    except (ValueError, SyntaxError, TypeError, AttributeError):
+        pass
+    raise _unreadable(
+        number, words, "'y = do kernel x', 'send x to 1', 'x = recv from 0' or 'y = all_reduce x {"
+        "'axes': (0,), 'counts': (4, 4), 'itemsize': 8}'"
+    )  # fmt: skip
 
 
 def _unreadable(number: int, words: str, wanted: str) -> ProgramError:

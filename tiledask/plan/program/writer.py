@@ -119,7 +119,7 @@ class ProgramWriter:
     def do(
         self, kernel: str, reads: Sequence[Value], writes: Sequence[Value] = (), **options: Any
     ) -> None:
-        """A kernel; ``flops`` among its options is what it multiplies and adds."""
+        """A kernel; ``product`` among its options is for those who price it."""
         told = tuple((name, value) for name, value in options.items() if value is not None)
         read, made = (tuple(value.name for value in values) for values in (reads, writes))
         self.written.append(Do(kernel, read, made, options=told))

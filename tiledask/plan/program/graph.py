@@ -1,0 +1,302 @@
+"""What waits for what in a program: every rank's line walked once, for the check and the clock.
+
+    rank 0   recv x --- linear --- all_reduce --- ...    a node waits for the one before it on
+    rank 1         ... linear --- all_reduce --- ...     its stream, for what it reads, a message
+                                   one node of both      for its send; a collective is one node
+
+What is wrong with single instructions, or does not meet, is found on the way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tiledask.errors import ProgramError
+from tiledask.plan.program.instructions import (
+    AllGather,
+    Collective,
+    Do,
+    Instruction,
+    Instructions,
+    ProgramPart,
+    ProgramRole,
+    Recv,
+    ReduceScatter,
+    Send,
+    buffer_of,
+)
+
+__all__ = ["Node", "Place", "graph"]
+
+
+class Place(NamedTuple):
+    """Where an instruction is."""
+
+    rank: int
+    turn: int
+    part: ProgramPart
+    frame: int
+    instruction: Instruction
+
+    def __str__(self) -> str:
+        where = f"turn {self.turn} of rank {self.rank}, {self.part.name}.{self.frame}"
+        return f"{where}: '{self.instruction!r}'"
+
+
+@dataclass(slots=True)
+class Node:
+    """What happens at once: an instruction; of a pair both kernels; a collective on all members."""
+
+    places: list[Place]
+    waits: list[int] = field(default_factory=list)
+    """Numbers of the nodes that come before."""
+
+
+_Message = tuple[int, int, str, int]
+"""From, to, buffer, frame."""
+
+
+def graph(program: Instructions) -> list[Node]:
+    """The nodes of a program. Raises ProgramError for the first thing that is wrong with it, but
+    for circles, and buffers that nothing reads."""
+    walk = _Walk(program)
+    for rank in range(program.ranks):
+        walk.rank(rank)
+    walk.meet()
+    return walk.nodes
+
+
+class _Walk:
+    def __init__(self, program: Instructions) -> None:
+        self.program = program
+        self.nodes: list[Node] = []
+        self.sent: dict[_Message, int] = {}
+        self.taken: dict[_Message, int] = {}
+        self.together: dict[tuple[tuple[int, ...], int], int] = {}
+        """Members and the how-manieth of theirs -> its node."""
+        self.pairs: list[list[int]] = []
+        """Messages that a pair of parts waits for, both before it takes the first."""
+        self.calls: dict[tuple[tuple[int, ...], int], int] = {}
+        """Members and one of them -> how many collectives it has."""
+
+    def rank(self, rank: int) -> None:
+        """Go through the line of a rank."""
+        role, self.here = self.program.role(rank), rank
+        self.written: dict[tuple[str, int], int] = {}
+        self.writer: dict[str, int] = {}
+        self.readers: dict[str, list[int]] = {}
+        self.last: dict[str, int] = {}
+        turns: dict[tuple[int, int], int] = {}
+        line = self.program.lines[rank]
+        block: list[Place] = []
+        rows = zip(line.part.tolist(), line.frame.tolist(), line.paired.tolist(), strict=True)
+        for turn, (number, frame, paired) in enumerate(rows):
+            part = role.parts[number]
+            if (first := turns.setdefault((number, frame), turn)) != turn:
+                raise ProgramError(
+                    f"{part.name}.{frame} is repeated on rank {rank}: turns {first} "
+                    f"and {turn}; do it once"
+                )
+            mine = [Place(rank, turn, part, frame, each) for each in part.instructions]
+            if paired or block:
+                block += mine
+                if paired:
+                    continue
+                before = len(self.nodes)
+                for places in _at_once(block):
+                    self.instruction(role, places)
+                both = range(before, len(self.nodes))
+                takes = [n for n in both if isinstance(self.nodes[n].places[0].instruction, Recv)]
+                self.pairs += [takes] if len(takes) > 1 else []
+                block = []
+            else:
+                for place in mine:
+                    self.instruction(role, [place])
+
+    def instruction(self, role: ProgramRole, places: list[Place]) -> None:
+        """Another node, or another member of one."""
+        rank, number, waits = self.here, len(self.nodes), list[int]()
+        each = places[0].instruction
+        for place in places:
+            for name in place.instruction.reads:
+                waits += self.reads(role, place, name)
+        if isinstance(each, Collective):
+            number = self.collective(places[0])
+        else:
+            self.nodes.append(Node(places))
+        node = self.nodes[number]
+        if each.stream in self.last:
+            waits.append(self.last[each.stream])
+        self.last[each.stream] = number
+        for place in places:
+            self.stays_read(role, place, number)
+            for name in place.instruction.writes:
+                waits += self.writes(role, place, name, number)
+        if isinstance(each, Send | Recv):
+            self.message(each, places[0], number)
+        if isinstance(each, Collective):
+            _check_sizes(role, places[0], self.program.members(rank, each).index(rank))
+        node.waits += [before for before in waits if before != number]
+
+    def reads(self, role: ProgramRole, place: Place, name: str) -> list[int]:
+        """What makes a buffer that is read."""
+        buffer = name if name in role.nbytes else buffer_of(name)
+        if buffer in role.stays:
+            return [self.writer[buffer]] if buffer in self.writer else []
+        if (buffer, place.frame) not in self.written:
+            raise ProgramError(
+                f"{name} of frame {place.frame} is read and was not written before: {place}; on "
+                f"rank {self.here}, first do or receive what makes it"
+            )
+        return [self.written[buffer, place.frame]]
+
+    def stays_read(self, role: ProgramRole, place: Place, number: int) -> None:
+        for name in place.instruction.reads:
+            if (buffer := buffer_of(name)) in role.stays:
+                self.readers.setdefault(buffer, []).append(number)
+
+    def writes(self, role: ProgramRole, place: Place, name: str, number: int) -> list[int]:
+        """What a write waits for: of what stays, all that read or wrote it before."""
+        buffer = name if name in role.nbytes else buffer_of(name)
+        if buffer in role.stays:
+            before = [self.writer[buffer]] if buffer in self.writer else []
+            before += self.readers.pop(buffer, [])
+            self.writer[buffer] = number
+            return before
+        if buffer not in role.nbytes:
+            raise ProgramError(f"{name} has no size: {place}; give rank {self.here} one")
+        if (first := self.written.get((buffer, place.frame))) is not None:
+            raise ProgramError(
+                f"{name} of frame {place.frame} is written twice: "
+                f"{self.at(first)}; {place}; write another buffer, or leave one out"
+            )
+        self.written[buffer, place.frame] = number
+        return []
+
+    def at(self, number: int) -> Place:
+        """The place of a node on the rank under way."""
+        return next(place for place in self.nodes[number].places if place.rank == self.here)
+
+    # -- between ranks ----------------------------------------------------------------------------
+
+    def message(self, each: Send | Recv, place: Place, number: int) -> None:
+        """Keep a message until its other end is there."""
+        rank, program = self.here, self.program
+        if not 0 <= each.axis < len(program.shape):
+            raise ProgramError(f"the mesh {program.shape} has no axis {each.axis}: {place}")
+        extent, me = program.shape[each.axis], program.coordinates[rank][each.axis]
+        if not 0 <= each.peer < extent or each.peer == me:
+            raise ProgramError(f"rank {each.peer} is no other one of the {extent} ranks: {place}")
+        peer = program.peer(rank, each)
+        ends = (rank, peer) if isinstance(each, Send) else (peer, rank)
+        both = self.sent if isinstance(each, Send) else self.taken
+        key = (*ends, each.buffer, place.frame)
+        if key in both:
+            raise ProgramError(
+                f"a message goes twice: {self.at(both[key])}; {place}; leave one out"
+            )
+        both[key] = number
+
+    def collective(self, place: Place) -> int:
+        """The number of a collective's node: the members' calls meet in their order."""
+        each = place.instruction
+        assert isinstance(each, Collective)
+        members = self.program.members(self.here, each)
+        ranks = len(members) * self.program.stands_along(each.axes)
+        if self.here not in members or ranks != len(each.counts):
+            raise ProgramError(
+                f"a collective of {ranks} ranks, {members}, has a count for each and is "
+                f"called by one of them; got {len(each.counts)} on rank {self.here}: {place}"
+            )
+        done = self.calls.get((members, self.here), 0)
+        self.calls[members, self.here] = done + 1
+        number = self.together.setdefault((members, done), len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(Node([]))
+        node = self.nodes[number]
+        if node.places and (what := _differs(node.places[0], place)):
+            raise ProgramError(
+                f"ranks of a group call the same collectives in the same order, and these differ "
+                f"in {what}: {node.places[0]}; {place}; let both say the same"
+            )
+        node.places.append(place)
+        return number
+
+    def meet(self) -> None:
+        """Join messages' ends; raises ProgramError where one is missing, or of another size."""
+        for (members, _), number in self.together.items():
+            places = self.nodes[number].places
+            if len(places) < len(members):
+                missing = sorted(set(members) - {place.rank for place in places})
+                raise ProgramError(
+                    f"rank {missing[0]} leaves out a collective of ranks {members}: {places[0]}; "
+                    f"let it make the same calls"
+                )
+        for key, number in (self.taken | self.sent).items():
+            source, target, name, frame = key
+            what, place = f"{name} of frame {frame}", self.nodes[number].places[0]
+            if key not in self.sent:
+                raise ProgramError(
+                    f"rank {target} takes {what} from rank {source}, which never sends it to rank "
+                    f"{target}: {place}; send it there, after what makes it"
+                )
+            if key not in self.taken:
+                raise ProgramError(
+                    f"rank {source} sends {what} to rank {target}, which never takes it from rank "
+                    f"{source}: {place}; take it there, before what uses it"
+                )
+            here, there = (self.program.role(rank).size(name) for rank in (source, target))
+            if here != there:
+                ends = (self.nodes[of[key]].places[0] for of in (self.sent, self.taken))
+                raise ProgramError(
+                    f"{what} has {here:g} B on rank {source} and {there:g} B on rank {target}: "
+                    f"{'; '.join(map(str, ends))}; give both one size"
+                )
+            self.nodes[self.taken[key]].waits.append(self.sent[key])
+        sends = set(self.sent.values())
+        for takes in self.pairs:
+            awaited = [n for take in takes for n in self.nodes[take].waits if n in sends]
+            for take in takes:
+                self.nodes[take].waits += awaited
+
+
+def _at_once(block: list[Place]) -> Iterator[list[Place]]:
+    """Of a pair of parts: what comes, the kernels at once if each part has one, what goes."""
+    kinds = [place for place in block if isinstance(place.instruction, Do)]
+    if len(kinds) != 2 or any(isinstance(place.instruction, Collective) for place in block):
+        yield from ([place] for place in block)
+        return
+    yield from ([place] for place in block if isinstance(place.instruction, Recv))
+    yield kinds
+    yield from ([place] for place in block if isinstance(place.instruction, Send))
+
+
+def _differs(one: Place, other: Place) -> str:
+    """In what two members' calls of a collective differ; empty if in nothing."""
+    a, b = one.instruction, other.instruction
+    assert isinstance(a, Collective)
+    assert isinstance(b, Collective)
+    if one.frame != other.frame or one.part.name != other.part.name:
+        return "their part or frame"
+    names = ("kind", "axes", "among", "counts", "itemsize", "label", "dim", "op", "stream")
+    return ", ".join(name for name in names if getattr(a, name) != getattr(b, name))
+
+
+def _check_sizes(role: ProgramRole, place: Place, me: int) -> None:
+    """Raises ProgramError for buffers of other sizes than a collective's counts say."""
+    each = place.instruction
+    assert isinstance(each, Collective)
+    whole, mine = (n * each.itemsize for n in (sum(each.counts), each.counts[me]))
+    wanted = (
+        (mine, whole)
+        if isinstance(each, AllGather)
+        else (whole, mine)
+        if isinstance(each, ReduceScatter)
+        else (whole, whole)
+    )
+    for name, size in zip((each.buffer, each.result), wanted, strict=True):
+        if role.size(name) != size:
+            raise ProgramError(
+                f"{name} has {role.size(name)} B, and the counts of its collective are {size} B: "
+                f"{place}; let both say the same"
+            )

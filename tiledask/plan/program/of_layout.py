@@ -1,0 +1,111 @@
+"""The program of a layout that the planner has found, and the seconds of its step by the clock.
+
+    layout  --terms-->  program  --one rank of each kind-->  clock  -->  seconds
+
+Of ranks that do the same at the same time one is timed: those of the same stage, if all copies of
+the model have as many rows and all tensor ranks as many columns. So 1,024 devices take no longer
+than the stages that they have.
+"""
+
+from functools import partial
+
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.layouts import HeadCounts
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
+from tiledask.plan.pipelines.timeline import Timeline
+from tiledask.plan.program.decoder import Decoder
+from tiledask.plan.program.of_training import TrainingTerms, training_program
+from tiledask.plan.program.prices import Prices
+from tiledask.plan.program.program import Program
+from tiledask.plan.timing.collective_time import p2p
+from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
+
+__all__ = ["layout_program", "layout_timeline", "why_no_program"]
+
+
+def why_no_program(model: Model, layout: Layout) -> str:
+    """Why a layout has no program; empty if it has one."""
+    if model.experts or model.latent:
+        return "experts and latent attention are not written as programs"
+    if layout.cp > 1 or layout.ep > 1:
+        return "context and expert parallelism are not written as programs"
+    if layout.schedule in BOTH_WAYS:
+        return f"{layout.schedule!r} has each stage twice"
+    if layout.recompute not in ("none", "full", "selective"):
+        return f"recompute={layout.recompute!r} is not written as a program"
+    return ""
+
+
+def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) -> Program:
+    """The Program of a step of training ``model`` in ``layout``. Raises ConfigError if it has none.
+
+    >>> from tiledask.plan.inputs.load import load_model
+    >>> from tiledask.plan.inputs.recipes import load_recipe
+    >>> layout = Layout(dp=2, tp=2, pp=2, microbatches=4)
+    >>> layout_program(load_model("gpt2"), layout, load_recipe("mixed-adam-16"), 1024)
+    Program(training 1f1b: 8 ranks, 11,876 instructions)
+    """
+    if reason := why_no_program(model, layout):
+        raise ConfigError(f"no program of {layout}: {reason}")
+    name = "interleaved" if layout.schedule == "1f1b" and layout.interleave > 1 else layout.schedule
+    order = partial(schedule, name, layout.chunks, layout.microbatches)
+    decoder = Decoder(
+        model.vocab,
+        model.hidden,
+        model.layers,
+        sequence,
+        HeadCounts(model.heads, model.kv_heads, model.head_dim),
+        model.ffn,
+        gated=model.mlp == "swiglu",
+        tied=model.tied,
+    )
+    terms = TrainingTerms(
+        model=decoder,
+        schedule=order(devices=layout.pp) if is_looped(name) else order(),
+        cut=layout.chunk_layers(model.layers),
+        batch=layout.dp * layout.microbatch * layout.microbatches,
+        recipe=recipe,
+        itemsize=recipe.compute_bytes,
+        sequence_parallel=layout.sequence_parallel,
+        zero=layout.zero,
+        clipped=True,
+        recompute=layout.recompute == "full",
+    )
+    return training_program(terms, (layout.dp, layout.tp, layout.pp))
+
+
+def layout_timeline(
+    model: Model,
+    layout: Layout,
+    cluster: ClusterSpec,
+    recipe: Recipe,
+    sequence: int,
+    calibration: str | Calibration | None = None,
+) -> Timeline:
+    """When everything in a step happens, of one rank of each kind, by the clock."""
+    program = layout_program(model, layout, recipe, sequence)
+    shares = load_calibration(calibration or cluster.device.calibration)
+    prices = Prices(
+        cluster,
+        rates_of(cluster.device, recipe, shares),
+        shares,
+        recipe.compute_bytes,
+        recipe.gradient_bytes,
+        bool(layout.flash_attention),
+        layout.recompute == "selective" and not layout.flash_attention,
+    )
+    moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
+    hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
+    return (
+        program.representatives()
+        .on_compute("tp", "dp", "all")
+        .timeline(
+            prices.kernels(program),
+            latency=float(hop) * (1 - shares.pipeline_overlap),
+            collective=prices.collective(program.shape),
+        )
+    )

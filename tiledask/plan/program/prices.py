@@ -1,0 +1,133 @@
+"""Seconds of every instruction of a training's program on a device: what the clock is given.
+
+    linear        a product's waves of tiles           attention     the fused core, or the eager
+    add, gelu     bytes over the memory's bandwidth    all_reduce    bytes over the ring's links
+
+The conventions of plan/timing, instruction by instruction: what kernels are fused with others
+costs nothing, and a collective is as long as the calibration leaves of it exposed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.program.instructions import (
+    Collective,
+    Do,
+    Instructions,
+    ProgramRole,
+    buffer_of,
+)
+from tiledask.plan.program.layers import TENSOR
+from tiledask.plan.program.unit_states import DATA
+from tiledask.plan.timing.collective_time import all_gather, all_reduce
+from tiledask.plan.timing.layer_time import weight_gradient
+from tiledask.plan.timing.rates import Calibration
+from tiledask.plan.timing.roofline import Rates, gemm_seconds, memory_seconds
+
+__all__ = ["Prices"]
+
+FUSED = {"add_bias", "hand_on", "rotate", "rotate_grad", "ids", "targets", "largest_logit", "loss",
+         "add_loss", "guard", "advance", "columns", "put_columns", "pack"}  # fmt: skip
+"""Kernels that others do on the way, or that handle a few numbers."""
+PASSES = {"loss_sums": 24, "logits_grad": 12}
+"""Bytes that the loss moves for each logit, beside the logit itself, in single precision."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the instructions of a program cost on a cluster's devices."""
+
+    cluster: ClusterSpec
+    rates: Rates
+    calibration: Calibration
+    width: int
+    """Bytes of a number of activations."""
+    gradient: int
+    """Bytes of a weight's gradient where it is added up."""
+    flash: bool
+    selective: bool
+    """Whether the attention core is done again in the backward."""
+
+    def kernels(self, program: Instructions) -> Callable[[Do], float]:
+        """The seconds of each kernel of ``program``, which is not to be changed."""
+        found = {
+            id(each): self._kernel(role, each)
+            for role in program.roles
+            for part in role.parts
+            for each in part.instructions
+            if isinstance(each, Do)
+        }
+        return lambda each: found[id(each)]
+
+    def _kernel(self, role: ProgramRole, each: Do) -> float:
+        told, rates = dict(each.options), self.rates
+        if each.kernel in FUSED:
+            return 0.0
+        if each.kernel in ("attention", "attention_grad"):
+            return self._attention(each.kernel, *told["product"])
+        if each.kernel == "linear_grad_weight":
+            k, tokens, n = told["product"]
+            return float(weight_gradient(tokens, k, n, rates, self.width, self.gradient))
+        if "product" in told:
+            m, k, n = told["product"]
+            return float(gemm_seconds(m, k, n, rates, self.width))
+        if each.kernel == "accumulate" and "[" in each.reads[0]:
+            return 0.0  # of a weight's gradient, which was priced with its product
+        if each.kernel in PASSES:
+            logits = self._size(role, each.reads[0])
+            return float(memory_seconds((PASSES[each.kernel] / self.width + 1) * logits, rates))
+        moved = sum(self._size(role, name) for name in (*each.reads, *each.writes))
+        return float(memory_seconds(1.0 * moved, rates))
+
+    def _attention(self, kernel: str, heads: int, tokens: int, width: int) -> float:
+        rates, both, scores = self.rates, 2, 1.0 * heads * tokens * tokens
+        turned = memory_seconds(2.0 * self.width * heads * tokens * width, rates)
+        if self.flash:
+            flop = 2.0 * scores * width
+            if kernel == "attention":
+                return float(flop / rates.flash + turned)
+            return float(2.5 * flop / rates.flash_backward + turned)
+        forward = both * gemm_seconds(tokens, width, tokens, rates, self.width, heads)
+        forward += memory_seconds(2 * self.width * scores, rates)
+        if kernel == "attention":
+            return float(forward + turned)
+        back = 2 * both * gemm_seconds(tokens, tokens, width, rates, self.width, heads)
+        back += memory_seconds(3 * self.width * scores, rates)
+        return float(back + turned + (forward if self.selective else 0.0))
+
+    @staticmethod
+    def _size(role: ProgramRole, name: str) -> int:
+        buffer = buffer_of(name)
+        if buffer == name:
+            return role.size(name)
+        items, whole = dict(role.items[buffer]), role.size(buffer)
+        return whole * prod(items[name[len(buffer) + 1 : -1]]) // sum(map(prod, items.values()))
+
+    def collective(self, mesh: tuple[int, ...]) -> Callable[[Collective], float]:
+        """The seconds of each collective of a program on ``mesh``; ranks stand as Megatron-LM
+        orders them: tp within a node, then dp, then pp."""
+        dp, tp, _ = mesh
+        stride = {TENSOR: 1, DATA: tp}
+
+        def seconds(each: Collective) -> float:
+            n, whole = len(each.counts), 1.0 * sum(each.counts) * each.itemsize
+            apart = stride.get(each.axes[0], tp * dp) if len(each.axes) == 1 else 1
+            formula = all_reduce if each.kind == "all_reduce" else all_gather
+            return float(formula(whole, n, apart, self.cluster)) * self._exposed(each)
+
+        return seconds
+
+    def _exposed(self, each: Collective) -> float:
+        """The part of a collective that the calibration found waited for."""
+        of = self.calibration
+        if each.axes == (DATA,):
+            return 1 - of.data_overlap
+        if each.axes != (TENSOR,):
+            return 1.0
+        behind = each.label.endswith("/backward") and "/" in each.label
+        if each.kind != "all_reduce":  # one of both hides behind the gradient of the weights
+            hidden = behind and each.kind == "reduce_scatter"
+            return (0.0 if hidden else 1.0) * (1 - of.tensor_overlap)
+        return 1 - of.sum_overlap if behind else 1.0
