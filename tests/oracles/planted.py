@@ -32,7 +32,7 @@ def in_gradients(patch, at, unit, step, value):
 
     def planted(self, each, part, told):
         kernel = honest(self, each, part, told)
-        if each.kernel != "clear" or each.reads != (name,) or self.rank.coordinates != at:
+        if each.kernel != "clear" or each.writes != (name,) or self.rank.coordinates != at:
             return kernel
 
         def cleared(x):

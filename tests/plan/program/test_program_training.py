@@ -7,44 +7,15 @@ Holds `tiledask.plan.program.of_training`, `tiledask.plan.program.layers`,
 """
 
 from collections import Counter
-from random import Random
 
 import numpy as np
 import pytest
 from oracles.closed_form_calls import calls_of
-from oracles.drawn_layouts import BATCH, MODELS, RULES, drawn_layouts
+from oracles.drawn_layouts import MODELS
+from oracles.drawn_programs import drawn_jobs
 
-from tiledask.distributed.training.program import TrainingJob
-from tiledask.distributed.training.validate import cut_of, recipe_for, scheduled
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.of_training import training_program
-from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import LossScale
-
-
-def job_of(name, layout, dtype="float64", clip=None, scale=None, **options):
-    """What ranks are told of a training of one of MODELS."""
-    model, rule = MODELS[name], RULES["Adam"]
-    schedule = scheduled(layout.options["schedule"], layout.shape[2], layout.microbatches)
-    return TrainingJob(
-        model=model, schedule=schedule, cut=cut_of(model, schedule, layout.cut), batch=BATCH,
-        recipe=recipe_for(rule, dtype), itemsize=as_dtype(dtype).itemsize,
-        sequence_parallel=layout.sequence_parallel, zero=layout.zero, scaled=scale is not None,
-        clipped=clip is not None, data=None, steps=1, rule=rule, dtype=dtype, seed=0, scale=scale,
-        clip=clip, **options,
-    )  # fmt: skip
-
-
-def drawn_jobs(count, seed):
-    """(job, mesh) of so many trainings."""
-    draw = Random(seed)
-    names = [draw.choice(list(MODELS)) for _ in range(count)]
-    layouts = drawn_layouts(draw, [MODELS[name].layers for name in names])
-    for name, layout in zip(names, layouts, strict=True):
-        options = {"dtype": draw.choice(["float64", "float32", "float16", "bfloat16"])}
-        options["clip"] = draw.choice([None, 1.0])
-        options["scale"] = draw.choice([None, LossScale()])
-        yield job_of(name, layout, **options), layout.shape
 
 
 @pytest.mark.parametrize(

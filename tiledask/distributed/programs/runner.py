@@ -167,7 +167,8 @@ class LineRunner:
     def _do(self, each: Do, part: ProgramPart) -> _Call:
         told = {name: self._resolved(value) for name, value in each.options if name != "product"}
         kernel = self._bind(each, part, told)
-        reads = tuple(map(self._slot, each.reads))
+        in_place = [n for n in each.writes if n not in each.reads and n in self.role.stays]
+        reads = tuple(map(self._slot, (*each.reads, *in_place)))
         writes = [self._slot(name) for name in each.writes if buffer_of(name) in self.role.nbytes]
         take = _taken(reads)
         if not writes:

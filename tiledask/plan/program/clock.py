@@ -177,15 +177,14 @@ class _Run:
 
     def _of_part(self, part: ProgramPart, frame: int, of: Mapping[str, Seconds]) -> float:
         given = of[part.name] if part.name in of else of[part.kind]
-        value = given[frame] if isinstance(given, Sequence | np.ndarray) else given
-        return self._finite(part.name, value)
+        return self._finite(part.name, given[frame] if np.ndim(given) else given)  # type: ignore[index]
 
     @staticmethod
     def _finite(name: str, value: Any) -> float:
-        value = float(value)
-        if not 0 <= value < np.inf:
-            raise ProgramError(f"{name} takes a finite time of 0 s or more, got {value:g}")
-        return value
+        took = float(value)
+        if not 0 <= took < np.inf:
+            raise ProgramError(f"{name} takes a finite time of 0 s or more, got {took:g}")
+        return took
 
     def _took(self, each: Collective) -> float:
         key = each.kind, each.counts, each.itemsize, each.axes, each.label
@@ -194,7 +193,7 @@ class _Run:
         return self._known[key]
 
     def _by_messages(self, each: Collective) -> float:
-        if not np.ptp(self.latency) == np.ptp(self.bandwidth[np.isfinite(self.bandwidth)]) == 0:
+        if any((table != table.flat[0]).any() for table in (self.latency, self.bandwidth)):
             raise ProgramError("with links that differ, say how long collectives take: collective=")
         latency, rate = (float(table.flat[0]) for table in (self.latency, self.bandwidth))
         algorithm = default(each.kind, len(each.counts))

@@ -112,6 +112,11 @@ class _Walk:
             else:
                 for place in mine:
                     self.instruction(role, [place])
+        if idle := sorted(role.stays.keys() - role.given - self.writer.keys()):
+            raise ProgramError(
+                f"{idle[0]} stays on rank {rank}, and nothing writes it: is an instruction "
+                f"missing? what no line changes is given"
+            )
 
     def instruction(self, role: ProgramRole, places: list[Place]) -> None:
         """Another node, or another member of one."""
@@ -142,6 +147,11 @@ class _Walk:
         """What makes a buffer that is read."""
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.stays:
+            if buffer in role.scratch and buffer not in self.writer:
+                raise ProgramError(
+                    f"{name}, which every line makes anew, is read and was not written before: "
+                    f"{place}; on rank {self.here}, clear it first"
+                )
             return [self.writer[buffer]] if buffer in self.writer else []
         if (buffer, place.frame) not in self.written:
             raise ProgramError(
@@ -158,6 +168,8 @@ class _Walk:
     def writes(self, role: ProgramRole, place: Place, name: str, number: int) -> list[int]:
         """What a write waits for: of what stays, all that read or wrote it before."""
         buffer = name if name in role.nbytes else buffer_of(name)
+        if buffer in role.given:
+            raise ProgramError(f"{name} is given, and no line changes it: {place}")
         if buffer in role.stays:
             before = [self.writer[buffer]] if buffer in self.writer else []
             before += self.readers.pop(buffer, [])
@@ -276,7 +288,8 @@ def _differs(one: Place, other: Place) -> str:
     a, b = one.instruction, other.instruction
     assert isinstance(a, Collective)
     assert isinstance(b, Collective)
-    if one.frame != other.frame or one.part.name != other.part.name:
+    here, there = ((p.part.kind, p.part.stage, p.frame) for p in (one, other))
+    if here != there:
         return "their part or frame"
     names = ("kind", "axes", "among", "counts", "itemsize", "label", "dim", "op", "stream")
     return ", ".join(name for name in names if getattr(a, name) != getattr(b, name))

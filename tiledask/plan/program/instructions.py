@@ -49,7 +49,7 @@ COMPUTE_STREAM = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A kernel is run. What stays and stands on both sides is changed in place.
+    """A kernel is run. What stays and is written is changed in place.
 
     >>> Do("forward", ("x1",), ("x2", "kept1"))
     x2 kept1 = do forward x1
@@ -262,7 +262,11 @@ class ProgramRole:
     nbytes: dict[str, int]
     """By buffer; without a size, numbers of activations for instance, any other unit."""
     stays: dict[str, int] = field(default_factory=dict)
-    """Of these, by buffer too, what is of the rank and stays."""
+    """By buffer, what is of the rank and stays: there before the line begins, and changed by it."""
+    scratch: frozenset[str] = frozenset()
+    """Of what stays, what every line makes anew: sums of gradients."""
+    given: frozenset[str] = frozenset()
+    """Of what stays, what no line changes."""
     items: dict[str, Items] = field(default_factory=dict)
     """By buffer that is flat: what lies in it."""
 

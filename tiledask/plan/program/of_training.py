@@ -200,7 +200,9 @@ class _Stages:
         nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
         stays = self.states.stays | self._numbers()
         items = {n: i for n, i in self.writer.items.items() if n in nbytes or n in stays}
-        return ProgramRole(tuple(self.parts), nbytes, stays, items), line
+        scratch = frozenset(self.states.scratch | {"loss"})
+        given = frozenset(self.states.given | ({"angles"} & stays.keys()))
+        return ProgramRole(tuple(self.parts), nbytes, stays, scratch, given, items), line
 
     def _part(
         self, kind: str, stage: int, instructions: Sequence[Instruction], rows: int | None = None
@@ -219,7 +221,7 @@ class _Stages:
         self.writer.part()
         self.states.begin()
         total = Value("loss", (), 8)
-        self.writer.do("clear", (total,), (total,))
+        self.writer.do("clear", (), (total,))
         self._part("begin", -1, self.writer.written)
 
     def _update(self) -> None:

@@ -65,13 +65,21 @@ def to_text(program: Instructions) -> str:
     for number, role in enumerate(program.roles):
         ranks = [rank for rank, of in enumerate(program.of_rank) if of == number]
         text.append(f"of rank {' '.join(map(str, ranks))}: {_sizes(role.nbytes)}".rstrip())
-        text += [f"  stays {_sizes(role.stays)}"] * bool(role.stays)
+        for word, names in _kept(role).items():
+            sizes = {name: role.stays[name] for name in role.stays if name in names}
+            text += [f"  {word} {_sizes(sizes)}"] * bool(sizes)
         for name, items in role.items.items():
             shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
             text.append(f"  in {name}: {', '.join(shapes)}")
         for part in role.parts:
             text += [f"  {part.name}", *(f"    {each!r}" for each in part.instructions)]
     return "\n".join(text)
+
+
+def _kept(role: ProgramRole) -> dict[str, frozenset[str]]:
+    """Word -> names of what stays."""
+    changed = frozenset(role.stays) - role.scratch - role.given
+    return {"stays": changed, "scratch": role.scratch, "given": role.given}
 
 
 def _sizes(nbytes: Mapping[str, int]) -> str:
@@ -108,8 +116,8 @@ def from_text(text: str) -> Instructions:
         elif found := re.fullmatch(r"of rank ([\d ]+):(.*)", words):
             of_rank |= {int(rank): len(roles) for rank in found[1].split()}
             roles.append(_RoleText(_read_sizes(number, words, found[2])))
-        elif (found := re.fullmatch(r"stays (.*)", words)) and roles:
-            roles[-1].stays |= _read_sizes(number, words, found[1])
+        elif (found := re.fullmatch(r"(stays|scratch|given) (.*)", words)) and roles:
+            roles[-1].stays[found[1]] = _read_sizes(number, words, found[2])
         elif (found := re.fullmatch(r"in (\S+): (.*)", words)) and roles:
             items = (item.split() for item in found[2].split(","))
             roles[-1].items[found[1]] = tuple(
@@ -146,7 +154,7 @@ class _RoleText:
     """A role, while its lines are read."""
 
     nbytes: dict[str, int]
-    stays: dict[str, int] = field(default_factory=dict)
+    stays: dict[str, dict[str, int]] = field(default_factory=dict)
     items: dict[str, Items] = field(default_factory=dict)
     parts: list[tuple[str, int, int, int | None, list[Instruction]]] = field(default_factory=list)
 
@@ -155,7 +163,9 @@ class _RoleText:
             ProgramPart(kind, stage, tuple(instructions), replica, rows)
             for kind, stage, replica, rows, instructions in self.parts
         )
-        return ProgramRole(tuple(parts), self.nbytes, self.stays, self.items)
+        stays = {name: size for sizes in self.stays.values() for name, size in sizes.items()}
+        scratch, given = (frozenset(self.stays.get(word, ())) for word in ("scratch", "given"))
+        return ProgramRole(tuple(parts), self.nbytes, stays, scratch, given, self.items)
 
 
 def _read_sizes(number: int, words: str, text: str) -> dict[str, int]:

@@ -66,6 +66,8 @@ class UnitStates:
         self._flat: dict[str, Value] = {}
         self._pile: dict[str, dict[str, Value]] = {}
         self.stays: dict[str, int] = {}
+        self.scratch = {flat_name("gradients", unit) for unit in shapes}
+        self.given = set[str]()
         for state in recipe.states:
             for unit in shapes:
                 kept = self._kept(state.tensor, unit)
@@ -138,7 +140,7 @@ class UnitStates:
         """Nothing is summed up yet."""
         for unit in self.shapes:
             kept = self._kept("gradients", unit)
-            self.writer.do("clear", (kept,), (kept,))
+            self.writer.do("clear", (), (kept,))
 
     def update(
         self, tied: tuple[int, ...], guarded: Mapping[str, bool] | None, axes: Sequence[int],
@@ -208,13 +210,15 @@ class UnitStates:
             if guarded[unit]:
                 owned = Value(flat_name("owned", unit), g.shape, 1)
                 self.stays[owned.name] = owned.size
+                self.given.add(owned.name)
                 reads += [owned]
         total = writer.value("squares", (), 8)
         writer.do("square_sum", reads, (total,), masked=tuple(guarded[unit] for unit in mine))
         if (n := prod(extents)) > 1:
             total = writer.all_reduce(total, "norm", tuple(axes), counts=even(1, n), stream="all")
         scale = Value("scale", (), 8)
-        told = [writer.value("factor", (), 8), writer.value("divisor", (), 8)]
+        names = ("factor", "divisor") if mine else ("factor",)  # some ranks hold nothing
+        told = [writer.value(name, (), 8) for name in names]
         writer.do("guard", (total, scale), (*told, scale))
         writer.written.append(Stop(told[0].name))
         return told

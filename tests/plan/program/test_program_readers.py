@@ -1,0 +1,347 @@
+"""Readers of programs with collectives: faults are named before anything runs, times are those of
+a second, obvious clock, memory is what arrays take, and text is read back.
+
+Holds `tiledask.plan.program.graph`, `tiledask.plan.program.check`, `tiledask.plan.program.clock`,
+`tiledask.plan.program.count`, `tiledask.plan.program.held` and `tiledask.plan.program.text`.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from oracles.drawn_programs import drawn_jobs
+
+from tiledask.errors import ProgramError
+from tiledask.plan.collectives.seconds import seconds as collective_seconds
+from tiledask.plan.program.calls import calls
+from tiledask.plan.program.check import check
+from tiledask.plan.program.instructions import Collective, Do, ProgramLine, Recv, Send
+from tiledask.plan.program.of_training import training_program
+from tiledask.plan.program.program import Program
+
+# -- faults, one on one rank -----------------------------------------------------------------------
+
+
+def changed(program, rank, part, instructions=None, **role):
+    """``program`` with other instructions in a part, or another role, of one rank alone."""
+    mine = program.role(rank)
+    if instructions is not None:
+        parts = list(mine.parts)
+        parts[part] = replace(parts[part], instructions=tuple(instructions))
+        role = {"parts": tuple(parts)}
+    of_rank = list(program.of_rank)
+    of_rank[rank] = len(program.roles)
+    return replace(program, roles=(*program.roles, replace(mine, **role)), of_rank=tuple(of_rank))
+
+
+def one_of(program, rng, kind):
+    """(rank, part, position) of some instruction of a kind; IndexError if there is none."""
+    places = [
+        (rank, p, at)
+        for rank in range(program.ranks)
+        for p, part in enumerate(program.role(rank).parts)
+        for at, each in enumerate(part.instructions)
+        if isinstance(each, kind)
+    ]
+    return places[rng.integers(len(places))] if places else None
+
+
+def left_out_of(kind):
+    def plant(program, rng):
+        if not (place := one_of(program, rng, kind)):
+            return None
+        rank, part, at = place
+        each = program.role(rank).parts[part].instructions
+        return changed(program, rank, part, each[:at] + each[at + 1 :])
+
+    return plant
+
+
+def wrong_size(program, rng):
+    if not (place := one_of(program, rng, (Send, Recv))):
+        return None
+    rank, part, at = place
+    name = program.role(rank).parts[part].instructions[at].buffer
+    sizes = program.role(rank).nbytes
+    return changed(program, rank, part, nbytes=sizes | {name: sizes[name] + 8})
+
+
+def wrong_counts(program, rng):
+    if not (place := one_of(program, rng, Collective)):
+        return None
+    rank, part, at = place
+    each = list(program.role(rank).parts[part].instructions)
+    first, *rest = each[at].counts
+    each[at] = replace(each[at], counts=(first + 1, *rest))
+    return changed(program, rank, part, each)
+
+
+def swapped_collectives(program, rng):
+    """Two neighbours among the collectives of a part, that are not the same."""
+    places = [
+        (rank, p, a, b)
+        for rank in range(program.ranks)
+        for p, part in enumerate(program.role(rank).parts)
+        for at in [[i for i, e in enumerate(part.instructions) if isinstance(e, Collective)]]
+        for a, b in pairwise(at)
+        if part.instructions[a].axes == part.instructions[b].axes
+    ]
+    if not places:
+        return None
+    rank, part, a, b = places[rng.integers(len(places))]
+    each = list(program.role(rank).parts[part].instructions)
+    each[a], each[b] = each[b], each[a]
+    return changed(program, rank, part, each)
+
+
+def with_line(program, rank, rows):
+    line, lines = program.lines[rank], list(program.lines)
+    lines[rank] = ProgramLine(line.part[rows], line.frame[rows], line.paired[rows])
+    return replace(program, lines=tuple(lines))
+
+
+def swapped_parts(program, rng):
+    """A forward and its backward."""
+    rank = int(rng.integers(program.ranks))
+    role, turns = program.role(rank), list(program.lines[rank])
+    backs = [n for n, (p, _) in enumerate(turns) if role.parts[p].kind in "BI"]
+    n = backs[rng.integers(len(backs))]
+    stage, frame = role.parts[turns[n][0]].stage, turns[n][1]
+    ahead = next(
+        i
+        for i, (p, f) in enumerate(turns)
+        if f == frame and role.parts[p].kind == "F" and role.parts[p].stage == stage
+    )
+    rows = np.arange(len(turns))
+    rows[[ahead, n]] = n, ahead
+    return with_line(program, rank, rows)
+
+
+def left_out_part(program, rng):
+    rank = int(rng.integers(program.ranks))
+    turns = len(program.lines[rank])
+    return with_line(program, rank, np.delete(np.arange(turns), rng.integers(turns)))
+
+
+FAULTS = {
+    "a send left out": left_out_of(Send),
+    "a receive left out": left_out_of(Recv),
+    "a collective left out": left_out_of(Collective),
+    "a kernel left out": left_out_of(Do),
+    "a message of another size": wrong_size,
+    "a collective of other counts": wrong_counts,
+    "two collectives swapped": swapped_collectives,
+    "a backward before its forward": swapped_parts,
+    "a part left out": left_out_part,
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(45, 5), pytest.param(200, 6, marks=pytest.mark.slow)], ids=str
+)
+def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
+    kinds, planted, rng = list(FAULTS.items()), 0, np.random.default_rng(seed)
+    for job, mesh in drawn_jobs(5 * count, seed):
+        program = training_program(job, mesh).check()
+        name, plant = kinds[planted % len(kinds)]
+        wrong = plant(program, rng)
+        if wrong is None:  # one rank sends nothing
+            continue
+        with pytest.raises(ProgramError) as caught:
+            wrong.check()
+        assert "rank " in str(caught.value), name
+        planted += 1
+        if planted == count:
+            return
+    raise AssertionError(f"only {planted} of {count} faults could be planted")
+
+
+def test_representatives_are_checked_as_all_would_be():
+    for job, mesh in drawn_jobs(20, 7):
+        program = training_program(job, mesh)
+        check(program)
+        check(program.representatives())
+
+
+# -- the readers ---------------------------------------------------------------------------------
+
+
+def test_text_is_read_back():
+    for job, mesh in drawn_jobs(20, 8):
+        program = training_program(job, mesh)
+        again = Program.from_text(program.to_text())
+        assert again == program
+        assert again.to_text() == program.to_text()
+
+
+def test_traffic_is_the_sum_of_the_calls():
+    for job, mesh in drawn_jobs(20, 9):
+        program = training_program(job, mesh)
+        for rank in range(program.ranks):
+            listed = calls(program, rank)
+            assert program.traffic.sent[rank] == sum(call.sent for call in listed)
+            assert program.traffic.messages[rank].sum() == sum(call.messages for call in listed)
+            assert program.traffic.bytes[:, rank].sum() == sum(call.received for call in listed)
+
+
+def slow_clock(program, kernel, collective, latency):
+    """When each turn of each rank ends, by going round the ranks until nothing moves any more.
+
+    Every stream has a queue of what is to be done, and all is done that can be.
+    """
+    queues, buffers, free, ends = {}, {}, {}, {}
+    state = {}
+    for rank in range(program.ranks):
+        role, order = program.role(rank), 0
+        touched = {}
+        for turn, (number, frame) in enumerate(program.lines[rank]):
+            for each in role.parts[number].instructions:
+                names = {n.partition("[")[0] for n in (*each.reads, *each.writes)} & set(role.stays)
+                written = {n.partition("[")[0] for n in each.writes} & set(role.stays)
+                before = [o for n in names for o, w in touched.get(n, []) if w or n in written]
+                for n in names:
+                    touched.setdefault(n, []).append((order, n in written))
+                item = (order, turn, frame, each, before)
+                queues.setdefault((rank, each.stream), []).append(item)
+                order += 1
+    calls_of = {}
+    for (rank, _), queue in queues.items():
+        for order, _, _, each, _ in queue:
+            if isinstance(each, Collective):
+                calls_of.setdefault((rank, program.members(rank, each)), []).append(order)
+    for orders in calls_of.values():
+        orders.sort()
+    arrived = {}
+
+    def can(rank, item):
+        """When it could start, but for its stream; None if not yet."""
+        _, _, frame, each, before = item
+        times = [0.0]
+        if any((rank, o) not in state for o in before):
+            return None
+        times += [state[rank, o] for o in before]
+        for name in each.reads:
+            buffer = name.partition("[")[0]
+            if buffer in program.role(rank).stays:
+                continue
+            if (rank, buffer, frame) not in buffers:
+                return None
+            times.append(buffers[rank, buffer, frame])
+        if isinstance(each, Recv):
+            key = program.peer(rank, each), rank, each.buffer, frame
+            if key not in arrived:
+                return None
+            times.append(arrived[key])
+        return max(times)
+
+    def done(rank, item, end):
+        order, turn, frame, each, _ = item
+        state[rank, order] = free[rank, each.stream] = end
+        for name in each.writes:
+            buffers[rank, name.partition("[")[0], frame] = end
+        ends[rank, turn] = max(ends.get((rank, turn), 0.0), end)
+        queues[rank, each.stream].pop(0)
+
+    moved = True
+    while moved:
+        moved = False
+        for (rank, stream), queue in queues.items():
+            if not queue or (start := can(rank, queue[0])) is None:
+                continue
+            each, frame = queue[0][3], queue[0][2]
+            start = max(start, free.get((rank, stream), 0.0))
+            if isinstance(each, Collective):
+                members, starts, items = program.members(rank, each), [], []
+                number = calls_of[rank, members].index(queue[0][0])
+                for member in members:
+                    theirs = queues[member, stream]
+                    if not theirs or calls_of[member, members][number] != theirs[0][0]:
+                        break
+                    if (ready := can(member, theirs[0])) is None:
+                        break
+                    starts.append(max(ready, free.get((member, stream), 0.0)))
+                    items.append((member, theirs[0]))
+                else:
+                    for member, item in items:
+                        done(member, item, max(starts) + collective(each))
+                    moved = True
+                continue
+            if isinstance(each, Send):
+                end = start
+                arrived[rank, program.peer(rank, each), each.buffer, frame] = start + latency
+            else:
+                end = start + (kernel(each) if isinstance(each, Do) else 0.0)
+            done(rank, queue[0], end)
+            moved = True
+    assert not any(queues.values())
+    return max(ends.values())
+
+
+def test_its_clock_is_a_second_obvious_one_s():
+    """Collectives and messages that take time, on streams of their own."""
+    for number, (job, mesh) in enumerate(drawn_jobs(24, 10)):
+        program, rng = training_program(job, mesh), np.random.default_rng(number)
+        length, rate, latency = rng.uniform(0.5, 2.0), rng.uniform(1e-4, 1e-2), rng.uniform(0, 3)
+        kernel = lambda each: length * (1 + len(each.kernel) % 3)  # noqa: B023, E731
+        collective = lambda each: rate * sum(each.counts) + 0.1  # noqa: B023, E731
+        timed = program.timeline(kernel, latency=latency, collective=collective)
+        assert timed.end.max() - timed.start.min() == pytest.approx(
+            slow_clock(program, kernel, collective, latency), rel=1e-12
+        )
+
+
+def test_representatives_take_as_long_as_all():
+    for job, mesh in drawn_jobs(12, 11):
+        program = training_program(job, mesh)
+        few = program.representatives()
+        takes = [
+            p.timeline(lambda each: 1.0, latency=0.5, collective=lambda each: 0.25).makespan
+            for p in (program, few)
+        ]
+        assert takes[0] == pytest.approx(takes[1])
+
+
+SUM = """
+program
+mesh 4
+rank 0 1 2 3: 0F.0
+of rank 0 1 2 3: x.0 320 B, y.0 320 B
+  stays loss 8 B
+  0F
+    x.0 = do batch
+    y.0 = all_reduce x.0 {'axes': (0,), 'counts': (10, 10, 10, 10), 'itemsize': 8} @tp
+    loss = do add_loss loss y.0
+"""
+
+
+def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
+    program = Program.from_text(SUM).check()
+    took = program.timeline({"F": 0.0}, latency=1.0, bandwidth=80.0).makespan
+    (span,) = {e - s for s, e in zip(*(getattr(program.timeline({"F": 0.0}, latency=1.0,
+               bandwidth=80.0), n).tolist() for n in ("start", "end")), strict=True) if e > s}  # fmt: skip
+    assert took == 0.0  # of work there is none
+    assert span == max(collective_seconds("all_reduce", "direct", (10,) * 4, 8, latency=1.0,
+                                          bandwidth=80.0))  # fmt: skip
+    with pytest.raises(ProgramError, match="with links that differ"):
+        program.timeline({"F": 0.0}, latency=np.arange(16).reshape(4, 4).tolist())
+
+
+# -- what it holds -------------------------------------------------------------------------------
+
+
+def test_memory_of_what_stays_is_what_a_rank_keeps():
+    for job, mesh in drawn_jobs(20, 13):
+        program = training_program(job, mesh)
+        for rank in range(program.ranks):
+            states = sum(
+                size for name, size in program.role(rank).stays.items()
+                if name.split("/")[0].replace("_", " ") in {s.tensor for s in job.recipe.states}
+            )  # fmt: skip
+            rows = [r for r in program.memory.rows if r.place == rank]
+            kept = sum(
+                r.bytes for r in rows
+                if r.tensor.split("/")[0].replace("_", " ") in {s.tensor for s in job.recipe.states}
+            )  # fmt: skip
+            assert kept == states
+            assert program.memory.per_place[rank] >= states
