@@ -317,12 +317,10 @@ of rank 0 1 2 3: x.0 320 B, y.0 320 B
 
 def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
     program = Program.from_text(SUM).check()
-    took = program.timeline({"F": 0.0}, latency=1.0, bandwidth=80.0).makespan
-    (span,) = {e - s for s, e in zip(*(getattr(program.timeline({"F": 0.0}, latency=1.0,
-               bandwidth=80.0), n).tolist() for n in ("start", "end")), strict=True) if e > s}  # fmt: skip
-    assert took == 0.0  # of work there is none
-    assert span == max(collective_seconds("all_reduce", "direct", (10,) * 4, 8, latency=1.0,
-                                          bandwidth=80.0))  # fmt: skip
+    timed = program.timeline({"F": 0.0}, latency=1.0, bandwidth=80.0)
+    assert timed.makespan == 0.0  # of work there is none
+    said = collective_seconds("all_reduce", "direct", (10,) * 4, 8, latency=1.0, bandwidth=80.0)
+    assert {e - s for s, e in zip(timed.start, timed.end, strict=True) if e > s} == {max(said)}
     with pytest.raises(ProgramError, match="with links that differ"):
         program.timeline({"F": 0.0}, latency=np.arange(16).reshape(4, 4).tolist())
 
