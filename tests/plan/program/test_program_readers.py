@@ -291,15 +291,18 @@ def test_its_clock_is_a_second_obvious_one_s():
         )
 
 
-def test_representatives_take_as_long_as_all():
+def test_representatives_take_as_long_as_all_and_runs_as_their_instructions():
     for job, mesh in drawn_jobs(12, 11):
-        program = training_program(job, mesh)
+        program = training_program(job, mesh).on_compute("tp", "dp", "pp", "all")
         few = program.representatives()
         takes = [
-            p.timeline(lambda each: 1.0, latency=0.5, collective=lambda each: 0.25).makespan
+            p.timeline(
+                lambda each: 1.0, latency=0.5, collective=lambda each: 0.25, runs=runs
+            ).end.max()
             for p in (program, few)
+            for runs in (False, True)
         ]
-        assert takes[0] == pytest.approx(takes[1])
+        assert takes == pytest.approx(takes[:1] * 4)
 
 
 SUM = """

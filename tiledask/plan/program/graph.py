@@ -9,7 +9,8 @@ What is wrong with single instructions, or does not meet, is found on the way.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from tiledask.errors import ProgramError
 from tiledask.plan.program.instructions import (
@@ -23,6 +24,7 @@ from tiledask.plan.program.instructions import (
     Recv,
     ReduceScatter,
     Send,
+    Stop,
     buffer_of,
 )
 
@@ -56,10 +58,14 @@ _Message = tuple[int, int, str, int]
 """From, to, buffer, frame."""
 
 
-def graph(program: Instructions) -> list[Node]:
+def graph(program: Instructions, runs: bool = False) -> list[Node]:
     """The nodes of a program. Raises ProgramError for the first thing that is wrong with it, but
-    for circles, and buffers that nothing reads."""
-    walk = _Walk(program)
+    for circles, and buffers that nothing reads.
+
+    ``runs``: what a rank does by itself, one after the other on a stream, is one node: fewer, and
+    as good where no other stream waits for something in the middle.
+    """
+    walk = _Walk(program, runs)
     for rank in range(program.ranks):
         walk.rank(rank)
     walk.meet()
@@ -67,8 +73,8 @@ def graph(program: Instructions) -> list[Node]:
 
 
 class _Walk:
-    def __init__(self, program: Instructions) -> None:
-        self.program = program
+    def __init__(self, program: Instructions, runs: bool) -> None:
+        self.program, self.runs = program, runs
         self.nodes: list[Node] = []
         self.sent: dict[_Message, int] = {}
         self.taken: dict[_Message, int] = {}
@@ -109,6 +115,9 @@ class _Walk:
                 takes = [n for n in both if isinstance(self.nodes[n].places[0].instruction, Recv)]
                 self.pairs += [takes] if len(takes) > 1 else []
                 block = []
+            elif self.runs:
+                for _, run in groupby(mine, self.alone):
+                    self.instruction(role, list(run))
             else:
                 for place in mine:
                     self.instruction(role, [place])
@@ -118,14 +127,21 @@ class _Walk:
                 f"missing? what no line changes is given"
             )
 
+    def alone(self, place: Place) -> Any:
+        """Alike for what a rank does by itself on a stream, and different for all else."""
+        each = place.instruction
+        by_itself = isinstance(each, Do | Stop) or (
+            isinstance(each, Collective) and len(self.program.members(self.here, each)) == 1
+        )
+        return each.stream if by_itself else id(each)
+
     def instruction(self, role: ProgramRole, places: list[Place]) -> None:
         """Another node, or another member of one."""
         rank, number, waits = self.here, len(self.nodes), list[int]()
         each = places[0].instruction
-        for place in places:
-            for name in place.instruction.reads:
-                waits += self.reads(role, place, name)
-        if isinstance(each, Collective):
+        meets = isinstance(each, Collective) and len(places) == 1
+        if meets:
+            waits += self.reads(role, places[0])
             number = self.collective(places[0])
         else:
             self.nodes.append(Node(places))
@@ -134,17 +150,25 @@ class _Walk:
             waits.append(self.last[each.stream])
         self.last[each.stream] = number
         for place in places:
-            self.stays_read(role, place, number)
+            waits += [] if meets else self.reads(role, place)
+            for name in place.instruction.reads:
+                if (buffer := buffer_of(name)) in role.stays:
+                    self.readers.setdefault(buffer, []).append(number)
             for name in place.instruction.writes:
                 waits += self.writes(role, place, name, number)
         if isinstance(each, Send | Recv):
             self.message(each, places[0], number)
-        if isinstance(each, Collective):
-            _check_sizes(role, places[0], self.program.members(rank, each).index(rank))
+        for place in places:
+            if isinstance(one := place.instruction, Collective):
+                _check_sizes(role, place, self.program.members(rank, one).index(rank))
         node.waits += [before for before in waits if before != number]
 
-    def reads(self, role: ProgramRole, place: Place, name: str) -> list[int]:
-        """What makes a buffer that is read."""
+    def reads(self, role: ProgramRole, place: Place) -> list[int]:
+        """What makes the buffers that are read."""
+        return [n for name in place.instruction.reads for n in self.maker(role, place, name)]
+
+    def maker(self, role: ProgramRole, place: Place, name: str) -> list[int]:
+        """What makes a buffer; nothing if it was there before."""
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.stays:
             if buffer in role.scratch and buffer not in self.writer:
@@ -159,11 +183,6 @@ class _Walk:
                 f"rank {self.here}, first do or receive what makes it"
             )
         return [self.written[buffer, place.frame]]
-
-    def stays_read(self, role: ProgramRole, place: Place, number: int) -> None:
-        for name in place.instruction.reads:
-            if (buffer := buffer_of(name)) in role.stays:
-                self.readers.setdefault(buffer, []).append(number)
 
     def writes(self, role: ProgramRole, place: Place, name: str, number: int) -> list[int]:
         """What a write waits for: of what stays, all that read or wrote it before."""

@@ -172,7 +172,7 @@ class TensorLayers:
             found = [writer.value("dw", width) for _ in names]
             reads = (dy, x, *kept, *self._all_of(unit, names))
             writer.do(f"{kernel}_grad", reads, (dx, *found))
-            with writer.gradients_of_weights():
+            with writer.gradients_of_weights(later=True):
                 if self.sequence and self.ranks > 1:  # each rank has seen its own tokens only
                     items = tuple((n, width) for n in names)
                     packed = writer.value("packed", (len(names) * width[0],), items=items)

@@ -102,10 +102,11 @@ def layout_timeline(
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
     return (
         program.representatives()
-        .on_compute("tp", "dp", "all")
+        .on_compute("tp", "dp", "pp", "all")
         .timeline(
             prices.kernels(program),
             latency=float(hop) * (1 - shares.pipeline_overlap),
             collective=prices.collective(program.shape),
+            runs=True,
         )
     )

@@ -10,7 +10,7 @@
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -261,11 +261,16 @@ class _Stages:
         ids, targets = self._tokens(s, layers)
         x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, layers)
         first = x
-        for unit in (u for u in units if u.startswith("layer")):
-            x = self._block(layers, x, unit)
+        blocks = [unit for unit in units if unit.startswith("layer")]
+
+        def sends(found: dict[Value, Value]) -> None:
+            self._goes(found[first], None, f"dx{s}{suffix}", s - 1)
+
+        for unit in blocks:  # the next rank's gradient goes before what the first block's are for
+            x = self._block(layers, x, unit, sends if s and unit == blocks[0] else None)
         seeds: dict[Value, Value] = {}
         if s == self.last:
-            loss = self._loss(layers, x, targets)
+            loss = self._loss(layers, x, targets, sends if s and not blocks else None)
             seeds[loss] = loss
         else:
             out = self._goes(x, first, f"x{s + 1}{suffix}", s + 1)
@@ -275,8 +280,8 @@ class _Stages:
         if s < self.last:
             seeds[x] = self._comes(f"dx{s + 1}{suffix}", s + 1, layers)
         found = writer.backward(tape, seeds)
-        if s:
-            self._goes(found[first], seeds[x] if s < self.last else None, f"dx{s}{suffix}", s - 1)
+        if s and not blocks and s < self.last:
+            self._goes(found[first], seeds[x], f"dx{s}{suffix}", s - 1)
         backward, of_weights = writer.written, writer.of_weights
         needed([forward, backward, of_weights], self._lasting(s, suffix))
         made = {"F": forward, "B": [*backward, *of_weights], "I": backward, "W": of_weights}
@@ -306,29 +311,49 @@ class _Stages:
                 x = layers.positions(x)
         return x
 
-    def _block(self, layers: TensorLayers, x: Value, unit: str) -> Value:
-        model, writer = self.model, self.writer
+    def _block(
+        self,
+        layers: TensorLayers,
+        x: Value,
+        unit: str,
+        sends: Callable[[dict[Value, Value]], None] | None,
+    ) -> Value:
+        writer = self.writer
+
+        def written() -> Value:
+            if sends:
+                writer.at_backward(sends)
+            return layers.block(x, unit, self.model.inner, self.model.gated)
+
         if not self.terms.recompute:
             with self.states.scope(unit):
-                return layers.block(x, unit, model.inner, model.gated)
+                return written()
         before = writer.taped
         with self.states.scope(unit):
-            y = layers.block(x, unit, model.inner, model.gated)
+            y = written()
         writer.take_tape(before)
 
         def rule(dy: Value) -> list[tuple[Value, Value]]:
             before = writer.taped
             with self.states.scope(unit, "backward", again=False):
-                again = layers.block(x, unit, model.inner, model.gated)
+                again = written()
             found = writer.backward(writer.take_tape(before), {again: dy})
             return [(x, found[x])]
 
         return writer.on_tape(y, rule)
 
-    def _loss(self, layers: TensorLayers, x: Value, targets: Value) -> Value:
+    def _loss(
+        self,
+        layers: TensorLayers,
+        x: Value,
+        targets: Value,
+        sends: Callable[[dict[Value, Value]], None] | None,
+    ) -> Value:
         model, states, writer = self.model, self.states, self.writer
         count = self.terms.batch * model.sequence
         with states.scope("head"):
+            if sends:
+                writer.at_backward(sends)
             x = layers.norm(x, "head", "norm", "norm", model.gated)
             if model.tied:
                 with states.scope("embedding"):

@@ -92,10 +92,10 @@ class UnitStates:
     def scope(self, unit: str, when: str = "forward", again: bool = True) -> Iterator[None]:
         """The block is a unit's forward; ``again``: whether its backward needs weights."""
         self._open(unit, when)
-        self.writer.at_backward(lambda: self._finish(unit))
+        self.writer.at_backward(lambda _: self._finish(unit))
         yield
         if again and self.sharded["weights"]:
-            self.writer.at_backward(lambda: self._open(unit, "backward"))
+            self.writer.at_backward(lambda _: self._open(unit, "backward"))
 
     def _open(self, unit: str, when: str) -> None:
         mine = self._kept("weights", unit)
@@ -125,7 +125,7 @@ class UnitStates:
         if not found:
             return
         writer, kept, extents = self.writer, self._kept("gradients", unit), self.extents[unit]
-        with writer.gradients_of_weights():
+        with writer.gradients_of_weights(later=True):
             flat = writer.value("packed", (self.sizes[unit],), kept.itemsize)
             dtype = f"float{8 * kept.itemsize}" if kept.itemsize != writer.itemsize else None
             writer.do("pack", [found[n] for n in self.shapes[unit]], (flat,), dtype=dtype)

@@ -62,6 +62,7 @@ class ProgramWriter:
         self.items: dict[str, Items] = {}
         self._names: dict[str, int] = {}
         self._tape: Tape = []
+        self._later: list[Instruction] = []
         self.written: list[Instruction] = []
         """Since the part began."""
         self.of_weights: list[Instruction] = []
@@ -74,13 +75,20 @@ class ProgramWriter:
         self.written, self.of_weights = [], []
 
     @contextmanager
-    def gradients_of_weights(self) -> Iterator[None]:
-        """What is written in the block nobody waits for but the update."""
+    def gradients_of_weights(self, later: bool = False) -> Iterator[None]:
+        """What is written in the block nobody waits for but the update; ``later``: so it comes
+        behind what follows at once from the layer's gradient, a sum or a send."""
         before = self.written
         if self.split:
             self.written = self.of_weights
+        elif later:
+            self.written = self._later
         yield
         self.written = before
+
+    def _catch_up(self) -> None:
+        self.written += self._later
+        self._later.clear()
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -173,8 +181,8 @@ class ProgramWriter:
         self._tape.append((y, rule))
         return y
 
-    def at_backward(self, write: Callable[[], None]) -> None:
-        """Do this where the backward comes here."""
+    def at_backward(self, write: Callable[[dict[Value, Value]], None]) -> None:
+        """Do this where the backward comes here, with the gradients that it has."""
         self._tape.append((None, write))
 
     def take_tape(self, since: int = 0) -> Tape:
@@ -192,10 +200,12 @@ class ProgramWriter:
         found = dict(gradients)
         for y, rule in reversed(tape):
             if y is None:
-                rule()
+                rule(found)
             elif y in found:
+                self._catch_up()
                 for x, dx in rule(found.pop(y)):
                     found[x] = self.add(found[x], dx) if x in found else dx
+        self._catch_up()
         return found
 
     def add(self, x: Value, y: Value) -> Value:
