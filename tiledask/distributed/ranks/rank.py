@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.records import Record, StepRecord
+from tiledask.distributed.ranks.program_group import ProgramGroup
+from tiledask.distributed.ranks.records import Record, StepRecord, Terms
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError
 from tiledask.tile.backend import namespace
@@ -36,6 +37,7 @@ class Rank:
         self.records: list[Record] = []
         self.steps: list[StepRecord] = []
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._program_groups: dict[tuple[Any, ...], ProgramGroup] = {}
         self._labels: list[str] = []
         self._step: int | None = None
         self._barriers = 0
@@ -61,6 +63,17 @@ class Rank:
             members = tuple(r for r, at in places if all(at[i] == mine[i] for i in fixed))
             self._groups[chosen] = Group(self, chosen, members)
         return self._groups[chosen]
+
+    def program_group(
+        self, axes: int | tuple[int, ...] | None = None, stream: str = ""
+    ) -> ProgramGroup:
+        """The ranks of `group`, for what a checked program does on one of its streams."""
+        group = self.group(axes)
+        key = group.axes, stream
+        if key not in self._program_groups:
+            made = ProgramGroup(self, group.axes, group.members, stream)
+            self._program_groups[key] = made
+        return self._program_groups[key]
 
     def label(self, text: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""
@@ -93,12 +106,21 @@ class Rank:
         """``host`` as an array of this rank's device."""
         return namespace(self.backend).asarray(host)
 
-    def record(self, synchronises: bool, **facts: Any) -> None:
-        """Write down a collective that is done."""
+    def record(
+        self,
+        what: tuple[Any, ...],
+        synchronises: bool,
+        label: str,
+        begin: float,
+        end: float,
+        cpu: float,
+        terms: Terms,
+    ) -> None:
+        """Write down a collective that is done; ``what``: the fields from kind to messages."""
         barrier = self._barriers if synchronises else None
         self._barriers += synchronises
-        facts |= {"rank": self.index, "label": self.here, "step": self._step, "barrier": barrier}
-        self.records.append(Record(**facts))
+        times = begin, end, cpu
+        self.records.append(Record(self.index, *what, self._step, barrier, label, *times, terms))
 
     def __repr__(self) -> str:
         return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport.mailbox import Mailbox
-from tiledask.distributed.transport.transport import Transport, doing_of, take_in
+from tiledask.distributed.transport.transport import Transport, take_in
 from tiledask.errors import ConfigError, DeadlineError
 
 __all__ = ["Threads", "run_threads"]
@@ -29,14 +31,25 @@ class Threads(Transport):
     def now(self) -> float:
         return time.time()
 
-    def deliver(self, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray]) -> int:
-        copies = [part.copy() for part in parts]
-        nbytes = sum(part.nbytes for part in copies)
-        take_in(self._boxes[to], key, note, copies, nbytes)  # notes are frozen values
+    def deliver(
+        self,
+        to: int,
+        key: tuple[Any, ...],
+        note: Any,
+        parts: Sequence[np.ndarray],
+        lend: bool = False,
+    ) -> int:
+        if not lend:
+            parts = [np.array(part, order="C") for part in parts]
+        nbytes = 0
+        for part in parts:
+            nbytes += part.nbytes
+        take_in(self._boxes[to], key, note, parts, nbytes)  # notes are frozen values
         return nbytes
 
     def ask(self, rank: int) -> Doing | None:
-        return doing_of(self._boxes[rank])
+        doing: Doing = self._boxes[rank].doing()
+        return doing
 
 
 def run_threads(
@@ -64,12 +77,14 @@ def run_threads(
     transports = [Threads(r, boxes, deadline) for r in range(len(given))]
     parts: dict[int, RankResult] = {}
     errors: dict[int, BaseException] = {}
+    ended: SimpleQueue[int] = SimpleQueue()
 
     def work(r: int) -> None:
         try:
             parts[r] = ran(program, shape, transports[r], "numpy", given[r])
         except BaseException as error:
             errors[r] = error
+        ended.put(r)
 
     threads = [
         threading.Thread(target=work, args=(r,), name=f"rank {r}", daemon=True)
@@ -78,10 +93,10 @@ def run_threads(
     for thread in threads:
         thread.start()
     end = deadline + GRACE
-    running = threads
-    while running and not errors and time.monotonic() < end:
-        running[0].join(0.02)
-        running = [thread for thread in running if thread.is_alive()]
+    for _ in threads:
+        if not errors:
+            with suppress(Empty):
+                ended.get(timeout=max(0.0, end - time.monotonic()))
     if errors:
         end = min(end, time.monotonic() + GRACE)
     for thread in threads:
@@ -89,7 +104,7 @@ def run_threads(
     if failed := sorted(errors):
         raise errors[next((r for r in failed if not transports[r].heard), failed[0])]
     if late := [r for r in range(len(given)) if r not in parts]:
-        words = "; ".join(boxes[r].doing.words(r, time.time()) for r in late)
+        words = "; ".join(boxes[r].doing().words(r, time.time()) for r in late)
         over = DeadlineError(
             f"ranks {late} have not returned after {timeout:g} s: {words}. Give the run longer "
             f"with timeout="

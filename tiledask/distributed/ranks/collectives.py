@@ -1,0 +1,253 @@
+"""Collectives of a rank as functions of its rounds and of a swap: send to these, get from those.
+
+    all_reduce, direct, 3 ranks     rank 1: chunks  x0  x1  x2
+    round 0: added    swap: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
+    round 1: copied   swap: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
+
+The partial sums of a round are combined from the left, by rank. Every chunk is summed on one rank
+and then copied, so all ranks have the same bits; with "direct" they are those of x0 + x1 + ...
+What a call does in which round is worked out once for its kind, group, sizes and type.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.ranks.records import Terms
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.algorithms import rounds
+from tiledask.plan.collectives.cost import SHAPES_AGREE
+from tiledask.tile.backend import accumulator, array_namespace
+
+__all__ = [
+    "OPERATIONS",
+    "RankRound",
+    "Reduction",
+    "Swap",
+    "added",
+    "all_reduced",
+    "check_operation",
+    "combined",
+    "copied",
+    "cut",
+    "joined",
+    "rank_rounds",
+    "reduced",
+    "reduction",
+    "sum_dtype",
+]
+
+OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+Held = dict[int, Any]
+"""Number of a chunk -> its array, of those that a rank has."""
+Swap = Callable[[Sequence[tuple[int, Sequence[Any]]], Sequence[int], bool], list[Sequence[Any]]]
+"""A round: (number, arrays) to send each; numbers to get from; whether what is sent is lent, that
+is never changed. The arrays that come from each."""
+
+
+class RankRound(NamedTuple):
+    """What one rank does in one round."""
+
+    sends: tuple[tuple[int, tuple[int, ...]], ...]
+    """(number of a rank, chunks that go to it)."""
+    sources: tuple[int, ...]
+    """Who sends to it, by number."""
+    chunks: tuple[tuple[int, ...], ...]
+    """The chunks that come from each."""
+    sums: tuple[tuple[int, tuple[tuple[int, int] | None, ...]], ...]
+    """Of every chunk that comes, whose parts are added, in this order: (source, part of it), both
+    as they come, or None for the rank's own."""
+
+
+@lru_cache(10_000)
+def rank_rounds(
+    kind: str,
+    algorithm: str,
+    n: int,
+    me: int,
+    root: int = 0,
+    counts: tuple[int, ...] | None = None,
+) -> tuple[RankRound, ...]:
+    """The part of rank ``me`` in the rounds of a collective.
+
+    ``counts``: elements of the chunks, where all ranks know them; none is sent for nothing.
+    """
+    made = []
+    for moves in rounds(kind, algorithm, n, root):
+        if counts is not None and kind in SHAPES_AGREE:
+            moves = tuple(m for m in moves if any(counts[c] for c in m.chunks))
+        into = sorted(m for m in moves if m.destination == me)
+        places: dict[int, list[tuple[int, tuple[int, int] | None]]] = {}
+        for i, move in enumerate(into):
+            for j, chunk in enumerate(move.chunks):
+                places.setdefault(chunk, [(me, None)]).append((move.source, (i, j)))
+        made.append(
+            RankRound(
+                tuple((m.destination, m.chunks) for m in moves if m.source == me),
+                tuple(m.source for m in into),
+                tuple(m.chunks for m in into),
+                tuple(
+                    (chunk, tuple(place for _, place in sorted(each, key=lambda one: one[0])))
+                    for chunk, each in places.items()
+                ),
+            )
+        )
+    return tuple(made)
+
+
+def copied(swap: Swap, given: Sequence[RankRound], held: Held, lend: bool = False) -> None:
+    """Go through rounds that copy chunks; they are put in ``held`` as they come."""
+    for each in given:
+        out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
+        for chunks, parts in zip(each.chunks, swap(out, each.sources, lend), strict=True):
+            held.update(zip(chunks, parts, strict=True))
+
+
+def added(
+    swap: Swap,
+    given: Sequence[RankRound],
+    held: Held,
+    op: str,
+    dtype: np.dtype,
+    lend: bool = False,
+    room: Any = None,
+) -> None:
+    """Go through rounds that add chunks to those in ``held``, as `combined` does.
+
+    ``room``: for the sum of the last round, if it is of one chunk.
+    """
+    for each in given:
+        out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
+        came = swap(out, each.sources, lend)
+        for chunk, order in each.sums:
+            parts = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
+            place = room if each is given[-1] else None
+            if place is None and not lend:
+                spare = parts[order[0] is None]  # what came is this rank's own
+                place = spare if spare.dtype == dtype else None
+            held[chunk] = combined(parts, op, dtype, place)
+
+
+# -- reductions -----------------------------------------------------------------------------------
+
+
+class Reduction(NamedTuple):
+    """One rank's part in reductions of one kind, size and type."""
+
+    adding: tuple[RankRound, ...]
+    copying: tuple[RankRound, ...]
+    dtype: np.dtype
+    travel: np.dtype
+    """The type of the partial sums on their way."""
+    sums: np.dtype
+    """The type in which they are added."""
+    chunks: tuple[slice, ...]
+    """Of the flattened array, unless it is cut in another way."""
+    me: int
+    terms: Terms
+
+
+@lru_cache(10_000)
+def reduction(
+    kind: str,
+    algorithm: str,
+    me: int,
+    counts: tuple[int, ...],
+    dtype: np.dtype,
+    wide: bool = False,
+    root: int = 0,
+) -> Reduction:
+    """The Reduction of rank ``me`` for chunks of ``counts`` elements."""
+    sums = sum_dtype(dtype, wide)
+    # partial sums that go straight to where they are added are as exact in their own type
+    travel = dtype if algorithm == "direct" else sums
+    given, adds = rounds(kind, algorithm, len(counts), root), 0
+    adds = sum(any(move.adds for move in moves) for moves in given)
+    mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
+    chunks = tuple(slice(*ends) for ends in pairwise(_ends(counts)))
+    terms = counts, dtype.itemsize, root, travel.itemsize
+    return Reduction(mine[:adds], mine[adds:], dtype, travel, sums, chunks, me, terms)
+
+
+def reduced(
+    swap: Swap, plan: Reduction, held: Held, op: str, keep: bool = False, room: Any = None
+) -> Held:
+    """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
+    if plan.travel != plan.dtype:
+        held = {c: part.astype(plan.travel) for c, part in held.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is infinite
+        added(swap, plan.adding, held, op, plan.sums, keep, room)
+        if plan.sums != plan.dtype:
+            held = {c: part.astype(plan.dtype, copy=False) for c, part in held.items()}
+    copied(swap, plan.copying, held, True)  # sums, which only this call knows
+    return held
+
+
+def all_reduced(swap: Swap, plan: Reduction, x: Any, op: str, keep: bool = False) -> Any:
+    """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
+    flat = x.reshape(-1)
+    held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
+    if not isinstance(x, np.ndarray):
+        return joined(reduced(swap, plan, held, op, keep), x.shape)
+    new = np.empty if x.nbytes < host_memory.SMALLEST else host_memory.empty
+    whole = new((x.size,), x.dtype)
+    room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
+    held = reduced(swap, plan, held, op, keep, room)
+    for c, chunk in enumerate(plan.chunks):
+        if held[c] is not room:
+            whole[chunk] = held[c]
+    return whole.reshape(x.shape)
+
+
+def combined(parts: Sequence[Any], op: str, dtype: np.dtype, out: Any = None) -> Any:
+    """``parts`` combined from the left in ``dtype``; in ``out`` or in a new array.
+
+    >>> half = [np.array([60, 1], np.float16)] * 2
+    >>> combined(half, "sum", np.dtype("float32"))
+    array([120.,   2.], dtype=float32)
+    """
+    operate = OPERATIONS[op]
+    result = operate(
+        parts[0].astype(dtype, copy=False), parts[1].astype(dtype, copy=False), out=out
+    )
+    for part in parts[2:]:
+        operate(result, part.astype(dtype, copy=False), out=result)
+    return result
+
+
+def check_operation(op: str) -> None:
+    """Raise ConfigError if there is no such operation."""
+    if op not in OPERATIONS:
+        raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
+
+
+def sum_dtype(dtype: np.dtype, wide: bool) -> np.dtype:
+    """The type in which ``dtype`` is summed: itself, or float32 for halves if ``wide``."""
+    return accumulator(dtype.name) if wide else dtype
+
+
+# -- parts of arrays ------------------------------------------------------------------------------
+
+
+def joined(held: Held, shape: tuple[int, ...]) -> Any:
+    """The chunks of a flattened array as one of ``shape``."""
+    parts = [held[c] for c in range(len(held))]
+    if not isinstance(parts[0], np.ndarray):
+        return array_namespace(*parts).concatenate(parts).reshape(shape)
+    whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
+    return np.concatenate(parts, out=whole).reshape(shape)
+
+
+def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
+    """``x`` in parts of ``extents`` along ``dim``."""
+    before = (slice(None),) * dim
+    return {c: x[(*before, slice(*ends))] for c, ends in enumerate(pairwise(_ends(extents)))}
+
+
+def _ends(extents: Sequence[int]) -> list[int]:
+    return [0, *accumulate(extents)]
