@@ -1,8 +1,8 @@
 """Collectives of a rank as functions of its rounds and of a swap: send to these, get from those.
 
     all_reduce, direct, 3 ranks     rank 1: chunks  x0  x1  x2
-    round 0: added    swap: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
-    round 1: copied   swap: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
+    round 0, added    swap: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
+    round 1, copied   swap: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
 
 The partial sums of a round are combined from the left, by rank. Every chunk is summed on one rank
 and then copied, so all ranks have the same bits; with "direct" they are those of x0 + x1 + ...
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tiledask.distributed.cluster import host_memory
-from tiledask.distributed.ranks.records import Terms
+from tiledask.distributed.ranks.records import Record, Terms
+from tiledask.distributed.transport.transport import Begun, Port
 from tiledask.errors import ConfigError
-from tiledask.plan.collectives.algorithms import rounds
+from tiledask.plan.collectives.algorithms import adding_rounds, rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
 from tiledask.tile.backend import accumulator, array_namespace
 
@@ -28,20 +29,22 @@ __all__ = [
     "RankRound",
     "Reduction",
     "Swap",
-    "added",
     "all_reduced",
     "check_operation",
-    "combined",
-    "copied",
     "cut",
     "joined",
     "rank_rounds",
+    "record",
     "reduced",
     "reduction",
     "sum_dtype",
+    "through",
 ]
 
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+LARGE = 1 << 25
+"""Bytes of an array whose memory malloc would not keep for the next one."""
 
 Held = dict[int, Any]
 """Number of a chunk -> its array, of those that a rank has."""
@@ -60,8 +63,8 @@ class RankRound(NamedTuple):
     chunks: tuple[tuple[int, ...], ...]
     """The chunks that come from each."""
     sums: tuple[tuple[int, tuple[tuple[int, int] | None, ...]], ...]
-    """Of every chunk that comes, whose parts are added, in this order: (source, part of it), both
-    as they come, or None for the rank's own."""
+    """Of every chunk to which is added what comes, all parts in their order: (source, part of it),
+    both as they come, or None for the rank's own."""
 
 
 @lru_cache(10_000)
@@ -84,7 +87,7 @@ def rank_rounds(
         into = sorted(m for m in moves if m.destination == me)
         places: dict[int, list[tuple[int, tuple[int, int] | None]]] = {}
         for i, move in enumerate(into):
-            for j, chunk in enumerate(move.chunks):
+            for j, chunk in enumerate(move.chunks if move.adds else ()):
                 places.setdefault(chunk, [(me, None)]).append((move.source, (i, j)))
         made.append(
             RankRound(
@@ -100,37 +103,43 @@ def rank_rounds(
     return tuple(made)
 
 
-def copied(swap: Swap, given: Sequence[RankRound], held: Held, lend: bool = False) -> None:
-    """Go through rounds that copy chunks; they are put in ``held`` as they come."""
-    for each in given:
-        out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
-        for chunks, parts in zip(each.chunks, swap(out, each.sources, lend), strict=True):
-            held.update(zip(chunks, parts, strict=True))
-
-
-def added(
+def through(
     swap: Swap,
     given: Sequence[RankRound],
     held: Held,
-    op: str,
-    dtype: np.dtype,
     lend: bool = False,
+    op: str = "sum",
+    dtype: np.dtype | None = None,
     room: Any = None,
 ) -> None:
-    """Go through rounds that add chunks to those in ``held``, as `combined` does.
+    """Go through rounds; chunks that come are put in ``held``, or added to what is there.
 
-    ``room``: for the sum of the last round, if it is of one chunk.
+    All parts of a sum are added from the left, in ``dtype``. ``room``: for the sum of the last
+    round, if there is one.
+
+    >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
+    >>> held = {0: mine, 1: mine}
+    >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
+    >>> through(lambda sends, sources, lend: [[theirs]], given, held, dtype=mine.dtype)
+    >>> held[0]
+    array([61.,  3.], dtype=float16)
     """
     for each in given:
         out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
         came = swap(out, each.sources, lend)
         for chunk, order in each.sums:
-            parts = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
+            partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
             place = room if each is given[-1] else None
             if place is None and not lend:
-                spare = parts[order[0] is None]  # what came is this rank's own
+                spare = partials[order[0] is None]  # what came is this rank's own
                 place = spare if spare.dtype == dtype else None
-            held[chunk] = combined(parts, op, dtype, place)
+            held[chunk] = partials[0].astype(dtype, copy=False)
+            for part in partials[1:]:
+                place = OPERATIONS[op](held[chunk], part.astype(dtype, copy=False), out=place)
+                held[chunk] = place
+        if not each.sums:
+            for chunks, parts in zip(each.chunks, came, strict=True):
+                held.update(zip(chunks, parts, strict=True))
 
 
 # -- reductions -----------------------------------------------------------------------------------
@@ -146,6 +155,7 @@ class Reduction(NamedTuple):
     """The type of the partial sums on their way."""
     sums: np.dtype
     """The type in which they are added."""
+    algorithm: str
     chunks: tuple[slice, ...]
     """Of the flattened array, unless it is cut in another way."""
     me: int
@@ -166,12 +176,11 @@ def reduction(
     sums = sum_dtype(dtype, wide)
     # partial sums that go straight to where they are added are as exact in their own type
     travel = dtype if algorithm == "direct" else sums
-    given, adds = rounds(kind, algorithm, len(counts), root), 0
-    adds = sum(any(move.adds for move in moves) for moves in given)
+    adds = adding_rounds(kind, algorithm, len(counts))
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
     chunks = tuple(slice(*ends) for ends in pairwise(_ends(counts)))
     terms = counts, dtype.itemsize, root, travel.itemsize
-    return Reduction(mine[:adds], mine[adds:], dtype, travel, sums, chunks, me, terms)
+    return Reduction(mine[:adds], mine[adds:], dtype, travel, sums, algorithm, chunks, me, terms)
 
 
 def reduced(
@@ -181,10 +190,10 @@ def reduced(
     if plan.travel != plan.dtype:
         held = {c: part.astype(plan.travel) for c, part in held.items()}
     with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is infinite
-        added(swap, plan.adding, held, op, plan.sums, keep, room)
+        through(swap, plan.adding, held, keep, op, plan.sums, room)
         if plan.sums != plan.dtype:
             held = {c: part.astype(plan.dtype, copy=False) for c, part in held.items()}
-    copied(swap, plan.copying, held, True)  # sums, which only this call knows
+    through(swap, plan.copying, held, True)  # sums, which only this call knows
     return held
 
 
@@ -194,7 +203,7 @@ def all_reduced(swap: Swap, plan: Reduction, x: Any, op: str, keep: bool = False
     held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
     if not isinstance(x, np.ndarray):
         return joined(reduced(swap, plan, held, op, keep), x.shape)
-    new = np.empty if x.nbytes < host_memory.SMALLEST else host_memory.empty
+    new = np.empty if x.nbytes < LARGE else host_memory.empty
     whole = new((x.size,), x.dtype)
     room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
     held = reduced(swap, plan, held, op, keep, room)
@@ -202,22 +211,6 @@ def all_reduced(swap: Swap, plan: Reduction, x: Any, op: str, keep: bool = False
         if held[c] is not room:
             whole[chunk] = held[c]
     return whole.reshape(x.shape)
-
-
-def combined(parts: Sequence[Any], op: str, dtype: np.dtype, out: Any = None) -> Any:
-    """``parts`` combined from the left in ``dtype``; in ``out`` or in a new array.
-
-    >>> half = [np.array([60, 1], np.float16)] * 2
-    >>> combined(half, "sum", np.dtype("float32"))
-    array([120.,   2.], dtype=float32)
-    """
-    operate = OPERATIONS[op]
-    result = operate(
-        parts[0].astype(dtype, copy=False), parts[1].astype(dtype, copy=False), out=out
-    )
-    for part in parts[2:]:
-        operate(result, part.astype(dtype, copy=False), out=result)
-    return result
 
 
 def check_operation(op: str) -> None:
@@ -251,3 +244,29 @@ def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
 
 def _ends(extents: Sequence[int]) -> list[int]:
     return [0, *accumulate(extents)]
+
+
+# -- what is written down -------------------------------------------------------------------------
+
+
+def record(
+    rank: Any,
+    port: Port,
+    begun: Begun,
+    what: tuple[Any, ...],
+    label: str,
+    terms: Terms,
+    synchronises: bool = True,
+    moved: tuple[int, int, int] | None = None,
+) -> None:
+    """A collective that `Port.enter` began is done, and is written down.
+
+    ``what``: the Record's fields from the kind to the payload. ``moved``: if nobody counted it.
+    """
+    done = port.leave(begun)
+    barrier = None
+    if synchronises:
+        barrier, rank.barriers = rank.barriers, rank.barriers + 1
+    moved = done[:3] if moved is None else moved
+    when = rank.at_step, barrier, label, done.begin, port.since, done.cpu
+    rank.records.append(Record._make((rank.index, *what, *moved, *when, terms)))

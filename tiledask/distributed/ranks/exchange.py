@@ -1,6 +1,5 @@
 """One collective of a Group under way: all ranks agree in it, and at the end is its record."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.ranks.collectives import RankRound, rank_rounds
+from tiledask.distributed.ranks.collectives import RankRound, rank_rounds, record
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import NCCL, Terms, predicted
 from tiledask.distributed.transport.transport import Port
@@ -88,22 +87,18 @@ def exchanging(
     dtype, payload = (None, 0) if array is None else (array.dtype, array.nbytes)
     me, port = members.index(rank.index), transport.port(members)
     exchange = Exchange(call, algorithm, members, me, port, dtype, payload)
-    before = port.sent, port.received, port.messages
     transport.box.check()
-    begin, cpu = port.enter(call), time.thread_time()
+    begun = port.enter(call)
     if devices is not None and (kind == "broadcast" or on_gpu(array)):
         devices.open(exchange)
         exchange.devices = devices
     yield exchange
-    transport.settle()
-    end = port.leave()
     if len(members) == 1:
+        port.leave(begun)
         return
     assert exchange.terms, f"{kind} has nothing to predict its bytes from"
-    moved = port.sent - before[0], port.received - before[1], port.messages - before[2]
-    if algorithm == NCCL:  # goes its own way
-        moved = predicted(kind, algorithm, me, exchange.terms)
+    # NCCL goes its own way
+    moved = predicted(kind, algorithm, me, exchange.terms) if algorithm == NCCL else None
     name = "" if exchange.dtype is None else name_of(exchange.dtype)
-    what = kind, algorithm, members, axes, name, exchange.payload, *moved
-    cpu = time.thread_time() - cpu
-    rank.record(what, number > 0, call.label, begin, end, cpu, exchange.terms)
+    what = kind, algorithm, members, axes, name, exchange.payload
+    record(rank, port, begun, what, call.label, exchange.terms, number > 0, moved)

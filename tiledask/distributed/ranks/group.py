@@ -19,11 +19,11 @@ from tiledask.distributed.ranks.collectives import (
     Reduction,
     all_reduced,
     check_operation,
-    copied,
     cut,
     joined,
     reduced,
     reduction,
+    through,
 )
 from tiledask.distributed.ranks.exchange import Exchange, exchanging
 from tiledask.distributed.ranks.records import NCCL
@@ -197,7 +197,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.all_gather(exchange, host, dim)
             held = {self.rank: host}
-            copied(exchange.swap, exchange.rounds(), held)
+            through(exchange.swap, exchange.rounds(), held)
             exchange.terms = tuple(held[c].size for c in range(self.size)), host.dtype.itemsize
             host = np.concatenate([held[c] for c in range(self.size)], axis=dim)
         return back(host)
@@ -229,7 +229,7 @@ class Group:
             "all_to_all", algorithm, host, shape=(), split_dim=split_dim, concat_dim=concat_dim
         ) as exchange:
             held = {n * me + d: part for d, part in parts.items()}
-            copied(exchange.swap, exchange.rounds(), held)
+            through(exchange.swap, exchange.rounds(), held)
             # chunks that never came by cost this rank nothing
             sizes = (held[c].size if c in held else 0 for c in range(n * n))
             exchange.terms = tuple(sizes), host.dtype.itemsize
@@ -252,7 +252,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.broadcast(exchange, host, root)
             held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
-            copied(exchange.swap, exchange.rounds(root), held)
+            through(exchange.swap, exchange.rounds(root), held)
             host = joined(held, exchange.call.about)
             exchange.dtype, exchange.payload = host.dtype, host.nbytes
             exchange.terms = even(host.size, self.size), host.dtype.itemsize, root
@@ -261,7 +261,7 @@ class Group:
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when all ranks of the group have called this."""
         with self._calling("barrier", algorithm, None) as exchange:
-            copied(exchange.swap, exchange.rounds(), {})
+            through(exchange.swap, exchange.rounds(), {})
             exchange.terms = (0,) * self.size, 1
 
     # -- between neighbours and pairs ---------------------------------------------------------

@@ -8,25 +8,23 @@ What can still go wrong at run time is said as in a Group: a rank that raised, a
 a deadline.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.collectives import (
-    Reduction,
     all_reduced,
-    copied,
     cut,
     rank_rounds,
+    record,
     reduced,
     reduction,
+    through,
 )
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.ranks.records import Terms
 from tiledask.distributed.transport.transport import Port
-from tiledask.plan.collectives.algorithms import default
+from tiledask.plan.collectives.algorithms import KINDS, default
 from tiledask.plan.collectives.cost import even
 from tiledask.tile.backend import name_of
 
@@ -65,7 +63,7 @@ class ProgramGroup:
         self._owner, self._transport = rank, rank.transport
         self._stream = f"program {stream}"
         self._port = rank.transport.port(members, self._stream)
-        self._reductions: dict[tuple[Any, ...], Reduction] = {}
+        self._algorithms = {kind: default(kind, self.size) for kind in KINDS}
         self._group = Group(rank, axes, members) if rank.backend == "cupy" else None
 
     def __repr__(self) -> str:
@@ -86,13 +84,13 @@ class ProgramGroup:
                 return self._group.all_reduce(x, op, wide=wide)
         if self.size == 1:
             return x if keep else x.copy()
-        key = "all_reduce", x.size, x.dtype, wide
-        if (plan := self._reductions.get(key)) is None:
-            plan = self._reduction("all_reduce", even(x.size, self.size), x.dtype, wide)
-            self._reductions[key] = plan
-        begun = self._begin("all_reduce", label)
+        label = self._owner.here if label is None else label
+        begun = self._port.enter(("all_reduce", label))
+        algorithm, counts = self._algorithms["all_reduce"], even(x.size, self.size)
+        plan = reduction("all_reduce", algorithm, self.rank, counts, x.dtype, wide)
         result = all_reduced(self._port.swap, plan, x, op, keep)
-        self._end(begun, x, plan.terms, keep)
+        what = "all_reduce", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, plan.terms)
         return result
 
     def reduce_scatter(
@@ -112,15 +110,16 @@ class ProgramGroup:
                 return self._group.reduce_scatter(x, dim, op, extents=extents, wide=wide)
         if self.size == 1:
             return x if keep else x.copy()
-        key = "reduce_scatter", x.shape, dim, tuple(extents), x.dtype, wide
-        parts = cut(x, dim, extents)
-        if (plan := self._reductions.get(key)) is None:
-            counts = tuple(part.size for part in parts.values())
-            plan = self._reduction("reduce_scatter", counts, x.dtype, wide)
-            self._reductions[key] = plan
-        begun = self._begin("reduce_scatter", label)
+        label = self._owner.here if label is None else label
+        begun, parts = self._port.enter(("reduce_scatter", label)), cut(x, dim, extents)
+        algorithm, counts = (
+            self._algorithms["reduce_scatter"],
+            tuple(p.size for p in parts.values()),
+        )
+        plan = reduction("reduce_scatter", algorithm, self.rank, counts, x.dtype, wide)
         result = reduced(self._port.swap, plan, parts, op, keep)[self.rank]
-        self._end(begun, x, plan.terms, keep)
+        what = "reduce_scatter", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, plan.terms)
         return result
 
     def all_gather(
@@ -132,14 +131,16 @@ class ProgramGroup:
                 return self._group.all_gather(x, dim)
         if self.size == 1:
             return x if keep else x.copy()
-        begun = self._begin("all_gather", label)
-        held, n = {self.rank: x}, self.size
-        algorithm = default("all_gather", n)
-        copied(self._port.swap, rank_rounds("all_gather", algorithm, n, self.rank), held, keep)
-        parts = [held[c] for c in range(n)]
-        terms = tuple(part.size for part in parts), x.itemsize
+        label = self._owner.here if label is None else label
+        begun = self._port.enter(("all_gather", label))
+        algorithm, held = self._algorithms["all_gather"], {self.rank: x}
+        given = rank_rounds("all_gather", algorithm, self.size, self.rank)
+        through(self._port.swap, given, held, keep)
+        parts = [held[c] for c in range(self.size)]
         result = np.concatenate(parts, axis=dim)
-        self._end(begun, x, terms, keep)
+        terms = tuple([part.size for part in parts]), x.itemsize
+        what = "all_gather", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, self._port, begun, what, label, terms)
         return result
 
     def send(self, x: Any, member: int, *, label: str | None = None, keep: bool = False) -> None:
@@ -147,10 +148,12 @@ class ProgramGroup:
         if self._group is not None:
             with self._group.label(*_names(label)):
                 return self._group.send(x, member)
+        label = self._owner.here if label is None else label
         port = self._pair(member)
-        begun = self._begin("send", label, port)
-        port.put(port.members.index(self.members[member]), [x], None, keep)
-        self._end(begun, x, (x.nbytes, None), keep, port)
+        begun = port.enter(("send", label))
+        port.swap([(port.members.index(self.members[member]), [x])], (), keep)
+        what = "send", "", port.members, self.axes, name_of(x.dtype), x.nbytes
+        record(self._owner, port, begun, what, label, (x.nbytes, None), synchronises=False)
         return None
 
     def recv(self, member: int, *, label: str | None = None) -> Any:
@@ -158,46 +161,19 @@ class ProgramGroup:
         if self._group is not None:
             with self._group.label(*_names(label)):
                 return self._group.recv(member)
+        label = self._owner.here if label is None else label
         port = self._pair(member)
-        begun = self._begin("recv", label, port)
+        begun = port.enter(("recv", label))
         ((x,),) = port.swap((), (port.members.index(self.members[member]),))
-        self._end(begun, x, (None, x.nbytes), True, port)
+        what = "recv", "", port.members, self.axes, name_of(x.dtype), 0
+        record(self._owner, port, begun, what, label, (None, x.nbytes), synchronises=False)
         return x
-
-    # -- what they share ----------------------------------------------------------------------
 
     def _pair(self, member: int) -> Port:
         """The port of this rank and another: a message between two may overtake collectives."""
         pair = tuple(sorted((self.members[member], self._owner.index)))
         port: Port = self._transport.port(pair, self._stream + "pair")
         return port
-
-    def _reduction(
-        self, kind: str, counts: tuple[int, ...], dtype: np.dtype, wide: bool
-    ) -> Reduction:
-        return reduction(kind, default(kind, self.size), self.rank, counts, dtype, wide)
-
-    def _begin(self, kind: str, label: str | None, port: Port | None = None) -> tuple[Any, ...]:
-        """A collective begins: (kind, label, port, its counts before, when, CPU seconds)."""
-        port = port or self._port
-        label = self._owner.here if label is None else label
-        before = port.sent, port.received, port.messages
-        return kind, label, before, port.enter((kind, label)), time.thread_time()
-
-    def _end(
-        self, begun: tuple[Any, ...], x: Any, terms: Terms, keep: bool, port: Port | None = None
-    ) -> None:
-        """A collective is done and written down."""
-        kind, label, before, begin, cpu = begun
-        if not keep:
-            self._transport.settle()
-        pair, port = port is not None, port or self._port
-        moved = port.sent - before[0], port.received - before[1], port.messages - before[2]
-        algorithm = "" if pair else default(kind, self.size)
-        payload = 0 if kind == "recv" else x.nbytes
-        what = kind, algorithm, port.members, self.axes, name_of(x.dtype), payload, *moved
-        end, cpu = port.leave(), time.thread_time() - cpu
-        self._owner.record(what, not pair, label, begin, end, cpu, terms)
 
 
 def _names(label: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
-from tiledask.distributed.ranks.records import Record, StepRecord, Terms
+from tiledask.distributed.ranks.records import Record, StepRecord
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError
 from tiledask.tile.backend import namespace
@@ -39,8 +39,10 @@ class Rank:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._program_groups: dict[tuple[Any, ...], ProgramGroup] = {}
         self._labels: list[str] = []
-        self._step: int | None = None
-        self._barriers = 0
+        self.at_step: int | None = None
+        """The step under way."""
+        self.barriers = 0
+        """Synchronisations in it so far."""
 
     @property
     def ranks(self) -> int:
@@ -82,13 +84,13 @@ class Rank:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Collectives inside the block belong to step ``number``; barriers count from 0 in it."""
-        before = self._step, self._barriers
-        self._step, self._barriers = number, 0
+        before = self.at_step, self.barriers
+        self.at_step, self.barriers = number, 0
         begin, cpu, process = self._clocks()
         try:
             yield
         finally:
-            self._step, self._barriers = before
+            self.at_step, self.barriers = before
         end, cpu_end, process_end = self._clocks()
         took = StepRecord(self.index, number, begin, end, cpu_end - cpu, process_end - process)
         self.steps.append(took)
@@ -105,22 +107,6 @@ class Rank:
     def on_device(self, host: np.ndarray) -> Any:
         """``host`` as an array of this rank's device."""
         return namespace(self.backend).asarray(host)
-
-    def record(
-        self,
-        what: tuple[Any, ...],
-        synchronises: bool,
-        label: str,
-        begin: float,
-        end: float,
-        cpu: float,
-        terms: Terms,
-    ) -> None:
-        """Write down a collective that is done; ``what``: the fields from kind to messages."""
-        barrier = self._barriers if synchronises else None
-        self._barriers += synchronises
-        times = begin, end, cpu
-        self.records.append(Record(self.index, *what, self._step, barrier, label, *times, terms))
 
     def __repr__(self) -> str:
         return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"

@@ -12,13 +12,16 @@ import numpy as np
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport.mailbox import Mailbox
-from tiledask.distributed.transport.transport import Transport, take_in
+from tiledask.distributed.transport.transport import Message, Transport, take_in
 from tiledask.errors import ConfigError, DeadlineError
 
 __all__ = ["Threads", "run_threads"]
 
 GRACE = 1.0
 """Seconds that a thread gets to notice that the run is over."""
+LONG = 1 << 16
+"""Bytes of a message after which its sender is busy for so long that the receiver is woken at once:
+it computes while the sender does, outside of Python's lock."""
 
 
 class Threads(Transport):
@@ -26,10 +29,11 @@ class Threads(Transport):
 
     def __init__(self, rank: int, boxes: Sequence[Mailbox], deadline: float) -> None:
         self._boxes = boxes
+        self._unrung: list[Mailbox] = []
+        """Those in which messages lie of which nobody was told."""
         super().__init__(rank, len(boxes), boxes[rank], deadline)
 
-    def now(self) -> float:
-        return time.time()
+    now = staticmethod(time.time)
 
     def deliver(
         self,
@@ -44,8 +48,24 @@ class Threads(Transport):
         nbytes = 0
         for part in parts:
             nbytes += part.nbytes
-        take_in(self._boxes[to], key, note, parts, nbytes)  # notes are frozen values
+        box = self._boxes[to]
+        if len(key) == 2:  # the end of a rank, or of the run
+            take_in(box, key, note, parts, nbytes)
+            return 0
+        box.parcels[key] = Message(note, parts, nbytes)  # notes are frozen values
+        if nbytes >= LONG:
+            box.ring()
+        elif box not in self._unrung:
+            self._unrung.append(box)
         return nbytes
+
+    def settle(self) -> None:
+        while self._unrung:
+            self._unrung.pop().ring()
+
+    def wait(self, *what: Any) -> bool:
+        self.settle()  # not before: they would only wait until this thread lets them run
+        return self.box.wait(*what)
 
     def ask(self, rank: int) -> Doing | None:
         doing: Doing = self._boxes[rank].doing()

@@ -135,6 +135,7 @@ async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, A
     # messages arrive unaligned, and then sums round otherwise
     arrays = [np.array(flat).view(name).reshape(shape) for flat, name, shape in parts]
     take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts))
+    here.ring()
     return {"status": "OK", "taken": True}
 
 

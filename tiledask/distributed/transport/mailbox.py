@@ -9,6 +9,7 @@ longer than anything else about a small message.
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ class _Waiter(NamedTuple):
     bell: "SimpleQueue[None]"
 
 
-@dataclass
+@dataclass(eq=False)
 class Mailbox:
     """What comes to one device in one run; others put things in, the device takes them out."""
 
@@ -40,7 +41,7 @@ class Mailbox:
     """Says what the device does, to others that wonder."""
     at_end: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
     """What is to be called when the run is closed here."""
-    _waiters: tuple[_Waiter, ...] = field(default=(), init=False, repr=False)
+    _waiters: list[_Waiter] = field(default_factory=list, init=False, repr=False)
     _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def tell(self, **news: Any) -> None:
@@ -54,8 +55,12 @@ class Mailbox:
     def put(self, key: Hashable, parcel: Any) -> None:
         """Put ``parcel`` in, and wake who misses nothing else."""
         self.parcels[key] = parcel
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake who misses nothing more; to be called after parcels were put in."""
         # who waits shows that first and looks for its parcels then, so one of both sees the other
-        for keys, bell in self._waiters:
+        for keys, bell in list(self._waiters):
             for each in keys:
                 if each not in self.parcels:
                     break
@@ -64,7 +69,7 @@ class Mailbox:
 
     def wake(self) -> None:
         """Let all that wait look around."""
-        for waiter in self._waiters:
+        for waiter in list(self._waiters):
             waiter.bell.put(None)
 
     def check(self) -> None:
@@ -73,26 +78,30 @@ class Mailbox:
             raise self.over
 
     def wait(
-        self, ready: Callable[[], bool], deadline: float, keys: Sequence[Hashable] = ()
+        self,
+        ready: Callable[[], bool] | None,
+        deadline: float,
+        keys: Sequence[Hashable] = (),
     ) -> bool:
         """Whether ``ready`` came true before ``deadline`` (time.monotonic); see `check`.
 
-        ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`.
+        ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
+        None is ready when they are there.
         """
         waiter = _Waiter(keys, SimpleQueue())
-        with self._lock:
-            self._waiters = (*self._waiters, waiter)
+        self._waiters.append(waiter)
         try:
-            while self.over is None and not ready():
+            while True:
+                if ready is not None:
+                    done = ready()
+                else:
+                    done = self.parcels.keys() >= set(keys)
+                if self.over is not None:
+                    raise self.over
                 left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                try:
+                if done or left <= 0:
+                    return done
+                with suppress(Empty):
                     waiter.bell.get(timeout=left)
-                except Empty:
-                    break
         finally:
-            with self._lock:
-                self._waiters = tuple(each for each in self._waiters if each is not waiter)
-        self.check()
-        return ready()
+            self._waiters.remove(waiter)

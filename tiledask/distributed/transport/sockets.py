@@ -201,11 +201,12 @@ class Sockets(ByDask):
 
     def wait(
         self,
-        ready: Callable[[], bool],
+        ready: Callable[[], bool] | None,
         deadline: float,
         keys: Sequence[tuple[Any, ...]] = (),
     ) -> bool:
-        while not ready():
+        parcels = self.box.parcels
+        while not (ready() if ready else all(key in parcels for key in keys)):
             self.box.check()
             left = deadline - time.monotonic()
             if left <= 0:

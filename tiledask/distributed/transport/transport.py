@@ -24,6 +24,8 @@ from tiledask.errors import CollectiveError, DeadlineError
 
 __all__ = ["Message", "Port", "PortCounts", "Transport", "portable", "take_in"]
 
+SOON = 0.05
+"""Seconds within which most messages come: nothing is looked up or told before."""
 LOOK = 1.0
 """Seconds of waiting after which a rank asks the others what they do, and as often again."""
 
@@ -37,6 +39,21 @@ class Message(NamedTuple):
     """The receiver's own, unless they are lent."""
     nbytes: int
     """That came, as the transport counted them."""
+
+
+class Begun(NamedTuple):
+    """A collective under way: what its port had moved before; and then what it moved itself."""
+
+    sent: int
+    """Bytes."""
+    received: int
+    """Bytes."""
+    messages: int
+    """That it sent."""
+    begin: float
+    """Seconds since 1970, by the run's clock."""
+    cpu: float
+    """Seconds that the thread had computed."""
 
 
 class PortCounts(NamedTuple):
@@ -82,25 +99,37 @@ class Port:
         self, to: int, parts: Sequence[np.ndarray], note: Any = None, lend: bool = False
     ) -> None:
         """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them."""
-        self._box.check()
+        if self._box.over is not None:
+            raise self._box.over
         counts = self.counts
         key = self._name, self.rank, counts.posted[to]
         self.sent += self._transport.deliver(self.members[to], key, note, parts, lend)
         self.messages += 1
         counts.posted[to] += 1
 
-    def get(self, sources: Sequence[int]) -> list[Message]:
+    def get(self, sources: Sequence[int], signals: bool = False) -> list[Message]:
         """The next message of each of ``sources`` (different numbers), when all are there.
 
-        Raises CollectiveError if one has returned, or if ranks wait for each other; DeadlineError
-        when the run's time is over; and what ended the run.
+        ``signals`` are counted nowhere. Raises CollectiveError if one has returned, or if ranks
+        wait for each other; DeadlineError when the run's time is over; and what ended the run.
         """
-        messages, counts = self._next(sources), self.counts
-        for source, message in zip(sources, messages, strict=True):
-            self.received += message.nbytes
-            counts.came[source] += message.nbytes
-            counts.messages[source] += 1
-        return messages
+        counts, parcels = self.counts, self._box.parcels
+        keys = [(self._name, self.members[s], counts.taken[s]) for s in sources]
+        if not parcels.keys() >= set(keys):
+            transport = self._transport
+            soon = min(transport.deadline, time.monotonic() + SOON)
+            if not transport.wait(None, soon, keys):
+                transport.await_all(self, keys)
+        found: list[Message] = [parcels.pop(key) for key in keys]
+        for source, message in zip(sources, found, strict=True):
+            counts.taken[source] += 1
+            if not signals:
+                self.received += message.nbytes
+                counts.came[source] += message.nbytes
+                counts.messages[source] += 1
+            if message.call is not None:
+                self.agree(message.call)
+        return found
 
     def swap(
         self,
@@ -122,22 +151,7 @@ class Port:
 
     def hear(self, source: int) -> Message:
         """The next `signal` from number ``source``; raises as `get` does."""
-        return self._next((source,))[0]
-
-    def _next(self, sources: Sequence[int]) -> list[Message]:
-        taken, parcels = self.counts.taken, self._box.parcels
-        keys = [(self._name, self.members[source], taken[source]) for source in sources]
-        for key in keys:
-            if key not in parcels:
-                self._transport.await_all(self, keys)
-                break
-        for source in sources:
-            taken[source] += 1
-        found = [parcels.pop(key) for key in keys]
-        for message in found:
-            if message.call is not None:
-                self.agree(message.call)
-        return found
+        return self.get((source,), signals=True)[0]
 
     def agree(self, theirs: CollectiveCall) -> None:
         """Raise CollectiveError if another rank's call is not the one under way here."""
@@ -146,15 +160,22 @@ class Port:
 
     # -- in words -----------------------------------------------------------------------------
 
-    def enter(self, what: CollectiveCall | tuple[str, str]) -> float:
-        """A collective begins, at the moment that comes back."""
+    def enter(self, what: CollectiveCall | tuple[str, str]) -> Begun:
+        """A collective begins."""
         self.now, self.since = what, self._transport.now()
-        return self.since
+        return Begun(self.sent, self.received, self.messages, self.since, time.thread_time())
 
-    def leave(self) -> float:
-        """It is done, at the moment that comes back."""
+    def leave(self, begun: Begun) -> Begun:
+        """It is done: what it moved, when it began, and seconds of the CPU."""
+        self._transport.settle()
         self.now, self.last, self.since = None, self.now, self._transport.now()
-        return self.since
+        return Begun(
+            self.sent - begun.sent,
+            self.received - begun.received,
+            self.messages - begun.messages,
+            begun.begin,
+            time.thread_time() - begun.cpu,
+        )
 
     @property
     def call(self) -> CollectiveCall | None:
@@ -227,13 +248,13 @@ class Transport(ABC):
 
     def wait(
         self,
-        ready: Callable[[], bool],
+        ready: Callable[[], bool] | None,
         deadline: float,
         keys: Sequence[tuple[Any, ...]] = (),
     ) -> bool:
         """Whether ``ready`` came true before ``deadline``; raises if the run is over.
 
-        ``keys``: of messages without all of which it is not ready.
+        ``keys``: of messages without all of which it is not ready; None is ready when they came.
         """
         return self.box.wait(ready, deadline, keys)
 
@@ -360,16 +381,16 @@ class Transport(ABC):
 
 
 def take_in(
-    box: Mailbox, key: tuple[Any, ...], note: Any, parts: list[np.ndarray], nbytes: int
+    box: Mailbox, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray], nbytes: int
 ) -> None:
-    """Put what was delivered into the mailbox; called where it arrives."""
+    """Put what was delivered into the mailbox; called where it arrives, before `Mailbox.ring`."""
     if key[0] == "over":
         box.tell(over=pickle.loads(note))
     elif key[0] == "end":
         box.put(key, note)
         box.wake()
     else:
-        box.put(key, Message(note, parts, nbytes))
+        box.parcels[key] = Message(note, parts, nbytes)
 
 
 def portable(error: BaseException) -> bytes:
