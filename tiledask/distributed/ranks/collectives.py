@@ -108,19 +108,19 @@ def through(
     given: Sequence[RankRound],
     held: Held,
     lend: bool = False,
-    op: str = "sum",
+    operate: Any = None,
     dtype: np.dtype | None = None,
     room: Any = None,
 ) -> None:
     """Go through rounds; chunks that come are put in ``held``, or added to what is there.
 
-    All parts of a sum are added from the left, in ``dtype``. ``room``: for the sum of the last
-    round, if there is one.
+    All parts of a sum are added from the left, by ``operate`` in ``dtype``. ``room``: for the sum
+    of the last round, if there is one.
 
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
     >>> held = {0: mine, 1: mine}
     >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
-    >>> through(lambda sends, sources, lend: [[theirs]], given, held, dtype=mine.dtype)
+    >>> through(lambda *_: [[theirs]], given, held, operate=np.add, dtype=mine.dtype)
     >>> held[0]
     array([61.,  3.], dtype=float16)
     """
@@ -135,7 +135,7 @@ def through(
                 place = spare if spare.dtype == dtype else None
             held[chunk] = partials[0].astype(dtype, copy=False)
             for part in partials[1:]:
-                place = OPERATIONS[op](held[chunk], part.astype(dtype, copy=False), out=place)
+                place = operate(held[chunk], part.astype(dtype, copy=False), out=place)
                 held[chunk] = place
         if not each.sums:
             for chunks, parts in zip(each.chunks, came, strict=True):
@@ -150,6 +150,8 @@ class Reduction(NamedTuple):
 
     adding: tuple[RankRound, ...]
     copying: tuple[RankRound, ...]
+    operate: Any
+    """What adds two arrays."""
     dtype: np.dtype
     travel: np.dtype
     """The type of the partial sums on their way."""
@@ -169,10 +171,15 @@ def reduction(
     me: int,
     counts: tuple[int, ...],
     dtype: np.dtype,
+    op: str = "sum",
     wide: bool = False,
     root: int = 0,
 ) -> Reduction:
-    """The Reduction of rank ``me`` for chunks of ``counts`` elements."""
+    """The Reduction of rank ``me`` for chunks of ``counts`` elements.
+
+    Raises ConfigError for an ``op`` that does not exist.
+    """
+    check_operation(op)
     sums = sum_dtype(dtype, wide)
     # partial sums that go straight to where they are added are as exact in their own type
     travel = dtype if algorithm == "direct" else sums
@@ -180,33 +187,32 @@ def reduction(
     mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
     chunks = tuple(slice(*ends) for ends in pairwise(_ends(counts)))
     terms = counts, dtype.itemsize, root, travel.itemsize
-    return Reduction(mine[:adds], mine[adds:], dtype, travel, sums, algorithm, chunks, me, terms)
+    ways = mine[:adds], mine[adds:], OPERATIONS[op]
+    return Reduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
 
 
-def reduced(
-    swap: Swap, plan: Reduction, held: Held, op: str, keep: bool = False, room: Any = None
-) -> Held:
+def reduced(swap: Swap, plan: Reduction, held: Held, keep: bool = False, room: Any = None) -> Held:
     """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
     if plan.travel != plan.dtype:
         held = {c: part.astype(plan.travel) for c, part in held.items()}
     with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is infinite
-        through(swap, plan.adding, held, keep, op, plan.sums, room)
+        through(swap, plan.adding, held, keep, plan.operate, plan.sums, room)
         if plan.sums != plan.dtype:
             held = {c: part.astype(plan.dtype, copy=False) for c, part in held.items()}
     through(swap, plan.copying, held, True)  # sums, which only this call knows
     return held
 
 
-def all_reduced(swap: Swap, plan: Reduction, x: Any, op: str, keep: bool = False) -> Any:
+def all_reduced(swap: Swap, plan: Reduction, x: Any, keep: bool = False) -> Any:
     """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
     flat = x.reshape(-1)
     held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
     if not isinstance(x, np.ndarray):
-        return joined(reduced(swap, plan, held, op, keep), x.shape)
+        return joined(reduced(swap, plan, held, keep), x.shape)
     new = np.empty if x.nbytes < LARGE else host_memory.empty
     whole = new((x.size,), x.dtype)
     room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
-    held = reduced(swap, plan, held, op, keep, room)
+    held = reduced(swap, plan, held, keep, room)
     for c, chunk in enumerate(plan.chunks):
         if held[c] is not room:
             whole[chunk] = held[c]

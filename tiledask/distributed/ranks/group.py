@@ -18,7 +18,6 @@ from tiledask.distributed.ranks import halos, nccl_own
 from tiledask.distributed.ranks.collectives import (
     Reduction,
     all_reduced,
-    check_operation,
     cut,
     joined,
     reduced,
@@ -101,7 +100,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.all_reduce(exchange, host, op, wide)
             plan = self._planned(exchange, even(host.size, self.size), host.dtype, op, wide)
-            host = all_reduced(exchange.swap, plan, host, op)
+            host = all_reduced(exchange.swap, plan, host)
         return back(host)
 
     def reduce_scatter(
@@ -133,7 +132,7 @@ class Group:
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
             plan = self._planned(exchange, counts, host.dtype, op, wide)
-            held = reduced(exchange.swap, plan, parts, op)
+            held = reduced(exchange.swap, plan, parts)
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
@@ -159,7 +158,7 @@ class Group:
                 counts = even(host.size, self.size)
                 plan = self._planned(exchange, counts, host.dtype, op, wide, root)
                 parts = cut(host.reshape(-1), 0, counts)
-                host = joined(reduced(exchange.swap, plan, parts, op), host.shape)
+                host = joined(reduced(exchange.swap, plan, parts), host.shape)
         return back(host) if self.rank == root else None
 
     def _planned(
@@ -171,9 +170,8 @@ class Group:
         wide: bool,
         root: int = 0,
     ) -> Reduction:
-        check_operation(op)
         kind = exchange.call.kind
-        plan = reduction(kind, exchange.algorithm, self.rank, counts, dtype, wide, root)
+        plan = reduction(kind, exchange.algorithm, self.rank, counts, dtype, op, wide, root)
         exchange.terms = plan.terms
         return plan
 

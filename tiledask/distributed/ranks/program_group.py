@@ -87,8 +87,8 @@ class ProgramGroup:
         label = self._owner.here if label is None else label
         begun = self._port.enter(("all_reduce", label))
         algorithm, counts = self._algorithms["all_reduce"], even(x.size, self.size)
-        plan = reduction("all_reduce", algorithm, self.rank, counts, x.dtype, wide)
-        result = all_reduced(self._port.swap, plan, x, op, keep)
+        plan = reduction("all_reduce", algorithm, self.rank, counts, x.dtype, op, wide)
+        result = all_reduced(self._port.swap, plan, x, keep)
         what = "all_reduce", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
         record(self._owner, self._port, begun, what, label, plan.terms)
         return result
@@ -112,12 +112,10 @@ class ProgramGroup:
             return x if keep else x.copy()
         label = self._owner.here if label is None else label
         begun, parts = self._port.enter(("reduce_scatter", label)), cut(x, dim, extents)
-        algorithm, counts = (
-            self._algorithms["reduce_scatter"],
-            tuple(p.size for p in parts.values()),
-        )
-        plan = reduction("reduce_scatter", algorithm, self.rank, counts, x.dtype, wide)
-        result = reduced(self._port.swap, plan, parts, op, keep)[self.rank]
+        algorithm = self._algorithms["reduce_scatter"]
+        counts = tuple(part.size for part in parts.values())
+        plan = reduction("reduce_scatter", algorithm, self.rank, counts, x.dtype, op, wide)
+        result = reduced(self._port.swap, plan, parts, keep)[self.rank]
         what = "reduce_scatter", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
         record(self._owner, self._port, begun, what, label, plan.terms)
         return result

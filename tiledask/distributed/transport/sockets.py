@@ -79,7 +79,7 @@ class Sockets(ByDask):
         super().__init__(rank, here, deadline, worker)
         self._peers: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
-        self._note: tuple[Any, bytes] = (None, b"")
+        self._note: tuple[Any, bytes] = (None, pickle.dumps(None))
         self._lent: dict[
             tuple[int, tuple[Any, ...]], Loans
         ] = {}  # (receiver, message's key) -> arrays
