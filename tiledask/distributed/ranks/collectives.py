@@ -26,8 +26,8 @@ from tiledask.tile.backend import accumulator, array_namespace
 
 __all__ = [
     "OPERATIONS",
+    "RankReduction",
     "RankRound",
-    "Reduction",
     "Swap",
     "all_reduced",
     "check_operation",
@@ -145,7 +145,7 @@ def through(
 # -- reductions -----------------------------------------------------------------------------------
 
 
-class Reduction(NamedTuple):
+class RankReduction(NamedTuple):
     """One rank's part in reductions of one kind, size and type."""
 
     adding: tuple[RankRound, ...]
@@ -174,8 +174,8 @@ def reduction(
     op: str = "sum",
     wide: bool = False,
     root: int = 0,
-) -> Reduction:
-    """The Reduction of rank ``me`` for chunks of ``counts`` elements.
+) -> RankReduction:
+    """The RankReduction of rank ``me`` for chunks of ``counts`` elements.
 
     Raises ConfigError for an ``op`` that does not exist.
     """
@@ -188,10 +188,12 @@ def reduction(
     chunks = tuple(slice(*ends) for ends in pairwise(_ends(counts)))
     terms = counts, dtype.itemsize, root, travel.itemsize
     ways = mine[:adds], mine[adds:], OPERATIONS[op]
-    return Reduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
+    return RankReduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
 
 
-def reduced(swap: Swap, plan: Reduction, held: Held, keep: bool = False, room: Any = None) -> Held:
+def reduced(
+    swap: Swap, plan: RankReduction, held: Held, keep: bool = False, room: Any = None
+) -> Held:
     """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
     if plan.travel != plan.dtype:
         held = {c: part.astype(plan.travel) for c, part in held.items()}
@@ -203,7 +205,7 @@ def reduced(swap: Swap, plan: Reduction, held: Held, keep: bool = False, room: A
     return held
 
 
-def all_reduced(swap: Swap, plan: Reduction, x: Any, keep: bool = False) -> Any:
+def all_reduced(swap: Swap, plan: RankReduction, x: Any, keep: bool = False) -> Any:
     """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
     flat = x.reshape(-1)
     held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}

@@ -16,7 +16,7 @@ import numpy as np
 
 from tiledask.distributed.ranks import halos, nccl_own
 from tiledask.distributed.ranks.collectives import (
-    Reduction,
+    RankReduction,
     all_reduced,
     cut,
     joined,
@@ -169,7 +169,7 @@ class Group:
         op: str,
         wide: bool,
         root: int = 0,
-    ) -> Reduction:
+    ) -> RankReduction:
         kind = exchange.call.kind
         plan = reduction(kind, exchange.algorithm, self.rank, counts, dtype, op, wide, root)
         exchange.terms = plan.terms
