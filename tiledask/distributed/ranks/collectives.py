@@ -1,15 +1,15 @@
-"""Collectives of a rank as functions of its rounds and of a swap: send to these, get from those.
+"""Collectives of a rank as steps: yield what goes to whom and who is to send, and go on with it.
 
     all_reduce, direct, 3 ranks     rank 1: chunks  x0  x1  x2
-    round 0, added    swap: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
-    round 1, copied   swap: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
+    round 0, added    yield: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
+    round 1, copied   yield: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
 
 The partial sums of a round are combined from the left, by rank. Every chunk is summed on one rank
 and then copied, so all ranks have the same bits; with "direct" they are those of x0 + x1 + ...
 What a call does in which round is worked out once for its kind, group, sizes and type.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.ranks.records import Record, Terms
-from tiledask.distributed.transport.transport import Begun, Port
+from tiledask.distributed.transport.transport import Begun, Port, Steps
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import adding_rounds, rounds
 from tiledask.plan.collectives.cost import SHAPES_AGREE
@@ -28,7 +28,6 @@ __all__ = [
     "OPERATIONS",
     "RankReduction",
     "RankRound",
-    "Swap",
     "all_reduced",
     "check_operation",
     "cut",
@@ -48,9 +47,6 @@ LARGE = 1 << 25
 
 Held = dict[int, Any]
 """Number of a chunk -> its array, of those that a rank has."""
-Swap = Callable[[Sequence[tuple[int, Sequence[Any]]], Sequence[int], bool], list[Sequence[Any]]]
-"""A round: (number, arrays) to send each; numbers to get from; whether what is sent is lent, that
-is never changed. The arrays that come from each."""
 
 
 class RankRound(NamedTuple):
@@ -104,14 +100,13 @@ def rank_rounds(
 
 
 def through(
-    swap: Swap,
     given: Sequence[RankRound],
     held: Held,
     lend: bool = False,
     operate: Any = None,
     dtype: np.dtype | None = None,
     room: Any = None,
-) -> None:
+) -> Steps:
     """Go through rounds; chunks that come are put in ``held``, or added to what is there.
 
     All parts of a sum are added from the left, by ``operate`` in ``dtype``. ``room``: for the sum
@@ -120,13 +115,14 @@ def through(
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
     >>> held = {0: mine, 1: mine}
     >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
-    >>> through(lambda *_: [[theirs]], given, held, operate=np.add, dtype=mine.dtype)
+    >>> steps = through(given, held, operate=np.add, dtype=mine.dtype)
+    >>> driven(steps, lambda *_: [[theirs]])
     >>> held[0]
     array([61.,  3.], dtype=float16)
     """
     for each in given:
         out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
-        came = swap(out, each.sources, lend)
+        came = yield out, each.sources, lend
         for chunk, order in each.sums:
             partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
             place = room if each is given[-1] else None
@@ -134,9 +130,10 @@ def through(
                 spare = partials[order[0] is None]  # what came is this rank's own
                 place = spare if spare.dtype == dtype else None
             held[chunk] = partials[0].astype(dtype, copy=False)
-            for part in partials[1:]:
-                place = operate(held[chunk], part.astype(dtype, copy=False), out=place)
-                held[chunk] = place
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
+                for part in partials[1:]:
+                    place = operate(held[chunk], part.astype(dtype, copy=False), out=place)
+                    held[chunk] = place
         if not each.sums:
             for chunks, parts in zip(each.chunks, came, strict=True):
                 held.update(zip(chunks, parts, strict=True))
@@ -191,30 +188,29 @@ def reduction(
     return RankReduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
 
 
-def reduced(
-    swap: Swap, plan: RankReduction, held: Held, keep: bool = False, room: Any = None
-) -> Held:
+def reduced(plan: RankReduction, held: Held, keep: bool = False, room: Any = None) -> Steps:
     """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
     if plan.travel != plan.dtype:
         held = {c: part.astype(plan.travel) for c, part in held.items()}
-    with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is infinite
-        through(swap, plan.adding, held, keep, plan.operate, plan.sums, room)
-        if plan.sums != plan.dtype:
+    yield from through(plan.adding, held, keep, plan.operate, plan.sums, room)
+    if plan.sums != plan.dtype:
+        with np.errstate(over="ignore"):  # a sum that is no half is infinite
             held = {c: part.astype(plan.dtype, copy=False) for c, part in held.items()}
-    through(swap, plan.copying, held, True)  # sums, which only this call knows
+    yield from through(plan.copying, held, True)  # sums, which only this call knows
     return held
 
 
-def all_reduced(swap: Swap, plan: RankReduction, x: Any, keep: bool = False) -> Any:
+def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
     """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
     flat = x.reshape(-1)
     held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
     if not isinstance(x, np.ndarray):
-        return joined(reduced(swap, plan, held, keep), x.shape)
+        held = yield from reduced(plan, held, keep)
+        return joined(held, x.shape)
     new = np.empty if x.nbytes < LARGE else host_memory.empty
     whole = new((x.size,), x.dtype)
     room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
-    held = reduced(swap, plan, held, keep, room)
+    held = yield from reduced(plan, held, keep, room)
     for c, chunk in enumerate(plan.chunks):
         if held[c] is not room:
             whole[chunk] = held[c]

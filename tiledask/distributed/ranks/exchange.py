@@ -10,7 +10,7 @@ import numpy as np
 from tiledask.distributed.ranks.collectives import RankRound, rank_rounds, record
 from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.records import NCCL, Terms, predicted
-from tiledask.distributed.transport.transport import Port
+from tiledask.distributed.transport.transport import Port, Steps, driven
 from tiledask.tile.backend import name_of
 from tiledask.tile.nccl import on_gpu
 
@@ -58,6 +58,12 @@ class Exchange:
         for message in messages:
             self.learn(message.call.about)
         return [message.parts for message in messages]
+
+    def carry(self, steps: Steps) -> Any:
+        """The result of ``steps``."""
+        if self.devices is not None or self.call.kind == "broadcast":
+            return driven(steps, self.swap)
+        return self.port.transport.carry(self.port, steps, self.call, self.payload)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.all_reduce(exchange, host, op, wide)
             plan = self._planned(exchange, even(host.size, self.size), host.dtype, op, wide)
-            host = all_reduced(exchange.swap, plan, host)
+            host = exchange.carry(all_reduced(plan, host))
         return back(host)
 
     def reduce_scatter(
@@ -132,7 +132,7 @@ class Group:
             parts = cut(host, dim, extents)
             counts = tuple(part.size for part in parts.values())
             plan = self._planned(exchange, counts, host.dtype, op, wide)
-            held = reduced(exchange.swap, plan, parts)
+            held = exchange.carry(reduced(plan, parts))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
@@ -158,7 +158,7 @@ class Group:
                 counts = even(host.size, self.size)
                 plan = self._planned(exchange, counts, host.dtype, op, wide, root)
                 parts = cut(host.reshape(-1), 0, counts)
-                host = joined(reduced(exchange.swap, plan, parts), host.shape)
+                host = joined(exchange.carry(reduced(plan, parts)), host.shape)
         return back(host) if self.rank == root else None
 
     def _planned(
@@ -195,7 +195,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.all_gather(exchange, host, dim)
             held = {self.rank: host}
-            through(exchange.swap, exchange.rounds(), held)
+            exchange.carry(through(exchange.rounds(), held))
             exchange.terms = tuple(held[c].size for c in range(self.size)), host.dtype.itemsize
             host = np.concatenate([held[c] for c in range(self.size)], axis=dim)
         return back(host)
@@ -227,7 +227,7 @@ class Group:
             "all_to_all", algorithm, host, shape=(), split_dim=split_dim, concat_dim=concat_dim
         ) as exchange:
             held = {n * me + d: part for d, part in parts.items()}
-            through(exchange.swap, exchange.rounds(), held)
+            exchange.carry(through(exchange.rounds(), held))
             # chunks that never came by cost this rank nothing
             sizes = (held[c].size if c in held else 0 for c in range(n * n))
             exchange.terms = tuple(sizes), host.dtype.itemsize
@@ -250,7 +250,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.broadcast(exchange, host, root)
             held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
-            through(exchange.swap, exchange.rounds(root), held)
+            exchange.carry(through(exchange.rounds(root), held))
             host = joined(held, exchange.call.about)
             exchange.dtype, exchange.payload = host.dtype, host.nbytes
             exchange.terms = even(host.size, self.size), host.dtype.itemsize, root
@@ -259,7 +259,7 @@ class Group:
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when all ranks of the group have called this."""
         with self._calling("barrier", algorithm, None) as exchange:
-            through(exchange.swap, exchange.rounds(), {})
+            exchange.carry(through(exchange.rounds(), {}))
             exchange.terms = (0,) * self.size, 1
 
     # -- between neighbours and pairs ---------------------------------------------------------

@@ -88,7 +88,8 @@ class ProgramGroup:
         begun = self._port.enter(("all_reduce", label))
         algorithm, counts = self._algorithms["all_reduce"], even(x.size, self.size)
         plan = reduction("all_reduce", algorithm, self.rank, counts, x.dtype, op, wide)
-        result = all_reduced(self._port.swap, plan, x, keep)
+        steps = all_reduced(plan, x, keep)
+        result = self._transport.carry(self._port, steps, None, x.nbytes)
         what = "all_reduce", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
         record(self._owner, self._port, begun, what, label, plan.terms)
         return result
@@ -115,7 +116,8 @@ class ProgramGroup:
         algorithm = self._algorithms["reduce_scatter"]
         counts = tuple(part.size for part in parts.values())
         plan = reduction("reduce_scatter", algorithm, self.rank, counts, x.dtype, op, wide)
-        result = reduced(self._port.swap, plan, parts, keep)[self.rank]
+        steps = reduced(plan, parts, keep)
+        result = self._transport.carry(self._port, steps, None, x.nbytes)[self.rank]
         what = "reduce_scatter", algorithm, self.members, self.axes, name_of(x.dtype), x.nbytes
         record(self._owner, self._port, begun, what, label, plan.terms)
         return result
@@ -133,7 +135,7 @@ class ProgramGroup:
         begun = self._port.enter(("all_gather", label))
         algorithm, held = self._algorithms["all_gather"], {self.rank: x}
         given = rank_rounds("all_gather", algorithm, self.size, self.rank)
-        through(self._port.swap, given, held, keep)
+        self._transport.carry(self._port, through(given, held, keep), None, x.nbytes)
         parts = [held[c] for c in range(self.size)]
         result = np.concatenate(parts, axis=dim)
         terms = tuple([part.size for part in parts]), x.itemsize

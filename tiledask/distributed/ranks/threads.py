@@ -2,8 +2,10 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -12,7 +14,15 @@ import numpy as np
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport.mailbox import Mailbox
-from tiledask.distributed.transport.transport import Message, Transport, take_in
+from tiledask.distributed.transport.transport import (
+    SOON,
+    Message,
+    Port,
+    Steps,
+    Transport,
+    driven,
+    take_in,
+)
 from tiledask.errors import ConfigError, DeadlineError
 
 __all__ = ["Threads", "run_threads"]
@@ -20,17 +30,56 @@ __all__ = ["Threads", "run_threads"]
 GRACE = 1.0
 """Seconds that a thread gets to notice that the run is over."""
 LONG = 1 << 16
-"""Bytes of a message after which its sender is busy for so long that the receiver is woken at once:
-it computes while the sender does, outside of Python's lock."""
+"""Bytes of a message from which on all ranks compute for themselves, outside of Python's lock."""
+
+
+class _Task:
+    """A collective of one rank, that whatever thread brings its messages carries on."""
+
+    def __init__(self, port: Port, steps: Steps, note: Any) -> None:
+        self.port, self.steps, self.note = port, steps, note
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        """Rings when it is over, if not its own thread has brought it there."""
+        self.sources: Sequence[int] = ()
+        self.keys: list[tuple[Any, ...]] | None = None
+        """Of the messages that it waits for; None before it has begun."""
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def advance(self) -> bool:
+        """Go on while all messages are there; whether it is over."""
+        port, box = self.port, self.port.transport.box
+        try:
+            while True:
+                came: Any = None
+                if self.keys is not None:
+                    came = [message.parts for message in port.pop(self.sources, self.keys)]
+                sends, self.sources, lend = self.steps.send(came)
+                for to, parts in sends:
+                    port.put(to, parts, self.note, lend)
+                self.keys = port.keys(self.sources)
+                # it lies there before it looks, so whoever brings something meanwhile sees it
+                box.tasks[self] = missing = set(self.keys)
+                if not box.parcels.keys() >= missing or box.tasks.pop(self, None) is None:
+                    return False
+        except StopIteration as done:
+            self.result = done.value
+        except BaseException as error:
+            self.error = error
+        return True
 
 
 class Threads(Transport):
-    """A transport between threads: messages are put into the others' mailboxes, as copies."""
+    """A transport between threads: messages are put into the others' mailboxes, as copies.
+
+    To wake a thread up takes longer than all else about a small message. So a thread that brings
+    another rank what that waits for goes on with its collective, and only the result wakes it.
+    """
 
     def __init__(self, rank: int, boxes: Sequence[Mailbox], deadline: float) -> None:
         self._boxes = boxes
-        self._unrung: list[Mailbox] = []
-        """Those in which messages lie of which nobody was told."""
+        self.ready: deque[_Task] = deque()
+        """What has got its last message from here."""
         super().__init__(rank, len(boxes), boxes[rank], deadline)
 
     now = staticmethod(time.time)
@@ -53,19 +102,49 @@ class Threads(Transport):
             take_in(box, key, note, parts, nbytes)
             return 0
         box.parcels[key] = Message(note, parts, nbytes)  # notes are frozen values
-        if nbytes >= LONG:
+        if box.waiters:
             box.ring()
-        elif box not in self._unrung:
-            self._unrung.append(box)
+        for task, keys in list(box.tasks.items()):
+            if box.parcels.keys() >= keys and box.tasks.pop(task, None) is not None:
+                self.ready.append(task)  # it is this thread's now, and nobody else's
         return nbytes
 
-    def settle(self) -> None:
-        while self._unrung:
-            self._unrung.pop().ring()
+    def carry(self, port: Port, steps: Steps, note: Any = None, nbytes: int = 0) -> Any:
+        if nbytes >= LONG:
+            return super().carry(port, steps, note)
+        mine = _Task(port, steps, note)
+        self.ready.append(mine)
+        ended = self.settle()
+        while mine not in ended:
+            try:
+                mine.bell.get(timeout=SOON)
+                break
+            except Empty:
+                if (
+                    self.box.tasks.pop(mine, None) is not None
+                ):  # something is late: wait in the other way
+                    swap = partial(port.swap, note=note)
+                    return driven(steps, swap, swap((), mine.sources))
+        if mine.error is not None:
+            raise mine.error
+        return mine.result
 
-    def wait(self, *what: Any) -> bool:
-        self.settle()  # not before: they would only wait until this thread lets them run
-        return self.box.wait(*what)
+    def settle(self) -> list[_Task]:  # type: ignore[override]
+        """Carry on all that is ready, and what becomes so; what has ended of it."""
+        ended: list[_Task] = []
+        work = [self.ready]
+        while work:
+            try:
+                task = work[-1].popleft()
+            except IndexError:
+                work.pop()
+                continue
+            if task.advance():
+                ended.append(task)
+            work.append(task.port.transport.ready)  # type: ignore[attr-defined]
+        for task in ended:
+            task.bell.put(None)
+        return ended
 
     def ask(self, rank: int) -> Doing | None:
         doing: Doing = self._boxes[rank].doing()

@@ -41,7 +41,10 @@ class Mailbox:
     """Says what the device does, to others that wonder."""
     at_end: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
     """What is to be called when the run is closed here."""
-    _waiters: list[_Waiter] = field(default_factory=list, init=False, repr=False)
+    waiters: list[_Waiter] = field(default_factory=list, init=False, repr=False)
+    """Who waits here."""
+    tasks: dict[Any, set[Any]] = field(default_factory=dict, init=False, repr=False)
+    """What waits here for messages, and is carried on by the thread that brings the last one."""
     _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def tell(self, **news: Any) -> None:
@@ -60,7 +63,7 @@ class Mailbox:
     def ring(self) -> None:
         """Wake who misses nothing more; to be called after parcels were put in."""
         # who waits shows that first and looks for its parcels then, so one of both sees the other
-        for keys, bell in list(self._waiters):
+        for keys, bell in list(self.waiters):
             for each in keys:
                 if each not in self.parcels:
                     break
@@ -69,7 +72,7 @@ class Mailbox:
 
     def wake(self) -> None:
         """Let all that wait look around."""
-        for waiter in list(self._waiters):
+        for waiter in list(self.waiters):
             waiter.bell.put(None)
 
     def check(self) -> None:
@@ -89,7 +92,7 @@ class Mailbox:
         None is ready when they are there.
         """
         waiter = _Waiter(keys, SimpleQueue())
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         try:
             while True:
                 if ready is not None:
@@ -104,4 +107,4 @@ class Mailbox:
                 with suppress(Empty):
                     waiter.bell.get(timeout=left)
         finally:
-            self._waiters.remove(waiter)
+            self.waiters.remove(waiter)

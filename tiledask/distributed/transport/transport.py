@@ -12,8 +12,9 @@ error to all, and ranks that wait for each other in a circle are found by asking
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,18 @@ from tiledask.distributed.ranks.mismatch import CollectiveCall, Doing, mismatch
 from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.errors import CollectiveError, DeadlineError
 
-__all__ = ["Message", "Port", "PortCounts", "Transport", "portable", "take_in"]
+__all__ = [
+    "SOON",
+    "Begun",
+    "Message",
+    "Port",
+    "PortCounts",
+    "Steps",
+    "Transport",
+    "driven",
+    "portable",
+    "take_in",
+]
 
 SOON = 0.05
 """Seconds within which most messages come: nothing is looked up or told before."""
@@ -56,6 +68,22 @@ class Begun(NamedTuple):
     """Seconds that the thread had computed."""
 
 
+Round = tuple[Sequence[tuple[int, Sequence[Any]]], Sequence[int], bool]
+"""(number, arrays) to send each; numbers to get from; whether what is sent is lent, that is never
+changed."""
+Steps = Generator[Round, Sequence[Sequence[Any]], Any]
+"""A collective of one rank: yields its rounds, is sent the arrays that come, returns its result."""
+
+
+def driven(steps: Steps, swap: Callable[..., Sequence[Sequence[Any]]], came: Any = None) -> Any:
+    """The result of ``steps``, whose rounds ``swap`` carries out."""
+    try:
+        while True:
+            came = swap(*steps.send(came))
+    except StopIteration as done:
+        return done.value
+
+
 class PortCounts(NamedTuple):
     """What went through a Port, by number in ``members``."""
 
@@ -79,7 +107,7 @@ class Port:
 
     def __init__(self, transport: "Transport", members: tuple[int, ...], stream: str) -> None:
         self.members, self.rank = members, transport.rank
-        self._transport, self._box = transport, transport.box
+        self.transport, self._box = transport, transport.box
         self._name = f"{stream} {members}"  # a string keeps its hash
         self.sent = self.received = self.messages = 0
         """Bytes that left and came, messages that left."""
@@ -103,7 +131,7 @@ class Port:
             raise self._box.over
         counts = self.counts
         key = self._name, self.rank, counts.posted[to]
-        self.sent += self._transport.deliver(self.members[to], key, note, parts, lend)
+        self.sent += self.transport.deliver(self.members[to], key, note, parts, lend)
         self.messages += 1
         counts.posted[to] += 1
 
@@ -113,13 +141,23 @@ class Port:
         ``signals`` are counted nowhere. Raises CollectiveError if one has returned, or if ranks
         wait for each other; DeadlineError when the run's time is over; and what ended the run.
         """
-        counts, parcels = self.counts, self._box.parcels
-        keys = [(self._name, self.members[s], counts.taken[s]) for s in sources]
-        if not parcels.keys() >= set(keys):
-            transport = self._transport
+        keys, transport = self.keys(sources), self.transport
+        if not self._box.parcels.keys() >= set(keys):
             soon = min(transport.deadline, time.monotonic() + SOON)
             if not transport.wait(None, soon, keys):
                 transport.await_all(self, keys)
+        return self.pop(sources, keys, signals)
+
+    def keys(self, sources: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Under which the next messages of ``sources`` will be in the mailbox."""
+        taken = self.counts.taken
+        return [(self._name, self.members[source], taken[source]) for source in sources]
+
+    def pop(
+        self, sources: Sequence[int], keys: Sequence[tuple[Any, ...]], signals: bool = False
+    ) -> list[Message]:
+        """The next messages of ``sources``, which are there."""
+        counts, parcels = self.counts, self._box.parcels
         found: list[Message] = [parcels.pop(key) for key in keys]
         for source, message in zip(sources, found, strict=True):
             counts.taken[source] += 1
@@ -136,17 +174,18 @@ class Port:
         sends: Sequence[tuple[int, Sequence[Any]]],
         sources: Sequence[int],
         lend: bool = False,
+        note: Any = None,
     ) -> list[Sequence[Any]]:
         """A round: send (number, arrays) each; the arrays that come from each of ``sources``."""
         for to, parts in sends:
-            self.put(to, parts, None, lend)
+            self.put(to, parts, note, lend)
         return [message.parts for message in self.get(sources)] if sources else []
 
     def signal(self, to: int, note: Any) -> None:
         """Tell number ``to``, which calls `hear`, of ``note``; counts nowhere."""
         self._box.check()
         key = self._name, self.rank, self.counts.posted[to]
-        self._transport.deliver(self.members[to], key, note, [], True)
+        self.transport.deliver(self.members[to], key, note, [], True)
         self.counts.posted[to] += 1
 
     def hear(self, source: int) -> Message:
@@ -162,13 +201,13 @@ class Port:
 
     def enter(self, what: CollectiveCall | tuple[str, str]) -> Begun:
         """A collective begins."""
-        self.now, self.since = what, self._transport.now()
+        self.now, self.since = what, self.transport.now()
         return Begun(self.sent, self.received, self.messages, self.since, time.thread_time())
 
     def leave(self, begun: Begun) -> Begun:
         """It is done: what it moved, when it began, and seconds of the CPU."""
-        self._transport.settle()
-        self.now, self.last, self.since = None, self.now, self._transport.now()
+        self.transport.settle()
+        self.now, self.last, self.since = None, self.now, self.transport.now()
         return Begun(
             self.sent - begun.sent,
             self.received - begun.received,
@@ -191,7 +230,7 @@ class Port:
             sum(self.counts.taken),
             self._in_words(self.last),
             self.since,
-            self._transport.flying,
+            self.transport.flying,
         )
 
     def _in_words(self, what: CollectiveCall | tuple[str, str] | None) -> CollectiveCall | None:
@@ -271,6 +310,13 @@ class Transport(ABC):
         if key not in self.ports:
             self.ports[key] = Port(self, members, stream)
         return self.ports[key]
+
+    def carry(self, port: Port, steps: Steps, note: Any = None, nbytes: int = 0) -> Any:
+        """The result of ``steps`` through ``port``; ``note`` goes with each message.
+
+        ``nbytes``: about how much a message has.
+        """
+        return driven(steps, partial(port.swap, note=note))
 
     def await_all(self, port: Port, keys: Sequence[tuple[Any, ...]]) -> None:
         """Return when the messages of ``keys``, for ``port``, are there; raises as `Port.get`."""
