@@ -36,8 +36,8 @@ LONG = 1 << 16
 class _Task:
     """A collective of one rank, that whatever thread brings its messages carries on."""
 
-    def __init__(self, port: Port, steps: Steps, note: Any) -> None:
-        self.port, self.steps, self.note = port, steps, note
+    def __init__(self, transport: "Threads", port: Port, steps: Steps, note: Any) -> None:
+        self.transport, self.port, self.steps, self.note = transport, port, steps, note
         self.bell: SimpleQueue[None] = SimpleQueue()
         """Rings when it is over, if not its own thread has brought it there."""
         self.sources: Sequence[int] = ()
@@ -48,7 +48,7 @@ class _Task:
 
     def advance(self) -> bool:
         """Go on while all messages are there; whether it is over."""
-        port, box = self.port, self.port.transport.box
+        port, box = self.port, self.transport.box
         try:
             while True:
                 came: Any = None
@@ -112,7 +112,7 @@ class Threads(Transport):
     def carry(self, port: Port, steps: Steps, note: Any = None, nbytes: int = 0) -> Any:
         if nbytes >= LONG:
             return super().carry(port, steps, note)
-        mine = _Task(port, steps, note)
+        mine = _Task(self, port, steps, note)
         self.ready.append(mine)
         ended = self.settle()
         while mine not in ended:
@@ -120,9 +120,8 @@ class Threads(Transport):
                 mine.bell.get(timeout=SOON)
                 break
             except Empty:
-                if (
-                    self.box.tasks.pop(mine, None) is not None
-                ):  # something is late: wait in the other way
+                if self.box.tasks.pop(mine, None) is not None:
+                    # something is late: wait for it in the way that says so
                     swap = partial(port.swap, note=note)
                     return driven(steps, swap, swap((), mine.sources))
         if mine.error is not None:
@@ -135,13 +134,15 @@ class Threads(Transport):
         work = [self.ready]
         while work:
             try:
-                task = work[-1].popleft()
-            except IndexError:
-                work.pop()
-                continue
-            if task.advance():
-                ended.append(task)
-            work.append(task.port.transport.ready)  # type: ignore[attr-defined]
+                while ready := work[-1]:
+                    task = ready.popleft()
+                    if task.advance():
+                        ended.append(task)
+                    if (more := task.transport.ready) is not ready:
+                        work.append(more)
+            except IndexError:  # another stream of the rank was faster
+                pass
+            work.pop()
         for task in ended:
             task.bell.put(None)
         return ended
