@@ -112,6 +112,7 @@ def through(
     All parts of a sum are added from the left, by ``operate`` in ``dtype``. ``room``: for the sum
     of the last round, if there is one.
 
+    >>> from tiledask.distributed.transport.transport import driven
     >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
     >>> held = {0: mine, 1: mine}
     >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
