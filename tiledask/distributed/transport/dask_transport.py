@@ -21,7 +21,7 @@ from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.meeting import Meeting, of_run
 from tiledask.distributed.transport.transport import Transport, take_in
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.tile.backend import name_of
+from tiledask.tile.backend import as_dtype, name_of
 
 __all__ = ["ByDask", "DaskTransport", "prepare"]
 
@@ -133,7 +133,7 @@ async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, A
         return {"status": "OK", "taken": False}
     key, note = pickle.loads(about)
     # messages arrive unaligned, and then sums round otherwise
-    arrays = [np.array(flat).view(name).reshape(shape) for flat, name, shape in parts]
+    arrays = [np.array(flat).view(as_dtype(name)).reshape(shape) for flat, name, shape in parts]
     take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts))
     here.ring()
     return {"status": "OK", "taken": True}
