@@ -160,6 +160,20 @@ def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
         assert kept == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4]
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_small_and_large_parts_of_one_collective(keep):
+    """Some ranks are carried on by others, some wait for themselves."""
+
+    def program(rank):
+        mine = np.full(20_000 if rank.index % 4 == 1 else rank.index, rank.index)
+        g, e = rank.program_group(), rank.group()
+        return [x.sum() for x in (g.all_gather(mine, keep=keep), e.all_gather(mine))]
+
+    for n in (5, 9):
+        each = [r * (20_000 if r % 4 == 1 else r) for r in range(n)]
+        assert run_threads(program, n, timeout=20.0).results == [[sum(each)] * 2] * n
+
+
 def test_a_message_overtakes_collectives_and_streams_each_other():
     def program(rank):
         g, other = rank.program_group(), 1 - rank.index

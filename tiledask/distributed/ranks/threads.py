@@ -147,6 +147,10 @@ class Threads(Transport):
             task.bell.put(None)
         return ended
 
+    def wait(self, *what: Any) -> bool:
+        self.settle()  # what is ready here may be what it waits for
+        return super().wait(*what)
+
     def ask(self, rank: int) -> Doing | None:
         doing: Doing = self._boxes[rank].doing()
         return doing
