@@ -140,9 +140,9 @@ PLANTS = [
     ),
     # distributed: ranks that agree
     Plant(
-        "distributed/ranks/exchange.py",
-        "key=lambda each: each[0])",
-        "key=lambda each: -each[0])",
+        "distributed/ranks/collectives.py",
+        "key=lambda one: one[0])",
+        "key=lambda one: -one[0])",
         "test_ranks",
     ),
     Plant(

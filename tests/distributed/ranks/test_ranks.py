@@ -1,8 +1,7 @@
 """Rank functions on threads: results, laws, bytes counted and predicted, and ranks that disagree.
 
 Holds `tiledask.distributed.ranks.exchange`, `tiledask.distributed.ranks.mismatch`,
-`tiledask.distributed.ranks.reduce_ops`, `tiledask.distributed.ranks.threads` and
-`tiledask.distributed.transport.transport`.
+`tiledask.distributed.ranks.threads` and `tiledask.distributed.transport.transport`.
 """
 
 import threading
@@ -500,8 +499,8 @@ def test_a_rank_that_has_not_looked_at_its_letter_is_not_stuck(monkeypatch):
     """On a busy machine rank 0 sleeps on the message that it waits for, and rank 1 waits for it."""
     wait = threads.Threads.wait
 
-    def late(self, ready, deadline):
-        found = wait(self, ready, deadline)
+    def late(self, *what):
+        found = wait(self, *what)
         time.sleep(0.3 * (self.rank == 0))
         return found
 

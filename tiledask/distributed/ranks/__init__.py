@@ -4,10 +4,11 @@ run.py            run_ranks: it on the workers of a mesh; its results and its re
 threads.py        run_threads: it on threads of this process, without Dask
   rank_function.py  it on one rank, from its first line to its last; all ranks' results
   rank.py         what it is given: where it stands, its groups, its labels
-    group.py      the collectives, counted
-      exchange.py     one of them under way: its rounds, and at the end its record
+    group.py          the collectives, agreed on by the ranks that call them
+      exchange.py     one of them under way
       halos.py        rows that neighbours lend each other
-      reduce_ops.py   sums and maxima in a fixed order
+    program_group.py  those of a program, which was checked before: only its arrays travel
+    collectives.py    what both do: rounds, sums in a fixed order, and the record at the end
   mismatch.py     what a rank called, and how two calls differ
   records.py      every collective as a record; their totals, beside what was planned
   ../transport/   how messages go from rank to rank: by threads, sockets, Dask's messages

@@ -10,20 +10,25 @@ the result is copied back.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.ranks import halos, nccl_own
+from tiledask.distributed.ranks.collectives import (
+    RankReduction,
+    all_reduced,
+    cut,
+    joined,
+    reduced,
+    reduction,
+    through,
+)
 from tiledask.distributed.ranks.exchange import Exchange, exchanging
 from tiledask.distributed.ranks.records import NCCL
-from tiledask.distributed.ranks.reduce_ops import check_operation, sum_dtype
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.algorithms import adding_rounds, algorithms, default
+from tiledask.plan.collectives.algorithms import algorithms, default
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.products.placement import split
 from tiledask.tile.backend import array_namespace, to_numpy
 from tiledask.tile.nccl import on_gpu
 
@@ -34,8 +39,8 @@ class Group:
     """Some ranks of a mesh, one of which is this; ranks inside a group are numbered from 0.
 
     Every rank of a group makes the same calls in the same order. Results are the same to the bit
-    on all ranks and in every run: see reduce_ops.py for the order of summation. What a call returns
-    belongs to the caller, and arrays that were passed may be changed as soon as it returns.
+    on all ranks and in every run: see collectives.py for the order of summation. What a call
+    returns belongs to the caller, and arrays that were passed may be changed as soon as it returns.
 
     ``algorithm``: "ring", "tree" or "direct" (plan/collectives/algorithms.py draws them); None
     takes the one that `tiledask.plan.collectives.algorithms.default` names. Between GPUs also
@@ -94,8 +99,8 @@ class Group:
         with self._calling("all_reduce", algorithm, host, op=op, wide=wide or None) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl_own.all_reduce(exchange, host, op, wide)
-            held = self._reduced(exchange, _chunks(host, self.size), op, wide)
-            host = _joined(held, host.shape)
+            plan = self._planned(exchange, even(host.size, self.size), host.dtype, op, wide)
+            host = exchange.carry(all_reduced(plan, host))
         return back(host)
 
     def reduce_scatter(
@@ -124,7 +129,10 @@ class Group:
         ) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl_own.reduce_scatter(exchange, host, dim, extents, op, wide)
-            held = self._reduced(exchange, _cut(host, dim, extents), op, wide)
+            parts = cut(host, dim, extents)
+            counts = tuple(part.size for part in parts.values())
+            plan = self._planned(exchange, counts, host.dtype, op, wide)
+            held = exchange.carry(reduced(plan, parts))
             host = held[self.rank] if self.size > 1 else host.copy()
         return back(host)
 
@@ -147,31 +155,25 @@ class Group:
             if exchange.algorithm == NCCL:
                 host = nccl_own.reduce(exchange, host, op, wide, root)
             else:
-                held = self._reduced(exchange, _chunks(host, self.size), op, wide, root)
-                host = _joined(held, host.shape)
+                counts = even(host.size, self.size)
+                plan = self._planned(exchange, counts, host.dtype, op, wide, root)
+                parts = cut(host.reshape(-1), 0, counts)
+                host = joined(exchange.carry(reduced(plan, parts)), host.shape)
         return back(host) if self.rank == root else None
 
-    def _reduced(
-        self, exchange: Exchange, held: dict[int, np.ndarray], op: str, wide: bool, root: int = 0
-    ) -> dict[int, np.ndarray]:
-        """``held`` after all rounds."""
-        check_operation(op)
-        kind, algorithm, dtype = exchange.call.kind, exchange.algorithm, held[0].dtype
-        sums = sum_dtype(dtype, wide)
-        # partial sums that go straight to where they are added are as exact in their own type
-        travel = dtype if algorithm == "direct" else sums
-        counts = tuple(held[c].size for c in range(self.size))
-        exchange.terms = counts, dtype.itemsize, root, travel.itemsize
-        given = exchange.rounds(root)
-        adding = adding_rounds(kind, algorithm, self.size)
-        if travel != dtype:
-            held = {c: part.astype(travel) for c, part in held.items()}
-        exchange.add(given[:adding], held, op, sums)
-        if sums != dtype:
-            with np.errstate(over="ignore"):  # a sum that is no half is infinite
-                held = {c: part.astype(dtype, copy=False) for c, part in held.items()}
-        exchange.copy(given[adding:], held)
-        return held
+    def _planned(
+        self,
+        exchange: Exchange,
+        counts: tuple[int, ...],
+        dtype: np.dtype,
+        op: str,
+        wide: bool,
+        root: int = 0,
+    ) -> RankReduction:
+        kind = exchange.call.kind
+        plan = reduction(kind, exchange.algorithm, self.rank, counts, dtype, op, wide, root)
+        exchange.terms = plan.terms
+        return plan
 
     # -- gathering and scattering -------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class Group:
             if exchange.algorithm == NCCL:
                 return nccl_own.all_gather(exchange, host, dim)
             held = {self.rank: host}
-            exchange.copy(exchange.rounds(), held)
+            exchange.carry(through(exchange.rounds(), held))
             exchange.terms = tuple(held[c].size for c in range(self.size)), host.dtype.itemsize
             host = np.concatenate([held[c] for c in range(self.size)], axis=dim)
         return back(host)
@@ -219,13 +221,13 @@ class Group:
         """
         host, back = self._brought(x)
         split_dim, concat_dim = _dim(host, split_dim), _dim(host, concat_dim)
-        parts = _cut(host, split_dim, self._extents(host, split_dim, extents))
+        parts = cut(host, split_dim, self._extents(host, split_dim, extents))
         n, me = self.size, self.rank
         with self._calling(
             "all_to_all", algorithm, host, shape=(), split_dim=split_dim, concat_dim=concat_dim
         ) as exchange:
             held = {n * me + d: part for d, part in parts.items()}
-            exchange.copy(exchange.rounds(), held)
+            exchange.carry(through(exchange.rounds(), held))
             # chunks that never came by cost this rank nothing
             sizes = (held[c].size if c in held else 0 for c in range(n * n))
             exchange.terms = tuple(sizes), host.dtype.itemsize
@@ -247,9 +249,9 @@ class Group:
         with self._calling("broadcast", algorithm, host, **facts) as exchange:
             if exchange.algorithm == NCCL:
                 return nccl_own.broadcast(exchange, host, root)
-            held = {} if host is None else _chunks(host, self.size)
-            exchange.copy(exchange.rounds(root), held)
-            host = _joined(held, exchange.call.about)
+            held = {} if host is None else cut(host.reshape(-1), 0, even(host.size, self.size))
+            exchange.carry(through(exchange.rounds(root), held))
+            host = joined(held, exchange.call.about)
             exchange.dtype, exchange.payload = host.dtype, host.nbytes
             exchange.terms = even(host.size, self.size), host.dtype.itemsize, root
         return back(host)
@@ -257,7 +259,7 @@ class Group:
     def barrier(self, *, algorithm: str | None = None) -> None:
         """Return when all ranks of the group have called this."""
         with self._calling("barrier", algorithm, None) as exchange:
-            exchange.copy(exchange.rounds(), {})
+            exchange.carry(through(exchange.rounds(), {}))
             exchange.terms = (0,) * self.size, 1
 
     # -- between neighbours and pairs ---------------------------------------------------------
@@ -309,14 +311,13 @@ class Group:
         """
         host, _ = _host(x)
         with self._pair("send", to, host) as exchange:
-            exchange.post(exchange.members.index(self.members[to]), [host])
+            exchange.swap([(exchange.members.index(self.members[to]), [host])], ())
             exchange.terms = host.nbytes, None
 
     def recv(self, source: int) -> Any:
         """What the group's rank ``source`` sends to this one next."""
         with self._pair("recv", source, None) as exchange:
-            message = exchange.take(exchange.members.index(self.members[source]))
-            (host,) = message.parts
+            ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
             exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
         return self._owner.on_device(host)
 
@@ -417,23 +418,3 @@ def _dim(x: np.ndarray, dim: int) -> int:
             f"take one of 0..{x.ndim - 1}, or x.reshape(1) if it has none"
         )
     return dim % x.ndim
-
-
-def _chunks(x: np.ndarray, n: int) -> dict[int, np.ndarray]:
-    """The flattened array in ``n`` chunks, as even as they can be."""
-    flat = x.reshape(-1)
-    return {c: flat[start:stop] for c, (start, stop) in enumerate(split(0, x.size, n))}
-
-
-def _joined(held: dict[int, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    parts = [held[c] for c in range(len(held))]
-    if not isinstance(parts[0], np.ndarray):
-        return array_namespace(*parts).concatenate(parts).reshape(shape)
-    whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
-    return np.concatenate(parts, out=whole).reshape(shape)
-
-
-def _cut(x: np.ndarray, dim: int, extents: Sequence[int]) -> dict[int, np.ndarray]:
-    """``x`` in parts of ``extents`` along ``dim``."""
-    before, ends = (slice(None),) * dim, [0, *accumulate(extents)]
-    return {c: x[(*before, slice(*pair))] for c, pair in enumerate(pairwise(ends))}

@@ -36,8 +36,8 @@ class CollectiveCall(NamedTuple):
 
     def agrees(self, other: "CollectiveCall") -> bool:
         """Whether this and another rank's call are the same collective."""
-        pair = {self.kind, other.kind}
-        kinds = len(pair) == 1 if self.number else pair <= {"send", "recv", "sendrecv"}
+        pair = self.kind, other.kind
+        kinds = pair[0] == pair[1] if self.number else {*pair} <= {"send", "recv", "sendrecv"}
         return kinds and self.number == other.number and self.same == other.same
 
 
@@ -58,8 +58,6 @@ class Doing(NamedTuple):
     """Whether messages that it sent may not have arrived."""
     end: str = ""
     """"returned" once its program has."""
-    key: tuple[Any, ...] | None = None
-    """Under which that message will be in its mailbox."""
 
     def words(self, rank: int, now: float) -> str:
         """A sentence without its end, such as "rank 1 is in all_gather ..."."""

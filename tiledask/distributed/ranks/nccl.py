@@ -80,16 +80,16 @@ class Devices:
         self, exchange: "Exchange", brings: Callable[[], Any] | None = None, hub: int = 0
     ) -> Any:
         """What number ``hub`` ``brings``, once all ranks of the group are in this call."""
-        transport, call = self._transport, exchange.call
-        others = [m for m in exchange.members if m != exchange.members[hub]]
+        port, call = exchange.port, exchange.call
         if exchange.me != hub:
-            transport.signal(exchange.members[hub], call)
-            return transport.hear(exchange.members[hub], call).call.about
+            port.signal(hub, call)
+            return port.hear(hub).call.about
+        others = [number for number in range(len(exchange.members)) if number != hub]
         for other in others:
-            transport.hear(other, call)
+            port.hear(other)
         about = brings() if brings else None
         for other in others:
-            transport.signal(other, call._replace(about=about))
+            port.signal(other, call._replace(about=about))
         return about
 
     def swap(
@@ -102,11 +102,11 @@ class Devices:
         into = _each((source, parts) for source, (awaited, parts) in came if awaited)
         if out or into:
             self._done(exchange, nccl.Communicator.move, out, into)
-        transport = self._transport
-        transport.sent += sum(part.nbytes for _, part in out)
+        port = exchange.port
+        port.sent += sum(part.nbytes for _, part in out)
         for source, part in into:
-            transport.received += part.nbytes
-            transport.came[exchange.members[source]] += part.nbytes
+            port.received += part.nbytes
+            port.counts.came[source] += part.nbytes
         return [parts for _, (_, parts) in came]
 
     def collective(
@@ -132,17 +132,17 @@ class Devices:
         """What NCCL has to send, after a message that says so; what is in host memory goes with
         the message."""
         if not all(map(nccl.on_gpu, parts)):
-            exchange.post(to, parts)
+            exchange.port.put(to, parts, exchange.call)
             return None
         parts = [nccl.contiguous(part) for part in parts]
         kinds = tuple((name_of(part.dtype), part.shape) for part in parts)
         call = exchange.call._replace(about=_Coming(kinds, exchange.call.about))
-        self._transport.post(exchange.members[to], call, [])
+        exchange.port.put(to, [], call)
         return to, parts
 
     def _expected(self, exchange: "Exchange", source: int) -> tuple[bool, Sequence[Any]]:
         """(whether NCCL has to bring it, room for what comes from ``source``, or what came)."""
-        message = self._transport.take(exchange.members[source], exchange.call)
+        (message,) = exchange.port.get((source,))
         coming = message.call.about
         if not isinstance(coming, _Coming):
             exchange.learn(coming)

@@ -9,8 +9,8 @@ last bit they need not be those of the other algorithms.
 from collections.abc import Sequence
 from typing import Any
 
+from tiledask.distributed.ranks.collectives import check_operation, sum_dtype
 from tiledask.distributed.ranks.exchange import Exchange
-from tiledask.distributed.ranks.reduce_ops import check_operation, sum_dtype
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.algorithms import algorithms
 from tiledask.plan.collectives.cost import even

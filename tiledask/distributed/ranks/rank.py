@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.records import Record, StepRecord
 from tiledask.distributed.transport.transport import Transport
 from tiledask.errors import ConfigError
@@ -36,9 +37,12 @@ class Rank:
         self.records: list[Record] = []
         self.steps: list[StepRecord] = []
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._program_groups: dict[tuple[Any, ...], ProgramGroup] = {}
         self._labels: list[str] = []
-        self._step: int | None = None
-        self._barriers = 0
+        self.at_step: int | None = None
+        """The step under way."""
+        self.barriers = 0
+        """Synchronisations in it so far."""
 
     @property
     def ranks(self) -> int:
@@ -62,6 +66,17 @@ class Rank:
             self._groups[chosen] = Group(self, chosen, members)
         return self._groups[chosen]
 
+    def program_group(
+        self, axes: int | tuple[int, ...] | None = None, stream: str = ""
+    ) -> ProgramGroup:
+        """The ranks of `group`, for what a checked program does on one of its streams."""
+        group = self.group(axes)
+        key = group.axes, stream
+        if key not in self._program_groups:
+            made = ProgramGroup(self, group.axes, group.members, stream)
+            self._program_groups[key] = made
+        return self._program_groups[key]
+
     def label(self, text: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry ``text``; blocks in blocks are joined by "/"."""
         return _Labelled(self._labels, text)
@@ -69,13 +84,13 @@ class Rank:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Collectives inside the block belong to step ``number``; barriers count from 0 in it."""
-        before = self._step, self._barriers
-        self._step, self._barriers = number, 0
+        before = self.at_step, self.barriers
+        self.at_step, self.barriers = number, 0
         begin, cpu, process = self._clocks()
         try:
             yield
         finally:
-            self._step, self._barriers = before
+            self.at_step, self.barriers = before
         end, cpu_end, process_end = self._clocks()
         took = StepRecord(self.index, number, begin, end, cpu_end - cpu, process_end - process)
         self.steps.append(took)
@@ -92,13 +107,6 @@ class Rank:
     def on_device(self, host: np.ndarray) -> Any:
         """``host`` as an array of this rank's device."""
         return namespace(self.backend).asarray(host)
-
-    def record(self, synchronises: bool, **facts: Any) -> None:
-        """Write down a collective that is done."""
-        barrier = self._barriers if synchronises else None
-        self._barriers += synchronises
-        facts |= {"rank": self.index, "label": self.here, "step": self._step, "barrier": barrier}
-        self.records.append(Record(**facts))
 
     def __repr__(self) -> str:
         return f"Rank({self.index} of {self.ranks}, at {self.coordinates} of {self.shape})"

@@ -10,7 +10,7 @@ from tiledask.distributed.ranks.mismatch import CollectiveCall
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.records import Record, Records, StepRecord
 from tiledask.distributed.transport.mailbox import CancelledError
-from tiledask.distributed.transport.transport import Transport
+from tiledask.distributed.transport.transport import PortCounts, Transport
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 from tiledask.plan.products.traffic import Traffic
 
@@ -22,14 +22,8 @@ class RankResult(NamedTuple):
 
     result: Any
     records: list[Record]
-    came: dict[int, int]
-    """Source -> bytes that came from it."""
-    messages: dict[int, int]
-    """Source -> messages that came from it."""
-    posted: dict[tuple[tuple[int, ...], int], int]
-    """(group, destination) -> messages and signals."""
-    taken: dict[tuple[tuple[int, ...], int], int]
-    """(group, source) -> messages and signals."""
+    ports: list[PortCounts]
+    """What went through each of its ports."""
     last: CollectiveCall | None
     """The last collective."""
     steps: list[StepRecord]
@@ -85,18 +79,15 @@ def ran(
     return RankResult(
         result,
         rank.records,
-        dict(transport.came),
-        dict(transport.messages_from),
-        dict(transport.posted),
-        dict(transport.taken),
-        transport.box.doing.last,
+        [port.counts for port in transport.ports.values()],
+        transport.doing().last,
         rank.steps,
     )
 
 
 def _told(transport: Transport, error: BaseException) -> BaseException:
     """``error``, with where this rank was; if it is this rank's own, all others know it now."""
-    doing = transport.box.doing
+    doing = transport.doing()
     where = f"in {doing.call}" if doing.call else "outside of its collectives"
     if error is transport.box.over:
         transport.heard = True
@@ -115,24 +106,26 @@ def _told(transport: Transport, error: BaseException) -> BaseException:
 
 def collected(parts: Sequence[RankResult]) -> Ranks:
     """The Ranks of all parts. Raises CollectiveError if a message was sent that nobody took."""
+    ports = [{(each.members, each.stream): each for each in part.ports} for part in parts]
+    moves = Traffic.of(len(parts))
     for rank, part in enumerate(parts):
-        for (group, to), messages in part.posted.items():
-            taken = parts[to].taken.get((group, rank), 0)
-            if taken != messages:
-                raise CollectiveError(
-                    f"of {messages} messages that rank {rank} sent to rank {to} among ranks "
-                    f"{', '.join(map(str, group))}, rank {to} took {taken} before it returned: it "
-                    f"left a collective out. The last of rank {rank} was {part.last}, of rank "
-                    f"{to} {parts[to].last or 'none'}; let both make the same calls"
-                )
+        for each in part.ports:
+            me = each.members.index(rank)
+            for number, to in enumerate(each.members):
+                there = ports[to].get((each.members, each.stream))
+                messages, taken = each.posted[number], there.taken[me] if there else 0
+                if taken != messages:
+                    raise CollectiveError(
+                        f"of {messages} messages that rank {rank} sent to rank {to} among ranks "
+                        f"{', '.join(map(str, each.members))}, rank {to} took {taken} before it "
+                        f"returned: it left a collective out. The last of rank {rank} was "
+                        f"{part.last}, of rank {to} {parts[to].last or 'none'}; let both make the "
+                        f"same calls"
+                    )
+                moves.bytes[to, rank] += each.came[number]
+                moves.messages[to, rank] += each.messages[number]
     records = Records(
         tuple(record for part in parts for record in part.records),
         tuple(step for part in parts for step in part.steps),
     )
-    moves = Traffic.of(len(parts))
-    for rank, part in enumerate(parts):
-        for source, nbytes in part.came.items():
-            moves.bytes[source, rank] += nbytes
-        for source, messages in part.messages.items():
-            moves.messages[source, rank] += messages
     return Ranks([part.result for part in parts], records, moves)

@@ -45,8 +45,7 @@ class Moved(NamedTuple):
     """Messages that it sends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One collective on one rank."""
 
     rank: int
@@ -212,7 +211,7 @@ class Records:
         """A row per record, with predicted_sent, predicted_received, predicted_messages beside."""
         import pandas as pd
 
-        names = [name for name in Record.__slots__ if name != "terms"]
+        names = [name for name in Record._fields if name != "terms"]
         rows = [[*(getattr(r, name) for name in names), r.seconds, *r.predicted] for r in self.rows]
         more = ["seconds", *(f"predicted_{name}" for name in Moved._fields)]
         frame = pd.DataFrame(rows, columns=[*names, *more])
@@ -278,6 +277,6 @@ def compared(records: Records, calls: Iterable[Call], itemsize: int) -> "pd.Data
 
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
-        if name not in Record.__slots__:
-            fields = [n for n in Record.__slots__ if n != "terms"]
+        if name not in Record._fields:
+            fields = [n for n in Record._fields if n != "terms"]
             raise ConfigError(f"a record has no {name!r}; it has {', '.join(fields)}")

@@ -2,7 +2,11 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -10,33 +14,146 @@ import numpy as np
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
 from tiledask.distributed.transport.mailbox import Mailbox
-from tiledask.distributed.transport.transport import Transport, doing_of, take_in
+from tiledask.distributed.transport.transport import (
+    SOON,
+    Message,
+    Port,
+    Steps,
+    Transport,
+    driven,
+    take_in,
+)
 from tiledask.errors import ConfigError, DeadlineError
 
 __all__ = ["Threads", "run_threads"]
 
 GRACE = 1.0
 """Seconds that a thread gets to notice that the run is over."""
+LONG = 1 << 16
+"""Bytes of a message from which on all ranks compute for themselves, outside of Python's lock."""
+
+
+class _Task:
+    """A collective of one rank, that whatever thread brings its messages carries on."""
+
+    def __init__(self, transport: "Threads", port: Port, steps: Steps, note: Any) -> None:
+        self.transport, self.port, self.steps, self.note = transport, port, steps, note
+        self.bell: SimpleQueue[None] = SimpleQueue()
+        """Rings when it is over, if not its own thread has brought it there."""
+        self.sources: Sequence[int] = ()
+        self.keys: list[tuple[Any, ...]] | None = None
+        """Of the messages that it waits for; None before it has begun."""
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def advance(self) -> bool:
+        """Go on while all messages are there; whether it is over."""
+        port, box = self.port, self.transport.box
+        try:
+            while True:
+                came: Any = None
+                if self.keys is not None:
+                    came = [message.parts for message in port.pop(self.sources, self.keys)]
+                sends, self.sources, lend = self.steps.send(came)
+                for to, parts in sends:
+                    port.put(to, parts, self.note, lend)
+                self.keys = port.keys(self.sources)
+                # it lies there before it looks, so whoever brings something meanwhile sees it
+                box.tasks[self] = missing = set(self.keys)
+                if not box.parcels.keys() >= missing or box.tasks.pop(self, None) is None:
+                    return False
+        except StopIteration as done:
+            self.result = done.value
+        except BaseException as error:
+            self.error = error
+        return True
 
 
 class Threads(Transport):
-    """A transport between threads: messages are put into the others' mailboxes, as copies."""
+    """A transport between threads: messages are put into the others' mailboxes, as copies.
+
+    To wake a thread up takes longer than all else about a small message. So a thread that brings
+    another rank what that waits for goes on with its collective, and only the result wakes it.
+    """
 
     def __init__(self, rank: int, boxes: Sequence[Mailbox], deadline: float) -> None:
         self._boxes = boxes
+        self.ready: deque[_Task] = deque()
+        """What has got its last message from here."""
         super().__init__(rank, len(boxes), boxes[rank], deadline)
 
-    def now(self) -> float:
-        return time.time()
+    now = staticmethod(time.time)
 
-    def deliver(self, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray]) -> int:
-        copies = [part.copy() for part in parts]
-        nbytes = sum(part.nbytes for part in copies)
-        take_in(self._boxes[to], key, note, copies, nbytes)  # notes are frozen values
+    def deliver(
+        self,
+        to: int,
+        key: tuple[Any, ...],
+        note: Any,
+        parts: Sequence[np.ndarray],
+        lend: bool = False,
+    ) -> int:
+        if not lend:
+            parts = [np.array(part, order="C") for part in parts]
+        nbytes = 0
+        for part in parts:
+            nbytes += part.nbytes
+        box = self._boxes[to]
+        if len(key) == 2:  # the end of a rank, or of the run
+            take_in(box, key, note, parts, nbytes)
+            return 0
+        box.parcels[key] = Message(note, parts, nbytes)  # notes are frozen values
+        if box.waiters:
+            box.ring()
+        for task, keys in list(box.tasks.items()):
+            if box.parcels.keys() >= keys and box.tasks.pop(task, None) is not None:
+                self.ready.append(task)  # it is this thread's now, and nobody else's
         return nbytes
 
+    def carry(self, port: Port, steps: Steps, note: Any = None, nbytes: int = 0) -> Any:
+        if nbytes >= LONG:
+            return super().carry(port, steps, note)
+        mine = _Task(self, port, steps, note)
+        self.ready.append(mine)
+        ended = self.settle()
+        while mine not in ended:
+            try:
+                mine.bell.get(timeout=SOON)
+                break
+            except Empty:
+                if self.box.tasks.pop(mine, None) is not None:
+                    # something is late: wait for it in the way that says so
+                    swap = partial(port.swap, note=note)
+                    return driven(steps, swap, swap((), mine.sources))
+        if mine.error is not None:
+            raise mine.error
+        return mine.result
+
+    def settle(self) -> list[_Task]:  # type: ignore[override]
+        """Carry on all that is ready, and what becomes so; what has ended of it."""
+        ended: list[_Task] = []
+        work = [self.ready]
+        while work:
+            try:
+                while ready := work[-1]:
+                    task = ready.popleft()
+                    if task.advance():
+                        ended.append(task)
+                    if (more := task.transport.ready) is not ready:
+                        work.append(more)
+            except IndexError:  # another stream of the rank was faster
+                pass
+            work.pop()
+        for task in ended:
+            task.bell.put(None)
+        return ended
+
+    def wait(self, *what: Any) -> bool:
+        self.settle()  # what is ready here may be what it waits for
+        return super().wait(*what)
+
     def ask(self, rank: int) -> Doing | None:
-        return doing_of(self._boxes[rank])
+        doing: Doing = self._boxes[rank].doing()
+        return doing
 
 
 def run_threads(
@@ -64,12 +181,14 @@ def run_threads(
     transports = [Threads(r, boxes, deadline) for r in range(len(given))]
     parts: dict[int, RankResult] = {}
     errors: dict[int, BaseException] = {}
+    ended: SimpleQueue[int] = SimpleQueue()
 
     def work(r: int) -> None:
         try:
             parts[r] = ran(program, shape, transports[r], "numpy", given[r])
         except BaseException as error:
             errors[r] = error
+        ended.put(r)
 
     threads = [
         threading.Thread(target=work, args=(r,), name=f"rank {r}", daemon=True)
@@ -78,10 +197,10 @@ def run_threads(
     for thread in threads:
         thread.start()
     end = deadline + GRACE
-    running = threads
-    while running and not errors and time.monotonic() < end:
-        running[0].join(0.02)
-        running = [thread for thread in running if thread.is_alive()]
+    for _ in threads:
+        if not errors:
+            with suppress(Empty):
+                ended.get(timeout=max(0.0, end - time.monotonic()))
     if errors:
         end = min(end, time.monotonic() + GRACE)
     for thread in threads:
@@ -89,7 +208,7 @@ def run_threads(
     if failed := sorted(errors):
         raise errors[next((r for r in failed if not transports[r].heard), failed[0])]
     if late := [r for r in range(len(given)) if r not in parts]:
-        words = "; ".join(boxes[r].doing.words(r, time.time()) for r in late)
+        words = "; ".join(boxes[r].doing().words(r, time.time()) for r in late)
         over = DeadlineError(
             f"ranks {late} have not returned after {timeout:g} s: {words}. Give the run longer "
             f"with timeout="

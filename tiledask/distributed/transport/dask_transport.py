@@ -19,9 +19,9 @@ from distributed.protocol.serialize import to_serialize
 from tiledask.distributed.cluster.clocks import now
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.transport.meeting import Meeting, of_run
-from tiledask.distributed.transport.transport import Transport, doing_of, take_in
+from tiledask.distributed.transport.transport import Transport, take_in
 from tiledask.errors import ClusterLostError, DeadlineError
-from tiledask.tile.backend import name_of
+from tiledask.tile.backend import as_dtype, name_of
 
 __all__ = ["ByDask", "DaskTransport", "prepare"]
 
@@ -64,8 +64,16 @@ class DaskTransport(ByDask):
     def flying(self) -> bool:
         return bool(self._sending)
 
-    def deliver(self, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray]) -> int:
-        copies = [part.copy() for part in parts]  # they are sent later
+    def deliver(
+        self,
+        to: int,
+        key: tuple[Any, ...],
+        note: Any,
+        parts: Sequence[np.ndarray],
+        lend: bool = False,
+    ) -> int:
+        # they are sent later
+        copies = [np.array(part, order="C", copy=None if lend else True) for part in parts]
         sending = asyncio.run_coroutine_threadsafe(
             self._send(to, pickle.dumps((key, note)), copies), self._worker.loop.asyncio_loop
         )
@@ -125,13 +133,14 @@ async def _take_message(run: str, about: bytes, parts: list[Any]) -> dict[str, A
         return {"status": "OK", "taken": False}
     key, note = pickle.loads(about)
     # messages arrive unaligned, and then sums round otherwise
-    arrays = [np.array(flat).view(name).reshape(shape) for flat, name, shape in parts]
+    arrays = [np.array(flat).view(as_dtype(name)).reshape(shape) for flat, name, shape in parts]
     take_in(here, key, note, arrays, sum(flat.nbytes for flat, *_ in parts))
+    here.ring()
     return {"status": "OK", "taken": True}
 
 
 async def _tell_doing(run: str) -> dict[str, Any]:
     try:
-        return {"status": "OK", "doing": pickle.dumps(doing_of(of_run(run, 0)))}
+        return {"status": "OK", "doing": pickle.dumps(of_run(run, 0).doing())}
     except ClusterLostError:
         return {"status": "OK", "doing": pickle.dumps(None)}

@@ -1,10 +1,18 @@
-"""What was sent to one device of a run: it lies here until it is taken, or the run is over."""
+"""What was sent to one device of a run: it lies here until it is taken, or the run is over.
+
+    put --> parcels --> wake, if nothing more is missing --> take
+
+Whoever waits says for what, and is woken once, when all of it is there: to wake a thread up takes
+longer than anything else about a small message.
+"""
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 
 __all__ = ["CancelledError", "Mailbox"]
 
@@ -13,9 +21,15 @@ class CancelledError(RuntimeError):
     """The run or the exchange was ended while a device still worked for it."""
 
 
-@dataclass
+class _Waiter(NamedTuple):
+    keys: Sequence[Hashable]
+    """Without these there is no need to wake up."""
+    bell: "SimpleQueue[None]"
+
+
+@dataclass(eq=False)
 class Mailbox:
-    """What comes to one device in one run; others put things in, one thread takes them out."""
+    """What comes to one device in one run; others put things in, the device takes them out."""
 
     run: str
     device: int
@@ -23,35 +37,74 @@ class Mailbox:
     """Why nothing is to be done here any more."""
     parcels: dict[Hashable, Any] = field(default_factory=dict, kw_only=True)
     """What was put in, by its key."""
-    doing: Any = field(default=None, kw_only=True)
-    """What the device does, for others that wonder."""
+    doing: Callable[[], Any] = field(default=lambda: None, kw_only=True)
+    """Says what the device does, to others that wonder."""
     at_end: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
     """What is to be called when the run is closed here."""
-    changed: threading.Condition = field(default_factory=threading.Condition, kw_only=True)
+    waiters: list[_Waiter] = field(default_factory=list, init=False, repr=False)
+    """Who waits here."""
+    tasks: dict[Any, set[Any]] = field(default_factory=dict, init=False, repr=False)
+    """What waits here for messages, and is carried on by the thread that brings the last one."""
+    _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
 
     def tell(self, **news: Any) -> None:
-        """Set what is news, once, and wake who waits for it."""
-        with self.changed:
+        """Set what is news, once, and wake all that wait."""
+        with self._lock:
             for name, value in news.items():
                 if getattr(self, name) is None:
                     setattr(self, name, value)
-            self.changed.notify_all()
+        self.wake()
 
     def put(self, key: Hashable, parcel: Any) -> None:
-        """Put ``parcel`` in, and wake who waits for it."""
-        with self.changed:
-            self.parcels[key] = parcel
-            self.changed.notify_all()
+        """Put ``parcel`` in, and wake who misses nothing else."""
+        self.parcels[key] = parcel
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake who misses nothing more; to be called after parcels were put in."""
+        # who waits shows that first and looks for its parcels then, so one of both sees the other
+        for keys, bell in list(self.waiters):
+            for each in keys:
+                if each not in self.parcels:
+                    break
+            else:
+                bell.put(None)
+
+    def wake(self) -> None:
+        """Let all that wait look around."""
+        for waiter in list(self.waiters):
+            waiter.bell.put(None)
 
     def check(self) -> None:
         """Raise why this run is over, if it is."""
         if self.over is not None:
             raise self.over
 
-    def wait(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Whether ``ready`` came true before ``deadline`` (time.monotonic); see `check`."""
-        with self.changed:
-            left = deadline - time.monotonic()
-            done = self.changed.wait_for(lambda: self.over is not None or ready(), left)
-        self.check()
-        return done
+    def wait(
+        self,
+        ready: Callable[[], bool] | None,
+        deadline: float,
+        keys: Sequence[Hashable] = (),
+    ) -> bool:
+        """Whether ``ready`` came true before ``deadline`` (time.monotonic); see `check`.
+
+        ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
+        None is ready when they are there.
+        """
+        waiter = _Waiter(keys, SimpleQueue())
+        self.waiters.append(waiter)
+        try:
+            while True:
+                if ready is not None:
+                    done = ready()
+                else:
+                    done = self.parcels.keys() >= set(keys)
+                if self.over is not None:
+                    raise self.over
+                left = deadline - time.monotonic()
+                if done or left <= 0:
+                    return done
+                with suppress(Empty):
+                    waiter.bell.get(timeout=left)
+        finally:
+            self.waiters.remove(waiter)

@@ -79,10 +79,12 @@ class Sockets(ByDask):
         super().__init__(rank, here, deadline, worker)
         self._peers: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
-        self._note: tuple[Any, bytes] = (None, b"")
+        self._note: tuple[Any, bytes] = (None, pickle.dumps(None))
         self._lent: dict[
             tuple[int, tuple[Any, ...]], Loans
         ] = {}  # (receiver, message's key) -> arrays
+        self._own: list[tuple[int, tuple[Any, ...]]] = []
+        """Of those lent, what the sender wants back before it goes on."""
         self._unacknowledged: list[
             tuple[int, tuple[Any, ...]]
         ] = []  # (sender, message's key) of what was read
@@ -115,7 +117,15 @@ class Sockets(ByDask):
 
     # -- out ----------------------------------------------------------------------------------
 
-    def deliver(self, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray]) -> int:
+    def deliver(
+        self,
+        to: int,
+        key: tuple[Any, ...],
+        note: Any,
+        parts: Sequence[np.ndarray],
+        lend: bool = False,
+    ) -> int:
+        parts = [np.asarray(part, order="C") for part in parts]
         if self._note[0] is not note:  # the messages of a collective all carry the same call
             self._note = note, pickle.dumps(note)
         flat = [part.reshape(-1).view(np.uint8) for part in parts]
@@ -124,6 +134,8 @@ class Sockets(ByDask):
         tickets: list[Ticket | None] = [None] * len(parts)
         if lent:
             self._lent[to, key] = exchange = Loans()
+            if not lend:
+                self._own.append((to, key))
             tickets = [ticket_of(exchange, part, i, self._worker) for i, part in enumerate(flat)]
             flat = []
         shapes = [(name_of(part.dtype), part.shape) for part in parts]
@@ -137,7 +149,8 @@ class Sockets(ByDask):
         return nbytes
 
     def settle(self) -> None:
-        for to, key in list(self._lent):
+        while self._own:
+            to, key = self._own.pop()
             while (to, key) in self._lent:
                 self._may_wait(to)
                 self._take_in(min(LOOK, max(0.0, self.deadline - time.monotonic())))
@@ -176,14 +189,24 @@ class Sockets(ByDask):
             )
         if ("end", to) in self.box.parcels:
             raise CollectiveError(
-                f"rank {self.rank} sends to rank {to} in {self.box.doing.call}, but "
+                f"rank {self.rank} sends to rank {to} in {self.doing().call}, but "
                 f"{self._words(to)}. All ranks of a group make the same calls"
             )
 
     # -- in -----------------------------------------------------------------------------------
 
-    def wait(self, ready: Callable[[], bool], deadline: float) -> bool:
-        while not ready():
+    def arrived(self) -> None:
+        self._own = list(self._lent)
+        self.settle()
+
+    def wait(
+        self,
+        ready: Callable[[], bool] | None,
+        deadline: float,
+        keys: Sequence[tuple[Any, ...]] = (),
+    ) -> bool:
+        parcels = self.box.parcels
+        while not (ready() if ready else all(key in parcels for key in keys)):
             self.box.check()
             left = deadline - time.monotonic()
             if left <= 0:

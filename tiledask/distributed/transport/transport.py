@@ -1,20 +1,20 @@
 """How messages go from rank to rank, and what is said when they do not come.
 
-    rank 0  post --- deliver ---> mailbox of rank 1 --- take      messages between two ranks of a
-             counted                          counted             group are taken in their order
+    rank 0  put --- deliver ---> mailbox of rank 1 --- get      messages between two ranks of a
+            counted                         counted             port are taken in their order
 
-Every message carries the sender's `CollectiveCall`. The receiver compares it with its own, so two
-ranks that call different things find out at the first message. A rank that returns says so to all
-others, a rank that fails sends its error to all, and ranks that wait for each other in a circle are
-found by asking them what they do.
+A message may carry the sender's `CollectiveCall`. The receiver compares it with its own, so two
+ranks that call different things find out at the first message. A message of a program, which was
+checked before, carries none. A rank that returns says so to all others, a rank that fails sends its
+error to all, and ranks that wait for each other in a circle are found by asking what they do.
 """
 
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,21 @@ from tiledask.distributed.ranks.mismatch import CollectiveCall, Doing, mismatch
 from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.errors import CollectiveError, DeadlineError
 
-__all__ = ["Message", "Transport", "doing_of", "portable", "take_in"]
+__all__ = [
+    "SOON",
+    "Begun",
+    "Message",
+    "Port",
+    "PortCounts",
+    "Steps",
+    "Transport",
+    "driven",
+    "portable",
+    "take_in",
+]
 
+SOON = 0.05
+"""Seconds within which most messages come: nothing is looked up or told before."""
 LOOK = 1.0
 """Seconds of waiting after which a rank asks the others what they do, and as often again."""
 
@@ -32,11 +45,198 @@ LOOK = 1.0
 class Message(NamedTuple):
     """A message of a collective."""
 
-    call: CollectiveCall
-    parts: list[np.ndarray]
-    """Contiguous, and the receiver's own."""
+    call: Any
+    """What came with it: the sender's CollectiveCall, if ranks are to agree on the way."""
+    parts: Sequence[np.ndarray]
+    """The receiver's own, unless they are lent."""
     nbytes: int
     """That came, as the transport counted them."""
+
+
+class Begun(NamedTuple):
+    """A collective under way: what its port had moved before; and then what it moved itself."""
+
+    sent: int
+    """Bytes."""
+    received: int
+    """Bytes."""
+    messages: int
+    """That it sent."""
+    begin: float
+    """Seconds since 1970, by the run's clock."""
+    cpu: float
+    """Seconds that the thread had computed."""
+
+
+Round = tuple[Sequence[tuple[int, Sequence[Any]]], Sequence[int], bool]
+"""(number, arrays) to send each; numbers to get from; whether what is sent is lent, that is never
+changed."""
+Steps = Generator[Round, Sequence[Sequence[Any]], Any]
+"""A collective of one rank: yields its rounds, is sent the arrays that come, returns its result."""
+
+
+def driven(steps: Steps, swap: Callable[..., Sequence[Sequence[Any]]], came: Any = None) -> Any:
+    """The result of ``steps``, whose rounds ``swap`` carries out."""
+    try:
+        while True:
+            came = swap(*steps.send(came))
+    except StopIteration as done:
+        return done.value
+
+
+class PortCounts(NamedTuple):
+    """What went through a Port, by number in ``members``."""
+
+    members: tuple[int, ...]
+    stream: str
+    posted: list[int]
+    """Messages and signals that left."""
+    taken: list[int]
+    """Messages and signals that were taken."""
+    came: list[int]
+    """Bytes that came."""
+    messages: list[int]
+    """Messages that came."""
+
+
+class Port:
+    """One rank's end of a way among ``members``: it puts messages to them and gets theirs.
+
+    Messages from one member come in their order. Counts what goes through. One thread uses it.
+    """
+
+    def __init__(self, transport: "Transport", members: tuple[int, ...], stream: str) -> None:
+        self.members, self.rank = members, transport.rank
+        self.transport, self._box = transport, transport.box
+        self._name = f"{stream} {members}"  # a string keeps its hash
+        self.sent = self.received = self.messages = 0
+        """Bytes that left and came, messages that left."""
+        self.counts = PortCounts(members, stream, *([0] * len(members) for _ in range(4)))
+        self.now: CollectiveCall | tuple[str, str] | None = None
+        """The collective under way here, or its kind and label."""
+        self.last: CollectiveCall | tuple[str, str] | None = None
+        """The one before it."""
+        self.since = 0.0
+        """When the one under way began; else when the last one ended."""
+        self.waits: list[tuple[int, tuple[Any, ...]]] = []
+        """(rank, its message's key) of what it waits for."""
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def put(
+        self, to: int, parts: Sequence[np.ndarray], note: Any = None, lend: bool = False
+    ) -> None:
+        """Send ``parts`` to number ``to``; ``lend``: nobody will ever change them."""
+        if self._box.over is not None:
+            raise self._box.over
+        counts = self.counts
+        key = self._name, self.rank, counts.posted[to]
+        self.sent += self.transport.deliver(self.members[to], key, note, parts, lend)
+        self.messages += 1
+        counts.posted[to] += 1
+
+    def get(self, sources: Sequence[int], signals: bool = False) -> list[Message]:
+        """The next message of each of ``sources`` (different numbers), when all are there.
+
+        ``signals`` are counted nowhere. Raises CollectiveError if one has returned, or if ranks
+        wait for each other; DeadlineError when the run's time is over; and what ended the run.
+        """
+        keys, transport = self.keys(sources), self.transport
+        if not self._box.parcels.keys() >= set(keys):
+            soon = min(transport.deadline, time.monotonic() + SOON)
+            if not transport.wait(None, soon, keys):
+                transport.await_all(self, keys)
+        return self.pop(sources, keys, signals)
+
+    def keys(self, sources: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Under which the next messages of ``sources`` will be in the mailbox."""
+        taken = self.counts.taken
+        return [(self._name, self.members[source], taken[source]) for source in sources]
+
+    def pop(
+        self, sources: Sequence[int], keys: Sequence[tuple[Any, ...]], signals: bool = False
+    ) -> list[Message]:
+        """The next messages of ``sources``, which are there."""
+        counts, parcels = self.counts, self._box.parcels
+        found: list[Message] = [parcels.pop(key) for key in keys]
+        for source, message in zip(sources, found, strict=True):
+            counts.taken[source] += 1
+            if not signals:
+                self.received += message.nbytes
+                counts.came[source] += message.nbytes
+                counts.messages[source] += 1
+            if message.call is not None:
+                self.agree(message.call)
+        return found
+
+    def swap(
+        self,
+        sends: Sequence[tuple[int, Sequence[Any]]],
+        sources: Sequence[int],
+        lend: bool = False,
+        note: Any = None,
+    ) -> list[Sequence[Any]]:
+        """A round: send (number, arrays) each; the arrays that come from each of ``sources``."""
+        for to, parts in sends:
+            self.put(to, parts, note, lend)
+        return [message.parts for message in self.get(sources)] if sources else []
+
+    def signal(self, to: int, note: Any) -> None:
+        """Tell number ``to``, which calls `hear`, of ``note``; counts nowhere."""
+        self._box.check()
+        key = self._name, self.rank, self.counts.posted[to]
+        self.transport.deliver(self.members[to], key, note, [], True)
+        self.counts.posted[to] += 1
+
+    def hear(self, source: int) -> Message:
+        """The next `signal` from number ``source``; raises as `get` does."""
+        return self.get((source,), signals=True)[0]
+
+    def agree(self, theirs: CollectiveCall) -> None:
+        """Raise CollectiveError if another rank's call is not the one under way here."""
+        if isinstance(self.now, CollectiveCall) and not self.now.agrees(theirs):
+            raise mismatch(self.now, theirs)
+
+    # -- in words -----------------------------------------------------------------------------
+
+    def enter(self, what: CollectiveCall | tuple[str, str]) -> Begun:
+        """A collective begins."""
+        self.now, self.since = what, self.transport.now()
+        return Begun(self.sent, self.received, self.messages, self.since, time.thread_time())
+
+    def leave(self, begun: Begun) -> Begun:
+        """It is done: what it moved, when it began, and seconds of the CPU."""
+        self.transport.settle()
+        self.now, self.last, self.since = None, self.now, self.transport.now()
+        return Begun(
+            self.sent - begun.sent,
+            self.received - begun.received,
+            self.messages - begun.messages,
+            begun.begin,
+            time.thread_time() - begun.cpu,
+        )
+
+    @property
+    def call(self) -> CollectiveCall | None:
+        """The collective under way, in words."""
+        return self._in_words(self.now)
+
+    def doing(self) -> Doing:
+        """What this rank does here."""
+        missing = [each for each in self.waits if each[1] not in self._box.parcels]
+        return Doing(
+            self._in_words(self.now),
+            missing[0][0] if missing else None,
+            sum(self.counts.taken),
+            self._in_words(self.last),
+            self.since,
+            self.transport.flying,
+        )
+
+    def _in_words(self, what: CollectiveCall | tuple[str, str] | None) -> CollectiveCall | None:
+        if what is None or isinstance(what, CollectiveCall):
+            return what
+        return CollectiveCall(self.rank, what[0], self.members, 0, what[1], ())
 
 
 class Transport(ABC):
@@ -44,20 +244,14 @@ class Transport(ABC):
 
     def __init__(self, rank: int, ranks: int, box: Mailbox, deadline: float) -> None:
         self.rank, self.ranks, self.box, self.deadline = rank, ranks, box, deadline
-        self.sent = self.received = self.messages = 0
-        """Bytes that left and came, messages that left."""
-        self.came: Counter[int] = Counter()
-        """Bytes by the rank that they came from."""
-        self.posted: Counter[tuple[Any, ...]] = Counter()
-        self.taken: Counter[tuple[Any, ...]] = Counter()
-        """Messages and signals by (group, other rank)."""
-        self.messages_from: Counter[int] = Counter()
-        """Messages by the rank that they came from."""
+        self.ports: dict[tuple[tuple[int, ...], str], Port] = {}
+        """By members and stream."""
         self.devices: Any = None
         """The way from GPU to GPU, if there is one (a Devices)."""
         self.heard = False
         """Whether it was another rank that ended the run."""
-        box.doing = Doing(since=self.now())
+        self._begun, self._end = self.now(), ""
+        box.doing = self.doing
 
     # -- what each transport does in its own way ---------------------------------------------
 
@@ -66,10 +260,17 @@ class Transport(ABC):
         """Seconds since 1970, by the same clock on all ranks."""
 
     @abstractmethod
-    def deliver(self, to: int, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray]) -> int:
-        """Bring ``parts`` (contiguous) to rank ``to``'s mailbox, by `take_in`; bytes that left.
+    def deliver(
+        self,
+        to: int,
+        key: tuple[Any, ...],
+        note: Any,
+        parts: Sequence[np.ndarray],
+        lend: bool = False,
+    ) -> int:
+        """Bring ``parts`` to rank ``to``'s mailbox, by `take_in`; bytes that left.
 
-        The caller changes the arrays only after `settle`.
+        The caller changes the arrays only after `settle`, and if it lends them never.
         """
 
     @abstractmethod
@@ -77,16 +278,24 @@ class Transport(ABC):
         """What another rank does now; None if it does not answer."""
 
     def settle(self) -> None:
-        """Return when the arrays that were delivered may be changed."""
+        """Return when the arrays that were delivered, and not lent, may be changed."""
         return
 
     def arrived(self) -> None:
         """Return when all that was delivered has arrived, where it may overtake each other."""
         return
 
-    def wait(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Whether ``ready`` came true before ``deadline``; raises if the run is over."""
-        return self.box.wait(ready, deadline)
+    def wait(
+        self,
+        ready: Callable[[], bool] | None,
+        deadline: float,
+        keys: Sequence[tuple[Any, ...]] = (),
+    ) -> bool:
+        """Whether ``ready`` came true before ``deadline``; raises if the run is over.
+
+        ``keys``: of messages without all of which it is not ready; None is ready when they came.
+        """
+        return self.box.wait(ready, deadline, keys)
 
     @property
     def flying(self) -> bool:
@@ -95,68 +304,52 @@ class Transport(ABC):
 
     # -- messages -----------------------------------------------------------------------------
 
-    def post(self, to: int, call: CollectiveCall, parts: Sequence[np.ndarray]) -> None:
-        """Send ``parts`` to rank ``to`` as a message of ``call``."""
-        self.sent += self._deliver_next(to, call, parts)
-        self.messages += 1
+    def port(self, members: tuple[int, ...], stream: str = "") -> Port:
+        """This rank's end of the way among ``members``; every stream has its own."""
+        key = members, stream
+        if key not in self.ports:
+            self.ports[key] = Port(self, members, stream)
+        return self.ports[key]
 
-    def signal(self, to: int, call: CollectiveCall) -> None:
-        """Tell rank ``to``, which calls `hear`, that this rank is in ``call``; counts nowhere."""
-        self._deliver_next(to, call, [])
+    def carry(self, port: Port, steps: Steps, note: Any = None, nbytes: int = 0) -> Any:
+        """The result of ``steps`` through ``port``; ``note`` goes with each message.
 
-    def _deliver_next(self, to: int, call: CollectiveCall, parts: Sequence[np.ndarray]) -> int:
-        self.box.check()
-        pair = call.group, to
-        nbytes = self.deliver(
-            to, ("message", call.group, self.rank, self.posted[pair]), call, parts
-        )
-        self.posted[pair] += 1
-        return nbytes
-
-    def take(self, source: int, call: CollectiveCall) -> Message:
-        """The next message from rank ``source`` to this group; it must be of the same call.
-
-        Raises CollectiveError if the ranks disagree, if ``source`` has returned, or if both wait
-        for each other; DeadlineError when the run's time is over; and what ended the run.
+        ``nbytes``: about how much a message has.
         """
-        message = self.hear(source, call)
-        self.received += message.nbytes
-        self.came[source] += message.nbytes
-        self.messages_from[source] += 1
-        return message
+        return driven(steps, partial(port.swap, note=note))
 
-    def hear(self, source: int, call: CollectiveCall) -> Message:
-        """The next `signal` from rank ``source`` to this group; raises as `take` does."""
-        pair = call.group, source
-        key = ("message", call.group, source, self.taken[pair])
-        if key not in self.box.parcels:
-            self._wait(source, key, call)
-        message: Message = self.box.parcels.pop(key)
-        self.taken[pair] += 1
-        if not call.agrees(message.call):
-            raise mismatch(call, message.call)
-        return message
+    def await_all(self, port: Port, keys: Sequence[tuple[Any, ...]]) -> None:
+        """Return when the messages of ``keys``, for ``port``, are there; raises as `Port.get`."""
+        box = self.box
+        port.waits = [(key[1], key) for key in keys]
+        parcels, waits = box.parcels, port.waits
 
-    def _wait(self, source: int, key: tuple[Any, ...], call: CollectiveCall) -> None:
-        box, doing = self.box, self.box.doing
-        box.doing = doing._replace(waits_for=source, flying=self.flying, key=key)
-        here = lambda: key in box.parcels or ("end", source) in box.parcels  # noqa: E731
+        def missed() -> list[int]:
+            """Who has returned without sending; the end comes after all messages."""
+            return [r for r, key in waits if ("end", r) in parcels and key not in parcels]
+
+        here = lambda: all(key in parcels for key in keys) or bool(missed())  # noqa: E731
         seen: list[tuple[int, Doing]] = []
-        while not self.wait(here, min(self.deadline, time.monotonic() + LOOK)):
+        while not self.wait(here, min(self.deadline, time.monotonic() + LOOK), keys):
+            for key in keys:  # what disagrees need not wait for what does not come
+                if key in parcels and parcels[key].call is not None:
+                    port.agree(parcels[key].call)
+            source = port.doing().waits_for
+            if source is None:
+                continue
             if time.monotonic() >= self.deadline:
-                raise self._late(source, call)
-            box.doing = box.doing._replace(flying=self.flying)
+                raise self._late(source, port.call)
             circle = self._circle(source)
             if circle and circle == seen:
-                raise self._stuck(call, circle)
+                raise self._stuck(port.call, circle)
             seen = circle
-        if key not in box.parcels:
+        for source in missed():
             raise CollectiveError(
-                f"rank {self.rank} waits for rank {source} in {call}, but "
+                f"rank {self.rank} waits for rank {source} in {port.call}, but "
                 f"{self._words(source)}. All ranks of a group make the same calls: let rank "
                 f"{source} make this one too, or none"
             )
-        box.doing = doing._replace(messages=doing.messages + 1)
+        port.waits = []
 
     # -- when nothing comes -------------------------------------------------------------------
 
@@ -174,14 +367,16 @@ class Transport(ABC):
             at = doing.waits_for
         return found
 
-    def _stuck(self, call: CollectiveCall, circle: list[tuple[int, Doing]]) -> CollectiveError:
+    def _stuck(
+        self, call: CollectiveCall | None, circle: list[tuple[int, Doing]]
+    ) -> CollectiveError:
         words = "; ".join(doing.words(rank, self.now()) for rank, doing in circle)
         return CollectiveError(
             f"rank {self.rank} waits for rank {circle[0][0]} in {call}; {words}: they wait "
             f"for each other, for ever. Let all ranks call their groups' collectives in one order"
         )
 
-    def _late(self, source: int, call: CollectiveCall) -> DeadlineError:
+    def _late(self, source: int, call: CollectiveCall | None) -> DeadlineError:
         chain, words, doing = [source], [self._words(source)], self.ask(source)
         while doing is not None and doing.waits_for is not None:
             if doing.waits_for in (self.rank, *chain):
@@ -202,22 +397,22 @@ class Transport(ABC):
 
     # -- the end ------------------------------------------------------------------------------
 
-    def enter(self, call: CollectiveCall) -> None:
-        """A collective begins."""
-        self.box.check()
-        before = self.box.doing
-        self.box.doing = Doing(call, None, before.messages, before.last, self.now())
-
-    def leave(self, call: CollectiveCall) -> None:
-        """A collective is done."""
-        self.box.doing = Doing(None, None, self.box.doing.messages, call, self.now())
+    def doing(self) -> Doing:
+        """What this rank does; of several streams one that waits, if any does."""
+        ports = [port for port in list(self.ports.values()) if port.since]
+        if self._end or not ports:
+            last = max(ports, key=lambda port: port.since).doing() if ports else Doing()
+            return last._replace(since=max(self._begun, last.since), end=self._end)
+        at = max(ports, key=lambda port: (bool(port.waits), port.now is not None, port.since))
+        return at.doing()._replace(messages=sum(sum(port.counts.taken) for port in ports))
 
     def finish(self) -> None:
         """Tell all others that this rank's program has returned."""
+        self.settle()
         self.arrived()
-        self.box.doing = self.box.doing._replace(end="returned")
+        self._end = "returned"
         for other in self._others():
-            self.deliver(other, ("end", self.rank), self.box.doing, [])
+            self.deliver(other, ("end", self.rank), self.doing(), [])
         self.arrived()
 
     def fail(self, error: BaseException) -> None:
@@ -231,23 +426,17 @@ class Transport(ABC):
         return [r for r in range(self.ranks) if r != self.rank]
 
 
-def doing_of(box: Mailbox) -> Doing | None:
-    """What the rank of ``box`` does, for others. Whoever has the message that it waits for is not
-    stuck: on a busy machine it may be seconds before it can look into its mailbox."""
-    doing: Doing | None = box.doing
-    return doing._replace(waits_for=None) if doing and doing.key in box.parcels else doing
-
-
 def take_in(
-    box: Mailbox, key: tuple[Any, ...], note: Any, parts: list[np.ndarray], nbytes: int
+    box: Mailbox, key: tuple[Any, ...], note: Any, parts: Sequence[np.ndarray], nbytes: int
 ) -> None:
-    """Put what was delivered into the mailbox; called where it arrives."""
-    if key[0] == "message":
-        box.put(key, Message(note, parts, nbytes))
+    """Put what was delivered into the mailbox; called where it arrives, before `Mailbox.ring`."""
+    if key[0] == "over":
+        box.tell(over=pickle.loads(note))
     elif key[0] == "end":
         box.put(key, note)
+        box.wake()
     else:
-        box.tell(over=pickle.loads(note))
+        box.parcels[key] = Message(note, parts, nbytes)
 
 
 def portable(error: BaseException) -> bytes:

@@ -1,0 +1,313 @@
+"""Groups of programs: bits, bytes and records of a Group, and what is said when a rank is gone.
+
+Holds `tiledask.distributed.ranks.collectives` and `tiledask.distributed.ranks.program_group`.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import tiledask as td
+from tiledask.distributed.ranks.run import TRANSPORTS
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
+
+MESHES = (1,), (2,), (3,), (2, 2), (9,)
+"""Alone, a pair, direct, groups along axes, and more ranks than go directly."""
+DTYPES = "float64", "float32", "float16", "bfloat16", "int32", "complex128"
+
+
+def array(rank, shape, dtype):
+    x = np.random.default_rng(rank).standard_normal(shape) * 100
+    return x.astype(td.tile.as_dtype(dtype))
+
+
+def by_group(rank, case):
+    """All kinds of a program's collectives, by a Group's calls."""
+    shape, dtype, dim, wide, op, _ = case
+    g, x = rank.group(0), array(rank.index, shape, dtype)
+    n, rows = g.size, [r % 3 for r in range(g.size)]
+    whole = array(rank.index, (sum(rows), 2), dtype)
+    with rank.step(3), rank.label("layer"):
+        with rank.label("sum"):
+            made = [g.all_reduce(x, op, wide=wide)]
+        with rank.label("gather"):
+            made.append(g.all_gather(x, dim))
+        with rank.label("scatter"):
+            made.append(g.reduce_scatter(whole, 0, op, extents=rows, wide=wide))
+        if n > 1:
+            with rank.label("shift"):
+                g.send(x, (g.rank + 1) % n)
+                made.append(g.recv((g.rank - 1) % n))
+    return made
+
+
+def by_program(rank, case):
+    """The same by a program's."""
+    shape, dtype, dim, wide, op, keep = case
+    g, x = rank.program_group(0), array(rank.index, shape, dtype)
+    assert rank.program_group(0) is g
+    n, rows = g.size, [r % 3 for r in range(g.size)]
+    whole = array(rank.index, (sum(rows), 2), dtype)
+    how = {"keep": keep}
+    with rank.step(3):
+        made = [g.all_reduce(x, op, wide=wide, label="layer/sum", **how)]
+        made.append(g.all_gather(x, dim, label="layer/gather", **how))
+        made.append(g.reduce_scatter(whole, rows, 0, op, wide=wide, label="layer/scatter", **how))
+        if n > 1:
+            with rank.label("layer"), rank.label("shift"):
+                g.send(x, (g.rank + 1) % n, **how)
+                made.append(g.recv((g.rank - 1) % n))
+    return made
+
+
+def bits(results):
+    return [[(a.dtype, a.shape, a.tobytes()) for a in mine] for mine in results]
+
+
+def facts(records):
+    """All but how long it took."""
+    return [r._replace(begin=0.0, end=0.0, cpu=0.0) for r in records]
+
+
+CASES = st.tuples(
+    st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
+    st.sampled_from(DTYPES),
+    st.just(0),
+    st.booleans(),
+    st.sampled_from(["sum", "max", "min"]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(MESHES), CASES)
+@example((9,), ((5, 3), "float16", 1, True, "sum", True))
+@example((3,), ((50_000,), "float64", 0, False, "sum", True))
+@example((3,), ((0, 4), "bfloat16", 1, True, "sum", False))
+@example((2, 2), ((300, 300), "float32", 1, False, "sum", False))
+def test_bits_bytes_and_records_of_a_group(mesh, case):
+    if case[1] == "complex128":
+        case = (*case[:4], "sum", case[5])
+    done = run_threads(by_program, mesh, case, timeout=20.0)
+    reference = run_threads(by_group, mesh, case, timeout=20.0)
+    assert bits(done.results) == bits(reference.results)
+    assert facts(done.records) == facts(reference.records)
+    assert done.traffic == reference.traffic
+    assert len(done.records.mismatches) == 0
+    assert all(r.begin <= r.end for r in done.records)
+
+
+def test_one_call_enters_few_files_and_functions():
+    root = str(Path(td.__file__).parent)
+
+    def program(rank):
+        g, x, entered = rank.program_group(), np.ones(100), set()
+
+        def seen(frame, event, _):
+            code = frame.f_code
+            if event == "call" and code.co_filename.startswith(root) and "<" not in code.co_name:
+                entered.add((code.co_filename, code.co_qualname))
+
+        for call in range(3):
+            if call == 2:
+                sys.setprofile(seen)
+            g.all_reduce(x, label="loss", keep=True)
+        sys.setprofile(None)
+        return entered
+
+    for entered in run_threads(program, 4).results:
+        assert len({file for file, _ in entered}) <= 5
+        assert len(entered) <= 15
+
+
+def test_what_is_kept_is_not_copied_and_what_is_not_may_be_changed():
+    sent = {}
+
+    def program(rank, keep):
+        g, x = rank.program_group(), np.full(4, float(rank.index))
+        if rank.index == 0:
+            sent[keep] = x
+            g.send(x, 1, keep=keep)
+            if not keep:
+                x += 7
+            return None
+        came = g.recv(0)
+        assert came.tolist() == [0.0] * 4
+        return np.shares_memory(came, sent[keep])
+
+    assert run_threads(program, 2, True).results == [None, True]
+    assert run_threads(program, 2, False).results == [None, False]
+
+    def summed(rank):
+        g, kept = rank.program_group(), []
+        for make in (g.all_reduce, g.all_gather, lambda x: g.reduce_scatter(x, [4, 4])):
+            x = np.ones(8)
+            kept.append(make(x))
+            x += 100 * rank.index
+            kept[-1] += rank.index
+        return [k.tolist() for k in kept]
+
+    for r, kept in enumerate(run_threads(summed, 2).results):
+        assert kept == [[2.0 + r] * 8, [1.0 + r] * 16, [2.0 + r] * 4]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_small_and_large_parts_of_one_collective(keep):
+    """Some ranks are carried on by others, some wait for themselves."""
+
+    def program(rank):
+        mine = np.full(20_000 if rank.index % 4 == 1 else rank.index, rank.index)
+        g, e = rank.program_group(), rank.group()
+        return [x.sum() for x in (g.all_gather(mine, keep=keep), e.all_gather(mine))]
+
+    for n in (5, 9):
+        each = [r * (20_000 if r % 4 == 1 else r) for r in range(n)]
+        assert run_threads(program, n, timeout=20.0).results == [[sum(each)] * 2] * n
+
+
+def test_a_message_overtakes_collectives_and_streams_each_other():
+    def program(rank):
+        g, other = rank.program_group(), 1 - rank.index
+        if rank.index == 0:
+            g.send(np.array([5]), 1)
+        total = g.all_reduce(np.ones(3))
+        came = g.recv(0) if rank.index == 1 else None
+        sums = {}
+
+        def stream(name, count):
+            mine = rank.program_group(stream=name)
+            sums[name] = sum(mine.all_reduce(np.ones(2))[0] for _ in range(count))
+            mine.send(np.full(1, count), other)
+            sums[name] += mine.recv(other)[0]
+
+        counts = {"a": 40, "b": 7, "c": 23}
+        names = sorted(counts, reverse=bool(rank.index))
+        threads = [threading.Thread(target=stream, args=(k, counts[k])) for k in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sums == {k: 3.0 * count for k, count in counts.items()}
+        return total.tolist(), came if came is None else came.tolist()
+
+    done = run_threads(program, 2, timeout=20.0)
+    assert done.results == [([2.0] * 3, None), ([2.0] * 3, [5])]
+    assert len(done.records.mismatches) == 0
+    assert done.traffic.count == sum(r.messages for r in done.records)
+
+
+# -- ranks that are gone --------------------------------------------------------------------------
+
+
+def waiting(rank, what):
+    """Rank 1 does not come to the second sum."""
+    g = rank.program_group()
+    g.all_reduce(np.ones(3), label="first")
+    if rank.index == 1:
+        if what == "raises":
+            time.sleep(0.2)
+            raise KeyError("weights of layer 3")
+        if what == "returns":
+            return
+        if what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(what)
+    g.all_reduce(np.ones(3), label="loss")
+
+
+def raised_in(program, ranks, *args, timeout):
+    """(error of the run, what every rank raised, seconds until then)."""
+    raised, begun = {}, time.monotonic()
+
+    def kept(rank, *args):
+        try:
+            program(rank, *args)
+        except BaseException as error:
+            raised[rank.index] = error
+            raise
+
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        run_threads(kept, ranks, *args, timeout=timeout)
+    return caught.value, raised, time.monotonic() - begun
+
+
+def test_a_rank_that_raises_ends_the_run_at_once():
+    error, raised, seconds = raised_in(waiting, 3, "raises", timeout=60.0)
+    assert seconds < 10.0
+    assert isinstance(error, KeyError)
+    assert raised.keys() == {0, 1, 2}
+    assert "raised by rank 1 outside of its collectives" in "".join(error.__notes__)
+    heard = "".join(raised[0].__notes__)
+    assert "heard of it in all_reduce among ranks 0, 1, 2, labelled 'loss'" in heard
+
+
+def test_a_rank_that_returns():
+    error, _, seconds = raised_in(waiting, 3, "returns", timeout=60.0)
+    assert seconds < 10.0
+    assert isinstance(error, CollectiveError)
+    for words in (
+        "waits for rank 1 in all_reduce among ranks 0, 1, 2, labelled 'loss', but rank 1 has "
+        "returned: its last collective was all_reduce",
+        "labelled 'first'",
+    ):
+        assert words in str(error)
+
+
+def test_a_deadline_names_what_is_waited_for():
+    error, raised, seconds = raised_in(waiting, 3, 1.5, timeout=0.5)
+    assert seconds < 10.0
+    assert isinstance(error, DeadlineError)
+    for each in (error, raised[0], raised[2]):
+        for words in (
+            "waited for rank 1 until the run's deadline, in all_reduce among ranks 0, 1, 2",
+            "labelled 'loss'; rank 1 has been in no collective for",
+            "its last collective was all_reduce among ranks 0, 1, 2, labelled 'first'",
+            "Let rank 1 make its call, or give the run longer with timeout=",
+        ):
+            assert words in str(each)
+
+
+def test_an_operation_that_does_not_exist():
+    def program(rank):
+        rank.program_group().all_reduce(np.ones(2), "mean")
+
+    with pytest.raises(ConfigError, match="no operation 'mean'; there are sum"):
+        run_threads(program, 2)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", TRANSPORTS)
+@pytest.mark.parametrize("keep", [False, True])
+def test_on_workers_as_on_threads(cluster, way, keep):
+    """Large enough to be read from their owners' memory, too."""
+    for shape in ((7, 5), (300, 400)):
+        case = shape, "float32", 1, False, "sum", keep
+        done = td.run_ranks(by_program, td.Mesh(cluster, (4,)), case, transport=way, timeout=60.0)
+        reference = run_threads(by_group, 4, case)
+        assert bits(done.results) == bits(reference.results)
+        assert facts(done.records) == facts(reference.records)
+        assert done.traffic == reference.traffic
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("way", TRANSPORTS)
+def test_on_workers_a_rank_is_missed(cluster, way):
+    mesh, begun = td.Mesh(cluster, (3,)), time.monotonic()
+    with pytest.raises(KeyError, match="weights of layer 3"):
+        td.run_ranks(waiting, mesh, "raises", transport=way, timeout=60.0)
+    with pytest.raises(CollectiveError, match=r"labelled 'loss', but rank 1 has returned"):
+        td.run_ranks(waiting, mesh, "returns", transport=way, timeout=60.0)
+    with pytest.raises(ClusterLostError, match="Run"):
+        td.run_ranks(waiting, mesh, "dies", transport=way, timeout=60.0)
+    assert time.monotonic() - begun < 50.0
+    with pytest.raises(DeadlineError, match=r"for rank 1 until .*labelled 'loss'; rank 1 has been"):
+        td.run_ranks(waiting, mesh, 2.5, transport=way, timeout=1.0)

@@ -1,0 +1,277 @@
+"""Collectives of a rank as steps: yield what goes to whom and who is to send, and go on with it.
+
+    all_reduce, direct, 3 ranks     rank 1: chunks  x0  x1  x2
+    round 0, added    yield: x0 -> 0, x2 -> 2, from 0 and 2 their x1:   s1 = x1 + x1 + x1
+    round 1, copied   yield: s1 -> 0, s1 -> 2, from 0 s0, from 2 s2:    s0  s1  s2
+
+The partial sums of a round are combined from the left, by rank. Every chunk is summed on one rank
+and then copied, so all ranks have the same bits; with "direct" they are those of x0 + x1 + ...
+What a call does in which round is worked out once for its kind, group, sizes and type.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.distributed.cluster import host_memory
+from tiledask.distributed.ranks.records import Record, Terms
+from tiledask.distributed.transport.transport import Begun, Port, Steps
+from tiledask.errors import ConfigError
+from tiledask.plan.collectives.algorithms import adding_rounds, rounds
+from tiledask.plan.collectives.cost import SHAPES_AGREE
+from tiledask.tile.backend import accumulator, array_namespace
+
+__all__ = [
+    "OPERATIONS",
+    "RankReduction",
+    "RankRound",
+    "all_reduced",
+    "check_operation",
+    "cut",
+    "joined",
+    "rank_rounds",
+    "record",
+    "reduced",
+    "reduction",
+    "sum_dtype",
+    "through",
+]
+
+OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+LARGE = 1 << 25
+"""Bytes of an array whose memory malloc would not keep for the next one."""
+
+Held = dict[int, Any]
+"""Number of a chunk -> its array, of those that a rank has."""
+
+
+class RankRound(NamedTuple):
+    """What one rank does in one round."""
+
+    sends: tuple[tuple[int, tuple[int, ...]], ...]
+    """(number of a rank, chunks that go to it)."""
+    sources: tuple[int, ...]
+    """Who sends to it, by number."""
+    chunks: tuple[tuple[int, ...], ...]
+    """The chunks that come from each."""
+    sums: tuple[tuple[int, tuple[tuple[int, int] | None, ...]], ...]
+    """Of every chunk to which is added what comes, all parts in their order: (source, part of it),
+    both as they come, or None for the rank's own."""
+
+
+@lru_cache(10_000)
+def rank_rounds(
+    kind: str,
+    algorithm: str,
+    n: int,
+    me: int,
+    root: int = 0,
+    counts: tuple[int, ...] | None = None,
+) -> tuple[RankRound, ...]:
+    """The part of rank ``me`` in the rounds of a collective.
+
+    ``counts``: elements of the chunks, where all ranks know them; none is sent for nothing.
+    """
+    made = []
+    for moves in rounds(kind, algorithm, n, root):
+        if counts is not None and kind in SHAPES_AGREE:
+            moves = tuple(m for m in moves if any(counts[c] for c in m.chunks))
+        into = sorted(m for m in moves if m.destination == me)
+        places: dict[int, list[tuple[int, tuple[int, int] | None]]] = {}
+        for i, move in enumerate(into):
+            for j, chunk in enumerate(move.chunks if move.adds else ()):
+                places.setdefault(chunk, [(me, None)]).append((move.source, (i, j)))
+        made.append(
+            RankRound(
+                tuple((m.destination, m.chunks) for m in moves if m.source == me),
+                tuple(m.source for m in into),
+                tuple(m.chunks for m in into),
+                tuple(
+                    (chunk, tuple(place for _, place in sorted(each, key=lambda one: one[0])))
+                    for chunk, each in places.items()
+                ),
+            )
+        )
+    return tuple(made)
+
+
+def through(
+    given: Sequence[RankRound],
+    held: Held,
+    lend: bool = False,
+    operate: Any = None,
+    dtype: np.dtype | None = None,
+    room: Any = None,
+) -> Steps:
+    """Go through rounds; chunks that come are put in ``held``, or added to what is there.
+
+    All parts of a sum are added from the left, by ``operate`` in ``dtype``. ``room``: for the sum
+    of the last round, if there is one.
+
+    >>> from tiledask.distributed.transport.transport import driven
+    >>> mine, theirs = np.array([60, 1], np.float16), np.array([1, 2], np.float16)
+    >>> held = {0: mine, 1: mine}
+    >>> given = rank_rounds("reduce_scatter", "direct", 2, me=0)
+    >>> steps = through(given, held, operate=np.add, dtype=mine.dtype)
+    >>> driven(steps, lambda *_: [[theirs]])
+    >>> held[0]
+    array([61.,  3.], dtype=float16)
+    """
+    for each in given:
+        out = [(to, [held[c] for c in chunks]) for to, chunks in each.sends]
+        came = yield out, each.sources, lend
+        for chunk, order in each.sums:
+            partials = [held[chunk] if at is None else came[at[0]][at[1]] for at in order]
+            place = room if each is given[-1] else None
+            if place is None and not lend:
+                spare = partials[order[0] is None]  # what came is this rank's own
+                place = spare if spare.dtype == dtype else None
+            held[chunk] = partials[0].astype(dtype, copy=False)
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum that is no half is inf
+                for part in partials[1:]:
+                    place = operate(held[chunk], part.astype(dtype, copy=False), out=place)
+                    held[chunk] = place
+        if not each.sums:
+            for chunks, parts in zip(each.chunks, came, strict=True):
+                held.update(zip(chunks, parts, strict=True))
+
+
+# -- reductions -----------------------------------------------------------------------------------
+
+
+class RankReduction(NamedTuple):
+    """One rank's part in reductions of one kind, size and type."""
+
+    adding: tuple[RankRound, ...]
+    copying: tuple[RankRound, ...]
+    operate: Any
+    """What adds two arrays."""
+    dtype: np.dtype
+    travel: np.dtype
+    """The type of the partial sums on their way."""
+    sums: np.dtype
+    """The type in which they are added."""
+    algorithm: str
+    chunks: tuple[slice, ...]
+    """Of the flattened array, unless it is cut in another way."""
+    me: int
+    terms: Terms
+
+
+@lru_cache(10_000)
+def reduction(
+    kind: str,
+    algorithm: str,
+    me: int,
+    counts: tuple[int, ...],
+    dtype: np.dtype,
+    op: str = "sum",
+    wide: bool = False,
+    root: int = 0,
+) -> RankReduction:
+    """The RankReduction of rank ``me`` for chunks of ``counts`` elements.
+
+    Raises ConfigError for an ``op`` that does not exist.
+    """
+    check_operation(op)
+    sums = sum_dtype(dtype, wide)
+    # partial sums that go straight to where they are added are as exact in their own type
+    travel = dtype if algorithm == "direct" else sums
+    adds = adding_rounds(kind, algorithm, len(counts))
+    mine = rank_rounds(kind, algorithm, len(counts), me, root, counts)
+    chunks = tuple(slice(*ends) for ends in pairwise(_ends(counts)))
+    terms = counts, dtype.itemsize, root, travel.itemsize
+    ways = mine[:adds], mine[adds:], OPERATIONS[op]
+    return RankReduction(*ways, dtype, travel, sums, algorithm, chunks, me, terms)
+
+
+def reduced(plan: RankReduction, held: Held, keep: bool = False, room: Any = None) -> Steps:
+    """``held`` after all rounds. ``keep``: nobody changes what was held or will be."""
+    if plan.travel != plan.dtype:
+        held = {c: part.astype(plan.travel) for c, part in held.items()}
+    yield from through(plan.adding, held, keep, plan.operate, plan.sums, room)
+    if plan.sums != plan.dtype:
+        with np.errstate(over="ignore"):  # a sum that is no half is infinite
+            held = {c: part.astype(plan.dtype, copy=False) for c, part in held.items()}
+    yield from through(plan.copying, held, True)  # sums, which only this call knows
+    return held
+
+
+def all_reduced(plan: RankReduction, x: Any, keep: bool = False) -> Steps:
+    """The sum of all ranks' ``x``, of its shape; with ``keep`` nobody changes ``x`` or it."""
+    flat = x.reshape(-1)
+    held = {c: flat[chunk] for c, chunk in enumerate(plan.chunks)}
+    if not isinstance(x, np.ndarray):
+        held = yield from reduced(plan, held, keep)
+        return joined(held, x.shape)
+    new = np.empty if x.nbytes < LARGE else host_memory.empty
+    whole = new((x.size,), x.dtype)
+    room = whole[plan.chunks[plan.me]] if keep and plan.sums == plan.dtype else None
+    held = yield from reduced(plan, held, keep, room)
+    for c, chunk in enumerate(plan.chunks):
+        if held[c] is not room:
+            whole[chunk] = held[c]
+    return whole.reshape(x.shape)
+
+
+def check_operation(op: str) -> None:
+    """Raise ConfigError if there is no such operation."""
+    if op not in OPERATIONS:
+        raise ConfigError(f"no operation {op!r}; there are {', '.join(OPERATIONS)}")
+
+
+def sum_dtype(dtype: np.dtype, wide: bool) -> np.dtype:
+    """The type in which ``dtype`` is summed: itself, or float32 for halves if ``wide``."""
+    return accumulator(dtype.name) if wide else dtype
+
+
+# -- parts of arrays ------------------------------------------------------------------------------
+
+
+def joined(held: Held, shape: tuple[int, ...]) -> Any:
+    """The chunks of a flattened array as one of ``shape``."""
+    parts = [held[c] for c in range(len(held))]
+    if not isinstance(parts[0], np.ndarray):
+        return array_namespace(*parts).concatenate(parts).reshape(shape)
+    whole = host_memory.empty((sum(part.size for part in parts),), parts[0].dtype)
+    return np.concatenate(parts, out=whole).reshape(shape)
+
+
+def cut(x: Any, dim: int, extents: Sequence[int]) -> Held:
+    """``x`` in parts of ``extents`` along ``dim``."""
+    before = (slice(None),) * dim
+    return {c: x[(*before, slice(*ends))] for c, ends in enumerate(pairwise(_ends(extents)))}
+
+
+def _ends(extents: Sequence[int]) -> list[int]:
+    return [0, *accumulate(extents)]
+
+
+# -- what is written down -------------------------------------------------------------------------
+
+
+def record(
+    rank: Any,
+    port: Port,
+    begun: Begun,
+    what: tuple[Any, ...],
+    label: str,
+    terms: Terms,
+    synchronises: bool = True,
+    moved: tuple[int, int, int] | None = None,
+) -> None:
+    """A collective that `Port.enter` began is done, and is written down.
+
+    ``what``: the Record's fields from the kind to the payload. ``moved``: if nobody counted it.
+    """
+    done = port.leave(begun)
+    barrier = None
+    if synchronises:
+        barrier, rank.barriers = rank.barriers, rank.barriers + 1
+    moved = done[:3] if moved is None else moved
+    when = rank.at_step, barrier, label, done.begin, port.since, done.cpu
+    rank.records.append(Record._make((rank.index, *what, *moved, *when, terms)))
