@@ -16,6 +16,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
+from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
@@ -55,7 +56,8 @@ class LineRunner:
         self.role, self.line = program.role(rank.index), list(program.lines[rank.index])
         self.frame = 0
         """The frame under way."""
-        self._bind = bind
+        self._bind, self._label = bind, ""
+        self._groups: dict[Any, ProgramGroup] = {}
         self._slots: dict[str, int] = {}
         self._stays: _Env = []
         for name in self.role.stays:
@@ -98,15 +100,15 @@ class LineRunner:
         each: Instruction | None = None
         for turn, ((number, frame), calls) in enumerate(zip(self.line, self._bound, strict=True)):
             part, self.frame, env = self.role.parts[number], frame, self._env(frame)
-            with self.rank.label(label_of(part, frame)):
-                try:
-                    for each, call in calls:  # noqa: B007
-                        call(env)
-                except StepLeftOut:
-                    return False
-                except Exception as error:
-                    error.add_note(f"in {part.name}.{frame} of rank {self.rank.index}: {each!r}")
-                    raise
+            self._label = label_of(part, frame)
+            try:
+                for each, call in calls:  # noqa: B007
+                    call(env)
+            except StepLeftOut:
+                return False
+            except Exception as error:
+                error.add_note(f"in {part.name}.{frame} of rank {self.rank.index}: {each!r}")
+                raise
             if self._last[frame] == turn:
                 del self._frames[frame]
         return True
@@ -158,10 +160,11 @@ class LineRunner:
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
-        group, peer = self.rank.group(each.axis), each.peer
+        axis, peer, program = (each.axis,), each.peer, self.program
+        group = self._group(axis, program.along(self.rank.index, axis))
         if isinstance(each, Send):
-            return lambda env: group.send(env[x], peer)
-        source = self.program.peer(self.rank.index, each)
+            return lambda env: group.send(env[x], peer, label=self._label, keep=True)
+        source = program.peer(self.rank.index, each)
         return lambda env: self._receive(x, group, peer, source, env)
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
@@ -201,9 +204,7 @@ class LineRunner:
         return Part(start, start + counts[at], sum(counts))
 
     def _collective(self, each: Collective) -> _Call:
-        group = self.rank.group(each.axes)
-        if each.among:
-            group = group.among(each.among)
+        group = self._group(each.axes, self.program.members(self.rank.index, each))
         x, y, name, label = (
             self._slot(each.buffer),
             self._slot(each.result),
@@ -211,18 +212,19 @@ class LineRunner:
             each.label,
         )
         items = [self._slot(f"{name}[{item}]") for item, _ in self.role.items.get(name, ())]
-        run: Callable[[Any], Any]
+        # what is of a frame is never written again, here and elsewhere
+        keep = buffer_of(each.buffer) not in self.role.stays
+        run: Callable[..., Any]
         if each.kind == "all_reduce":
-            run = partial(group.all_reduce, op=each.op)
+            run = partial(group.all_reduce, op=each.op, keep=keep)
         elif each.kind == "all_gather":
-            run = partial(group.all_gather, dim=each.dim)
+            run = partial(group.all_gather, dim=each.dim, keep=keep)
         else:
             extents = each.extents or each.counts
-            run = partial(group.reduce_scatter, dim=each.dim, extents=extents)
+            run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
 
         def call(env: _Env) -> None:
-            with self.rank.label(label):
-                made = run(env[x])
+            made = run(env[x], label=f"{self._label}/{label}")
             if name in self.role.stays:
                 env[y][...] = made
                 return
@@ -232,15 +234,22 @@ class LineRunner:
 
         return call
 
+    def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
+        key = axes, members
+        if key not in self._groups:
+            self._groups[key] = ProgramGroup(self.rank, axes, members)
+        return self._groups[key]
+
     # -- messages ---------------------------------------------------------------------------------
 
-    def _receive(self, slot: int, group: Any, peer: int, source: int, env: _Env) -> None:
+    def _receive(self, slot: int, group: ProgramGroup, peer: int, source: int, env: _Env) -> None:
         """Messages come in the order of their sender's line; what is early is kept in its frame."""
         if source not in self._arriving:
             self._arriving[source] = self._sends(source)
         while env[slot] is None:
             name, frame = next(self._arriving[source])
-            self._env(frame)[self._slots[name]] = aligned(group.recv(peer))
+            came = aligned(group.recv(peer, label=self._label))
+            self._env(frame)[self._slots[name]] = came
 
     def _sends(self, source: int) -> Iterator[tuple[str, int]]:
         """What a rank sends to this one, in its order: (buffer, frame)."""

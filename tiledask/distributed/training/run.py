@@ -261,7 +261,7 @@ def train(
         first=first,
         nudge=nudge,
     )
-    program = training_program(job, shape)
+    program = training_program(job, shape).check()
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
             done = run_ranks(train_rank, ranks, job, program, say, timeout=timeout)

@@ -335,14 +335,19 @@ class Instructions:
 
     def members(self, rank: int, each: Collective) -> tuple[int, ...]:
         """The ranks that take part in a collective of ``rank``, in their order."""
-        key = each.axes, each.among
+        return self.along(rank, each.axes, each.among)
+
+    def along(
+        self, rank: int, axes: tuple[int, ...], among: tuple[int, ...] = ()
+    ) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` along some axes only; or those of them by number."""
+        key = axes, among
         if key not in self._groups:
-            axes = range(len(self.shape))
-            order = [a for a in axes if a not in each.axes] + [a for a in axes if a in each.axes]
-            together = prod(self.shape[axis] for axis in each.axes)
+            every = range(len(self.shape))
+            order = [a for a in every if a not in axes] + [a for a in every if a in axes]
+            together = prod(self.shape[axis] for axis in axes)
             rows = np.arange(self.ranks).reshape(self.shape).transpose(order).reshape(-1, together)
-            chosen = rows[:, each.among] if each.among else rows
-            groups = map(tuple, chosen.tolist())
+            groups = map(tuple, (rows[:, among] if among else rows).tolist())
             self._groups[key] = {r: of for of in groups for r in of}
         return self._groups[key].get(rank, ())
 
