@@ -37,9 +37,9 @@ def layer_norm(
     [[-1.0, 1.0]]
     """
     xp = _checked(x, w, b, eps)
-    mean = wide(x).mean(axis=-1, keepdims=True)
+    mean = _mean(wide(x))
     y = wide(x) - mean
-    inverse = 1 / xp.sqrt((y * y).mean(axis=-1, keepdims=True) + eps)
+    inverse = 1 / xp.sqrt(_mean(y * y) + eps)
     y *= inverse
     y *= wide(w)
     if b is not None:
@@ -56,8 +56,8 @@ def layer_norm_grad(
     dx = (d - mean(d) - n mean(d n)) / deviation
     """
     normed, d, dw = _through_w(dy, kept, w)
-    along = (d * normed).mean(axis=-1, keepdims=True)
-    d -= d.mean(axis=-1, keepdims=True)
+    along = _mean(d * normed)
+    d -= _mean(d)
     normed *= along
     d -= normed
     d *= kept.inverse
@@ -76,14 +76,14 @@ def rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, KeptNorm]:
     """
     xp = _checked(x, w, None, eps)
     wider = wide(x)
-    inverse = 1 / xp.sqrt((wider * wider).mean(axis=-1, keepdims=True) + eps)
+    inverse = 1 / xp.sqrt(_mean(wider * wider) + eps)
     return rounded(wider * inverse * wide(w), x), KeptNorm(x, inverse, 0)
 
 
 def rms_norm_grad(dy: Array, kept: KeptNorm, w: Array) -> tuple[Array, Array]:
     """(dx, dw) of `rms_norm`: dx = (d - n mean(d n)) / rms, with n = x / rms and d = dy w."""
     normed, d, dw = _through_w(dy, kept, w)
-    dx = (d - normed * (d * normed).mean(axis=-1, keepdims=True)) * kept.inverse
+    dx = (d - normed * _mean(d * normed)) * kept.inverse
     return rounded(dx, dy), dw
 
 
@@ -107,3 +107,10 @@ def _through_w(dy: Array, kept: KeptNorm, w: Array) -> tuple[Array, Array, Array
 
 def _over_tokens(x: Array) -> Array:
     return by_token(x).sum(axis=0)
+
+
+def _mean(x: Array) -> Array:
+    """Of each token over its width."""
+    total = x.sum(axis=-1, keepdims=True)
+    total /= x.shape[-1]
+    return total
