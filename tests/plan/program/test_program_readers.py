@@ -2,7 +2,8 @@
 a second, obvious clock, memory is what arrays take, and text is read back.
 
 Holds `tiledask.plan.program.graph`, `tiledask.plan.program.check`, `tiledask.plan.program.clock`,
-`tiledask.plan.program.count`, `tiledask.plan.program.held` and `tiledask.plan.program.text`.
+`tiledask.plan.program.count`, `tiledask.plan.program.held`, `tiledask.plan.program.runs` and
+`tiledask.plan.program.text`.
 """
 
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tiledask.plan.program.check import check
 from tiledask.plan.program.instructions import Collective, Do, ProgramLine, Recv, Send
 from tiledask.plan.program.of_training import training_program
 from tiledask.plan.program.program import Program
+from tiledask.plan.program.runs import in_runs
 
 # -- faults, one on one rank -----------------------------------------------------------------------
 
@@ -294,15 +296,16 @@ def test_its_clock_is_a_second_obvious_one_s():
 def test_representatives_take_as_long_as_all_and_runs_as_their_instructions():
     for job, mesh in drawn_jobs(12, 11):
         program = training_program(job, mesh).on_compute("tp", "dp", "pp", "all")
-        few = program.representatives()
+        few, collective = program.representatives(), lambda each: 0.25
+        joined, seconds = in_runs(few, lambda each: 1.0, collective)
+        assert len(joined) < len(few)
         takes = [
-            p.timeline(
-                lambda each: 1.0, latency=0.5, collective=lambda each: 0.25, runs=runs
-            ).end.max()
-            for p in (program, few)
-            for runs in (False, True)
-        ]
-        assert takes == pytest.approx(takes[:1] * 4)
+            p.timeline(kernel, latency=0.5, collective=collective).end.max()
+            for p, kernel in (
+                (program, lambda each: 1.0), (few, lambda each: 1.0), (joined, seconds)
+            )
+        ]  # fmt: skip
+        assert takes == pytest.approx(takes[:1] * 3)
 
 
 SUM = """

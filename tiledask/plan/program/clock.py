@@ -42,7 +42,6 @@ def clock(
     bandwidth: float | Sequence[Sequence[float]] = float("inf"),
     overlapped: Mapping[str, Seconds] | None = None,
     collective: Callable[[Collective], float] | None = None,
-    runs: bool = False,
 ) -> Timeline:
     """The Timeline of ``program``: its kernels, and what is on its way to a rank beneath them.
 
@@ -54,8 +53,6 @@ def clock(
     overlapped    of two parts at once, by the first of them; default: the sum of both
     collective    the seconds of a collective among its members; default: its messages' by latency
                   and bandwidth, if these are numbers
-    runs          whether what a rank does by itself on a stream is timed together: a hundred times
-                  as fast, and the same where no other stream waits for something in the middle
 
     A message on the stream of the work takes up both ends for latency and carrying, first the
     sender's, then the receiver's. A collective begins when all members can, and ends for all.
@@ -68,7 +65,7 @@ def clock(
     33.0
     """
     run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective)
-    nodes = graph(program, runs)
+    nodes = graph(program)
     users: list[list[int]] = [[] for _ in nodes]
     left = [len(node.waits) for node in nodes]
     for number, node in enumerate(nodes):
@@ -134,10 +131,6 @@ class _Run:
     def node(self, node: Node, start: float) -> tuple[float, float]:
         """(when its stream is free again, when what it makes is there)."""
         place, each = node.places[0], node.places[0].instruction
-        if len(node.places) > 1 and node.places[-1].rank == place.rank and not self._paired(node):
-            end = start + sum(self._alone(one) for one in node.places)
-            self._span(place, place.rank, _kind_of(place), start, end)
-            return end, end
         if isinstance(each, Do):
             end = start + self._kernels(node.places)
             for one in node.places:
@@ -151,18 +144,6 @@ class _Run:
         if isinstance(each, Send | Recv):
             return self._message(place, each, start)
         return start, start
-
-    @staticmethod
-    def _paired(node: Node) -> bool:
-        """Whether it is the kernels of two parts at once."""
-        return node.places[0].turn != node.places[-1].turn
-
-    def _alone(self, place: Place) -> float:
-        """Seconds of what a rank does by itself."""
-        each = place.instruction
-        if isinstance(each, Collective):
-            return self._took(each)
-        return self._kernel(place) if isinstance(each, Do) else 0.0
 
     def _message(self, place: Place, each: Send | Recv, start: float) -> tuple[float, float]:
         peer, rank = self.program.peer(place.rank, each), place.rank

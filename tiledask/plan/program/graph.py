@@ -9,8 +9,7 @@ What is wrong with single instructions, or does not meet, is found on the way.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiledask.errors import ProgramError
 from tiledask.plan.program.instructions import (
@@ -24,7 +23,6 @@ from tiledask.plan.program.instructions import (
     Recv,
     ReduceScatter,
     Send,
-    Stop,
     buffer_of,
 )
 
@@ -58,14 +56,10 @@ _Message = tuple[int, int, str, int]
 """From, to, buffer, frame."""
 
 
-def graph(program: Instructions, runs: bool = False) -> list[Node]:
+def graph(program: Instructions) -> list[Node]:
     """The nodes of a program. Raises ProgramError for the first thing that is wrong with it, but
-    for circles, and buffers that nothing reads.
-
-    ``runs``: what a rank does by itself, one after the other on a stream, is one node: fewer, and
-    as good where no other stream waits for something in the middle.
-    """
-    walk = _Walk(program, runs)
+    for circles, and buffers that nothing reads."""
+    walk = _Walk(program)
     for rank in range(program.ranks):
         walk.rank(rank)
     walk.meet()
@@ -73,8 +67,8 @@ def graph(program: Instructions, runs: bool = False) -> list[Node]:
 
 
 class _Walk:
-    def __init__(self, program: Instructions, runs: bool) -> None:
-        self.program, self.runs = program, runs
+    def __init__(self, program: Instructions) -> None:
+        self.program = program
         self.nodes: list[Node] = []
         self.sent: dict[_Message, int] = {}
         self.taken: dict[_Message, int] = {}
@@ -115,9 +109,6 @@ class _Walk:
                 takes = [n for n in both if isinstance(self.nodes[n].places[0].instruction, Recv)]
                 self.pairs += [takes] if len(takes) > 1 else []
                 block = []
-            elif self.runs:
-                for _, run in groupby(mine, self.alone):
-                    self.instruction(role, list(run))
             else:
                 for place in mine:
                     self.instruction(role, [place])
@@ -127,22 +118,14 @@ class _Walk:
                 f"missing? what no line changes is given"
             )
 
-    def alone(self, place: Place) -> Any:
-        """Alike for what a rank does by itself on a stream, and different for all else."""
-        each = place.instruction
-        by_itself = isinstance(each, Do | Stop) or (
-            isinstance(each, Collective) and len(self.program.members(self.here, each)) == 1
-        )
-        return each.stream if by_itself else id(each)
-
     def instruction(self, role: ProgramRole, places: list[Place]) -> None:
         """Another node, or another member of one."""
         rank, number, waits = self.here, len(self.nodes), list[int]()
         each = places[0].instruction
-        meets = isinstance(each, Collective) and len(places) == 1
-        if meets:
+        if isinstance(each, Collective):
             waits += self.reads(role, places[0])
             number = self.collective(places[0])
+            _check_sizes(role, places[0], self.program.members(rank, each).index(rank))
         else:
             self.nodes.append(Node(places))
         node = self.nodes[number]
@@ -150,7 +133,7 @@ class _Walk:
             waits.append(self.last[each.stream])
         self.last[each.stream] = number
         for place in places:
-            waits += [] if meets else self.reads(role, place)
+            waits += [] if isinstance(each, Collective) else self.reads(role, place)
             for name in place.instruction.reads:
                 if (buffer := buffer_of(name)) in role.stays:
                     self.readers.setdefault(buffer, []).append(number)
@@ -158,9 +141,6 @@ class _Walk:
                 waits += self.writes(role, place, name, number)
         if isinstance(each, Send | Recv):
             self.message(each, places[0], number)
-        for place in places:
-            if isinstance(one := place.instruction, Collective):
-                _check_sizes(role, place, self.program.members(rank, one).index(rank))
         node.waits += [before for before in waits if before != number]
 
     def reads(self, role: ProgramRole, place: Place) -> list[int]:

@@ -21,6 +21,7 @@ from tiledask.plan.program.decoder import Decoder
 from tiledask.plan.program.of_training import TrainingTerms, training_program
 from tiledask.plan.program.prices import Prices
 from tiledask.plan.program.program import Program
+from tiledask.plan.program.runs import in_runs
 from tiledask.plan.timing.collective_time import p2p
 from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
 
@@ -100,13 +101,12 @@ def layout_timeline(
     )
     moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
-    return (
-        program.representatives()
-        .on_compute("tp", "dp", "pp", "all")
-        .timeline(
-            prices.kernels(program),
-            latency=float(hop) * (1 - shares.pipeline_overlap),
-            collective=prices.collective(program.shape),
-            runs=True,
-        )
+    few = program.representatives().on_compute("tp", "dp", "pp", "all")
+    kernels, collectives = prices.kernels(few), prices.collective(program.shape)
+    joined, seconds = in_runs(few, kernels, collectives)
+    return Program.timeline(
+        joined,
+        seconds,
+        latency=float(hop) * (1 - shares.pipeline_overlap),
+        collective=collectives,
     )
