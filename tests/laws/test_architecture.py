@@ -186,12 +186,12 @@ def test_imports_point_down():
 
 
 ROOMS = {
-    "choosing": {"inputs", "fitting", "timing", "pipelines"},
+    "choosing": {"inputs", "fitting", "timing", "pipelines", "program"},
     "fitting": {"inputs", "timing", "pipelines"},
     "timing": {"inputs", "pipelines"},
     "diagnosis": {"pipelines", "splitting"},
     "inputs": {"pipelines"},
-    "program": {"pipelines", "products", "collectives", "inputs"},
+    "program": {"pipelines", "products", "collectives", "inputs", "timing"},
     "pipelines": set(),
     "splitting": set(),
     "products": set(),

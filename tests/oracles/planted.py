@@ -1,46 +1,18 @@
-"""Faults that are planted into a training while it runs."""
+"""Faults that are planted in the text of a kernel, as lines ``fault: before => after``."""
 
-from collections import defaultdict
+import re
 
-from tiledask.distributed.programs.runner import LineRunner
-from tiledask.distributed.training.trainer import Trainer
-
-
-def in_collectives(patch, label, change):
-    """``change(runner, brought, result)`` is what a collective whose label ends so gives."""
-    honest = LineRunner._collective
-
-    def planted(self, each):
-        call = honest(self, each)
-        if not each.label.endswith(label):
-            return call
-        x, y = self._slots[each.buffer], self._slots[each.result]
-
-        def called(env):
-            call(env)
-            env[y] = change(self, env[x], env[y])
-
-        return called
-
-    patch.setattr(LineRunner, "_collective", planted)
+__all__ = ["faults"]
 
 
-def in_gradients(patch, at, unit, step, value):
-    """``value`` is in a gradient of ``unit`` on the rank at ``at`` before a step begins."""
-    honest, begun = Trainer._bind, defaultdict(int)
-    name = f"gradients/{unit}".replace(" ", "_")
-
-    def planted(self, each, part, told):
-        kernel = honest(self, each, part, told)
-        if each.kernel != "clear" or each.writes != (name,) or self.rank.coordinates != at:
-            return kernel
-
-        def cleared(x):
-            kernel(x)
-            if begun[at] == step:
-                x[:1] = value
-            begun[at] += 1
-
-        return cleared
-
-    patch.setattr(Trainer, "_bind", planted)
+def faults(text):
+    r"""{fault: (before, after)}. ``\n`` is the end of a line, and what is indented goes on."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", text.strip()):
+        name, colon, fault = entry.partition(":")
+        before, arrow, after = fault.partition("=>")
+        assert colon == ":", entry
+        assert arrow == "=>", entry
+        assert name not in found, name
+        found[name] = tuple(x.strip().replace(r"\n", "\n") for x in (before, after))
+    return found

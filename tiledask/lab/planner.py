@@ -178,6 +178,9 @@ def _table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
     columns["a device"] = [format_bytes(plan.peak) for plan in plans]
     if plans[0].seconds < float("inf"):
         columns["a step"] = [format_seconds(plan.seconds) for plan in plans]
+        by_program = [plan.program_seconds for plan in plans]
+        if any(seconds == seconds for seconds in by_program):
+            columns["by its program"] = [format_seconds(s) if s == s else "" for s in by_program]
         columns["tokens/s"] = [f"{tokens / plan.seconds:,.0f}" for plan in plans]
     left = [i for i, name in enumerate(columns) if name == "verdict"]
     rows = list(zip(*columns.values(), strict=True))
@@ -261,5 +264,6 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "verdict": plan.verdict,
         "peak": plan.peak,
         "seconds": plan.seconds if runs else None,
+        "program_seconds": plan.program_seconds if plan.program_seconds > 0 else None,
         "options": shlex.join(_options(plan.layout)),
     }

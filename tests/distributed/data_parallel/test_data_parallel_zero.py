@@ -1,7 +1,7 @@
 """The big batch's gradient; ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
 Holds `tiledask.distributed.data_parallel.chain`, `tiledask.distributed.data_parallel.flat`,
-`tiledask.plan.collectives.data_parallel`, `tiledask.plan.program.unit_states` and
+`tiledask.plan.collectives.data_parallel`, `tiledask.plan.program.making.unit_states` and
 `tiledask.plan.fitting.states`.
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from oracles.drawn_layouts import BATCH, MODELS, RULES, Layout, dealt, drawn_layouts, run
 from oracles.planned_calls import assert_planned
-from oracles.planted import in_collectives, in_gradients
+from oracles.planted_trainings import in_collectives, in_gradients
 from oracles.single_gpt import assert_single, reference
 
 import tiledask as td

@@ -1,6 +1,8 @@
 """A small GPT under every (dp, tp, pp): the losses and weights of a single device, step by step.
 
-Holds `tiledask.distributed.training.validate`.
+Holds `tiledask.distributed.training.validate`, `tiledask.distributed.training.asked`,
+`tiledask.distributed.training.trainer`, `tiledask.distributed.programs.runner` and
+`tiledask.tile.layers.by_name`.
 """
 
 from functools import cache
@@ -8,7 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from oracles.planted import in_collectives
+from oracles.planted_trainings import in_collectives
 from oracles.single_gpt import TEXT, assert_single
 
 import tiledask as td

@@ -1,7 +1,7 @@
 """Programs of schedules: their readers agree with what was there before, and faults are found.
 
 Holds `tiledask.plan.program.program`, `tiledask.plan.program.instructions`,
-`tiledask.plan.program.of_schedule`,
+`tiledask.plan.program.making.of_schedule`,
 `tiledask.plan.program.text`, `tiledask.plan.program.check`, `tiledask.plan.program.count`,
 `tiledask.plan.program.clock` and `tiledask.plan.program.held`.
 """

@@ -18,7 +18,7 @@ from tiledask.plan.collectives.seconds import seconds as collective_seconds
 from tiledask.plan.program.calls import calls
 from tiledask.plan.program.check import check
 from tiledask.plan.program.instructions import Collective, Do, ProgramLine, Recv, Send
-from tiledask.plan.program.of_training import training_program
+from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.plan.program.runs import in_runs
 
@@ -145,7 +145,7 @@ FAULTS = {
 def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
     kinds, planted, rng = list(FAULTS.items()), 0, np.random.default_rng(seed)
     for job, mesh in drawn_jobs(5 * count, seed):
-        program = training_program(job, mesh).check()
+        program = step_program(job, mesh).check()
         name, plant = kinds[planted % len(kinds)]
         wrong = plant(program, rng)
         if wrong is None:  # one rank sends nothing
@@ -161,7 +161,7 @@ def test_a_fault_on_one_rank_of_a_training_is_named_before_it_runs(count, seed):
 
 def test_representatives_are_checked_as_all_would_be():
     for job, mesh in drawn_jobs(20, 7):
-        program = training_program(job, mesh)
+        program = step_program(job, mesh)
         check(program)
         check(program.representatives())
 
@@ -171,7 +171,7 @@ def test_representatives_are_checked_as_all_would_be():
 
 def test_text_is_read_back():
     for job, mesh in drawn_jobs(20, 8):
-        program = training_program(job, mesh)
+        program = step_program(job, mesh)
         again = Program.from_text(program.to_text())
         assert again == program
         assert again.to_text() == program.to_text()
@@ -179,7 +179,7 @@ def test_text_is_read_back():
 
 def test_traffic_is_the_sum_of_the_calls():
     for job, mesh in drawn_jobs(20, 9):
-        program = training_program(job, mesh)
+        program = step_program(job, mesh)
         for rank in range(program.ranks):
             listed = calls(program, rank)
             assert program.traffic.sent[rank] == sum(call.sent for call in listed)
@@ -283,7 +283,7 @@ def slow_clock(program, kernel, collective, latency):
 def test_its_clock_is_a_second_obvious_one_s():
     """Collectives and messages that take time, on streams of their own."""
     for number, (job, mesh) in enumerate(drawn_jobs(24, 10)):
-        program, rng = training_program(job, mesh), np.random.default_rng(number)
+        program, rng = step_program(job, mesh), np.random.default_rng(number)
         length, rate, latency = rng.uniform(0.5, 2.0), rng.uniform(1e-4, 1e-2), rng.uniform(0, 3)
         kernel = lambda each: length * (1 + len(each.kernel) % 3)  # noqa: B023, E731
         collective = lambda each: rate * sum(each.counts) + 0.1  # noqa: B023, E731
@@ -295,7 +295,7 @@ def test_its_clock_is_a_second_obvious_one_s():
 
 def test_representatives_take_as_long_as_all_and_runs_as_their_instructions():
     for job, mesh in drawn_jobs(12, 11):
-        program = training_program(job, mesh).on_compute("tp", "dp", "pp", "all")
+        program = step_program(job, mesh).on_compute("tp", "dp", "pp", "all")
         few, collective = program.representatives(), lambda each: 0.25
         joined, seconds = in_runs(few, lambda each: 1.0, collective)
         assert len(joined) < len(few)
@@ -336,7 +336,7 @@ def test_seconds_of_a_collective_are_by_default_those_of_its_messages():
 
 def test_memory_of_what_stays_is_what_a_rank_keeps():
     for job, mesh in drawn_jobs(20, 13):
-        program = training_program(job, mesh)
+        program = step_program(job, mesh)
         for rank in range(program.ranks):
             states = sum(
                 size for name, size in program.role(rank).stays.items()

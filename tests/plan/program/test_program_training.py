@@ -1,8 +1,8 @@
 """Programs of trainings: what they call is what the closed forms say, for drawn layouts.
 
-Holds `tiledask.plan.program.of_training`, `tiledask.plan.program.layers`,
-`tiledask.plan.program.writer`, `tiledask.plan.program.unit_states`,
-`tiledask.plan.program.decoder`, `tiledask.plan.collectives.layouts` and
+Holds `tiledask.plan.program.making.of_training`, `tiledask.plan.program.making.layers`,
+`tiledask.plan.program.making.writer`, `tiledask.plan.program.making.unit_states`,
+`tiledask.plan.program.making.decoder`, `tiledask.plan.collectives.layouts` and
 `tiledask.plan.program.calls`.
 """
 
@@ -15,7 +15,7 @@ from oracles.drawn_layouts import MODELS
 from oracles.drawn_programs import drawn_jobs
 
 from tiledask.plan.program.calls import calls
-from tiledask.plan.program.of_training import training_program
+from tiledask.plan.program.making.of_training import step_program
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_it_calls_what_the_closed_forms_say(count, seed):
     where a gradient is reduced a unit earlier."""
     ranks = same_order = 0
     for job, mesh in drawn_jobs(count, seed):
-        program = training_program(job, mesh)
+        program = step_program(job, mesh)
         for rank, at in enumerate(np.ndindex(mesh)):
             said, here = calls_of(job, mesh, at), calls(program, rank)
             assert Counter(here) == Counter(said), (job, mesh, at)

@@ -27,7 +27,7 @@ from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import Do, ProgramPart
-from tiledask.plan.program.of_schedule import KERNELS
+from tiledask.plan.program.making.of_schedule import KERNELS
 from tiledask.plan.program.program import Program
 from tiledask.tile.backend import aligned
 from tiledask.tile.backend import to_numpy as off_device

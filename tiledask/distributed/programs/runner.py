@@ -30,7 +30,7 @@ from tiledask.plan.program.instructions import (
     buffer_of,
 )
 from tiledask.tile.backend import aligned
-from tiledask.tile.layers.by_name import Part
+from tiledask.tile.layers.by_name import RankPart
 
 __all__ = ["Bind", "LineRunner"]
 
@@ -195,13 +195,13 @@ class LineRunner:
         return call
 
     def _resolved(self, value: Any) -> Any:
-        """("part", axis, counts) as this rank's Part."""
+        """("part", axis, counts) as this rank's RankPart."""
         if not (isinstance(value, tuple) and value[:1] == ("part",)):
             return value
         _, axis, counts = value
         at = self.program.coordinates[self.rank.index][axis]
         start = sum(counts[:at])
-        return Part(start, start + counts[at], sum(counts))
+        return RankPart(start, start + counts[at], sum(counts))
 
     def _collective(self, each: Collective) -> _Call:
         group = self._group(each.axes, self.program.members(self.rank.index, each))

@@ -6,7 +6,7 @@
     stage                 0                          1                 2
 
 What goes from stage to stage is [rows, tokens, hidden], on all ranks of a tensor-parallel group or
-sharded along the tokens. What a step does with it: tiledask.plan.program.of_training.
+sharded along the tokens. What a step does with it: tiledask.plan.program.making.of_training.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from numbers import Integral
 from tiledask.distributed import tensor as T
 from tiledask.errors import ConfigError
 from tiledask.plan.collectives.layouts import HeadCounts
-from tiledask.plan.program.decoder import DecoderShapes
+from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.tile import layers as tile
 
 __all__ = ["GPT"]

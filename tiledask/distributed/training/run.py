@@ -12,6 +12,7 @@ has, gradients are added up as they are: over micro-batches, and over dp.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,26 +29,21 @@ from tiledask.distributed.training.program import TrainedRank, TrainingJob, trai
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.reports import Progress
 from tiledask.distributed.training.validate import (
-    cut_of,
     of_kind,
     ready,
-    recipe_for,
-    scheduled,
+    rule_of,
     shape_of,
+    terms_of,
     whole,
-    zero_of,
 )
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.program.calls import Planned, calls
-from tiledask.plan.program.of_training import training_program
+from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
-from tiledask.tile.backend import as_dtype
-from tiledask.tile.optimizers import Adam, LossScale, Rule
-from tiledask.tile.optimizers import rule_for as optimizer_for
-from tiledask.tile.optimizers.clipping import clip_factor
+from tiledask.tile.optimizers import LossScale, Rule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,8 +68,8 @@ class Trained:
     """Bytes that each rank keeps from step to step, by tensor class."""
     records: Records
     """Every collective and message."""
-    planned: list[list[Planned]]
-    """What each rank was to call in a step, in order. A step that was left out ends earlier."""
+    program: Program
+    """What every rank did in a step, instruction by instruction."""
     recipe: Recipe
     """What was kept of each number."""
     norms: np.ndarray
@@ -82,6 +78,21 @@ class Trained:
     """[steps] by which each loss was multiplied before its gradients were taken."""
     scaled: bool
     """Whether by a `LossScale`, so that steps with a norm that is not finite were left out."""
+
+    @cached_property
+    def planned(self) -> list[list[Planned]]:
+        """What each rank was to call in a step, in order. A step that was left out ends earlier."""
+        return [calls(self.program, rank) for rank in range(self.program.ranks)]
+
+    def seconds_by_label(self) -> dict[tuple[int, str], float]:
+        """(rank, label without its action) -> seconds of a step in these calls, on this machine."""
+        sums: dict[tuple[int, str], float] = {}
+        for record in self.records:
+            if record.step is not None:
+                _, _, label = record.label.partition("/")
+                key = record.rank, label
+                sums[key] = sums.get(key, 0.0) + record.seconds / max(1, len(self.losses))
+        return sums
 
     @property
     def skipped(self) -> list[int]:
@@ -228,28 +239,15 @@ def train(
             f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "
             f"GPT(vocabulary={data.vocabulary}, ...) or more"
         )
-    if clip is not None:
-        clip_factor(0.0, clip)
-    if rule is None:
-        rule = Adam() if recipe is None else optimizer_for(recipe)
-    kept = recipe_for(rule, dtype, recipe)
-    if scale is None and dtype == "float16":
-        scale = LossScale()
-    made = scheduled(schedule, shape[2], microbatches)
-    cut = cut_of(model, made, cut)
+    rule = rule_of(rule, recipe)
+    scale = LossScale() if scale is None and dtype == "float16" else scale
+    terms = terms_of(
+        model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
+        recipe, scale, clip, recompute,
+    )  # fmt: skip
     path, first = ready(folder, steps)
     job = TrainingJob(
-        model=model,
-        schedule=made,
-        cut=cut,
-        batch=batch,
-        recipe=kept,
-        itemsize=as_dtype(dtype).itemsize,
-        sequence_parallel=sequence_parallel,
-        zero=zero_of(zero),
-        scaled=scale is not None,
-        clipped=clip is not None,
-        recompute=bool(recompute),
+        **vars(terms),
         data=data,
         steps=steps,
         rule=rule,
@@ -261,7 +259,7 @@ def train(
         first=first,
         nudge=nudge,
     )
-    program = training_program(job, shape).check()
+    program = step_program(job, shape).check()
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
             done = run_ranks(train_rank, ranks, job, program, say, timeout=timeout)
@@ -299,7 +297,6 @@ def _collected(
     names = [f"{u}.{name}" for u in job.model.units for name in job.model.parameters(u)]
     held = [part.held for part in done.results]
     ordered = {name: weights[name] for name in names}
-    planned = [calls(program, rank) for rank in range(program.ranks)]
     losses = np.asarray(losses, float)
     norms, scales = (np.asarray(each) for each in (parts[0, 0, 0].norms, parts[0, 0, 0].scales))
     return Trained(
@@ -310,7 +307,7 @@ def _collected(
         ordered,
         held,
         done.records,
-        planned,
+        program,
         job.recipe,
         norms,
         scales,

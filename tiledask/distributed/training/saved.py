@@ -26,8 +26,8 @@ from tiledask.distributed.checkpoints import (
 from tiledask.distributed.checkpoints.write import folder_of
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError
-from tiledask.plan.program.layers import TENSOR
-from tiledask.plan.program.unit_states import PIPELINE
+from tiledask.plan.program.making.layers import TENSOR
+from tiledask.plan.program.making.unit_states import PIPELINE
 
 __all__ = ["load", "save"]
 

@@ -20,13 +20,13 @@ from tiledask.distributed.programs.runner import LineRunner
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.grad_norm import Guard, squares
 from tiledask.plan.program.instructions import Do, ProgramPart
-from tiledask.plan.program.layers import TENSOR
+from tiledask.plan.program.making.layers import TENSOR
+from tiledask.plan.program.making.unit_states import DATA, PIPELINE, flat_name, sharded_parts
 from tiledask.plan.program.program import Program
-from tiledask.plan.program.unit_states import DATA, PIPELINE, flat_name, sharded_parts
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, as_dtype
 from tiledask.tile.epilogue import pieces
-from tiledask.tile.layers.by_name import KERNELS, Part
+from tiledask.tile.layers.by_name import KERNELS, RankPart
 from tiledask.tile.optimizers import flush
 
 __all__ = ["Trainer"]
@@ -211,7 +211,7 @@ class Trainer:
         gradients: Any,
         *reads: Any,
         states: tuple[str, ...],
-        part: Part | None = None,
+        part: RankPart | None = None,
     ) -> Any:
         """The optimizer's step of a unit's numbers that are this rank's; with ``part``, new
         weights of it, else in place."""

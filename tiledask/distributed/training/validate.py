@@ -4,6 +4,7 @@ whole, of_kind    single arguments
 scheduled         a schedule that ranks can carry out
 cut_of            layers of each of its stages
 recipe_for        what is kept of each number, and in how many bytes
+terms_of          all that a training's program follows from
 ready             a folder for checkpoints, and the step of the newest that is there
 """
 
@@ -23,11 +24,24 @@ from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import schedule as schedule_named
 from tiledask.plan.pipelines.schedules import schedules
+from tiledask.plan.program.making.of_training import TrainingTerms
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.memory.flat_states import check_states
-from tiledask.tile.optimizers import LossScale, Rule
+from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
+from tiledask.tile.optimizers.clipping import clip_factor
 
-__all__ = ["cut_of", "of_kind", "ready", "recipe_for", "scheduled", "shape_of", "whole", "zero_of"]
+__all__ = [
+    "cut_of",
+    "of_kind",
+    "ready",
+    "recipe_for",
+    "rule_of",
+    "scheduled",
+    "shape_of",
+    "terms_of",
+    "whole",
+    "zero_of",
+]
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 KINDS = {
@@ -177,6 +191,49 @@ def cut_of(model: GPT, schedule: Schedule, cut: Any) -> tuple[int, ...]:
         )
     model.stage_units(0, layers)
     return layers
+
+
+def rule_of(rule: Rule | None, recipe: str | Recipe | None) -> Rule:
+    """``rule``; left out, Adam, or the one whose states the recipe keeps."""
+    if rule is not None:
+        return rule
+    return Adam() if recipe is None else rule_for(recipe)
+
+
+def terms_of(
+    model: GPT,
+    shape: tuple[int, int, int],
+    batch: int,
+    microbatches: int | None,
+    schedule: Any,
+    cut: Any,
+    sequence_parallel: bool,
+    zero: Any,
+    rule: Rule,
+    dtype: str,
+    recipe: str | Recipe | None,
+    scale: LossScale | None,
+    clip: float | None,
+    recompute: bool,
+) -> TrainingTerms:
+    """What a training's program follows from; the arguments are those of `tiledask.train`."""
+    if clip is not None:
+        clip_factor(0.0, clip)
+    kept = recipe_for(rule, dtype, recipe)
+    made = scheduled(schedule, shape[2], microbatches)
+    return TrainingTerms(
+        model=model,
+        schedule=made,
+        cut=cut_of(model, made, cut),
+        batch=batch,
+        recipe=kept,
+        itemsize=as_dtype(dtype).itemsize,
+        sequence_parallel=bool(sequence_parallel),
+        zero=zero_of(zero),
+        scaled=scale is not None,
+        clipped=clip is not None,
+        recompute=bool(recompute),
+    )
 
 
 def ready(folder: str | os.PathLike[str] | None, steps: int) -> tuple[str | None, int]:

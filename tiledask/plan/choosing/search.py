@@ -27,6 +27,7 @@ from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
 from tiledask.plan.timing.step import StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import Numbers, step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
@@ -130,6 +131,16 @@ class Plan:
         """Where the time goes; the stages as they are, simulated."""
         found = self.found
         return estimate_step(found.model, self.layout, found.cluster, found.recipe, found.sequence)
+
+    @cached_property
+    def program_seconds(self) -> float:
+        """Seconds of a step by the clock of the layout's program: what ``step`` says, worked out
+        again instruction by instruction. NaN where there is none (experts, context parallelism)."""
+        found = self.found
+        if self.verdict == "no" or why_no_program(found.model, self.layout):
+            return np.nan
+        of = found.model, self.layout, found.cluster, found.recipe, found.sequence
+        return float(layout_timeline(*of).end.max())
 
     def __repr__(self) -> str:
         return (
@@ -296,7 +307,7 @@ class Plans(Sequence[Plan]):
         return f"Plans({self.model.name} on {self.cluster}: {counts}{best})"
 
     def _repr_html_(self) -> str:
-        head = ("", "layout", "verdict", "a device", "a step", "tokens/s")
+        head = ("", "layout", "verdict", "a device", "a step", "by its program", "tokens/s")
         rows = [
             (
                 n,
@@ -304,6 +315,7 @@ class Plans(Sequence[Plan]):
                 plan.verdict,
                 format_bytes(plan.peak),
                 format_seconds(plan.seconds),
+                "" if np.isnan(plan.program_seconds) else format_seconds(plan.program_seconds),
                 f"{self.global_batch * self.sequence / plan.seconds:,.0f}",
             )
             for n, plan in enumerate(self[:FIRST])

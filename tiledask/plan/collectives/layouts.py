@@ -35,7 +35,7 @@ class HeadCounts(NamedTuple):
     """Columns of each."""
 
 
-class Heads(Protocol):
+class HasHeads(Protocol):
     """What has these three."""
 
     @property
@@ -99,7 +99,7 @@ def swiglu_layout(inner: int, ranks: int) -> Shardings:
     return into | _by_columns("_gate_up", both) | _by_rows("_down", shards)
 
 
-def attention_layout(heads: Heads, ranks: int) -> Shardings:
+def attention_layout(heads: HasHeads, ranks: int) -> Shardings:
     """The layout of `self_attention`, fused or not; kv heads on every rank that looks at them.
 
     >>> attention_layout(HeadCounts(query=4, kv=1, width=8), 4)["wk"].shards.counts
@@ -116,7 +116,7 @@ def embedding_layout(vocabulary: int, ranks: int) -> Shardings:
     return {"table": Sharding(Shard(0), shards)} | _by_columns("_head", shards)
 
 
-def block_layout(heads: Heads, inner: int, ranks: int) -> Shardings:
+def block_layout(heads: HasHeads, inner: int, ranks: int) -> Shardings:
     """The layout of a decoder block, in one dict; the weights of its norms are on every rank."""
     norms = {f"{n}.{kind}": Sharding(Replicate()) for n in ("norm_1", "norm_2") for kind in "wb"}
     feed = mlp_layout(inner, ranks) | swiglu_layout(inner, ranks)

@@ -2,12 +2,17 @@
 
 instructions.py  the nouns: instructions, parts, lines
 program.py       a program: these and its readers
-of_schedule.py   the program of a pipeline schedule
+making/          programs of schedules, of trainings, of layouts
 text.py          as text that people read, and back
 check.py         what is wrong with one, before anything runs
+  graph.py       what waits for what
 count.py         bytes and messages between ranks
+  calls.py       what each rank calls, in order
 clock.py         when every instruction runs
+  prices.py      seconds of each on a device
+  runs.py        what a rank does by itself, as one
 held.py          what every rank holds
+explained.py     where a step goes, all together
 """
 
 from tiledask.submodules import submodules

@@ -9,7 +9,7 @@ the order     lets ranks wait for each other
 from itertools import pairwise
 
 from tiledask.errors import ProgramError
-from tiledask.plan.program.graph import Node, Place, graph
+from tiledask.plan.program.graph import LinePlace, Node, graph
 from tiledask.plan.program.instructions import Collective, Instructions, Recv, buffer_of
 
 __all__ = ["check"]
@@ -36,7 +36,7 @@ def check(program: Instructions) -> None:
 
 
 def _check_left_over(program: Instructions, nodes: list[Node]) -> None:
-    unread: dict[tuple[int, str, int], Place] = {}
+    unread: dict[tuple[int, str, int], LinePlace] = {}
     for node in nodes:
         for place in node.places:
             stays = program.role(place.rank).stays
@@ -86,7 +86,7 @@ def _check_circles(nodes: list[Node]) -> None:
     raise ProgramError(f"deadlock: {'; '.join(said)}")
 
 
-def _between(here: Node, there: Node) -> Place:
+def _between(here: Node, there: Node) -> LinePlace:
     """The place in ``here`` that waits for ``there``."""
     ranks = {place.rank for place in there.places}
     return next((place for place in here.places if place.rank not in ranks), here.places[0])

@@ -17,7 +17,7 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.seconds import seconds as collective_seconds
 from tiledask.plan.data import short
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
-from tiledask.plan.program.graph import Node, Place, graph
+from tiledask.plan.program.graph import LinePlace, Node, graph
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Collective,
@@ -145,7 +145,7 @@ class _Run:
             return self._message(place, each, start)
         return start, start
 
-    def _message(self, place: Place, each: Send | Recv, start: float) -> tuple[float, float]:
+    def _message(self, place: LinePlace, each: Send | Recv, start: float) -> tuple[float, float]:
         peer, rank = self.program.peer(place.rank, each), place.rank
         source, target = (rank, peer) if isinstance(each, Send) else (peer, rank)
         nbytes = self.program.role(rank).size(each.buffer)
@@ -158,14 +158,14 @@ class _Run:
         self._span(place, target, TRANSFER, start, there)
         return free, there
 
-    def _kernels(self, places: list[Place]) -> float:
+    def _kernels(self, places: list[LinePlace]) -> float:
         """Seconds of a kernel, or of both of a pair."""
         first = places[0].part
         if len(places) > 1 and (first.name in self.overlapped or first.kind in self.overlapped):
             return self._of_part(first, places[0].frame, self.overlapped)
         return float(sum(self._kernel(place) for place in places))
 
-    def _kernel(self, place: Place) -> float:
+    def _kernel(self, place: LinePlace) -> float:
         if self.by_kernel is None:
             if place.part.stage < 0:
                 return 0.0
@@ -201,7 +201,7 @@ class _Run:
         )
         return float(max(took))
 
-    def _span(self, place: Place, rank: int, kind: str, start: float, end: float) -> None:
+    def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
         """Work of a part that goes on is one span."""
         here = self._spans.setdefault((rank, place.turn, kind), [])
         frame = place.frame if place.part.stage >= 0 else -1
@@ -217,7 +217,7 @@ class _Run:
         return [span for found in self._spans.values() for span in found]
 
 
-def _kind_of(place: Place) -> str:
+def _kind_of(place: LinePlace) -> str:
     """The kind of a part's work in a Timeline; the update is work for the weights."""
     return place.part.kind if place.part.kind in COMPUTE else "W"
 

@@ -26,10 +26,10 @@ from tiledask.plan.program.instructions import (
     buffer_of,
 )
 
-__all__ = ["Node", "Place", "graph"]
+__all__ = ["LinePlace", "Node", "graph"]
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """Where an instruction is."""
 
     rank: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 class Node:
     """What happens at once: an instruction; of a pair both kernels; a collective on all members."""
 
-    places: list[Place]
+    places: list[LinePlace]
     waits: list[int] = field(default_factory=list)
     """Numbers of the nodes that come before."""
 
@@ -88,7 +88,7 @@ class _Walk:
         self.last: dict[str, int] = {}
         turns: dict[tuple[int, int], int] = {}
         line = self.program.lines[rank]
-        block: list[Place] = []
+        block: list[LinePlace] = []
         rows = zip(line.part.tolist(), line.frame.tolist(), line.paired.tolist(), strict=True)
         for turn, (number, frame, paired) in enumerate(rows):
             part = role.parts[number]
@@ -97,7 +97,7 @@ class _Walk:
                     f"{part.name}.{frame} is repeated on rank {rank}: turns {first} "
                     f"and {turn}; do it once"
                 )
-            mine = [Place(rank, turn, part, frame, each) for each in part.instructions]
+            mine = [LinePlace(rank, turn, part, frame, each) for each in part.instructions]
             if paired or block:
                 block += mine
                 if paired:
@@ -118,7 +118,7 @@ class _Walk:
                 f"missing? what no line changes is given"
             )
 
-    def instruction(self, role: ProgramRole, places: list[Place]) -> None:
+    def instruction(self, role: ProgramRole, places: list[LinePlace]) -> None:
         """Another node, or another member of one."""
         rank, number, waits = self.here, len(self.nodes), list[int]()
         each = places[0].instruction
@@ -143,11 +143,11 @@ class _Walk:
             self.message(each, places[0], number)
         node.waits += [before for before in waits if before != number]
 
-    def reads(self, role: ProgramRole, place: Place) -> list[int]:
+    def reads(self, role: ProgramRole, place: LinePlace) -> list[int]:
         """What makes the buffers that are read."""
         return [n for name in place.instruction.reads for n in self.maker(role, place, name)]
 
-    def maker(self, role: ProgramRole, place: Place, name: str) -> list[int]:
+    def maker(self, role: ProgramRole, place: LinePlace, name: str) -> list[int]:
         """What makes a buffer; nothing if it was there before."""
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.stays:
@@ -164,7 +164,7 @@ class _Walk:
             )
         return [self.written[buffer, place.frame]]
 
-    def writes(self, role: ProgramRole, place: Place, name: str, number: int) -> list[int]:
+    def writes(self, role: ProgramRole, place: LinePlace, name: str, number: int) -> list[int]:
         """What a write waits for: of what stays, all that read or wrote it before."""
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.given:
@@ -184,13 +184,13 @@ class _Walk:
         self.written[buffer, place.frame] = number
         return []
 
-    def at(self, number: int) -> Place:
+    def at(self, number: int) -> LinePlace:
         """The place of a node on the rank under way."""
         return next(place for place in self.nodes[number].places if place.rank == self.here)
 
     # -- between ranks ----------------------------------------------------------------------------
 
-    def message(self, each: Send | Recv, place: Place, number: int) -> None:
+    def message(self, each: Send | Recv, place: LinePlace, number: int) -> None:
         """Keep a message until its other end is there."""
         rank, program = self.here, self.program
         if not 0 <= each.axis < len(program.shape):
@@ -208,7 +208,7 @@ class _Walk:
             )
         both[key] = number
 
-    def collective(self, place: Place) -> int:
+    def collective(self, place: LinePlace) -> int:
         """The number of a collective's node: the members' calls meet in their order."""
         each = place.instruction
         assert isinstance(each, Collective)
@@ -271,7 +271,7 @@ class _Walk:
                 self.nodes[take].waits += awaited
 
 
-def _at_once(block: list[Place]) -> Iterator[list[Place]]:
+def _at_once(block: list[LinePlace]) -> Iterator[list[LinePlace]]:
     """Of a pair of parts: what comes, the kernels at once if each part has one, what goes."""
     kinds = [place for place in block if isinstance(place.instruction, Do)]
     if len(kinds) != 2 or any(isinstance(place.instruction, Collective) for place in block):
@@ -282,7 +282,7 @@ def _at_once(block: list[Place]) -> Iterator[list[Place]]:
     yield from ([place] for place in block if isinstance(place.instruction, Send))
 
 
-def _differs(one: Place, other: Place) -> str:
+def _differs(one: LinePlace, other: LinePlace) -> str:
     """In what two members' calls of a collective differ; empty if in nothing."""
     a, b = one.instruction, other.instruction
     assert isinstance(a, Collective)
@@ -294,7 +294,7 @@ def _differs(one: Place, other: Place) -> str:
     return ", ".join(name for name in names if getattr(a, name) != getattr(b, name))
 
 
-def _check_sizes(role: ProgramRole, place: Place, me: int) -> None:
+def _check_sizes(role: ProgramRole, place: LinePlace, me: int) -> None:
     """Raises ProgramError for buffers of other sizes than a collective's counts say."""
     each = place.instruction
     assert isinstance(each, Collective)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tiledask.plan.inputs.hardware import ClusterSpec
+from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.program.instructions import (
     Collective,
     Do,
@@ -19,14 +20,14 @@ from tiledask.plan.program.instructions import (
     ProgramRole,
     buffer_of,
 )
-from tiledask.plan.program.layers import TENSOR
-from tiledask.plan.program.unit_states import DATA
+from tiledask.plan.program.making.layers import TENSOR
+from tiledask.plan.program.making.unit_states import DATA
 from tiledask.plan.timing.collective_time import all_gather, all_reduce
 from tiledask.plan.timing.layer_time import weight_gradient
-from tiledask.plan.timing.rates import Calibration
+from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
 from tiledask.plan.timing.roofline import Rates, gemm_seconds, memory_seconds
 
-__all__ = ["Prices"]
+__all__ = ["Prices", "prices_of"]
 
 FUSED = {"add_bias", "hand_on", "rotate", "rotate_grad", "ids", "targets", "largest_logit", "loss",
          "add_loss", "guard", "advance", "columns", "put_columns", "pack"}  # fmt: skip
@@ -105,9 +106,12 @@ class Prices:
         items, whole = dict(role.items[buffer]), role.size(buffer)
         return whole * prod(items[name[len(buffer) + 1 : -1]]) // sum(map(prod, items.values()))
 
-    def collective(self, mesh: tuple[int, ...]) -> Callable[[Collective], float]:
+    def collective(
+        self, mesh: tuple[int, ...], exposed: bool = True
+    ) -> Callable[[Collective], float]:
         """The seconds of each collective of a program on ``mesh``; ranks stand as Megatron-LM
-        orders them: tp within a node, then dp, then pp."""
+        orders them: tp within a node, then dp, then pp. ``exposed``: as much of them as the
+        calibration found waited for; else all of it, which streams may hide."""
         dp, tp, _ = mesh
         stride = {TENSOR: 1, DATA: tp}
 
@@ -115,7 +119,8 @@ class Prices:
             n, whole = len(each.counts), 1.0 * sum(each.counts) * each.itemsize
             apart = stride.get(each.axes[0], tp * dp) if len(each.axes) == 1 else 1
             formula = all_reduce if each.kind == "all_reduce" else all_gather
-            return float(formula(whole, n, apart, self.cluster)) * self._exposed(each)
+            part = self._exposed(each) if exposed else 1.0
+            return float(formula(whole, n, apart, self.cluster)) * part
 
         return seconds
 
@@ -131,3 +136,17 @@ class Prices:
             hidden = behind and each.kind == "reduce_scatter"
             return (0.0 if hidden else 1.0) * (1 - of.tensor_overlap)
         return 1 - of.sum_overlap if behind else 1.0
+
+
+def prices_of(
+    cluster: ClusterSpec,
+    recipe: Recipe,
+    flash: bool,
+    selective: bool = False,
+    calibration: str | Calibration | None = None,
+) -> Prices:
+    """The Prices of ``cluster`` for a recipe's numbers."""
+    shares = load_calibration(calibration or cluster.device.calibration)
+    rates = rates_of(cluster.device, recipe, shares)
+    width, gradient = recipe.compute_bytes, recipe.gradient_bytes
+    return Prices(cluster, rates, shares, width, gradient, flash, selective)

@@ -3,8 +3,8 @@
     do linear x w b          linear(x, w, b) -> y
     do linear_grad_input     dy w^T          what a backward needs is among what it reads
 
-What a program tells a kernel besides (``heads``, a `Part`) comes by name. Kernels that change what
-they are given return None.
+What a program tells a kernel besides (``heads``, a `RankPart`) comes by name. Kernels that change
+what they are given return None.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ from tiledask.tile.layers.norms import (
 from tiledask.tile.layers.operands import rounded, wide
 from tiledask.tile.layers.rotary import Angles, rotate, rotate_grad
 
-__all__ = ["KERNELS", "Part"]
+__all__ = ["KERNELS", "RankPart"]
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """The indices of a dimension that are here."""
 
     start: int
@@ -177,24 +177,24 @@ def _put_columns(
 # -- the first and the last layer -----------------------------------------------------------------
 
 
-def _embedding(ids: Array, table: Array, rows: Part) -> Array:
+def _embedding(ids: Array, table: Array, rows: RankPart) -> Array:
     if not len(table):  # more ranks than rows: a row of zeros stands for none
         table = array_namespace(table).zeros((1, table.shape[1]), table.dtype)
         return embedding(ids, table, rows.extent, rows.extent)[0]
     return embedding(ids, table, rows.start, rows.extent)[0]
 
 
-def _embedding_grad(dy: Array, ids: Array, rows: Part) -> Array:
+def _embedding_grad(dy: Array, ids: Array, rows: RankPart) -> Array:
     n = rows.stop - rows.start
     first = rows.start if n else rows.extent
     return embedding_grad(dy, KeptEmbedding(ids, first, max(n, 1)))[:n]
 
 
-def _add_rows(x: Array, table: Array, tokens: Part | None = None) -> Array:
+def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
     return x + (table if tokens is None else table[tokens.here])
 
 
-def _add_rows_grad(dy: Array, rows: int, tokens: Part | None = None) -> Array:
+def _add_rows_grad(dy: Array, rows: int, tokens: RankPart | None = None) -> Array:
     total = dy.sum(axis=0)
     if tokens is None:
         return total
@@ -210,7 +210,7 @@ def _largest_logit(logits: Array) -> Array:
     return xp.full(logits.shape[:-1], -float("inf"), wide(logits).dtype)
 
 
-def _loss_sums(logits: Array, targets: Array, maximum: Array, classes: Part) -> Array:
+def _loss_sums(logits: Array, targets: Array, maximum: Array, classes: RankPart) -> Array:
     rule = LossRule(classes.extent)
     count_targets(targets, rule)
     if logits.shape[-1]:
@@ -218,7 +218,7 @@ def _loss_sums(logits: Array, targets: Array, maximum: Array, classes: Part) -> 
     return array_namespace(logits).zeros((2, *logits.shape[:-1]), wide(logits).dtype)
 
 
-def _loss(sums: Array, targets: Array, classes: Part, count: float) -> Array:
+def _loss(sums: Array, targets: Array, classes: RankPart, count: float) -> Array:
     return loss_of_sums(sums, targets, LossRule(classes.extent), count)
 
 
@@ -229,7 +229,7 @@ def _logits_grad(
     sums: Array,
     scale: Any = 1.0,
     *,
-    classes: Part,
+    classes: RankPart,
     count: float,
 ) -> Array:
     if not logits.shape[-1]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.shards import deal_heads, even_shards
-from tiledask.plan.program.writer import Gradients, ProgramWriter, Value
+from tiledask.plan.program.making.writer import Gradients, ProgramWriter, Value
 
 __all__ = ["TENSOR", "LayerWeights", "TensorLayers"]
 

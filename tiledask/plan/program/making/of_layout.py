@@ -17,13 +17,13 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 from tiledask.plan.pipelines.timeline import Timeline
-from tiledask.plan.program.decoder import Decoder
-from tiledask.plan.program.of_training import TrainingTerms, training_program
-from tiledask.plan.program.prices import Prices
+from tiledask.plan.program.making.decoder import Decoder
+from tiledask.plan.program.making.of_training import TrainingTerms, step_program
+from tiledask.plan.program.prices import prices_of
 from tiledask.plan.program.program import Program
 from tiledask.plan.program.runs import in_runs
 from tiledask.plan.timing.collective_time import p2p
-from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
+from tiledask.plan.timing.rates import Calibration
 
 __all__ = ["layout_program", "layout_timeline", "why_no_program"]
 
@@ -76,7 +76,7 @@ def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
         clipped=True,
         recompute=layout.recompute == "full",
     )
-    return training_program(terms, (layout.dp, layout.tp, layout.pp))
+    return step_program(terms, (layout.dp, layout.tp, layout.pp))
 
 
 def layout_timeline(
@@ -89,16 +89,9 @@ def layout_timeline(
 ) -> Timeline:
     """When everything in a step happens, of one rank of each kind, by the clock."""
     program = layout_program(model, layout, recipe, sequence)
-    shares = load_calibration(calibration or cluster.device.calibration)
-    prices = Prices(
-        cluster,
-        rates_of(cluster.device, recipe, shares),
-        shares,
-        recipe.compute_bytes,
-        recipe.gradient_bytes,
-        bool(layout.flash_attention),
-        layout.recompute == "selective" and not layout.flash_attention,
-    )
+    flash = bool(layout.flash_attention)
+    selective = layout.recompute == "selective" and not flash
+    prices = prices_of(cluster, recipe, flash, selective, calibration)
     moved = layout.microbatch * sequence // layout.tp * model.hidden * recipe.compute_bytes
     hop = p2p(1.0 * moved, layout.pp, layout.tp * layout.dp, cluster)
     few = program.representatives().on_compute("tp", "dp", "pp", "all")
@@ -107,6 +100,6 @@ def layout_timeline(
     return Program.timeline(
         joined,
         seconds,
-        latency=float(hop) * (1 - shares.pipeline_overlap),
+        latency=float(hop) * (1 - prices.calibration.pipeline_overlap),
         collective=collectives,
     )

@@ -22,7 +22,6 @@ from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.products.placement import split
-from tiledask.plan.program.decoder import DecoderShapes
 from tiledask.plan.program.instructions import (
     Instruction,
     ProgramLine,
@@ -31,12 +30,13 @@ from tiledask.plan.program.instructions import (
     Recv,
     Send,
 )
-from tiledask.plan.program.layers import TENSOR, TensorLayers
+from tiledask.plan.program.making.decoder import DecoderShapes
+from tiledask.plan.program.making.layers import TENSOR, TensorLayers
+from tiledask.plan.program.making.unit_states import PIPELINE, UnitStates
+from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
-from tiledask.plan.program.unit_states import PIPELINE, UnitStates
-from tiledask.plan.program.writer import ProgramWriter, Value, needed
 
-__all__ = ["TrainingTerms", "training_program"]
+__all__ = ["TrainingTerms", "step_program"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class TrainingTerms:
         return (0, 1, 2) if self.zero else (1, 2)
 
 
-def training_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
+def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
     dp, tp, pp = mesh
     roles: list[ProgramRole] = []

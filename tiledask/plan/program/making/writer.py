@@ -224,5 +224,9 @@ def needed(parts: Sequence[list[Instruction]], stays: Mapping[str, int]) -> None
             writes = [buffer_of(name) for name in each.writes]
             if not writes or any(name in read or name in stays for name in writes):
                 read |= {buffer_of(name) for name in each.reads}
+                while len(writes) > 1 and writes[-1] not in read and writes[-1] not in stays:
+                    writes.pop()  # what a kernel makes besides
+                if isinstance(each, Do):
+                    each = replace(each, writes=each.writes[: len(writes)])
                 kept.append(each)
         part[:] = reversed(kept)

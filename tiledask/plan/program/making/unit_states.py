@@ -18,7 +18,7 @@ from typing import Any
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.program.instructions import Items, Stop
-from tiledask.plan.program.writer import ProgramWriter, Value
+from tiledask.plan.program.making.writer import ProgramWriter, Value
 
 __all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name", "sharded_parts"]
 

@@ -1,0 +1,14 @@
+"""Programs are made from shapes alone: of schedules, of trainings, of the layouts of a search.
+
+writer.py        instructions under way; the tape from which a backward is written
+layers.py        layers over tensor-parallel ranks, forward only
+unit_states.py   weights, gradients and the optimizer's states by ZeRO, and the update
+decoder.py       the shapes of a decoder's units
+of_training.py   the program of a training's step
+of_layout.py     that of a planner's layout, and its seconds
+of_schedule.py   the program of a pipeline schedule
+"""
+
+from tiledask.submodules import submodules
+
+__getattr__, __dir__ = submodules(__name__, __path__)
