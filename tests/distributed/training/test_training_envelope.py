@@ -3,8 +3,7 @@
 In float64 the comparison is exact to 1e-10, overflows and clipping included; in float32, bfloat16
 and float16 the losses stay inside of the envelope that `tiledask.lab.precision` derives.
 
-Holds `tiledask.distributed.training.grad_norm`, `tiledask.distributed.training.saved`,
-`tiledask.distributed.training.stages` and `tiledask.distributed.training.states`.
+Holds `tiledask.distributed.training.grad_norm` and `tiledask.distributed.training.saved`.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Watching a training: every step is told, nothing waits for a listener, layers add up.
 
-Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.planned`,
-`tiledask.distributed.training.program` and `tiledask.distributed.training.reports`.
+Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.program` and
+`tiledask.distributed.training.reports`.
 """
 
 import threading

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tiledask as td
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, ProgramError
 from tiledask.plan.program.explained import explain_program
 from tiledask.plan.program.instructions import Collective
 from tiledask.plan.program.making.of_layout import layout_program, layout_timeline, why_no_program
@@ -128,3 +128,5 @@ def test_td_explain_takes_programs_trainings_and_products():
     assert rows["linear"].measured is None
     with pytest.raises(ConfigError, match=r"what td\.train or td\.training_program gave"):
         td.explain(3)
+    with pytest.raises(ProgramError, match=r"a mesh \(dp, tp, pp\); this one's is \(2,\)"):
+        td.explain(td.program(td.schedule("1f1b", 2, 2)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tiledask.errors import ProgramError
 from tiledask.plan import html
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost
@@ -121,6 +122,11 @@ def explain_program(
 
     ``recipe``: the widths of its numbers. ``measured``: seconds by rank and label, of a run.
     """
+    if len(program.shape) != 3:
+        raise ProgramError(
+            f"explained is the program of a training, on a mesh (dp, tp, pp); this one's is "
+            f"{program.shape}: program.timeline(seconds) times it"
+        )
     spec = as_cluster(cluster)
     prices = prices_of(spec, load_recipe(recipe), flash=True)
     few = program.representatives()
