@@ -1,8 +1,7 @@
 """A small GPT under every (dp, tp, pp): the losses and weights of a single device, step by step.
 
 Holds `tiledask.distributed.training.validate`, `tiledask.distributed.training.asked`,
-`tiledask.distributed.training.trainer`, `tiledask.distributed.programs.runner` and
-`tiledask.tile.layers.by_name`.
+`tiledask.distributed.training.trainer` and `tiledask.tile.layers.by_name`.
 """
 
 from functools import cache

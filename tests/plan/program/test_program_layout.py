@@ -103,6 +103,8 @@ def test_a_step_is_explained(options):
     assert max(found.rows, key=lambda row: row.seconds) == found.rows[0]
     assert sum(found.memory.values()) == max(program.memory.per_place.values())
     assert next(iter(found.memory)) in ("activations", "weights", "momentum", "variance")
+    assert found.timeline.end.max() == found.makespan
+    assert found.timeline.devices == 2  # a rank of each stage
     assert "of it between ranks" in repr(found)
     assert "linear_grad_weight" in found._repr_html_()
     assert found.to_frame().seconds.sum() == pytest.approx(sum(r.seconds for r in found.rows))

@@ -21,6 +21,7 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.inputs.load import as_cluster
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.instructions import Collective, Do, Instruction, Send
 from tiledask.plan.program.prices import prices_of
 from tiledask.plan.program.program import Program
@@ -63,6 +64,8 @@ class ProgramExplanation:
     """Seconds if collectives were on the stream of the work: nothing but messages overlapped."""
     alone: float
     """Seconds if nothing between ranks took any time."""
+    timeline: Timeline = field(repr=False)
+    """When everything happens, of one rank of each kind; `tiledask.plots.gantt` draws it."""
     _fullest: tuple[tuple[str, int], ...] = field(repr=False, default=())
 
     @property
@@ -133,10 +136,13 @@ def explain_program(
     kernel, collective = prices.kernels(few), prices.collective(program.shape, exposed=False)
     hop = spec.within_node.latency, spec.within_node.reached
 
-    def reading(of: Program, between: Callable[[Collective], float], *link: float) -> float:
+    def reading(of: Program, between: Callable[[Collective], float], *link: float) -> Timeline:
         latency, bandwidth = link or (0.0, float("inf"))
-        timed = of.timeline(kernel, latency=latency, bandwidth=bandwidth, collective=between)
-        return float(timed.end.max())
+        return of.timeline(kernel, latency=latency, bandwidth=bandwidth, collective=between)
+
+    as_written = reading(few, collective, *hop)
+    in_turn = reading(few.on_compute("tp", "dp", "all"), collective, *hop)
+    alone = reading(few, lambda each: 0.0)
 
     rows = [_rows(few, rank, kernel, collective, hop[1]) for rank in range(few.ranks)]
     longest = int(np.argmax([sum(row.seconds for row in mine) for mine in rows]))
@@ -150,9 +156,10 @@ def explain_program(
         place,
         tuple(sorted(said, key=lambda row: -row.seconds)),
         str(spec),
-        reading(few, collective, *hop),
-        reading(few.on_compute("tp", "dp", "all"), collective, *hop),
-        reading(few, lambda each: 0.0),
+        float(as_written.end.max()),
+        float(in_turn.end.max()),
+        float(alone.end.max()),
+        as_written,
         _held(few),
     )
 

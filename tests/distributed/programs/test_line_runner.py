@@ -1,0 +1,114 @@
+"""A rank goes through its line: what it holds is what was said, and errors say where they were.
+
+Holds `tiledask.distributed.programs.runner`.
+"""
+
+import numpy as np
+import pytest
+from oracles.single_gpt import TEXT
+
+import tiledask as td
+from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.training.trainer import Trainer
+from tiledask.plan.program.instructions import buffer_of
+from tiledask.tile.layers.by_name import KERNELS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PLAIN = td.GPT(TEXT.vocabulary, 64, 3, 4, 32)
+GATED = td.GPT(TEXT.vocabulary, 64, 3, 4, 32, kv_heads=2, gated=True)
+
+
+def owner(array):
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def watched(patch):
+    """By rank, the most bytes of arrays that its frames held, while a kernel's operands and
+    results are both there."""
+    peaks, honest = {}, LineRunner._freed
+
+    def freed(self, way, calls):
+        frames = [s for n, s in self._slots.items() if buffer_of(n) not in self.role.stays]
+
+        def measured(call):
+            def called(env):
+                call(env)
+                arrays = [env[s] for env in self._frames.values() for s in frames]
+                owners = map(owner, (x for x in arrays if isinstance(x, np.ndarray)))
+                held = sum({id(x): x.nbytes for x in owners}.values())
+                peaks[self.rank.index] = max(peaks.get(self.rank.index, 0), held)
+
+            return called
+
+        return honest(self, way, {n: list(map(measured, each)) for n, each in calls.items()})
+
+    patch.setattr(LineRunner, "_freed", freed)
+    return peaks
+
+
+@pytest.mark.parametrize("model", [PLAIN, GATED], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ((1, 1, 1), {}),
+        ((1, 2, 2), {"microbatches": 4}),
+        ((2, 1, 2), {"microbatches": 4, "zero": 3}),
+        ((1, 2, 1), {"sequence_parallel": True}),
+        ((1, 1, 2), {"microbatches": 4, "schedule": "zb-h1"}),
+        ((1, 1, 1), {"recompute": True}),
+    ],
+    ids=str,
+)
+def test_what_is_held_is_what_the_program_said(monkeypatch, model, mesh, options):
+    """Arrays that are really there, views by what they keep alive; tokens may be narrower."""
+    peaks = watched(monkeypatch)
+    run = td.train(model, TEXT, mesh, steps=1, batch=8, progress=False, **options)
+    for rank, peak in peaks.items():
+        stays = run.program.role(rank).stays
+        rows = (row for row in run.program.memory.rows if row.place == rank)
+        said = sum(row.bytes for row in rows if row.tensor not in stays)
+        assert peak <= said
+        assert peak == pytest.approx(said, rel=0.002)
+
+
+def test_recomputing_holds_less_and_sends_what_it_needs_again():
+    options = {"batch": 8, "sequence_parallel": True}
+    plain, again = (
+        td.training_program(PLAIN, (1, 2, 1), recompute=r, **options) for r in (False, True)
+    )
+    assert max(again.memory.per_place.values()) < 0.7 * max(plain.memory.per_place.values())
+    assert again.traffic.total > plain.traffic.total
+
+
+def test_an_error_says_at_which_instruction_it_came(monkeypatch):
+    def fails(*_):
+        raise FloatingPointError("out of digits")
+
+    monkeypatch.setitem(KERNELS, "gelu", fails)
+    with pytest.raises(FloatingPointError) as caught:
+        td.train(PLAIN, TEXT, (1, 1, 2), steps=1, batch=2, progress=False)
+    notes = "\n".join(caught.value.__notes__)
+    assert "in 0F.0 of rank 0: y." in notes
+    assert "= do gelu y." in notes
+
+
+def test_a_kernel_that_nobody_has_is_refused(monkeypatch):
+    monkeypatch.delitem(KERNELS, "gelu")
+    with pytest.raises(KeyError, match="gelu"):
+        td.train(PLAIN, TEXT, (1, 1, 1), steps=1, batch=2, progress=False)
+
+
+def test_tokens_are_drawn_where_they_are_used_and_once(monkeypatch):
+    """Not on a stage in the middle."""
+    honest, drawn = Trainer._tokens, []
+
+    def noted(self, which):
+        drawn.append((self.rank.coordinates[2], which))
+        return honest(self, which)
+
+    monkeypatch.setattr(Trainer, "_tokens", noted)
+    td.train(PLAIN, TEXT, (1, 1, 3), steps=1, batch=4, microbatches=2, progress=False)
+    assert sorted(drawn) == [(0, 0), (0, 0), (2, 1), (2, 1)]
