@@ -358,3 +358,10 @@ def test_a_planted_violation_is_found_and_nothing_else(tmp_path, where, code, ru
     found = violations(write(tmp_path, where, code))
     assert len(found) == bool(rule), found
     assert all(said.startswith(where) and rule in said for said in found)
+
+
+def test_nobody_waits_for_a_simple_queue_with_a_time_limit():
+    """In Python 3.11 such a wait may never end: `tiledask.distributed.transport.mailbox.Bell`."""
+    for path in (ROOT / "tiledask").rglob("*.py"):
+        text = path.read_text()
+        assert "SimpleQueue" not in text or ".get(timeout" not in text, path

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.transport.mailbox import Bell, Mailbox
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
@@ -311,3 +312,26 @@ def test_on_workers_a_rank_is_missed(cluster, way):
     assert time.monotonic() - begun < 50.0
     with pytest.raises(DeadlineError, match=r"for rank 1 until .*labelled 'loss'; rank 1 has been"):
         td.run_ranks(waiting, mesh, 2.5, transport=way, timeout=1.0)
+
+
+def test_a_wait_of_no_time_ends():
+    """Of SimpleQueue.get it may not, in Python 3.11, where its thread is kept from running."""
+    box, done = Mailbox("test", 0), []
+
+    def waits():
+        for _ in range(1000):
+            done.append(box.wait(None, time.monotonic() + 1e-7, ["nothing"]))
+
+    thread = threading.Thread(target=waits, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert done == [False] * 1000
+
+
+def test_a_bell_that_rang_is_heard_and_twice_is_once():
+    bell = Bell()
+    assert not bell.heard(1e-7)
+    bell.ring()
+    bell.ring()
+    assert bell.heard(0.0)
+    assert not bell.heard(0.0)

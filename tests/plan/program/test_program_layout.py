@@ -4,6 +4,8 @@ Holds `tiledask.plan.program.making.of_layout`, `tiledask.plan.program.prices`,
 `tiledask.plan.program.explained` and `tiledask.distributed.explain`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -118,6 +120,22 @@ def test_overlap_is_the_order_of_lines():
     assert 0.2 * backward < found.hidden <= 1.05 * backward
     in_turn = program.on_compute("tp", "dp", "pp", "all")
     assert explain_program(in_turn, "16xH100").hidden == pytest.approx(0.0, abs=1e-12)
+
+
+def test_weights_are_fetched_ahead_as_far_as_there_are_slots():
+    """ZeRO-3: with one, a unit's weights are gathered while nothing is computed; two are as good
+    as any number."""
+    program, found = explained(zero=3)
+    assert program.slots == (("dp", 2),)
+
+    def step(slots):
+        return explain_program(replace(program, slots=slots), "16xH100").makespan
+
+    one, two, any_number = (step(s) for s in ((("dp", 1),), (("dp", 2),), ()))
+    assert one > 1.02 * two
+    assert two == found.makespan
+    assert any_number == pytest.approx(two, rel=0.01)
+    assert td.Program.from_text(program.to_text()) == program
 
 
 def test_td_explain_takes_programs_trainings_and_products():

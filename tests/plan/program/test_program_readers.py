@@ -284,6 +284,7 @@ def test_its_clock_is_a_second_obvious_one_s():
     """Collectives and messages that take time, on streams of their own."""
     for number, (job, mesh) in enumerate(drawn_jobs(24, 10)):
         program, rng = step_program(job, mesh), np.random.default_rng(number)
+        program = replace(program, slots=())  # of which it knows nothing
         length, rate, latency = rng.uniform(0.5, 2.0), rng.uniform(1e-4, 1e-2), rng.uniform(0, 3)
         kernel = lambda each: length * (1 + len(each.kernel) % 3)  # noqa: B023, E731
         collective = lambda each: rate * sum(each.counts) + 0.1  # noqa: B023, E731

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
 
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
-from tiledask.distributed.transport.mailbox import Mailbox
+from tiledask.distributed.transport.mailbox import Bell, Mailbox
 from tiledask.distributed.transport.transport import (
     SOON,
     Message,
@@ -38,7 +38,7 @@ class _Task:
 
     def __init__(self, transport: "Threads", port: Port, steps: Steps, note: Any) -> None:
         self.transport, self.port, self.steps, self.note = transport, port, steps, note
-        self.bell: SimpleQueue[None] = SimpleQueue()
+        self.bell = Bell()
         """Rings when it is over, if not its own thread has brought it there."""
         self.sources: Sequence[int] = ()
         self.keys: list[tuple[Any, ...]] | None = None
@@ -116,14 +116,12 @@ class Threads(Transport):
         self.ready.append(mine)
         ended = self.settle()
         while mine not in ended:
-            try:
-                mine.bell.get(timeout=SOON)
+            if mine.bell.heard(SOON):
                 break
-            except Empty:
-                if self.box.tasks.pop(mine, None) is not None:
-                    # something is late: wait for it in the way that says so
-                    swap = partial(port.swap, note=note)
-                    return driven(steps, swap, swap((), mine.sources))
+            if self.box.tasks.pop(mine, None) is not None:
+                # something is late: wait for it in the way that says so
+                swap = partial(port.swap, note=note)
+                return driven(steps, swap, swap((), mine.sources))
         if mine.error is not None:
             raise mine.error
         return mine.result
@@ -144,7 +142,7 @@ class Threads(Transport):
                 pass
             work.pop()
         for task in ended:
-            task.bell.put(None)
+            task.bell.ring()
         return ended
 
     def wait(self, *what: Any) -> bool:
@@ -181,7 +179,7 @@ def run_threads(
     transports = [Threads(r, boxes, deadline) for r in range(len(given))]
     parts: dict[int, RankResult] = {}
     errors: dict[int, BaseException] = {}
-    ended: SimpleQueue[int] = SimpleQueue()
+    ended: Queue[int] = Queue()  # of a SimpleQueue a wait may not end, see Bell
 
     def work(r: int) -> None:
         try:

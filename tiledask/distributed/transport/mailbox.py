@@ -11,20 +11,39 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-__all__ = ["CancelledError", "Mailbox"]
+__all__ = ["Bell", "CancelledError", "Mailbox"]
 
 
 class CancelledError(RuntimeError):
     """The run or the exchange was ended while a device still worked for it."""
 
 
+class Bell:
+    """Rung by any thread, heard by one. A lock: SimpleQueue.get, asked to wait for less time than
+    its thread is kept from running, waits for ever in Python 3.11."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """Whoever listens, or will, hears it; twice before that is once."""
+        with suppress(RuntimeError):  # it rings already
+            self._lock.release()
+
+    def heard(self, seconds: float) -> bool:
+        """Whether it rang within so many seconds."""
+        return self._lock.acquire(timeout=seconds)
+
+
 class _Waiter(NamedTuple):
     keys: Sequence[Hashable]
     """Without these there is no need to wake up."""
-    bell: "SimpleQueue[None]"
+    bell: Bell
 
 
 @dataclass(eq=False)
@@ -68,12 +87,12 @@ class Mailbox:
                 if each not in self.parcels:
                     break
             else:
-                bell.put(None)
+                bell.ring()
 
     def wake(self) -> None:
         """Let all that wait look around."""
         for waiter in list(self.waiters):
-            waiter.bell.put(None)
+            waiter.bell.ring()
 
     def check(self) -> None:
         """Raise why this run is over, if it is."""
@@ -91,7 +110,7 @@ class Mailbox:
         ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
         None is ready when they are there.
         """
-        waiter = _Waiter(keys, SimpleQueue())
+        waiter = _Waiter(keys, Bell())
         self.waiters.append(waiter)
         try:
             while True:
@@ -104,7 +123,6 @@ class Mailbox:
                 left = deadline - time.monotonic()
                 if done or left <= 0:
                     return done
-                with suppress(Empty):
-                    waiter.bell.get(timeout=left)
+                waiter.bell.heard(min(left, threading.TIMEOUT_MAX))
         finally:
             self.waiters.remove(waiter)

@@ -86,6 +86,8 @@ class _Walk:
         self.writer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self.last: dict[str, int] = {}
+        self.slots: dict[str, list[list[int]]] = {stream: [] for stream, _ in self.program.slots}
+        self.slot_of: dict[tuple[str, int], list[int]] = {}
         turns: dict[tuple[int, int], int] = {}
         line = self.program.lines[rank]
         block: list[LinePlace] = []
@@ -125,6 +127,7 @@ class _Walk:
         if isinstance(each, Collective):
             waits += self.reads(role, places[0])
             number = self.collective(places[0])
+            waits += self.slot(each, places[0].frame)
             _check_sizes(role, places[0], self.program.members(rank, each).index(rank))
         else:
             self.nodes.append(Node(places))
@@ -137,6 +140,8 @@ class _Walk:
             for name in place.instruction.reads:
                 if (buffer := buffer_of(name)) in role.stays:
                     self.readers.setdefault(buffer, []).append(number)
+                elif (held := self.slot_of.get((buffer, place.frame))) is not None:
+                    held.append(number)
             for name in place.instruction.writes:
                 waits += self.writes(role, place, name, number)
         if isinstance(each, Send | Recv):
@@ -163,6 +168,17 @@ class _Walk:
                 f"rank {self.here}, first do or receive what makes it"
             )
         return [self.written[buffer, place.frame]]
+
+    def slot(self, each: Collective, frame: int) -> list[int]:
+        """What reads the result whose place this one takes, where results are limited."""
+        if each.stream not in self.slots or not isinstance(each, AllGather):
+            return []
+        readers = list[int]()
+        self.slot_of[each.result, frame] = readers
+        before = self.slots[each.stream]
+        before.append(readers)
+        most = dict(self.program.slots)[each.stream]
+        return before[-1 - most] if len(before) > most else []
 
     def writes(self, role: ProgramRole, place: LinePlace, name: str, number: int) -> list[int]:
         """What a write waits for: of what stays, all that read or wrote it before."""

@@ -311,6 +311,9 @@ class Instructions:
     name: str = ""
     mesh: tuple[int, ...] = ()
     """(): all ranks along one axis."""
+    slots: tuple[tuple[str, int], ...] = ()
+    """(stream, how many results of its gathers may be there at once), where that is limited: the
+    next one waits until what came before is read. Of ZeRO-3's weights two are enough."""
     stands_for: tuple[int, ...] = ()
     """Of representatives: how many ranks each is, along every axis; (): 1."""
 

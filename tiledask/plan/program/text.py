@@ -56,6 +56,7 @@ def to_text(program: Instructions) -> str:
     text = [f"program {program.name}".rstrip()]
     if program.mesh:
         text.append(f"mesh {' '.join(map(str, program.mesh))}")
+    text += [f"slots {stream} {most}" for stream, most in program.slots]
     lines: dict[tuple[int, int], list[int]] = {}
     for rank, line in enumerate(program.lines):
         lines.setdefault((program.of_rank[rank], id(line)), []).append(rank)
@@ -104,13 +105,15 @@ def from_text(text: str) -> Instructions:
     True
     """
     name, orders, roles, of_rank = "", dict[int, str](), list[_RoleText](), dict[int, int]()
-    mesh: tuple[int, ...] = ()
+    mesh, slots = tuple[int, ...](), list[tuple[str, int]]()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if found := re.fullmatch(r"program ?(.*)", words):
             name = found[1]
         elif found := re.fullmatch(r"mesh((?: \d{1,8})+)", words):
             mesh = tuple(map(int, found[1].split()))
+        elif found := re.fullmatch(r"slots (\S+) ([1-9]\d{0,8})", words):
+            slots.append((found[1], int(found[2])))
         elif found := re.fullmatch(r"rank ([\d ]+):(.*)", words):
             orders |= {int(rank): found[2].strip() for rank in found[1].split()}
         elif found := re.fullmatch(r"of rank ([\d ]+):(.*)", words):
@@ -146,7 +149,8 @@ def from_text(text: str) -> Instructions:
         if key not in read:
             read[key] = _line(orders[rank], made[of_rank[rank]], rank)
     lines = tuple(read[of_rank[rank], orders[rank]] for rank in range(len(orders)))
-    return Instructions(made, lines, tuple(of_rank[r] for r in range(len(orders))), name, mesh)
+    ranks = tuple(of_rank[r] for r in range(len(orders)))
+    return Instructions(made, lines, ranks, name, mesh, tuple(slots))
 
 
 @dataclass

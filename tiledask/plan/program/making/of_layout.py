@@ -48,7 +48,7 @@ def layout_program(model: Model, layout: Layout, recipe: Recipe, sequence: int) 
     >>> from tiledask.plan.inputs.recipes import load_recipe
     >>> layout = Layout(dp=2, tp=2, pp=2, microbatches=4)
     >>> layout_program(load_model("gpt2"), layout, load_recipe("mixed-adam-16"), 1024)
-    Program(training 1f1b: 8 ranks, 11,876 instructions)
+    Program(training 1f1b: 8 ranks, 8,776 instructions)
     """
     if reason := why_no_program(model, layout):
         raise ConfigError(f"no program of {layout}: {reason}")

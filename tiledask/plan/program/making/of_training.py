@@ -38,6 +38,9 @@ from tiledask.plan.program.program import Program
 
 __all__ = ["TrainingTerms", "step_program"]
 
+SLOTS = 2
+"""Units whose weights ZeRO-3 has gathered at once: that in use, and the next."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTerms:
@@ -102,7 +105,8 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
         of_rank.append(made[key])
         line_of.append(lines[key])
     name = f"training {terms.schedule.name}".rstrip()
-    return Program(tuple(roles), tuple(line_of), tuple(of_rank), name, mesh)
+    slots = (("dp", SLOTS),) if terms.zero == 3 and dp > 1 else ()
+    return Program(tuple(roles), tuple(line_of), tuple(of_rank), name, mesh, slots)
 
 
 # -- in what ranks differ --------------------------------------------------------------------------
