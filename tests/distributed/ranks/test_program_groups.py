@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tiledask as td
 from tiledask.distributed.ranks.run import TRANSPORTS
 from tiledask.distributed.ranks.threads import run_threads
-from tiledask.distributed.transport.mailbox import Bell, Mailbox
+from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.errors import ClusterLostError, CollectiveError, ConfigError, DeadlineError
 
 MESHES = (1,), (2,), (3,), (2, 2), (9,)
@@ -326,12 +326,3 @@ def test_a_wait_of_no_time_ends():
     thread.start()
     thread.join(10.0)
     assert done == [False] * 1000
-
-
-def test_a_bell_that_rang_is_heard_and_twice_is_once():
-    bell = Bell()
-    assert not bell.heard(1e-7)
-    bell.ring()
-    bell.ring()
-    assert bell.heard(0.0)
-    assert not bell.heard(0.0)

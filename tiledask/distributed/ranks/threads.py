@@ -13,7 +13,7 @@ import numpy as np
 
 from tiledask.distributed.ranks.mismatch import Doing
 from tiledask.distributed.ranks.rank_function import RankResult, Ranks, arguments, collected, ran
-from tiledask.distributed.transport.mailbox import Bell, Mailbox
+from tiledask.distributed.transport.mailbox import Mailbox
 from tiledask.distributed.transport.transport import (
     SOON,
     Message,
@@ -38,7 +38,8 @@ class _Task:
 
     def __init__(self, transport: "Threads", port: Port, steps: Steps, note: Any) -> None:
         self.transport, self.port, self.steps, self.note = transport, port, steps, note
-        self.bell = Bell()
+        self.bell = threading.Lock()  # a silent_bell
+        self.bell.acquire()
         """Rings when it is over, if not its own thread has brought it there."""
         self.sources: Sequence[int] = ()
         self.keys: list[tuple[Any, ...]] | None = None
@@ -116,7 +117,7 @@ class Threads(Transport):
         self.ready.append(mine)
         ended = self.settle()
         while mine not in ended:
-            if mine.bell.heard(SOON):
+            if mine.bell.acquire(timeout=SOON):
                 break
             if self.box.tasks.pop(mine, None) is not None:
                 # something is late: wait for it in the way that says so
@@ -142,7 +143,7 @@ class Threads(Transport):
                 pass
             work.pop()
         for task in ended:
-            task.bell.ring()
+            task.bell.release()
         return ended
 
     def wait(self, *what: Any) -> bool:
@@ -179,7 +180,7 @@ def run_threads(
     transports = [Threads(r, boxes, deadline) for r in range(len(given))]
     parts: dict[int, RankResult] = {}
     errors: dict[int, BaseException] = {}
-    ended: Queue[int] = Queue()  # of a SimpleQueue a wait may not end, see Bell
+    ended: Queue[int] = Queue()  # a wait for a simple one may not end, see silent_bell
 
     def work(r: int) -> None:
         try:

@@ -13,37 +13,29 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["Bell", "CancelledError", "Mailbox"]
+__all__ = ["CancelledError", "Mailbox", "silent_bell"]
 
 
 class CancelledError(RuntimeError):
     """The run or the exchange was ended while a device still worked for it."""
 
 
-class Bell:
-    """Rung by any thread, heard by one. A lock: SimpleQueue.get, asked to wait for less time than
-    its thread is kept from running, waits for ever in Python 3.11."""
+def silent_bell() -> Any:
+    """A lock that is taken: who listens acquires it, with a timeout, and who rings lets it go.
 
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def ring(self) -> None:
-        """Whoever listens, or will, hears it; twice before that is once."""
-        with suppress(RuntimeError):  # it rings already
-            self._lock.release()
-
-    def heard(self, seconds: float) -> bool:
-        """Whether it rang within so many seconds."""
-        return self._lock.acquire(timeout=seconds)
+    Not a SimpleQueue: asked to wait for less time than its thread is kept from running, its get
+    waits for ever in Python 3.11.
+    """
+    bell = threading.Lock()
+    bell.acquire()
+    return bell
 
 
 class _Waiter(NamedTuple):
     keys: Sequence[Hashable]
     """Without these there is no need to wake up."""
-    bell: Bell
+    bell: Any
+    """A `silent_bell`."""
 
 
 @dataclass(eq=False)
@@ -87,12 +79,14 @@ class Mailbox:
                 if each not in self.parcels:
                     break
             else:
-                bell.ring()
+                with suppress(RuntimeError):  # it was rung already
+                    bell.release()
 
     def wake(self) -> None:
         """Let all that wait look around."""
         for waiter in list(self.waiters):
-            waiter.bell.ring()
+            with suppress(RuntimeError):
+                waiter.bell.release()
 
     def check(self) -> None:
         """Raise why this run is over, if it is."""
@@ -110,7 +104,7 @@ class Mailbox:
         ``keys``: of parcels without all of which it is not ready, unless somebody calls `wake`;
         None is ready when they are there.
         """
-        waiter = _Waiter(keys, Bell())
+        waiter = _Waiter(keys, silent_bell())
         self.waiters.append(waiter)
         try:
             while True:
@@ -123,6 +117,6 @@ class Mailbox:
                 left = deadline - time.monotonic()
                 if done or left <= 0:
                     return done
-                waiter.bell.heard(min(left, threading.TIMEOUT_MAX))
+                waiter.bell.acquire(timeout=min(left, threading.TIMEOUT_MAX))
         finally:
             self.waiters.remove(waiter)
