@@ -7,12 +7,14 @@ products/       C = A @ B of sharded arrays, and of dask.arrays: planned, chosen
 out_of_core/    C = A @ B of matrices in files
 pipelines/      schedules run action by action
 memory/         what a memory plan says, held by workers
+programs/       programs run: a rank goes through its line of instructions
 ranks/          one function on every rank: groups and their collectives
 tensor/         layers split over the ranks of a group
-data_parallel/  gradients averaged over replicas, ZeRO
+data_parallel/  arrays by name in one piece; a chain of layers on one device
 convolution/    LeNet split by channels and by space
 training/       a GPT trained under (dp, tp, pp)
 checkpoints/    saved under one layout, read under another
+explain.py      what a product, or a training's step, would take
 """
 
 from tiledask.submodules import submodules

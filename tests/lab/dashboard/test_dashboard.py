@@ -514,7 +514,7 @@ def test_a_training_that_failed_says_of_what(made):
     drawn = shown(made.record())
     assert drawn.losses[0] == (0, 1)
     assert drawn.title.endswith(", failed")
-    works(made, "b", "rank_program", 2.0, time.time() + 30)  # the next one's
+    works(made, "b", "rank_function", 2.0, time.time() + 30)  # the next one's
     assert shown(made.record()).title == "Tasks per worker"
 
 
@@ -599,9 +599,9 @@ def test_the_newest_may_be_a_training(made):
     pipeline(made)
     trains(made, until=1)
     assert isinstance(shown(made.record()), Overview)
-    ran(made, "a", "rank_program-1", ("compute", now - 1, now + 0.1))  # the training itself
+    ran(made, "a", "rank_function-1", ("compute", now - 1, now + 0.1))  # the training itself
     assert isinstance(shown(made.record()), Overview)
-    for name, kind in (("rank_program", Overview), ("multiply", type(of_tasks(made.record())))):
+    for name, kind in (("rank_function", Overview), ("multiply", type(of_tasks(made.record())))):
         worker = works(made, "b", name, 2.0, now + 30)
         assert type(shown(made.record())) is kind
     worker.executing = {}

@@ -44,7 +44,7 @@ def task_names() -> set[str]:
 
 def test_every_task_of_the_package_has_a_colour_of_its_own():
     names = task_names()
-    assert {"multiply_summa", "reduce_scatter", "dependency", "rank_program"} <= names
+    assert {"multiply_summa", "reduce_scatter", "dependency", "rank_function"} <= names
     assert names - {*OWN} == set()
     assert len(OWN) == len({*OWN})
 

@@ -50,7 +50,7 @@ class Ranks:
 def arguments(
     shape: tuple[int, ...], args: tuple[Any, ...], per_rank: Sequence[Any] | None
 ) -> list[tuple[Any, ...]]:
-    """What the program is called with after its rank, by rank."""
+    """What the function is called with after its rank, by rank."""
     ranks = prod(shape)
     if per_rank is None:
         return [args] * ranks
@@ -62,16 +62,16 @@ def arguments(
 
 
 def ran(
-    program: Callable[..., Any],
+    function: Callable[..., Any],
     shape: tuple[int, ...],
     transport: Transport,
     backend: str,
     args: tuple[Any, ...],
 ) -> RankResult:
-    """The RankResult of ``program`` on this rank. Whatever it raises ends the run for all."""
+    """The RankResult of ``function`` on this rank. Whatever it raises ends the run for all."""
     rank = Rank(shape, transport, backend)
     try:
-        result = program(rank, *args)
+        result = function(rank, *args)
         transport.box.check()
         transport.finish()
     except BaseException as error:
@@ -94,7 +94,7 @@ def _told(transport: Transport, error: BaseException) -> BaseException:
         error.add_note(f"rank {transport.rank} heard of it {where}")
         return error
     if isinstance(error, SystemExit | KeyboardInterrupt):
-        error = RuntimeError(f"the program raised {type(error).__name__}: {error}")
+        error = RuntimeError(f"the function raised {type(error).__name__}: {error}")
     own = CollectiveError | DeadlineError | ClusterLostError | CancelledError
     if not isinstance(error, own):  # those say it themselves
         error.add_note(f"raised by rank {transport.rank} {where}")

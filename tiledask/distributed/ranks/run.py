@@ -1,7 +1,7 @@
-"""Run a program on all workers of a mesh at once, one long task for each rank.
+"""Run a function on all workers of a mesh at once, one long task for each rank.
 
-slot 0   program(rank 0) ....[all_reduce]....[all_gather]... result    one Dask task per rank;
-slot 1   program(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
+slot 0   function(rank 0) ....[all_reduce]....[all_gather]... result    one Dask task per rank;
+slot 1   function(rank 1) ....[all_reduce]....[all_gather]... result    none between two collectives
 """
 
 import shutil
@@ -31,7 +31,7 @@ from tiledask.tile.nccl import Place, place, stay_near, why_not
 __all__ = ["TRANSPORTS", "run_ranks"]
 
 PATIENCE = 20.0
-"""Seconds that setting up may take even if the program's own timeout is shorter."""
+"""Seconds that setting up may take even if the function's own timeout is shorter."""
 GRACE = 6.0
 """Seconds after the deadline in which the ranks may say themselves what they waited for."""
 TRANSPORTS = {"sockets": Sockets, "posts": DaskTransport}
@@ -50,23 +50,23 @@ class _Plan(NamedTuple):
 
 
 def run_ranks(
-    program: Callable[..., Any],
+    function: Callable[..., Any],
     mesh: Mesh,
     *args: Any,
     per_rank: Sequence[Any] | None = None,
     timeout: float | None = None,
     transport: str | None = None,
 ) -> Ranks:
-    """``program(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
+    """``function(rank, *args)`` on every worker of ``mesh`` at once: results, records, traffic.
 
-    program
+    function
         An ordinary function. Its first argument is a `Rank`, whose groups have the collectives;
         what it returns must be picklable; arrays of GPUs come back as NumPy's.
     args, per_rank
         Arrays, numbers, or Dask futures of what is on the workers. ``per_rank``: one more
         argument for each rank, the last.
     timeout
-        Seconds that the program may take (default 300). Nothing waits longer.
+        Seconds that the function may take (default 300). Nothing waits longer.
     transport
         "sockets" between workers of one machine, "posts" by Dask's messages; both carry arrays
         of GPUs through host memory. "nccl" carries them from GPU to GPU, and only messages by one
@@ -78,13 +78,13 @@ def run_ranks(
     ``timeout``, ClusterLostError if a worker dies. A rank that computes without ever calling a
     collective cannot be interrupted: it keeps its slot until it returns.
 
-    With ``def program(rank, x): return rank.group().all_reduce(x)``:
-    ``td.run_ranks(program, td.Mesh(cluster, (4,)), 1.0).results`` is ``[4.0] * 4``.
+    With ``def function(rank, x): return rank.group().all_reduce(x)``:
+    ``td.run_ranks(function, td.Mesh(cluster, (4,)), 1.0).results`` is ``[4.0] * 4``.
     """
     if not isinstance(mesh, Mesh):
         raise ConfigError(
-            f"run_ranks(program, mesh, ...) needs a mesh of workers, got {type(mesh).__name__}; "
-            f"td.Mesh(cluster, (2, 2)), or run_threads(program, (2, 2)) without a cluster"
+            f"run_ranks(function, mesh, ...) needs a mesh of workers, got {type(mesh).__name__}; "
+            f"td.Mesh(cluster, (2, 2)), or run_threads(function, (2, 2)) without a cluster"
         )
     cluster, seconds = mesh.cluster, seconds_of(timeout)
     given = arguments(mesh.shape, args, per_rank)
@@ -108,9 +108,9 @@ def run_ranks(
             tasks = []
             for r, mine in enumerate(given):
                 plan = _Plan(run, r, mesh.shape, cluster.backend, way, places, seconds)
-                tasks.append(cluster.submit(r, _work, plan, program, *mine, name="rank_program"))
+                tasks.append(cluster.submit(r, _work, plan, function, *mine, name="rank_function"))
             begin(cluster, run, patience)
-            name = getattr(program, "__name__", "program")
+            name = getattr(function, "__name__", "function")
             what = f"{name} on {mesh.ranks} ranks"
             parts = cluster.gather(tasks, what, seconds + GRACE, cancel=True)
     finally:
@@ -148,8 +148,8 @@ def _way(cluster: Cluster, asked: str | None, folder: Path, timeout: float) -> s
     return asked or ("sockets" if near else "posts")
 
 
-def _work(plan: _Plan, program: Callable[..., Any], *args: Any) -> RankResult:
-    """The program on this worker (a task)."""
+def _work(plan: _Plan, function: Callable[..., Any], *args: Any) -> RankResult:
+    """The function on this worker (a task)."""
     deadline, here = time.monotonic() + plan.seconds, of_run(plan.run, plan.rank)
     transport = TRANSPORTS[plan.way](plan.rank, here, deadline, get_worker())
     if plan.places:
@@ -158,4 +158,4 @@ def _work(plan: _Plan, program: Callable[..., Any], *args: Any) -> RankResult:
         here.at_end.append(transport.devices.close)  # when all ranks are done with it
     here.wait_for_start(deadline)
     with host_memory.kept_by_malloc():
-        return ran(program, plan.shape, transport, plan.backend, args)
+        return ran(function, plan.shape, transport, plan.backend, args)

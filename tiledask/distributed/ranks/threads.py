@@ -156,13 +156,13 @@ class Threads(Transport):
 
 
 def run_threads(
-    program: Callable[..., Any],
+    function: Callable[..., Any],
     shape: int | tuple[int, ...],
     *args: Any,
     per_rank: Sequence[Any] | None = None,
     timeout: float = 60.0,
 ) -> Ranks:
-    """``program(rank, *args)`` on a thread for every rank of a mesh of ``shape``: a `Ranks`.
+    """``function(rank, *args)`` on a thread for every rank of a mesh of ``shape``: a `Ranks`.
 
     As `tiledask.run_ranks`, with its arguments and errors, but in this process: for small
     programs and tests. All threads share the arrays in ``args``.
@@ -184,7 +184,7 @@ def run_threads(
 
     def work(r: int) -> None:
         try:
-            parts[r] = ran(program, shape, transports[r], "numpy", given[r])
+            parts[r] = ran(function, shape, transports[r], "numpy", given[r])
         except BaseException as error:
             errors[r] = error
         ended.put(r)

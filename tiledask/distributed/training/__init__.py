@@ -1,17 +1,18 @@
 """A small GPT trained for real, by data, tensor and pipeline parallelism at once.
 
 run.py        train: (dp, tp, pp) ranks, threads or workers; losses, weights and records
+  asked.py      training_program: what every rank would do, before anything runs
   validate.py   what a training is asked for, looked at before a rank starts; its recipe
-  planned.py    what each rank calls in a step, before anything runs
-  program.py    the program of one rank
+  program.py    what every rank is told, and one rank's way through its steps
+    trainer.py    what a rank keeps, and the kernels of its program that use it
+    grad_norm.py  the norm of all gradients: clipping, and steps that are left out
     saved.py      checkpoints, taken up again under another layout
-    stages.py     the order of a schedule: actions, sends, recvs
-    states.py     gradients of several micro-batches, ZeRO, the optimizer's step
-      grad_norm.py  the norm of all gradients: clipping, and steps that are left out
     gpt.py        the model in parts that a stage can hold
   progress.py   who looks on: a bar, a function, the dashboard's page
     reports.py    what ranks report, put together step by step
     by_layer.py   barriers, bytes and seconds by layer, predicted and counted
+
+What a step is, instruction by instruction, is written in plan/program/making/of_training.py.
 """
 
 from tiledask.distributed.training.gpt import GPT

@@ -37,7 +37,7 @@ def shown(record: Snapshot) -> Activity | Overview:
     beside = any(
         r.since > last + _AFTER[0]
         and not (
-            isinstance(newest, Training) and not newest.is_over and prefix(r.key) == "rank_program"
+            isinstance(newest, Training) and not newest.is_over and prefix(r.key) == "rank_function"
         )
         for r in record.running
     )

@@ -47,7 +47,7 @@ PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, "#8C6D31", "#999999", "#
 INK, GREY, PALE = "#222222", "#767676", "#E9E9E9"
 
 _NAMES = {
-    BLUE: "forward pipeline_loop rank_program",
+    BLUE: "forward pipeline_loop rank_function",
     ORANGE: "backward loss gradients result",
     YELLOW: "backward_input wait micro-batch weights",
     GREEN: "backward_weight sum load tiledask_sum",
