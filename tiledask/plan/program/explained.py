@@ -84,10 +84,11 @@ class ProgramExplanation:
         return dict(self._fullest)
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per kind of instruction."""
+        """A row per kind of instruction; ``measured`` only if something was."""
         import pandas as pd
 
-        return pd.DataFrame(self.rows, columns=list(ProgramRow._fields)).set_index("what")
+        frame = pd.DataFrame(self.rows, columns=list(ProgramRow._fields)).set_index("what")
+        return frame.dropna(axis="columns", how="all")
 
     def __repr__(self) -> str:
         return (
