@@ -32,7 +32,7 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
-from tiledask.plan.program.making.unit_states import PIPELINE, UnitStates
+from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitStates
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
@@ -233,11 +233,11 @@ class _Stages:
         terms, place = self.terms, self.schedule.place
         ends = tuple(sorted({place[0], place[-1]}))
         tied = ends if self.model.tied and len(ends) == 2 and self.device in ends else ()
-        guarded = None
+        norm = None
         if axes := terms.guarded:
-            guarded = {unit: self._counts_elsewhere(unit) for unit in self.states.shapes}
-        extents = [self.mesh[axis] for axis in axes]
-        self.states.update(tied, guarded, axes, extents)
+            elsewhere = {unit: self._counts_elsewhere(unit) for unit in self.states.shapes}
+            norm = NormTerms(elsewhere, axes, prod(self.mesh[axis] for axis in axes))
+        self.states.update(tied, norm)
         self._part("update", -1, self.writer.written)
 
     def _counts_elsewhere(self, unit: str) -> bool:

@@ -10,17 +10,17 @@ Each unit's numbers are one flat buffer per tensor class, of which a rank keeps 
 Rajbhandari et al. 2020, arXiv:1910.02054.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.program.instructions import Items, Stop
 from tiledask.plan.program.making.writer import ProgramWriter, Value
 
-__all__ = ["DATA", "PIPELINE", "UnitStates", "flat_name", "sharded_parts"]
+__all__ = ["DATA", "PIPELINE", "NormTerms", "UnitStates", "flat_name", "sharded_parts"]
 
 DATA, PIPELINE = 0, 2
 """Axes of the mesh."""
@@ -43,6 +43,16 @@ def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str,
     """
     extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
     return {unit: slice(sum(each[:copy]), sum(each[: copy + 1])) for unit, each in extents.items()}
+
+
+class NormTerms(NamedTuple):
+    """Over what the norm of all gradients is taken."""
+
+    elsewhere: Mapping[str, bool]
+    """By unit, whether some of its numbers are held by several ranks, and count on one of them."""
+    axes: tuple[int, ...]
+    ranks: int
+    """Along these axes."""
 
 
 class UnitStates:
@@ -142,15 +152,9 @@ class UnitStates:
             kept = self._kept("gradients", unit)
             self.writer.do("clear", (), (kept,))
 
-    def update(
-        self, tied: tuple[int, ...], guarded: Mapping[str, bool] | None, axes: Sequence[int],
-        extents: Sequence[int],
-    ) -> None:  # fmt: skip
-        """The optimizer's step.
-
-        ``tied``: stages' ranks that both have the table. ``guarded``: by unit, whether some of its
-        numbers count elsewhere in the norm of all gradients; None if that is not asked for.
-        """  # fmt: skip
+    def update(self, tied: tuple[int, ...], norm: "NormTerms | None") -> None:
+        """The optimizer's step. ``tied``: stages' ranks that both have the table; ``norm``: of all
+        gradients, if it is asked for."""
         writer = self.writer
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
         if tied:
@@ -165,9 +169,7 @@ class UnitStates:
             )
         for unit, g in mine.items():
             mine[unit] = self._added_up(unit, g)
-        told: list[Value] = []
-        if guarded is not None:
-            told = self._guard(mine, guarded, axes, extents)
+        told = self._guard(mine, norm) if norm else []
         updates = Value("updates", (), 8)
         writer.do("advance", (updates,), (updates,))
         names = tuple(s.tensor for s in self.recipe.states if s.tensor != "gradients")
@@ -199,23 +201,21 @@ class UnitStates:
             g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
         )
 
-    def _guard(
-        self, mine: Mapping[str, Value], guarded: Mapping[str, bool], axes: Sequence[int],
-        extents: Sequence[int],
-    ) -> list[Value]:  # fmt: skip
+    def _guard(self, mine: Mapping[str, Value], norm: "NormTerms") -> list[Value]:
         """The norm of all gradients, and by what they are multiplied; the step may be left out."""
         writer, reads = self.writer, []
         for unit, g in mine.items():
             reads += [g]
-            if guarded[unit]:
+            if norm.elsewhere[unit]:
                 owned = Value(flat_name("owned", unit), g.shape, 1)
                 self.stays[owned.name] = owned.size
                 self.given.add(owned.name)
                 reads += [owned]
         total = writer.value("squares", (), 8)
-        writer.do("square_sum", reads, (total,), masked=tuple(guarded[unit] for unit in mine))
-        if (n := prod(extents)) > 1:
-            total = writer.all_reduce(total, "norm", tuple(axes), counts=even(1, n), stream="all")
+        writer.do("square_sum", reads, (total,), masked=tuple(norm.elsewhere[u] for u in mine))
+        if norm.ranks > 1:
+            counts = even(1, norm.ranks)
+            total = writer.all_reduce(total, "norm", norm.axes, counts=counts, stream="all")
         scale = Value("scale", (), 8)
         names = ("factor", "divisor") if mine else ("factor",)  # some ranks hold nothing
         told = [writer.value(name, (), 8) for name in names]
