@@ -128,7 +128,7 @@ def show_plans(plans: Plans, first: int, console: Console, asked: Sequence[str] 
         console.print(_table(shown, "none fits; the nearest", plans))
         return
     sure = "" if plans.best.verdict == "fits" else "none fits for sure; of the tight ones, "
-    console.print(_table(shown, f"{sure}fastest first", plans))
+    console.print(_table(shown, f"{sure}fastest first", plans, timed=True))
     if asked:
         words = shlex.join(["tiledask", "fit", *asked, *_options(shown[0].layout)])
         say(console, f"the first one: {words}")
@@ -156,8 +156,9 @@ SHORT = {
 """Field of a layout -> its column."""
 
 
-def _table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
-    """A row per plan; fields that are the same in all stand in the title."""
+def _table(plans: Sequence[Plan], title: str, found: Plans, timed: bool = False) -> Grid:
+    """A row per plan; fields that are the same in all stand in the title. ``timed``: also by the
+    clocks of their programs."""
     fields = {name: {getattr(plan.layout, name) for plan in plans} for name in SHORT}
     default = Layout()
     same = ", ".join(
@@ -178,7 +179,7 @@ def _table(plans: Sequence[Plan], title: str, found: Plans) -> Grid:
     columns["a device"] = [format_bytes(plan.peak) for plan in plans]
     if plans[0].seconds < float("inf"):
         columns["a step"] = [format_seconds(plan.seconds) for plan in plans]
-        by_program = [plan.program_seconds for plan in plans]
+        by_program = [plan.program_seconds for plan in plans if timed]
         if any(seconds == seconds for seconds in by_program):
             columns["by its program"] = [format_seconds(s) if s == s else "" for s in by_program]
         columns["tokens/s"] = [f"{tokens / plan.seconds:,.0f}" for plan in plans]
@@ -230,7 +231,7 @@ def plan_facts(plans: Plans, first: int, relaxed: Sequence[Relaxed] = ()) -> dic
     return {
         "considered": plans.considered,
         "counts": plans.counts,
-        "plans": [_facts(plan) for plan in plans.settle(first)[:first]],
+        "plans": [_facts(plan) | _by_program(plan) for plan in plans.settle(first)[:first]],
         "front": [_facts(plan) for plan in plans.front],
         "sensitivity": [
             {
@@ -256,6 +257,12 @@ def step_facts(step: StepEstimate) -> dict[str, Any]:
     }
 
 
+def _by_program(plan: Plan) -> dict[str, Any]:
+    """Seconds of a step by the clock of its program; None without one."""
+    seconds = plan.program_seconds
+    return {"program_seconds": seconds if seconds > 0 else None}
+
+
 def _facts(plan: Plan) -> dict[str, Any]:
     runs = plan.seconds < float("inf")
     return {
@@ -264,6 +271,5 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "verdict": plan.verdict,
         "peak": plan.peak,
         "seconds": plan.seconds if runs else None,
-        "program_seconds": plan.program_seconds if plan.program_seconds > 0 else None,
         "options": shlex.join(_options(plan.layout)),
     }

@@ -10,7 +10,7 @@ a layout of a thousand devices and micro-batches is timed as a pipeline.
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
@@ -27,6 +27,13 @@ from tiledask.plan.program.instructions import (
 __all__ = ["in_runs"]
 
 P = TypeVar("P", bound=Instructions)
+
+
+class _Ends(NamedTuple):
+    """Buffers of a role that runs share with what is no run; its stream orders the others."""
+
+    come: set[str]
+    go: set[str]
 
 
 def in_runs(
@@ -48,23 +55,31 @@ def in_runs(
             return collective(each)
         return kernel(each) if isinstance(each, Do) else 0.0
 
-    def of_part(rank: int, role: ProgramRole, part: ProgramPart) -> ProgramPart:
+    def of_part(rank: int, role: ProgramRole, part: ProgramPart, ends: _Ends) -> ProgramPart:
         made: list[Instruction] = []
         for _, group in groupby(part.instructions, lambda each: alone(rank, each)):
             run = list(group)
             if alone(rank, run[0]) != "alone":
                 made += run
                 continue
-            writes = {buffer_of(name) for each in run for name in each.writes} - role.stays.keys()
-            reads = {buffer_of(name) for each in run for name in each.reads} - role.stays.keys()
-            made.append(Do("run", tuple(sorted(reads - writes)), tuple(sorted(writes))))
+            reads = {buffer_of(name) for each in run for name in each.reads} & ends.come
+            writes = {buffer_of(name) for each in run for name in each.writes} & ends.go
+            made.append(Do("run", tuple(sorted(reads)), tuple(sorted(writes))))
             took[id(made[-1])] = sum(map(seconds, run))
         return replace(part, instructions=tuple(made))
 
     roles = []
     for number, role in enumerate(program.roles):
         rank = program.of_rank.index(number) if number in program.of_rank else 0
-        parts = tuple(of_part(rank, role, part) for part in role.parts)
+        others = [
+            each
+            for part in role.parts
+            for each in part.instructions
+            if alone(rank, each) != "alone"
+        ]
+        come = {name for each in others for name in each.writes} - role.stays.keys()
+        go = {buffer_of(name) for each in others for name in each.reads} - role.stays.keys()
+        parts = tuple(of_part(rank, role, part, _Ends(come, go)) for part in role.parts)
         given = role.stays.keys() - {
             name for part in parts for each in part.instructions for name in each.writes
         }

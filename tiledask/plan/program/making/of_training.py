@@ -114,8 +114,8 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
 
 def _rows(terms: TrainingTerms, copies: int, copy: int) -> tuple[int, ...]:
     """Rows of each micro-batch of a copy of the model."""
-    found = (terms.rows(copies, copy, i) for i in range(terms.schedule.microbatches))
-    return tuple(rows.stop - rows.start for rows in found)
+    mine = split(0, terms.batch, copies)[copy]
+    return tuple(stop - start for start, stop in split(*mine, terms.schedule.microbatches))
 
 
 def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
