@@ -34,7 +34,7 @@ def calls_of(job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) ->
 
 
 class _Rank:
-    """Goes through a step as `Stages` does, and writes down what would be called."""
+    """Goes through a step action by action, and writes down what would be called."""
 
     def __init__(self, job: Any, shape: tuple[int, int, int], at: tuple[int, int, int]) -> None:
         self.job = job

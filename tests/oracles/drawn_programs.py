@@ -4,7 +4,7 @@ from random import Random
 
 from oracles.drawn_layouts import BATCH, MODELS, RULES, drawn_layouts
 
-from tiledask.distributed.training.program import TrainingJob
+from tiledask.distributed.training.job import TrainingJob
 from tiledask.distributed.training.validate import cut_of, recipe_for, scheduled
 from tiledask.tile.backend import as_dtype
 from tiledask.tile.optimizers import LossScale

@@ -1,6 +1,6 @@
 """Watching a training: every step is told, nothing waits for a listener, layers add up.
 
-Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.program` and
+Holds `tiledask.distributed.training.by_layer`, `tiledask.distributed.training.job` and
 `tiledask.distributed.training.reports`.
 """
 

@@ -20,7 +20,7 @@ from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import RUNS, subscribed
 from tiledask.distributed.training.by_layer import predicted_sums
-from tiledask.distributed.training.program import TrainingJob
+from tiledask.distributed.training.job import TrainingJob
 from tiledask.distributed.training.reports import Assembly, Post, Progress, Say
 from tiledask.errors import ConfigError
 from tiledask.plan.program.calls import calls

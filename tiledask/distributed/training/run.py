@@ -25,7 +25,7 @@ from tiledask.distributed.ranks.run import run_ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training.by_layer import by_layer
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.program import TrainedRank, TrainingJob, train_rank
+from tiledask.distributed.training.job import TrainedRank, TrainingJob, train_rank
 from tiledask.distributed.training.progress import watched
 from tiledask.distributed.training.reports import Progress
 from tiledask.distributed.training.validate import (

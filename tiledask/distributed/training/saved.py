@@ -33,7 +33,7 @@ __all__ = ["load", "save"]
 
 
 def save(trainer: Trainer, job: Any, loss: float) -> None:
-    """Write the checkpoint of a `program.TrainingJob`'s last step; all ranks call this.
+    """Write the checkpoint of a `job.TrainingJob`'s last step; all ranks call this.
 
     ``loss``: this rank's part of that step's.
     """
@@ -55,7 +55,7 @@ def save(trainer: Trainer, job: Any, loss: float) -> None:
 
 
 def load(trainer: Trainer, job: Any) -> None:
-    """Take weights and states from the checkpoint that a `program.TrainingJob` goes on from.
+    """Take weights and states from the checkpoint that a `job.TrainingJob` goes on from.
 
     Raises CheckpointError if that is damaged, or of another training.
     """

@@ -39,7 +39,7 @@ Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a `program.TrainingJob`; ``program``: of a step of it.
+    ``job``: a `job.TrainingJob`; ``program``: of a step of it.
     """
 
     def __init__(self, rank: Rank, job: Any, program: Program) -> None:

@@ -1,4 +1,4 @@
-"""The program of one rank: its part of the model, step after step; and what every rank is told."""
+"""What every rank of a training is told, and one rank's way through its steps."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -59,7 +59,7 @@ class TrainedRank(NamedTuple):
 def train_rank(
     rank: Rank, job: TrainingJob, program: Program, say: Say | None = None
 ) -> TrainedRank:
-    """The program of one rank; ``say`` is told of its steps."""
+    """What a rank does with its ``program``, step after step; ``say`` is told of them."""
     copies = rank.group(0)
     trainer = Trainer(rank, job, program)
     losses: list[float] = []
