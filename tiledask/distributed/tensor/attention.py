@@ -21,6 +21,7 @@ from tiledask.plan.collectives.shards import Shards, deal_heads, side_by_side
 from tiledask.plan.products.placement import Shard
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import array_namespace
+from tiledask.tile.layers.attention import by_head, merged
 from tiledask.tile.layers.linear import check_weights
 
 __all__ = ["KeptShardedSelfAttention", "self_attention", "self_attention_grad"]
@@ -73,12 +74,12 @@ def self_attention(
         parts = [y.local for y, _ in made]
         if len(parts) == 1:
             parts = _apart(parts[0], query.counts[group.rank], kv.counts[group.rank])
-        q, k, v = (_by_head(part, heads.width) for part in parts)
+        q, k, v = (by_head(part, heads.width) for part in parts)
         if angles is not None:
             q, k = tile.rotate(q, angles)[0], tile.rotate(k, angles)[0]
         c, core = tile.attention(q, k, v, _kv_of(heads, group), causal, scale)
         shape = (*x.shape[:2], query.extent)
-        y, out = row(group, Placed(_merged(c), Shard(2), shape, query), weights, "o", x)
+        y, out = row(group, Placed(merged(c), Shard(2), shape, query), weights, "o", x)
     return y, KeptShardedSelfAttention(into, core, out, angles, heads)
 
 
@@ -91,10 +92,10 @@ def self_attention_grad(
     query, kv = _by_heads(heads, group.size)
     with group.label("attention"):
         dc = row_grad(group, dy, kept.out, weights, "o", grads)
-        dq, dk, dv = tile.attention_grad(_by_head(dc.local, heads.width), kept.core)
+        dq, dk, dv = tile.attention_grad(by_head(dc.local, heads.width), kept.core)
         if kept.angles is not None:
             dq, dk = tile.rotate_grad(dq, kept.angles), tile.rotate_grad(dk, kept.angles)
-        parts = {"q": _merged(dq), "k": _merged(dk), "v": _merged(dv)}
+        parts = {"q": merged(dq), "k": merged(dk), "v": merged(dv)}
         if "wqkv" in weights:
             joined = array_namespace(dq).concatenate(list(parts.values()), axis=-1)
             parts = {"qkv": joined}
@@ -162,14 +163,3 @@ def _columns_of_kv(grads: Weights, query: int, kv: int, columns: slice) -> list[
 def _apart(joined: Any, query: int, kv: int) -> list[Any]:
     """q, k and v, views of [..., q | k | v]."""
     return [joined[..., :query], joined[..., query : query + kv], joined[..., query + kv :]]
-
-
-def _by_head(x: Any, width: int) -> Any:
-    """[b, s, heads e] as [b, heads, s, e]."""
-    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
-
-
-def _merged(x: Any) -> Any:
-    """[b, heads, s, e] as [b, s, heads e]."""
-    b, heads, s, e = x.shape
-    return x.swapaxes(1, 2).reshape(b, s, heads * e)

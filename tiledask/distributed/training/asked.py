@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 
 from tiledask.distributed.training.gpt import GPT
-from tiledask.distributed.training.validate import of_kind, rule_of, shape_of, terms_of, whole
+from tiledask.distributed.training.validate import (
+    of_kind,
+    rule_of,
+    scale_of,
+    shape_of,
+    terms_of,
+    whole,
+)
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.program.making.of_training import step_program
@@ -47,7 +54,7 @@ def training_program(
     shape = shape_of(ranks)
     of_kind(model=model, rule=rule, scale=scale)
     rule = rule_of(rule, recipe)
-    scale = LossScale() if scale is None and dtype == "float16" else scale
+    scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, whole("batch", batch, 1), microbatches, schedule, cut, sequence_parallel,
         zero, rule, dtype, recipe, scale, clip, recompute,

@@ -32,6 +32,7 @@ from tiledask.distributed.training.validate import (
     of_kind,
     ready,
     rule_of,
+    scale_of,
     shape_of,
     terms_of,
     whole,
@@ -240,7 +241,7 @@ def train(
             f"GPT(vocabulary={data.vocabulary}, ...) or more"
         )
     rule = rule_of(rule, recipe)
-    scale = LossScale() if scale is None and dtype == "float16" else scale
+    scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
         recipe, scale, clip, recompute,

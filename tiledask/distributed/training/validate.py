@@ -36,6 +36,7 @@ __all__ = [
     "ready",
     "recipe_for",
     "rule_of",
+    "scale_of",
     "scheduled",
     "shape_of",
     "terms_of",
@@ -198,6 +199,11 @@ def rule_of(rule: Rule | None, recipe: str | Recipe | None) -> Rule:
     if rule is not None:
         return rule
     return Adam() if recipe is None else rule_for(recipe)
+
+
+def scale_of(scale: LossScale | None, dtype: str) -> LossScale | None:
+    """``scale``; left out, a dynamic one for float16 alone."""
+    return LossScale() if scale is None and dtype == "float16" else scale
 
 
 def terms_of(

@@ -9,7 +9,7 @@ the order     lets ranks wait for each other
 from itertools import pairwise
 
 from tiledask.errors import ProgramError
-from tiledask.plan.program.graph import LinePlace, Node, graph
+from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import Collective, Instructions, Recv, buffer_of
 
 __all__ = ["check"]
@@ -57,11 +57,7 @@ def _check_left_over(program: Instructions, nodes: list[Node]) -> None:
 
 def _check_circles(nodes: list[Node]) -> None:
     """Refuse ranks that wait for each other."""
-    left = [len(node.waits) for node in nodes]
-    users: list[list[int]] = [[] for _ in nodes]
-    for number, node in enumerate(nodes):
-        for before in node.waits:
-            users[before].append(number)
+    users, left = followers(nodes)
     ready = [number for number, count in enumerate(left) if not count]
     done = 0
     while ready:

@@ -17,7 +17,7 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.seconds import seconds as collective_seconds
 from tiledask.plan.data import short
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
-from tiledask.plan.program.graph import LinePlace, Node, graph
+from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Collective,
@@ -66,11 +66,7 @@ def clock(
     """
     run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective)
     nodes = graph(program)
-    users: list[list[int]] = [[] for _ in nodes]
-    left = [len(node.waits) for node in nodes]
-    for number, node in enumerate(nodes):
-        for before in node.waits:
-            users[before].append(number)
+    users, left = followers(nodes)
     starts = [0.0] * len(nodes)
     ready = [number for number, count in enumerate(left) if not count]
     done = 0

@@ -26,7 +26,7 @@ from tiledask.plan.program.instructions import (
     buffer_of,
 )
 
-__all__ = ["LinePlace", "Node", "graph"]
+__all__ = ["LinePlace", "Node", "followers", "graph"]
 
 
 class LinePlace(NamedTuple):
@@ -64,6 +64,16 @@ def graph(program: Instructions) -> list[Node]:
         walk.rank(rank)
     walk.meet()
     return walk.nodes
+
+
+def followers(nodes: list[Node]) -> tuple[list[list[int]], list[int]]:
+    """(the nodes that wait for each, how many each waits for itself): to go through them in an
+    order in which nothing comes before what it waits for."""
+    users: list[list[int]] = [[] for _ in nodes]
+    for number, node in enumerate(nodes):
+        for before in node.waits:
+            users[before].append(number)
+    return users, [len(node.waits) for node in nodes]
 
 
 class _Walk:

@@ -21,6 +21,8 @@ __all__ = [
     "KeptAttention",
     "attention",
     "attention_grad",
+    "by_head",
+    "merged",
     "shared_heads",
     "softmax",
     "softmax_grad",
@@ -41,6 +43,17 @@ def shared_heads(query_heads: int, kv_heads: int) -> tuple[int, ...]:
             f"each query head looks at: kv_of=(...), {query_heads} numbers"
         )
     return tuple(i // (query_heads // kv_heads) for i in range(query_heads))
+
+
+def by_head(x: Array, width: int) -> Array:
+    """[b, s, heads e] as [b, heads, s, e], with e = ``width``; a view."""
+    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
+
+
+def merged(x: Array) -> Array:
+    """[b, heads, s, e] as [b, s, heads e]: `by_head` undone."""
+    b, heads, s, e = x.shape
+    return x.swapaxes(1, 2).reshape(b, s, heads * e)
 
 
 def softmax(x: Array) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tiledask.tile.backend import Array, array_namespace
 from tiledask.tile.layers.activations import KeptGate, gelu, gelu_grad, swiglu, swiglu_grad
-from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad
+from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad, by_head, merged
 from tiledask.tile.layers.cross_entropy import (
     LossRule,
     count_targets,
@@ -109,27 +109,16 @@ _Heads = tuple[int, int, int]
 """Query heads and kv heads here, and the columns of each."""
 
 
-def _by_head(x: Array, width: int) -> Array:
-    """[b, s, heads e] as [b, heads, s, e]."""
-    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
-
-
-def _merged(x: Array) -> Array:
-    """[b, heads, s, e] as [b, s, heads e]."""
-    b, heads, s, e = x.shape
-    return x.swapaxes(1, 2).reshape(b, s, heads * e)
-
-
 def _apart(qkv: Array, heads: _Heads) -> list[Array]:
     query, kv, width = heads
     ends = [0, query * width, (query + kv) * width, (query + 2 * kv) * width]
-    return [_by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3)]
+    return [by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3)]
 
 
 def _attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
     q, k, v = _apart(qkv, heads)
     c, kept = attention(q, k, v, kv_of)
-    return _merged(c), kept.p
+    return merged(c), kept.p
 
 
 def _attention_grad(
@@ -137,15 +126,15 @@ def _attention_grad(
 ) -> Array:
     width, (q, k, v) = heads[2], _apart(qkv, heads)
     kept = KeptAttention(q, k, v, p, kv_of, width**-0.5)
-    parts = attention_grad(_by_head(dc, width), kept)
-    return array_namespace(dc).concatenate([_merged(part) for part in parts], axis=-1)
+    parts = attention_grad(by_head(dc, width), kept)
+    return array_namespace(dc).concatenate([merged(part) for part in parts], axis=-1)
 
 
 def _rotated(turn: Callable[..., Array], x: Array, heads: _Heads) -> Array:
     """q and k turned, and v as it is."""
     query, kv, width = heads
     n = (query + kv) * width
-    turned = _merged(turn(_by_head(x[..., :n], width)))
+    turned = merged(turn(by_head(x[..., :n], width)))
     return array_namespace(x).concatenate([turned, x[..., n:]], axis=-1)
 
 

@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 from tiledask.errors import KernelError
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad, shared_heads
+from tiledask.tile.layers.attention import (
+    KeptAttention,
+    attention,
+    attention_grad,
+    by_head,
+    merged,
+    shared_heads,
+)
 from tiledask.tile.layers.linear import Arrays, apply, apply_grad, check_weights, fuse
 from tiledask.tile.layers.operands import check_shape, rounded, wide
 from tiledask.tile.layers.parameters import Parameter, matrix
@@ -115,11 +122,11 @@ def self_attention(
         end, kv = columns["q"], columns["k"]
         both = parts[0]
         parts = [both[..., :end], both[..., end : end + kv], both[..., end + kv :]]
-    q, k, v = (_by_head(part, heads.width) for part in parts)
+    q, k, v = (by_head(part, heads.width) for part in parts)
     if angles is not None:
         q, k = rotate(q, angles)[0], rotate(k, angles)[0]
     c, core = attention(q, k, v, heads.kv_of, causal, scale)
-    c = _merged(c)
+    c = merged(c)
     return apply(c, weights, "o"), KeptSelfAttention(x, core, c, angles, heads)
 
 
@@ -129,10 +136,10 @@ def self_attention_grad(
     """(dx, the gradient of each weight by its name)."""
     grads: Arrays = {}
     dc = apply_grad(dy, kept.c, weights, "o", grads)
-    dq, dk, dv = attention_grad(_by_head(dc, kept.heads.width), kept.core)
+    dq, dk, dv = attention_grad(by_head(dc, kept.heads.width), kept.core)
     if kept.angles is not None:
         dq, dk = rotate_grad(dq, kept.angles), rotate_grad(dk, kept.angles)
-    parts = {"q": _merged(dq), "k": _merged(dk), "v": _merged(dv)}
+    parts = {"q": merged(dq), "k": merged(dk), "v": merged(dv)}
     if "wqkv" in weights:
         parts = {"qkv": array_namespace(dq).concatenate(list(parts.values()), axis=-1)}
     terms = [apply_grad(part, kept.x, weights, name, grads) for name, part in parts.items()]
@@ -143,14 +150,3 @@ def self_attention_grad(
 def fuse_qkv(weights: Arrays) -> Arrays:
     """The same weights with wq, wk, wv (and bq, bk, bv) side by side, as wqkv (bqkv)."""
     return fuse(weights, ("q", "k", "v"), "qkv")
-
-
-def _by_head(x: Array, width: int) -> Array:
-    """[b, s, heads e] as [b, heads, s, e]."""
-    return x.reshape(*x.shape[:2], x.shape[2] // width, width).swapaxes(1, 2)
-
-
-def _merged(x: Array) -> Array:
-    """[b, heads, s, e] as [b, s, heads e]."""
-    b, heads, s, e = x.shape
-    return x.swapaxes(1, 2).reshape(b, s, heads * e)
