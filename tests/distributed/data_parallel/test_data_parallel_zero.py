@@ -1,8 +1,7 @@
 """The big batch's gradient; ZeRO 1, 2 and 3: the plain replica's weights, the planner's bytes.
 
 Holds `tiledask.distributed.data_parallel.chain`, `tiledask.distributed.data_parallel.flat`,
-`tiledask.plan.collectives.data_parallel`, `tiledask.plan.program.making.unit_states` and
-`tiledask.plan.fitting.states`.
+`tiledask.plan.collectives.data_parallel` and `tiledask.plan.program.making.unit_states`.
 """
 
 from collections import Counter
@@ -25,7 +24,7 @@ from tiledask.distributed.training import GPT
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives import data_parallel as D
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.fitting.states import Item, Share, state_rows
+from tiledask.plan.inputs.recipes import state_bytes
 from tiledask.tile.optimizers import SGD, Adam
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -149,10 +148,8 @@ def test_training_is_that_of_a_single_device(stage, ranks, batch):
 @pytest.mark.parametrize("name", ["fp32-adam", "mixed-adam-16", "fp16-sgd"])
 def test_bytes_held_are_the_planners(name, stage, ranks):
     got, (_, recipe, _) = run_zero(name, stage, ranks, steps=1), RECIPES[name]
-    item = Item("chain", 1, Share(MODEL.size), Share(), max(SIZES.values()))
-    layout = td.Layout(dp=ranks, zero=stage)
-    rows = {row.tensor: row.bytes for row in state_rows(layout, recipe, 0, (item,))}
-    assert {tensor: max(held[tensor] for held in got.held) for tensor in got.held[0]} == rows
+    planned = state_bytes(MODEL.size, recipe, stage, ranks)
+    assert {tensor: max(held[tensor] for held in got.held) for tensor in got.held[0]} == planned
     for state in recipe.states:
         copies = 1 if state.sharded(stage) and ranks > 1 else ranks
         assert sum(h[state.tensor] for h in got.held) == state.bytes * MODEL.size * copies

@@ -20,8 +20,8 @@ from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Space, search
 from tiledask.plan.choosing.sensitivity import sensitivity
 from tiledask.plan.fitting.fit import fits
-from tiledask.plan.inputs.layout import Layout
-from tiledask.plan.timing.step_time import Numbers, step_parts
+from tiledask.plan.inputs.layout import Layout, Numbers
+from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import format_seconds
 
 SMALL = Space(

@@ -1,7 +1,7 @@
 """Memory: the ledger against closed forms, loops and laws.
 
-Holds `tiledask.plan.fitting.activations`, `tiledask.plan.fitting.transient` and
-`tiledask.plan.inputs.recipes`.
+Holds `tiledask.plan.fitting.activations`, `tiledask.plan.fitting.items`,
+`tiledask.plan.fitting.terms` and `tiledask.plan.inputs.recipes`.
 """
 
 from dataclasses import replace

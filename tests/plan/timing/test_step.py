@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 import tiledask as td
 from tiledask.errors import ConfigError, PartitionError
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import load_recipe, recipes
 from tiledask.plan.timing.collective_time import all_reduce
 from tiledask.plan.timing.rates import load_calibration
 from tiledask.plan.timing.step import StepEstimate, estimate_step, pipeline_seconds
 from tiledask.plan.timing.step_time import StepTime, step_parts
-from tiledask.plan.timing.step_values import Numbers
 
 GPT = Model(hidden=4096, layers=32, heads=32, ffn=16384, vocab=51200, dropout=True)
 DGX = td.load_cluster("64xA100-80GB")

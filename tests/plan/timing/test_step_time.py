@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oracles.python_calls import python_calls
 
 import tiledask as td
+from tiledask.plan.inputs.layout import Numbers
 from tiledask.plan.inputs.model import Model, count
 from tiledask.plan.inputs.recipes import load_recipe
 from tiledask.plan.timing.collective_time import all_gather, all_reduce, all_to_all, members, p2p
@@ -20,7 +21,7 @@ from tiledask.plan.timing.layer_time import passes, products
 from tiledask.plan.timing.rates import load_calibration
 from tiledask.plan.timing.roofline import TILES, Rates, gemm_bytes, gemm_seconds
 from tiledask.plan.timing.step_time import StepTime, step_parts
-from tiledask.plan.timing.step_values import Numbers, Parts
+from tiledask.plan.timing.step_values import Parts
 
 A100 = Rates(flops=250e12, memory=1.5e12, depth=200, multiprocessors=108)
 DGX = td.load_cluster("64xA100-80GB")

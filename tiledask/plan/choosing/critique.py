@@ -12,14 +12,13 @@ from typing import Any
 from tiledask.plan import html
 from tiledask.plan.fitting.fit import Fit, fits
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_trains
 from tiledask.plan.timing.step import CLOSED_FORMS, StepEstimate, estimate_step
 from tiledask.plan.timing.step_time import step_parts
-from tiledask.plan.timing.step_values import Numbers
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Advice", "Line", "PlanCritique", "critique"]

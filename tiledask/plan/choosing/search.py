@@ -22,14 +22,14 @@ from tiledask.plan.fitting.memory import MemoryEstimate
 from tiledask.plan.fitting.overhead import VERDICTS, judge, overhead_of, overheads
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout
+from tiledask.plan.inputs.layout import MOST_OF_ANY, RECOMPUTE, Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.inputs.run import check_run, check_trains
 from tiledask.plan.program.making.of_layout import layout_timeline, why_no_program
 from tiledask.plan.timing.step import StepEstimate, estimate_step
-from tiledask.plan.timing.step_time import Numbers, step_parts
+from tiledask.plan.timing.step_time import step_parts
 from tiledask.plan.units import divisors, format_bytes, format_seconds
 
 __all__ = ["Plan", "Plans", "Space", "search"]

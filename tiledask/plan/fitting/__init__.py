@@ -1,13 +1,13 @@
 """Bytes: what every device holds and when, whether it fits, and what would.
 
 fit.py          the verdict, what decides it, and the smallest change that makes it fit
-memory.py       the ledger: a row per stage, tensor class and moment
-  states.py       weights and what training keeps for each, sharded by ZeRO
+memory.py       one layout: bytes on every stage, and the ledger that explains them
+vectorized.py   thousands of layouts: their peaks, for a search
+  terms.py        every tensor class at every moment, once, for both
+  items.py        parameters of a layer, the embedding, the head
   activations.py  what a forward pass keeps for the backward pass, tensor by tensor
   in_flight.py    of how many micro-batches, by schedule
-  transient.py    what comes and goes within a step
 overhead.py     what a device holds beyond the arithmetic: CUDA context, NCCL, allocator
-vectorized.py   the peaks of thousands of layouts at once
 repair.py       the nearest layout that fits
   fixes.py        a change as a value and as a sentence
   fewest.py       the fewest devices

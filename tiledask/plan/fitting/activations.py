@@ -2,11 +2,21 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from tiledask.plan.inputs.layout import SELECTIVE_OP, Layout
 from tiledask.plan.inputs.model import Model
 
-__all__ = ["Saved", "cut_tokens", "gradient_bytes", "layer_bytes", "local_tokens", "saved_tensors"]
+__all__ = [
+    "LayerBytes",
+    "Saved",
+    "cut_tokens",
+    "gradient_bytes",
+    "layer_bytes",
+    "layer_costs",
+    "local_tokens",
+    "saved_tensors",
+]
 
 
 @dataclass(frozen=True)
@@ -174,6 +184,34 @@ def layer_bytes(
         ]
     tokens, cut = local_tokens(layout, sequence), cut_tokens(layout, sequence)
     return sum(t.itemsize * t.elements * (tokens if t.sliced else cut) for t in kept)
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of one layer and one micro-batch on one device."""
+
+    kept: Any
+    """From the forward to the backward pass."""
+    whole: Any
+    """Before any recomputation drops some."""
+    gradients: Any
+    """At once in the backward pass, at most."""
+    served: Any
+    """At once in a forward pass alone, at most."""
+
+
+def layer_costs(model: Model, layout: Layout, sequence: int, width: int) -> tuple[LayerBytes, ...]:
+    """Of a dense layer and, in a model with experts, of a mixture."""
+
+    def layer(mixture: bool) -> LayerBytes:
+        run = model, layout, sequence, width
+        return LayerBytes(
+            layer_bytes(*run, mixture=mixture),
+            layer_bytes(*run, "none", mixture=mixture),
+            gradient_bytes(*run, mixture),
+            layer_bytes(*run, "none", masks=False, mixture=mixture),
+        )
+
+    return tuple(layer(mixture) for mixture in ((False, True) if model.experts else (False,)))
 
 
 def gradient_bytes(

@@ -6,14 +6,74 @@
               1  2  3  2  3  2  1  0        stage s at most min(p - s, m)
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from operator import mul
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 
-__all__ = ["alive", "in_flight"]
+__all__ = ["InFlight", "alive", "in_flight", "stages_in_flight"]
+
+
+class InFlight(NamedTuple):
+    """What lies on a stage, and for how many micro-batches its activations are held; each number
+    is one, or a column."""
+
+    dense: Any
+    """Dense layers, both copies' where there are two."""
+    mixtures: Any
+    embeddings: Any
+    """0, 1, or 2 where both copies have theirs here."""
+    heads: Any
+    tied: Any
+    """Heads that are not with the embedding, whose matrix they hold once more if it is tied."""
+    has_dense: Any
+    """1 with a dense layer, else 0."""
+    has_mixture: Any
+    has_embedding: Any
+    has_head: Any
+    has_tied: Any
+    kept_dense: Any
+    """Dense layers x micro-batches in the fullest state."""
+    kept_mixtures: Any
+    kept_embeddings: Any
+    """Micro-batches whose embedding the stage holds at most; 0 without one."""
+    kept_heads: Any
+
+
+def stages_in_flight(
+    layout: Layout,
+    kinds: Sequence[tuple[int, int]],
+    cost: Sequence[int],
+    stages: Sequence[int],
+) -> list[InFlight]:
+    """The InFlight of each of ``stages``.
+
+    ``kinds``: dense layers and mixtures of each chunk, in model order; ``cost``: bytes kept of
+    one of each kind that there is, which decide what state is the fullest; none where no backward
+    pass needs any.
+    """
+    p, m, v, last = layout.pp, layout.microbatches, layout.interleave, layout.last_chunk
+    columns = layout.stage_chunks(np.asarray(stages))
+    found = []
+    for stage, *chunks in zip(stages, *(column.tolist() for column in columns), strict=True):
+        dense, mixtures = zip(*(kinds[chunk] for chunk in chunks), strict=True)
+        states = _alive(layout.schedule, p, m, v, stage) if cost else ((0,) * len(chunks),)
+        held = [(sum(map(mul, state, dense)), sum(map(mul, state, mixtures))) for state in states]
+        kept = max(held, key=lambda layers: sum(map(mul, layers, cost)))
+        ends = (
+            max(state[chunks.index(end)] for state in states) if end in chunks else 0
+            for end in (0, last)
+        )
+        first, heads = chunks.count(0), chunks.count(last)
+        items = sum(dense), sum(mixtures), first, heads, 0 if first else heads
+        numbers: list[int] = [*items, *(min(n, 1) for n in items), *kept, *ends]
+        found.append(InFlight(*numbers))
+    return found
 
 
 def in_flight(layout: Layout, stage: int) -> int:

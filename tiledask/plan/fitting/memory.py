@@ -7,21 +7,26 @@ stage s   weights, gradients,       activations  activations  activations      (
 peak = always + the fullest moment
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from tiledask.plan import html
-from tiledask.plan.fitting.states import stage_items, stage_parameters, state_rows
-from tiledask.plan.fitting.transient import gathered_rows, serving_rows, training_rows
+from tiledask.plan.fitting.activations import cut_tokens, layer_costs, local_tokens
+from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
+from tiledask.plan.fitting.items import item_parameters
+from tiledask.plan.fitting.terms import Costs, Terms, fullest, rows
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, check_adapters, load_recipe
-from tiledask.plan.inputs.run import check_run
-from tiledask.plan.ledger import Ledger, Row
+from tiledask.plan.inputs.run import check_run, chunk_kinds
+from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes
 
-__all__ = ["MemoryEstimate", "estimate_memory", "stage_parameters", "stage_rows"]
+__all__ = ["MemoryEstimate", "estimate_memory", "layout_terms", "stage_parameters"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,18 +44,20 @@ class MemoryEstimate:
     recipe: Recipe
     sequence: int
     """Tokens per sequence."""
-    ledger: Ledger
-    """Places are pipeline stages; bytes are those of one device of the stage."""
+    per_stage: tuple[int, ...]
+    """Peak bytes on one device of each stage."""
 
-    @property
-    def per_stage(self) -> tuple[int, ...]:
-        """Peak bytes on one device of each stage."""
-        return tuple(self.ledger.per_place.values())
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Places are pipeline stages; bytes are those of one device of the stage."""
+        stages = range(self.layout.pp)
+        terms = layout_terms(self.model, self.layout, self.recipe, self.sequence, stages)
+        return Ledger.of(rows(terms, self.layout.pp))
 
     @property
     def peak(self) -> int:
         """Bytes on the fullest device."""
-        return self.ledger.peak
+        return max(self.per_stage)
 
     @property
     def total(self) -> int:
@@ -88,8 +95,9 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Bytes per device on every pipeline stage, by tensor class and moment.
 
-    ``model`` may be a name, as `load_model` reads it. States follow the recipe and ZeRO (Rajbhandari et al. 2020, Table 1), activations
-    Korthikanti et al. 2022 (Table 2) times the micro-batches in flight. Beside these stand
+    ``model`` may be a name, as `load_model` reads it. States follow the recipe and ZeRO
+    (Rajbhandari et al. 2020, Table 1), activations Korthikanti et al. 2022 (Table 2) times the
+    micro-batches in flight. Beside these stand
     the logits, the gradients of one layer's activations during its backward (an upper
     bound: all of them at once), what ZeRO and sequence parallelism gather for one layer, and
     what the recipe works with. A recipe without gradients is one forward pass without a
@@ -106,23 +114,35 @@ def estimate_memory(
     model, recipe = as_model(model), load_recipe(recipe)
     check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
-    rows = (
-        row
-        for stage in range(layout.pp)
-        for row in stage_rows(model, layout, recipe, sequence, stage)
+    peaks = np.atleast_1d(fullest(layout_terms(model, layout, recipe, sequence, range(layout.pp))))
+    return MemoryEstimate(model, layout, recipe, sequence, tuple(peaks.tolist()))
+
+
+def layout_terms(
+    model: Model, layout: Layout, recipe: Recipe, sequence: int, stages: Sequence[int]
+) -> Terms:
+    """The terms of some stages of ``layout``, in Python's integers."""
+    layers = layer_costs(model, layout, sequence, recipe.compute_bytes)
+    costs = Costs(
+        local_tokens(layout, sequence),
+        cut_tokens(layout, sequence),
+        layers,
+        item_parameters(model, recipe, layout.tp, layout.ep),
+        layout.recompute != "none",
     )
-    return MemoryEstimate(model, layout, recipe, sequence, Ledger.of(rows))
+    kept = [layer.kept for layer in layers] if recipe.trains else []
+    held = stages_in_flight(layout, chunk_kinds(model, layout), kept, stages)
+    columns = InFlight(*np.array(held, object).T) if len(held) > 1 else held[0]
+    return Terms(model, recipe, layout, costs, columns)
 
 
-def stage_rows(
-    model: Model, layout: Layout, recipe: Recipe, sequence: int, stage: int
-) -> Iterator[Row]:
-    """The ledger rows of one stage: states.py for what is always there, transient.py for what
-    comes and goes."""
-    items = stage_items(model, layout, recipe, stage)
-    yield from state_rows(layout, recipe, stage, items)
-    yield from gathered_rows(layout, recipe, stage, items)
-    if recipe.trains:
-        yield from training_rows(model, layout, recipe, sequence, stage, items)
-    else:
-        yield from serving_rows(model, layout, recipe, sequence, stage)
+def stage_parameters(model: Model, layout: Layout, stage: int) -> int:
+    """Parameters on one device of ``stage``, before any sharding over data parallelism.
+
+    The last of several stages holds the embedding matrix once more if it is tied.
+    """
+    (held,) = stages_in_flight(layout, chunk_kinds(model, layout), (), [stage])
+    items = item_parameters(model, load_recipe("fp16-weights"), layout.tp, layout.ep)
+    layers = held[:2] if model.experts else held[:1]
+    each = zip((*layers, *held[2:5]), items, strict=True)
+    return int(sum(n * (item.dense + item.expert) for n, item in each))

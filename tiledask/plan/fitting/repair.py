@@ -6,15 +6,17 @@ from itertools import combinations, product
 from math import gcd
 from typing import Any
 
+import numpy as np
+
 from tiledask.errors import PartitionError, ScheduleError
 from tiledask.plan.fitting.fewest import FREE, MANY, fewest_devices
-from tiledask.plan.fitting.memory import MemoryEstimate, stage_rows
-from tiledask.plan.fitting.overhead import Overhead, overhead_of
+from tiledask.plan.fitting.memory import MemoryEstimate, layout_terms
+from tiledask.plan.fitting.overhead import Overhead, judge, overhead_of
+from tiledask.plan.fitting.terms import fullest
 from tiledask.plan.fitting.vectorized import ORDERS
 from tiledask.plan.inputs.hardware import ClusterSpec
 from tiledask.plan.inputs.layout import ITEMS, RECOMPUTE, Layout
 from tiledask.plan.inputs.recipes import state_bytes
-from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import divisors
 
 __all__ = ["FIELDS", "Search"]
@@ -117,17 +119,22 @@ class Search:
         return replace(base, dp=dp) if dp != self.start.dp else None
 
     def _ok(self, layout: Layout) -> bool:
-        """Whether every stage fits with overhead; the likeliest to fail are looked at first."""
+        """Whether every stage fits with overhead; the likeliest not to is looked at first."""
         overhead = self.overhead if self.own else overhead_of(layout)
-        room = self.cluster.device.memory_bytes - overhead.total
+
+        def fits(held: int) -> bool:
+            capacity = self.cluster.device.memory_bytes
+            return bool(judge(held, overhead.certain, overhead.total, capacity) == 0)
+
         slices = layout.tp * layout.pp * layout.ep  # the most that a weight can be in
         share, copies = self.model.parameters // slices, layout.dp * layout.cp
-        if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
+        if not fits(sum(state_bytes(share, self.recipe, layout.zero, copies).values())):
             return False  # not even the average device holds its states
-        stages = dict.fromkeys([0, layout.pp - 1, *range(1, layout.pp - 1)])
         run = self.model, layout, self.recipe, self.sequence
+        first, *others = range(layout.pp)
         try:
-            return all(Ledger.of(stage_rows(*run, stage)).peak <= room for stage in stages)
+            looks = (layout_terms(*run, stages) for stages in ([first], others) if stages)
+            return all(fits(np.max(fullest(terms))) for terms in looks)
         except (PartitionError, ScheduleError):  # a schedule that this pp does not allow
             return False
 

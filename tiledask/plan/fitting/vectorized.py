@@ -6,22 +6,24 @@ What depends on few fields (a layer's tensors on tp, cp, ...) is costed by the l
 functions, once for each combination that occurs; the rest is arithmetic over columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import chain, starmap
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.plan.fitting.activations import cut_tokens, gradient_bytes, layer_bytes, local_tokens
-from tiledask.plan.fitting.in_flight import alive
-from tiledask.plan.fitting.states import chunk_kinds, item_numbers
-from tiledask.plan.inputs.layout import RECOMPUTE, SELECTIVE_OP, Layout
+from tiledask.plan.fitting.activations import LayerBytes, cut_tokens, layer_costs, local_tokens
+from tiledask.plan.fitting.in_flight import InFlight, stages_in_flight
+from tiledask.plan.fitting.items import ItemParameters, item_parameters
+from tiledask.plan.fitting.terms import Costs, Terms, fullest
+from tiledask.plan.inputs.layout import RECOMPUTE, SELECTIVE_OP, Layout, Numbers
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run
+from tiledask.plan.inputs.run import check_run, chunk_kinds
 
 __all__ = ["KINDS", "ORDERS", "Many", "peaks"]
 
@@ -29,12 +31,6 @@ KINDS = (*RECOMPUTE, SELECTIVE_OP)
 """Kinds of recomputation; a column holds positions in them."""
 ORDERS = ("naive", "gpipe", "1f1b")
 """Schedules, likewise."""
-
-
-def _up(a: np.int64 | np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a / b, rounded up."""
-    up: np.ndarray = -(-a // b)
-    return up
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +50,9 @@ class Many:
             return (0,)
 
         def check_pipe(pp: int, interleave: int, schedule: int) -> tuple[int]:
-            self._pipeline(pp, interleave, pp, schedule).chunk_layers(self.model.layers)
+            order = ORDERS[schedule]
+            pipeline = Layout(pp=pp, interleave=interleave, microbatches=pp, schedule=order)
+            pipeline.chunk_layers(self.model.layers)
             return (0,)
 
         self.each({name: n[name] for name in ("tp", "cp", "ep")}, check)
@@ -68,7 +66,7 @@ class Many:
             Layout(**{name: row[name] for name in row if not name.endswith(("parallel", "tion"))})
 
     def each(
-        self, columns: dict[str, np.ndarray], function: Callable[..., tuple[int, ...]]
+        self, columns: dict[str, np.ndarray], function: Callable[..., Iterable[int]]
     ) -> list[np.ndarray]:
         """``function`` of every combination of ``columns`` that occurs, spread over the
         layouts: a column for each number that it returns."""
@@ -92,52 +90,11 @@ class Many:
         return [np.array(values, np.int64)[code] for values in zip(*results, strict=True)]
 
     @cached_property
-    def unequal(self) -> int:
-        """Stages that may hold fewer mixtures than a later one."""
-        dense = self.model.dense_layers if self.model.experts else ()
-        if not dense:
-            return 1
-        chunks = self.n["pp"] * self.n["interleave"]
-        covering = _up(np.int64(max(dense) + 1), np.maximum(1, self.model.layers // chunks)) + 1
-        return int(np.minimum(covering, self.n["pp"]).max())
-
-    # --- what one combination costs; the plain functions of the ledger ---------------------
-
-    def _flight(
-        self, pp: int, interleave: int, microbatches: int, schedule: int, stage: int, cost: int
-    ) -> tuple[int, ...]:
-        """Layers of each kind on the stage, in flight, and micro-batches of the two ends."""
-        layout = self._pipeline(pp, interleave, microbatches, schedule)
-        kinds = chunk_kinds(self.model, layout)
-        chunks = [kinds[c] for c in layout.stage_chunks(stage)]
-        states = alive(layout, stage)
-        held = [
-            tuple(sum(n * kind[k] for n, kind in zip(state, chunks, strict=True)) for k in (0, 1))
-            for state in states
-        ]
-        a, b = self.cost[1][cost]
-        dense, mixtures = max(held, key=lambda s: s[0] * a + s[1] * b)
-        ends = (max(state[at] for state in states) for at in (0, -1))
-        return (sum(d for d, _ in chunks), sum(m for _, m in chunks), dense, mixtures, *ends)
-
-    def _pipeline(self, pp: int, interleave: int, microbatches: int, schedule: int) -> Layout:
-        return Layout(
-            pp=pp, interleave=interleave, microbatches=microbatches, schedule=ORDERS[schedule]
-        )
-
-    @cached_property
-    def cost(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Bytes kept of a dense layer and of a mixture, as they occur, and which of them a
-        layout has: it decides which state of an interleaved schedule is the fullest."""
-        if not self.model.experts:
-            return np.zeros_like(self.n["pp"]), [(1, 0)]
-        pairs = np.stack([self.layer[0], self.layer[4]], axis=1)
-        found, at = np.unique(pairs, axis=0, return_inverse=True)
-        return at.ravel(), [(int(dense), int(mixture)) for dense, mixture in found]
-
-    @cached_property
-    def layer(self) -> list[np.ndarray]:
-        """Of a dense layer and of a mixture, for one sequence: bytes kept, all, gradients."""
+    def costs(self) -> tuple[Costs, np.ndarray, list[tuple[int, ...]]]:
+        """The Costs, and bytes kept of one layer of each kind for one sequence: which of them a
+        layout has, and those that occur. What one combination of fields costs is worked out by the
+        plain functions of the ledger."""
+        kept: dict[tuple[int, ...], int] = {}
 
         def layer(
             tp: int, cp: int, sequence_parallel: int, recompute: int, flash_attention: int
@@ -149,171 +106,91 @@ class Many:
                 recompute=KINDS[recompute],
                 flash_attention=bool(flash_attention),
             )
-            numbers: list[int] = []
-            for mixture in (False, self.model.experts > 0):
-                common = self.model, layout, self.sequence, self.recipe.compute_bytes
-                numbers += [
-                    layer_bytes(*common, mixture=mixture),
-                    layer_bytes(*common, "none", mixture=mixture),
-                    gradient_bytes(*common, mixture),
-                    layer_bytes(*common, "none", masks=False, mixture=mixture),
-                ]
-            return tuple(numbers)
+            tokens = local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
+            width = self.recipe.compute_bytes
+            layers = layer_costs(self.model, layout, self.sequence, width)
+            at = kept.setdefault(tuple(layer.kept for layer in layers), len(kept))
+            return at, *tokens, *chain(*layers)
+
+        def items(tp: int, ep: int) -> tuple[int, ...]:
+            return tuple(chain(*item_parameters(self.model, self.recipe, tp, ep)))
 
         names = ("tp", "cp", "sequence_parallel", "recompute", "flash_attention")
-        return self.each({name: self.n[name] for name in names}, layer)
-
-    @cached_property
-    def sizes(self) -> list[np.ndarray]:
-        """Of dense layer, mixture, embedding, head, tied copy: dense and expert parameters,
-        those of adapters, and the largest weight."""
-        kinds = {name: weights for name, _, weights in self.model.layer_kinds}
-        parts = (
-            kinds.get("layer") or kinds.get("dense layer", ()),
-            kinds.get("mixture layer", ()),
-            self.model.embedding,
-            self.model.head,
-            self.model.tied_copy,
+        found = self.each({name: self.n[name] for name in names}, layer)
+        whole, cut, *layers = (self.n["microbatch"] * column for column in found[1:])
+        parameters = self.each({name: self.n[name] for name in ("tp", "ep")}, items)
+        costs = Costs(
+            whole,
+            cut,
+            tuple(starmap(LayerBytes, zip(*[iter(layers)] * 4, strict=True))),
+            tuple(starmap(ItemParameters, zip(*[iter(parameters)] * 5, strict=True))),
+            self.n["recompute"] > 0,
         )
-
-        def sizes(tp: int, ep: int) -> tuple[int, ...]:
-            numbers: list[int] = []
-            for weights in parts:
-                each, adapters, largest = item_numbers(weights, self.recipe, tp, ep)
-                numbers += [each.dense, each.expert, adapters.dense, adapters.expert, largest]
-            return tuple(numbers)
-
-        return self.each({name: self.n[name] for name in ("tp", "ep")}, sizes)
+        return costs, found[0], list(kept)
 
     @cached_property
-    def tokens(self) -> list[np.ndarray]:
-        """Of one sequence: those of a device, and those of a tensor that is cut."""
+    def stages(self) -> int:
+        """How many of the first stages may be the fullest: those that may hold fewer mixtures
+        than a later one."""
+        dense = self.model.dense_layers if self.model.experts else ()
+        if not dense:
+            return 1
+        chunks = self.n["pp"] * self.n["interleave"]
+        layers = np.maximum(1, self.model.layers // chunks)
+        covering = -(-(max(dense) + 1) // layers) + 1
+        return int(np.minimum(covering, self.n["pp"]).max())
 
-        def tokens(tp: int, cp: int, sequence_parallel: int) -> tuple[int, int]:
-            layout = Layout(tp=tp, cp=cp, sequence_parallel=bool(sequence_parallel))
-            return local_tokens(layout, self.sequence), cut_tokens(layout, self.sequence)
-
-        names = ("tp", "cp", "sequence_parallel")
-        return self.each({name: self.n[name] for name in names}, tokens)
-
-    def flight(self, stage: np.ndarray) -> list[np.ndarray]:
-        """What ``_flight`` says of every layout. More micro-batches than fill the pipeline
-        change nothing, but under GPipe everything in proportion."""
+    def in_flight(self) -> Iterator[InFlight]:
+        """What is in flight on each of the stages that may be the fullest, the last first. More
+        micro-batches than fill the pipeline change nothing, but under GPipe everything in
+        proportion."""
         n, gpipe = self.n, self.n["schedule"] == ORDERS.index("gpipe")
-        several = n["interleave"] > 1
-        enough = np.where(several, 4 * n["pp"], np.where(gpipe, 1, n["pp"]))
+        enough = np.where(n["interleave"] > 1, 4 * n["pp"], np.where(gpipe, 1, n["pp"]))
         columns = {name: n[name] for name in ("pp", "interleave", "schedule")}
-        columns |= {
-            "microbatches": np.minimum(n["microbatches"], enough),
-            "stage": stage,
-            "cost": self.cost[0],
-        }
-        dense, mixtures, *held = self.each(columns, self._flight)
+        columns["microbatches"] = np.minimum(n["microbatches"], enough)
+        _, which, pairs = self.costs
+        if not self.model.experts:  # all states of a stage hold layers of one kind
+            which = np.zeros_like(which)
+
+        def in_flight(
+            pp: int, interleave: int, schedule: int, microbatches: int, cost: int
+        ) -> Iterable[int]:
+            layout = Layout(
+                pp=pp, interleave=interleave, microbatches=microbatches, schedule=ORDERS[schedule]
+            )
+            stages = [pp - 1, *(min(stage, pp - 1) for stage in range(self.stages))]
+            kinds = chunk_kinds(self.model, layout)
+            return chain(*stages_in_flight(layout, kinds, pairs[cost], stages))
+
+        numbers = iter(self.each(columns | {"cost": which}, in_flight))
         times = np.where(gpipe, n["microbatches"], 1)
-        return [dense, mixtures, *(column * times for column in held)]
+        for held in starmap(InFlight, zip(*[numbers] * len(InFlight._fields), strict=True)):
+            kept = ("kept_dense", "kept_mixtures", "kept_embeddings", "kept_heads")
+            yield held._replace(**{name: times * getattr(held, name) for name in kept})
 
-    # --- the ledger of one stage -----------------------------------------------------------
+    def peak(self) -> np.ndarray:
+        """Bytes of every layout on its fullest stage at the fullest moment.
 
-    def peak(self, stage: np.ndarray) -> np.ndarray:
-        """Bytes on ``stage`` of every layout at its fullest moment."""
-        n, recipe, sizes = self.n, self.recipe, self.sizes
-        dense, mixtures, kept_dense, kept_mixtures, at_first, at_last = self.flight(stage)
-        first, last = stage == 0, stage == n["pp"] - 1
-        present = (dense > 0, mixtures > 0, first, last, last & ~first)
-        counts = (dense, mixtures, first, last, last & ~first)
-        always = self._states(counts)
-        width, b = recipe.compute_bytes, n["microbatch"]
-        whole, cut = (b * t for t in self.tokens)
-        logits = whole * _up(np.int64(self.model.vocab), n["tp"])
-        gathered, waiting = self._gathered(present)
-        peak: np.ndarray
-        if not recipe.trains:
-            work = b * np.maximum(present[0] * self.layer[3], present[1] * self.layer[7])
-            peak = always + gathered + work + last * width * logits
-            return peak
-        kept = b * (kept_dense * self.layer[0] + kept_mixtures * self.layer[4])
-        per_token = self.model.hidden * (self.model.dropout + width * self.model.embedding_norm)
-        kept += first * at_first * per_token * cut
-        kept += last * at_last * (1 + (self.model.norm != "none")) * width * self.model.hidden * cut
-        gathered_sequence = np.where(
-            (n["sequence_parallel"] > 0) & (n["tp"] > 1), width * self.model.hidden * whole, 0
+        Of equal layers cut evenly, the first stage holds the most of everything but the logits,
+        which are on the last.
+        """
+        run = self.model, self.recipe, Numbers(**self.n), self.costs[0]
+        peak: np.ndarray = reduce(
+            np.maximum, (fullest(Terms(*run, held)) for held in self.in_flight())
         )
-        held = kept + gathered
-        forward = held + gathered_sequence + last * 4 * logits * at_last
-        loss = last * (held + logits * (4 * at_last + width))
-        backward = held + waiting + 2 * gathered_sequence + last * 4 * logits * (at_last - 1)
-        backward += b * np.maximum(present[0] * self.layer[2], present[1] * self.layer[6])
-        again = np.maximum(present[0] * self.layer[1], present[1] * self.layer[5]) - np.maximum(
-            present[0] * self.layer[0], present[1] * self.layer[4]
-        )
-        backward += np.where(n["recompute"] > 0, b * again, 0)
-        largest = np.maximum.reduce([there * sizes[5 * k + 4] for k, there in enumerate(present)])
-        moments = {"forward": forward, "loss": loss, "backward": backward}
-        for working in recipe.working:
-            split = working.of != "logit of a split vocabulary" or n["tp"] > 1
-            times = largest if working.of == "largest weight" else last * split * logits
-            moments[working.moment] = moments[working.moment] + working.bytes * times
-        peak = always + np.maximum.reduce(list(moments.values()))
         return peak
-
-    def _states(self, counts: tuple[np.ndarray, ...]) -> np.ndarray:
-        n = self.n
-        total: np.ndarray = np.zeros_like(n["dp"])
-        copies = n["dp"] * n["cp"]
-        for of, at in (("parameters", 0), ("adapters", 2)):
-            dense = sum(k * self.sizes[5 * i + at] for i, k in enumerate(counts))
-            expert = sum(k * self.sizes[5 * i + at + 1] for i, k in enumerate(counts))
-            shard = _up(dense, copies) + _up(expert, copies // n["ep"])
-            for state in self.recipe.states:
-                if state.of == of:
-                    sharded = n["zero"] >= state.zero
-                    total = total + state.bytes * np.where(sharded, shard, dense + expert)
-        return total
-
-    def _gathered(self, present: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes of the weights that ZeRO-3 gathers, and of gradients not reduced yet."""
-        n, recipe = self.n, self.recipe
-        copies = n["dp"] * n["cp"]
-        apart, beside = copies > 1, copies > n["ep"]
-
-        def part(k: int) -> np.ndarray:
-            held: np.ndarray = apart * self.sizes[5 * k] + beside * self.sizes[5 * k + 1]
-            return held
-
-        head = present[3] * part(3) + present[4] * part(4)
-        size = np.maximum.reduce([*(present[k] * part(k) for k in range(3)), head])
-        width = recipe.gathered_bytes
-        gathers = (n["zero"] == 3) & (not recipe.holds("gathered weights"))
-        waits = (n["zero"] >= 2) & (not recipe.holds("unreduced gradients"))
-        return gathers * width * size, waits * recipe.gradient_bytes * size
 
 
 def peaks(
     model: Model,
     recipe: str | Recipe = "mixed-adam-16",
     sequence: int = 2048,
-    *,
-    dp: Any = 1,
-    tp: Any = 1,
-    pp: Any = 1,
-    cp: Any = 1,
-    ep: Any = 1,
-    microbatch: Any = 1,
-    microbatches: Any = 1,
-    zero: Any = 0,
-    sequence_parallel: Any = False,
-    recompute: Any = "none",
-    flash_attention: Any = False,
-    schedule: Any = "1f1b",
-    interleave: Any = 1,
+    **fields: Any,
 ) -> np.ndarray:
     """Peak bytes on the fullest device of every layout: int64, of the shape that the fields
     have together. Equal to ``estimate_memory(...).peak``, to the byte.
 
-    Only stages that can be the fullest are looked at: of equal layers cut evenly, the first stage
-    holds the most of everything but the logits, which are on the last.
-
-    Fields are those of Layout, each one value or an array; layers are cut evenly, and the
+    ``fields`` are those of Numbers, each one value or an array; layers are cut evenly, and the
     schedules are "naive", "gpipe" and "1f1b", interleaved if there are several chunks. Layouts
     that Layout or the model refuses raise what they raise there.
 
@@ -321,31 +198,16 @@ def peaks(
     >>> peaks(load_model("gpt-200b"), tp=8, pp=10, dp=[1, 2, 4], zero=1, recompute="full")
     array([42897432576, 27320503296, 19532038656])
     """
-    recipe = load_recipe(recipe)
-    given = {
-        "dp": dp,
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "ep": ep,
-        "microbatch": microbatch,
-        "microbatches": microbatches,
-        "zero": zero,
-        "sequence_parallel": sequence_parallel,
-        "recompute": _codes("recompute", recompute, KINDS),
-        "flash_attention": flash_attention,
-        "schedule": _codes("schedule", schedule, ORDERS),
-        "interleave": interleave,
-    }
+    recipe, given = load_recipe(recipe), vars(Numbers(**fields))
+    codes = {"recompute": KINDS, "schedule": ORDERS}
+    given = given | {name: _codes(name, given[name], words) for name, words in codes.items()}
     columns = np.broadcast_arrays(*(_numbers(name, value) for name, value in given.items()))
     shape = columns[0].shape
     flat = {name: c.ravel() for name, c in zip(given, columns, strict=True)}
     if not flat["dp"].size:
         return np.zeros(shape, np.int64)
     many = Many(model, recipe, sequence, flat)
-    most: np.ndarray = np.maximum(many.peak(np.zeros_like(flat["pp"])), many.peak(flat["pp"] - 1))
-    for stage in range(1, many.unequal):
-        most = np.maximum(most, many.peak(np.minimum(stage, flat["pp"] - 1)))
+    most = many.peak()
     # 1e9 bytes of activations a sequence would leave 64 bits
     sequences = flat["microbatch"].astype(float) * flat["microbatches"]
     if (most < 0).any() or (sequences > 2**33).any():

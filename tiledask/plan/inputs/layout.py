@@ -14,13 +14,14 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError
+from tiledask.plan.arrays import Array
 from tiledask.plan.data import short
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
 
-__all__ = ["RECOMPUTE", "SCHEDULES", "Layout"]
+__all__ = ["RECOMPUTE", "SCHEDULES", "Layout", "Numbers"]
 
 RECOMPUTE = ("none", "selective", "full")
 """What the backward pass computes again: nothing, the attention core, every layer."""
@@ -190,8 +191,9 @@ class Layout:
         chunks = self.chunk_layers(layers)
         return sum(chunks[chunk] for chunk in self.stage_chunks(stage))
 
-    def stage_chunks(self, stage: int) -> tuple[int, ...]:
-        """The chunks on the devices of ``stage``, first to last; of both copies' in turn.
+    def stage_chunks(self, stage: Any) -> tuple[Any, ...]:
+        """The chunks on the devices of ``stage``, first to last; of both copies' in turn. Of an
+        array of stages, arrays.
 
         >>> Layout(pp=4, microbatches=4, interleave=2).stage_chunks(1)
         (1, 5)
@@ -205,7 +207,7 @@ class Layout:
             return stage, p - 1 - stage
         if self.schedule in V_SHAPED or self.schedule == "wave":
             return tuple(c * p + (p - 1 - stage if c % 2 else stage) for c in range(v))
-        return tuple(range(stage, p * v, p))
+        return tuple(stage + c * p for c in range(v))
 
     def __str__(self) -> str:
         """The fields that differ from the default: "dp=2 tp=8 pp=10 zero=1"."""
@@ -216,6 +218,30 @@ class Layout:
             if f.name not in ("dp", "tp", "pp") and getattr(self, f.name) != f.default
         ]
         return " ".join([sizes, *others])
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a Layout: each one value, or an array with one value per layout."""
+
+    dp: int | Array = 1
+    tp: int | Array = 1
+    pp: int | Array = 1
+    cp: int | Array = 1
+    ep: int | Array = 1
+    microbatch: int | Array = 1
+    microbatches: int | Array = 1
+    zero: int | Array = 0
+    sequence_parallel: bool | Array = False
+    recompute: str | Array = "none"
+    flash_attention: bool | Array = False
+    schedule: str | Array = "1f1b"
+    interleave: int | Array = 1
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Numbers":
+        """The numbers of one Layout."""
+        return cls(**{field.name: getattr(layout, field.name) for field in fields(cls)})
 
 
 MOST_OF_ANY = 10**8

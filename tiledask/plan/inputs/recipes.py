@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from tiledask.errors import ConfigError
 from tiledask.plan.data import Fields, names, read_named
@@ -39,12 +40,12 @@ class State:
     of: str = "parameters"
     """What it is kept for: "parameters" (all of the model's) or "adapters"."""
 
-    def sharded(self, zero: int) -> bool:
+    def sharded(self, zero: Any) -> Any:
         return zero >= self.zero
 
-    def on_device(self, parameters: int, zero: int, copies: int) -> int:
-        """Bytes that the fullest of ``copies`` data-parallel devices keeps for ``parameters``."""
-        return self.bytes * (-(-parameters // copies) if self.sharded(zero) else parameters)
+    def on_device(self, parameters: Any, shard: Any, zero: Any) -> Any:
+        """Bytes that a device keeps for ``parameters``, or for its ``shard`` of them."""
+        return self.bytes * (parameters + self.sharded(zero) * (shard - parameters))
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def state_bytes(
     if zero > 3:
         raise ConfigError(f"zero must be 0, 1, 2 or 3, got {zero}")
     return {
-        state.tensor: state.on_device(parameters, zero, dp)
+        state.tensor: state.on_device(parameters, -(-parameters // dp), zero)
         for state in load_recipe(recipe).states
         if state.of == "parameters"
     }

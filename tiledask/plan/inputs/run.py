@@ -1,12 +1,14 @@
 """What is run: a model, a layout and a sequence that can go together."""
 
+from bisect import bisect_left
+
 from tiledask.errors import ConfigError
 from tiledask.plan.data import short
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe
 
-__all__ = ["check_run", "check_trains"]
+__all__ = ["check_run", "check_trains", "chunk_kinds"]
 
 LONGEST = 2**30
 """Tokens of the longest sequence that is believed."""
@@ -38,6 +40,19 @@ def check_run(model: Model, layout: Layout, sequence: int) -> None:
             f"be one of {near}"
         )
     layout.chunk_layers(model.layers)
+
+
+def chunk_kinds(model: Model, layout: Layout) -> list[tuple[int, int]]:
+    """(dense layers, mixtures) of each chunk, in model order."""
+    sizes = layout.chunk_layers(model.layers)
+    if not model.experts:
+        return [(n, 0) for n in sizes]
+    kinds, start = [], 0
+    for n in sizes:
+        dense = bisect_left(model.dense_layers, start + n) - bisect_left(model.dense_layers, start)
+        kinds.append((dense, n - dense))
+        start += n
+    return kinds
 
 
 def check_trains(recipe: Recipe) -> None:

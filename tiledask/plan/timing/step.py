@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
@@ -22,7 +22,7 @@ from tiledask.plan.pipelines.simulate import simulate
 from tiledask.plan.timing.rates import Calibration, load_calibration
 from tiledask.plan.timing.step_estimate import StepEstimate, StepRow
 from tiledask.plan.timing.step_time import StepTime
-from tiledask.plan.timing.step_values import Numbers, Parts, Work
+from tiledask.plan.timing.step_values import Parts, Work
 
 __all__ = ["StepEstimate", "StepRow", "estimate_step", "pipeline_seconds"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tiledask.plan.arrays import Values
 from tiledask.plan.inputs.hardware import ClusterSpec
-from tiledask.plan.inputs.layout import SELECTIVE_OP
+from tiledask.plan.inputs.layout import SELECTIVE_OP, Numbers
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.timing.collective_time import (
@@ -31,9 +31,9 @@ from tiledask.plan.timing.layer_time import (
 )
 from tiledask.plan.timing.rates import Calibration, load_calibration, rates_of
 from tiledask.plan.timing.roofline import Rates, ceil_div, memory_seconds
-from tiledask.plan.timing.step_values import Numbers, Parts, Work
+from tiledask.plan.timing.step_values import Parts, Work
 
-__all__ = ["Numbers", "Parts", "StepTime", "stage_layers", "step_parts"]
+__all__ = ["Parts", "StepTime", "stage_layers", "step_parts"]
 
 
 @dataclass(frozen=True)

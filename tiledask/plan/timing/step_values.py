@@ -1,4 +1,4 @@
-"""The nouns of a step's time: a layout's numbers, a piece's work, the parts of the whole.
+"""The nouns of a step's time: a piece's work, the parts of the whole.
 
 Each number may be one value or an array with one value per layout.
 """
@@ -9,37 +9,12 @@ from functools import reduce
 from operator import add
 from typing import Generic, TypeVar
 
-from tiledask.plan.arrays import Array, Values
-from tiledask.plan.inputs.layout import Layout
+from tiledask.plan.arrays import Values
 from tiledask.plan.timing.layer_time import NOTHING, Seconds
 
-__all__ = ["Numbers", "Parts", "Work"]
+__all__ = ["Parts", "Work"]
 
 V = TypeVar("V", float, Values)
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers of a Layout: each one value, or an array with one value per layout."""
-
-    dp: int | Array = 1
-    tp: int | Array = 1
-    pp: int | Array = 1
-    cp: int | Array = 1
-    ep: int | Array = 1
-    microbatch: int | Array = 1
-    microbatches: int | Array = 1
-    zero: int | Array = 0
-    interleave: int | Array = 1
-    sequence_parallel: bool | Array = False
-    flash_attention: bool | Array = False
-    recompute: str | Array = "none"
-    schedule: str | Array = "1f1b"
-
-    @classmethod
-    def of(cls, layout: Layout) -> "Numbers":
-        """The numbers of one Layout."""
-        return cls(**{field.name: getattr(layout, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""Parameters on one device, item by item: a layer of each kind, the embedding, the head."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.inputs.weights import Weight
+
+__all__ = ["ItemParameters", "item_parameters"]
+
+
+class ItemParameters(NamedTuple):
+    """Parameters of an item on the fullest device of its stage; each number is one, or a column."""
+
+    dense: Any
+    """Those that every data-parallel device holds a copy of."""
+    expert: Any
+    """Those of experts, which are sharded over expert parallelism."""
+    dense_adapters: Any
+    expert_adapters: Any
+    largest: Any
+    """Parameters of its largest weight, of a single expert."""
+
+
+def item_parameters(model: Model, recipe: Recipe, tp: int, ep: int) -> tuple[ItemParameters, ...]:
+    """Those of a dense layer, of a mixture in a model with experts, of the embedding, the head and
+    the tied copy in it."""
+    kinds = {name: weights for name, _, weights in model.layer_kinds}
+    layers = [kinds.get("dense layer", ()), kinds.get("mixture layer", ())]
+    layers = layers if model.experts else [kinds["layer"]]
+    items = *layers, model.embedding, model.head, model.tied_copy
+    return tuple(_item_parameters(weights, recipe, tp, ep) for weights in items)
+
+
+@lru_cache(maxsize=16384)
+def _item_parameters(
+    weights: tuple[Weight, ...], recipe: Recipe, tp: int, ep: int
+) -> ItemParameters:
+    dense = expert = dense_adapters = expert_adapters = 0
+    for w in weights:
+        adapters = recipe.adapters.parameters((w,), tp) if recipe.adapters else 0
+        if w.copies > 1:
+            held = -(-w.copies // ep)
+            expert += w.count(tp) // w.copies * held
+            expert_adapters += adapters // w.copies * held
+        else:
+            dense += w.count(tp)
+            dense_adapters += adapters
+    largest = max((w.count(tp) // w.copies for w in weights), default=0)
+    return ItemParameters(dense, expert, dense_adapters, expert_adapters, largest)

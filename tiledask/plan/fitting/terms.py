@@ -1,0 +1,296 @@
+"""Every term of the memory, once: tensor class and moment, bytes, formula and source.
+
+every stage of one layout     Python integers, exact however large     ->  rows of its ledger
+one stage of many layouts     columns of 64 bits                       ->  peaks, for a search
+
+one stage's devices      dp x cp copies                dense weights: shards over dp x cp
+                         = ep expert groups            experts: 1/ep of them on each device,
+                           x dp x cp / ep copies       their shards over dp x cp / ep
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from operator import mul
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.plan.fitting.activations import LayerBytes
+from tiledask.plan.fitting.in_flight import InFlight
+from tiledask.plan.fitting.items import ItemParameters
+from tiledask.plan.inputs.layout import Layout, Numbers
+from tiledask.plan.inputs.model import Model
+from tiledask.plan.inputs.recipes import Recipe, State
+from tiledask.plan.ledger import ALWAYS, Row
+
+__all__ = ["Costs", "Term", "Terms", "fullest", "rows"]
+
+FORWARD, LOSS, BACKWARD, STEP = "forward", "loss", "backward", "optimizer step"
+
+ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
+KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198"
+ENDS = f"{KORTHIKANTI}, section 4.3"
+
+
+class Term(NamedTuple):
+    """One tensor class at one moment; each number is the same on all stages, or a column."""
+
+    tensor: str
+    moment: str
+    there: Any
+    """Whether a stage has it, if only in 0 bytes."""
+    bytes: Any
+    """0 on a stage that does not have it."""
+    formula: tuple[Any, ...]
+    """What makes the words, and the numbers in them."""
+    source: str
+
+
+def fullest(terms: Iterable[Term]) -> Any:
+    """Bytes of each stage at its fullest moment: what is always there, and the most beside it."""
+    moments: dict[str, Any] = {ALWAYS: 0}
+    for term in terms:
+        moments[term.moment] = moments.get(term.moment, 0) + term.bytes
+    always = moments.pop(ALWAYS)
+    return always + _largest(moments.values())
+
+
+def rows(terms: Iterable[Term], stages: int) -> Iterator[Row]:
+    """The rows of a ledger, stage by stage."""
+
+    def here(number: Any) -> Any:
+        return number[stage] if isinstance(number, np.ndarray) else number
+
+    every = list(terms)
+    for stage in range(stages):
+        for tensor, moment, there, size, (words, *numbers), source in every:
+            if here(there):
+                yield Row(stage, tensor, moment, here(size), words(*map(here, numbers)), source)
+
+
+def _largest(numbers: Iterable[Any]) -> Any:
+    """The largest of several numbers; stage by stage if they are columns."""
+    first, *others = numbers
+    for other in others:
+        columns = isinstance(first, np.ndarray) or isinstance(other, np.ndarray)
+        first = np.maximum(first, other) if columns else max(first, other)
+    return first
+
+
+class Costs(NamedTuple):
+    """What a layout's terms are made of on all of its stages; each number is one, or a column."""
+
+    whole: Any
+    """Tokens of a micro-batch on one device."""
+    cut: Any
+    """Tokens outside the tensor-parallel products; see ``cut_tokens``."""
+    layers: tuple[LayerBytes, ...]
+    """Of a dense layer and, in a model with experts, of a mixture."""
+    items: tuple[ItemParameters, ...]
+    """Of these, the embedding, the head and the tied copy in it."""
+    recomputes: Any
+    """Whether the backward pass computes anything again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """The terms of stages, of one layout or of many, in the order of a ledger's rows."""
+
+    model: Model
+    recipe: Recipe
+    layout: Layout | Numbers
+    costs: Costs
+    held: InFlight
+
+    def __iter__(self) -> Iterator[Term]:
+        step = self._training() if self.recipe.trains else self._serving()
+        return chain(self._states(), self._gathered(), step)
+
+    def _items(self) -> list[tuple[Any, Any, ItemParameters]]:
+        """Of each item: how many are on the stage, whether any is, and its parameters."""
+        columns = list(zip(self.held[:5], self.held[5:10], strict=True))
+        if not self.model.experts:
+            del columns[1]  # no mixtures
+        return [(*column, item) for column, item in zip(columns, self.costs.items, strict=True)]
+
+    def _states(self) -> Iterator[Term]:
+        """Weights and what training keeps for each: a term for each state of the recipe."""
+        layout, recipe = self.layout, self.recipe
+        items, copies, held = self._items(), layout.dp * layout.cp, {}
+        for of, at in (("parameters", 0), ("adapters", 2)):
+            if any(state.of == of for state in recipe.states):
+                dense, expert = (sum(n * item[at + k] for n, _, item in items) for k in (0, 1))
+                shard = -(-dense // copies)
+                if self.model.experts:
+                    shard = shard - (-expert // (copies // layout.ep))
+                held[of] = dense, expert, dense + expert, shard
+        for state in recipe.states:
+            dense, expert, whole, shard = held[state.of]
+            size = state.on_device(whole, shard, layout.zero)
+            source = ZERO if np.all(_shards(state, layout)) else recipe.source
+            formula = _state_formula, state, layout, dense, expert
+            yield Term(state.tensor, state.moment, 1, size, formula, source)
+
+    def _gathered(self) -> Iterator[Term]:
+        """What ZeRO holds whole for a while: the weights of one item, its gradients before they
+        are reduced."""
+        layout, recipe = self.layout, self.recipe
+        gathers, waits = layout.zero == 3, layout.zero >= 2
+        if not np.any(waits):
+            return
+        copies = layout.dp * layout.cp  # ZeRO shards what others hold copies of
+        apart, beside = copies > 1, copies > layout.ep
+        *sizes, head, tied = (
+            there * (apart * item.dense + beside * item.expert) for _, there, item in self._items()
+        )
+        sizes.append(head + tied)
+        size = _largest(sizes)
+        layers = ("dense layer", "mixture layer") if self.model.experts else ("layer",)
+        formula = _largest_formula, (*layers, "embedding", "head"), *sizes
+        if not recipe.holds("gathered weights"):
+            width, there = recipe.gathered_bytes, gathers & (size > 0)
+            whole = gathers * (width * size)
+            for moment in (FORWARD, LOSS, BACKWARD) if recipe.trains else (FORWARD,):
+                yield Term("gathered weights", moment, there, whole, (*formula, width), ZERO)
+        if recipe.gradient_bytes and not recipe.holds("unreduced gradients"):
+            width, there = recipe.gradient_bytes, waits & (size > 0)
+            whole = waits * (width * size)
+            yield Term("unreduced gradients", BACKWARD, there, whole, (*formula, width), ZERO)
+
+    def _training(self) -> Iterator[Term]:
+        """Activations and what is computed with them, at each moment of a training step."""
+        ends = self.held.has_head
+        kept = list(self._kept())
+        for moment in (FORWARD, LOSS, BACKWARD):
+            for tensor, there, size, formula, source in kept:
+                if moment == LOSS:  # which only a stage with the head has
+                    there, size = there * ends, size * ends
+                yield Term(tensor, moment, there, size, formula, source)
+        yield from self._logits()
+        yield from self._one_layer()
+        for work in self.recipe.working:
+            if work.of == "largest weight":
+                weight = _largest(there * item.largest for _, there, item in self._items())
+                size, words = work.bytes * weight, "{} B x {:,} parameters of the largest weight"
+                formula = words.format, work.bytes, weight
+                yield Term(work.tensor, work.moment, 1, size, formula, self.recipe.source)
+        yield Term("activations", STEP, 1, 0, (str, "freed by the backward pass"), "")
+
+    def _kept(self) -> Iterator[tuple[str, Any, Any, tuple[Any, ...], str]]:
+        """What is kept from the forward pass: (tensor, there, bytes, formula, source)."""
+        model, layout, held = self.model, self.layout, self.held
+        layers = held.kept_dense, held.kept_mixtures
+        each = [layer.kept for layer in self.costs.layers]
+        size, here = sum(map(mul, layers, each)), held.dense + held.mixtures
+        formula = _kept_formula, layout.recompute, layout.schedule, here, *layers, *each
+        yield "activations", 1, size, formula, f"{KORTHIKANTI}, Table 2"
+        width, tokens = self.recipe.compute_bytes, model.hidden * self.costs.cut
+        if per_token := model.dropout + width * model.embedding_norm:
+            n, words = held.kept_embeddings, "dropout mask, 1 B, and norm input of each token, "
+            size, formula = n * (per_token * tokens), ((words + "x {} micro-batches").format, n)
+            yield "embedding activations", held.has_embedding, size, formula, ENDS
+        n, words = held.kept_heads, "inputs of the final norm and of the output projection, "
+        size, inputs = n * (width * tokens), 1 + (model.norm != "none")
+        formula = (words + "{} B each, x {} micro-batches").format, width, n
+        yield "head activations", held.has_head, inputs * size, formula, ENDS
+
+    def _logits(self) -> Iterator[Term]:
+        """Logits in single precision, from the end of the forward pass to their gradient."""
+        width, ends, waiting = self.recipe.compute_bytes, self.held.has_head, self.held.kept_heads
+        if not np.any(ends):
+            return
+        elements, words = self._elements, "4 B x {:,} logits x {} micro-batches".format
+        for moment, n in ((FORWARD, waiting), (LOSS, waiting), (BACKWARD, waiting - ends)):
+            yield Term("logits", moment, ends, n * (4 * elements), (words, elements, n), ENDS)
+        size, formula = ends * (width * elements), (LOGITS, width, elements)
+        source = "cast back to the precision of the product"
+        yield Term("logit gradients", LOSS, ends, size, formula, source)
+        for work in self.recipe.working:
+            if work.of in ("logit", "logit of a split vocabulary"):
+                there = ends * ((work.of == "logit") | (self.layout.tp > 1))
+                size, formula = there * (work.bytes * elements), (LOGITS, work.bytes, elements)
+                yield Term(work.tensor, work.moment, there, size, formula, self.recipe.source)
+
+    @property
+    def _elements(self) -> Any:
+        """Logits of a micro-batch on one device."""
+        return self.costs.whole * -(-self.model.vocab // self.layout.tp)
+
+    def _one_layer(self) -> Iterator[Term]:
+        """What the layer at work holds beyond what it keeps."""
+        layout, recomputes = self.layout, self.costs.recomputes
+        gathers = (layout.sequence_parallel > 0) & (layout.tp > 1)
+        if np.any(gathers):
+            tokens, source = self.model.hidden * self.costs.whole, f"{KORTHIKANTI}, section 4.2.2"
+            for moment, n, words in (
+                (FORWARD, 1, "one layer's input, whole"),
+                (BACKWARD, 2, "one layer's input, gathered again, and its gradient, whole"),
+            ):
+                size = gathers * (n * self.recipe.compute_bytes * tokens)
+                yield Term("gathered sequence", moment, gathers, size, (str, words), source)
+        there, layer = self._largest_layer()
+        words = "of the residual stream and of the two largest tensors of one layer"
+        grads = layer.gradients
+        yield Term("activation gradients", BACKWARD, there, grads, (str, words), "upper bound")
+        if np.any(recomputes):
+            there, size = there * recomputes, (layer.whole - layer.kept) * recomputes
+            formula = "what {} recomputation dropped of one layer".format, layout.recompute
+            yield Term("recomputed activations", BACKWARD, there, size, formula, KORTHIKANTI)
+
+    def _largest_layer(self) -> tuple[Any, LayerBytes]:
+        """Whether the stage has a layer, and the most of each kind of bytes that one of it has."""
+        layers = self.costs.layers
+        there = (self.held.has_dense, self.held.has_mixture)[: len(layers)]
+        sizes = (_largest(map(mul, there, each)) for each in zip(*layers, strict=True))
+        return _largest(there), LayerBytes(*sizes)
+
+    def _serving(self) -> Iterator[Term]:
+        """One forward pass over the whole sequence, layer by layer."""
+        there, layer = self._largest_layer()
+        words, size = (str, "tensors of one layer, all at once"), layer.served
+        yield Term("working activations", FORWARD, there, size, words, "upper bound")
+        width, ends = self.recipe.compute_bytes, self.held.has_head
+        size, formula = ends * (width * self._elements), (LOGITS, width, self._elements)
+        source = "one forward pass over the whole sequence"
+        yield Term("logits", FORWARD, ends, size, formula, source)
+
+
+LOGITS = "{} B x {:,} logits".format
+
+
+def _shards(state: State, layout: Layout | Numbers) -> Any:
+    return state.sharded(layout.zero) & (layout.dp * layout.cp > 1)
+
+
+def _state_formula(state: State, layout: Layout, dense: int, expert: int) -> str:
+    what = "parameters" if state.of == "parameters" else "parameters of adapters"
+    sharded = _shards(state, layout)
+    copies = f"dp {layout.dp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
+    over = f" / {copies}" if sharded else ""
+    formula = f"{state.bytes} B x {dense:,} {what}{over}"
+    if expert:
+        over = f" / ({copies} / ep {layout.ep})" if sharded else ""
+        formula += f" + {state.bytes} B x {expert:,} of experts{over}"
+    return formula + (f" (ZeRO-{layout.zero})" if sharded else "")
+
+
+def _largest_formula(names: tuple[str, ...], *numbers: int) -> str:
+    *sizes, width = numbers
+    size = max(sizes)
+    name = names[sizes.index(size)]
+    return f"{width} B x {size:,} parameters of the largest item, {name}"
+
+
+def _kept_formula(
+    recompute: str, schedule: str, here: int, dense: int, mixtures: int, *each: int
+) -> str:
+    terms = []
+    if dense or len(each) == 1:
+        terms.append(f"{each[0]:,} B a layer and micro-batch x {dense}")
+    if mixtures:
+        terms.append(f"{each[1]:,} B a mixture layer and micro-batch x {mixtures}")
+    return (
+        f"{' + '.join(terms)} layers in flight (recompute {recompute}, {schedule}, {here} "
+        f"layers here)"
+    )
