@@ -34,6 +34,7 @@ KINDS = {
     "B": ("backward", colour_named("backward")),
     "I": ("backward: input gradient", colour_named("backward_input")),
     "W": ("backward: weight gradient", colour_named("backward_weight")),
+    "U": ("update of the weights", colour_named("update")),
 }
 """Kind of action -> its name in a legend, its colour."""
 
