@@ -5,7 +5,7 @@ from typing import Any
 
 from tiledask.distributed.products.multiply import AHEAD, SUM_BYTES
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.products.product import ProductPlan
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.tile import accumulator, workspace
 
 __all__ = ["PANELS", "RUNTIME", "ledger_of"]

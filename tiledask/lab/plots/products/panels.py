@@ -27,7 +27,7 @@ from tiledask.lab.plots.style import (
     styled,
 )
 from tiledask.plan.products.comms import Piece
-from tiledask.plan.products.product import ProductPlan
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
