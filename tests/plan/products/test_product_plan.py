@@ -558,7 +558,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers_and_none_is_left_out():
 
 
 def calls_to_plan(side: int) -> int:
-    """How many Python functions a product over side x side ranks calls until its bytes are known."""
+    """Python functions that a product over side x side ranks calls until its bytes are known."""
     grid = Tiling((64 * side, 64 * side), (side, side), (Shard(0), Shard(1)))
     calls = 0
 
