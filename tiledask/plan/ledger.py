@@ -29,6 +29,12 @@ class Row:
     source: str = ""
     """Where the formula or the measurement comes from."""
 
+    def at(self, place: int) -> "Row":
+        """The same on another place."""
+        if place == self.place:
+            return self
+        return Row(place, self.tensor, self.moment, self.bytes, self.formula, self.source)
+
 
 @dataclass(frozen=True, repr=False)
 class Ledger:

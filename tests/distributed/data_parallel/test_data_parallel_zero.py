@@ -151,7 +151,7 @@ def test_bytes_held_are_the_planners(name, stage, ranks):
     got, (_, recipe, _) = run_zero(name, stage, ranks, steps=1), RECIPES[name]
     item = Item("chain", 1, Share(MODEL.size), Share(), max(SIZES.values()))
     layout = td.Layout(dp=ranks, zero=stage)
-    rows = {row.tensor: row.bytes for row in state_rows(layout, recipe, 0, (item,))}
+    rows = {row.tensor: row.bytes for row in state_rows(layout, recipe, (item,))}
     assert {tensor: max(held[tensor] for held in got.held) for tensor in got.held[0]} == rows
     for state in recipe.states:
         copies = 1 if state.sharded(stage) and ranks > 1 else ranks

@@ -5,8 +5,11 @@ Holds `tiledask.plan.fitting.fewest`, `tiledask.plan.fitting.fixes`,
 """
 
 import itertools
+import sys
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -438,3 +441,28 @@ def test_context_and_expert_parallel_layouts_get_fixes_that_exist():
     fix = ask(start, cluster(2, int(peak(start) * 0.4))).fixes["devices"]
     assert set(fix.changed) <= {"dp", "tp", "pp"}
     assert fix.layout.recompute == "selective"
+
+
+def test_stages_alike_are_asked_once():
+    """A call goes from file to file less than 100 times, whatever the number of stages; and only
+    what is in flight is asked of every stage."""
+    model, cluster = load_model("gpt-200b"), load_cluster("160xA100-40GB")
+    root, walks = str(Path(td.__file__).parent), []
+    for pp in (10, 20):
+        layout = Layout(dp=2, tp=8, pp=pp, microbatches=16)
+        td.fits(model, layout, cluster)  # what is read from files is kept
+        files = []
+
+        def seen(frame, event, _, files=files):
+            code = frame.f_code
+            if event == "call" and code.co_filename.startswith(root) and code.co_name[0] != "<":
+                files.append(code.co_filename)
+
+        sys.setprofile(seen)
+        try:
+            td.fits(model, layout, cluster, sequence=1024)
+        finally:
+            sys.setprofile(None)
+        walks.append(sum(a != b for a, b in pairwise(files)))
+    assert max(walks) < 100
+    assert walks[1] - walks[0] < 10

@@ -7,12 +7,23 @@ stage s   weights, gradients,       activations  activations  activations      (
 peak = always + the fullest moment
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledask.plan import html
-from tiledask.plan.fitting.states import stage_items, stage_parameters, state_rows
-from tiledask.plan.fitting.transient import gathered_rows, serving_rows, training_rows
+from tiledask.plan.fitting.states import (
+    StageKind,
+    stage_items,
+    stage_kinds,
+    stage_parameters,
+    state_rows,
+)
+from tiledask.plan.fitting.transient import (
+    gathered_rows,
+    kept_rows,
+    serving_rows,
+    working_rows,
+)
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.load import as_model
 from tiledask.plan.inputs.model import Model
@@ -106,23 +117,30 @@ def estimate_memory(
     model, recipe = as_model(model), load_recipe(recipe)
     check_run(model, layout, sequence)
     check_adapters(recipe.adapters, model.layer)
-    rows = (
-        row
-        for stage in range(layout.pp)
-        for row in stage_rows(model, layout, recipe, sequence, stage)
-    )
+    rows = stage_rows(model, layout, recipe, sequence, range(layout.pp))
     return MemoryEstimate(model, layout, recipe, sequence, Ledger.of(rows))
 
 
 def stage_rows(
-    model: Model, layout: Layout, recipe: Recipe, sequence: int, stage: int
-) -> Iterator[Row]:
-    """The ledger rows of one stage: states.py for what is always there, transient.py for what
-    comes and goes."""
-    items = stage_items(model, layout, recipe, stage)
-    yield from state_rows(layout, recipe, stage, items)
-    yield from gathered_rows(layout, recipe, stage, items)
+    model: Model, layout: Layout, recipe: Recipe, sequence: int, stages: Sequence[int]
+) -> list[Row]:
+    """The ledger rows of some stages: states.py for what is always there, transient.py for what
+    comes and goes. Stages alike are asked once; what is in flight differs on most."""
+    kinds = stage_kinds(model, layout, stages, recipe.trains)
+    known: dict[StageKind, tuple[list[Row], list[Row]]] = {}
+    for kind in dict.fromkeys(kind._replace(alive=()) for kind in kinds):
+        items = stage_items(model, layout, recipe, kind)
+        always = state_rows(layout, recipe, items) + gathered_rows(layout, recipe, items)
+        if recipe.trains:
+            work = working_rows(model, layout, recipe, sequence, kind, items)
+        else:
+            work = serving_rows(model, layout, recipe, sequence, kind)
+        known[kind] = always, work
+    kept: list[list[Row]] = [[] for _ in kinds]
     if recipe.trains:
-        yield from training_rows(model, layout, recipe, sequence, stage, items)
-    else:
-        yield from serving_rows(model, layout, recipe, sequence, stage)
+        kept = kept_rows(model, layout, recipe, sequence, kinds)
+    found = []
+    for stage, kind, activations in zip(stages, kinds, kept, strict=True):
+        always, work = known[kind._replace(alive=())]
+        found += [row.at(stage) for row in (*always, *activations, *work)]
+    return found

@@ -124,10 +124,11 @@ class Search:
         share, copies = self.model.parameters // slices, layout.dp * layout.cp
         if sum(state_bytes(share, self.recipe, layout.zero, copies).values()) > room:
             return False  # not even the average device holds its states
-        stages = dict.fromkeys([0, layout.pp - 1, *range(1, layout.pp - 1)])
+        first, *others = dict.fromkeys([0, layout.pp - 1, *range(1, layout.pp - 1)])
         run = self.model, layout, self.recipe, self.sequence
         try:
-            return all(Ledger.of(stage_rows(*run, stage)).peak <= room for stage in stages)
+            looks = ([first], others)
+            return all(Ledger.of(stage_rows(*run, stages)).peak <= room for stages in looks)
         except (PartitionError, ScheduleError):  # a schedule that this pp does not allow
             return False
 

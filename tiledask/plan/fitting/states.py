@@ -5,16 +5,26 @@ one stage's devices      dp x cp copies                dense weights: shards ove
                            x dp x cp / ep copies       their shards over dp x cp / ep
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
+from tiledask.plan.fitting.in_flight import alive
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model, Weight
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.ledger import Row
 
-__all__ = ["Item", "Share", "stage_items", "stage_parameters", "state_rows"]
+__all__ = [
+    "Item",
+    "Share",
+    "StageKind",
+    "stage_items",
+    "stage_kinds",
+    "stage_parameters",
+    "state_rows",
+]
 
 ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054, Table 1"
 
@@ -74,33 +84,60 @@ def item_numbers(
     return share(weights, tp, ep), adapters, largest
 
 
-def stage_items(model: Model, layout: Layout, recipe: Recipe, stage: int) -> tuple[Item, ...]:
-    """What lies on one device of ``stage``. The head of a stage without the embedding holds
+class StageKind(NamedTuple):
+    """What the bytes of a stage follow from: stages of a kind hold the same."""
+
+    chunks: tuple[tuple[int, int], ...]
+    """(dense layers, mixtures) of each chunk that it holds, both copies' where there are two."""
+    ends: tuple[tuple[bool, bool], ...]
+    """Of each, whether it is the first of the model, and the last."""
+    layers: tuple[int, int]
+    """Dense layers and mixtures, all chunks together."""
+    embeddings: int
+    heads: int
+    alive: tuple[tuple[int, ...], ...] = ()
+    """Its fullest states: micro-batches in flight in each chunk; none if nothing is trained."""
+
+    @property
+    def present(self) -> tuple[bool, ...]:
+        """Of which kinds there are layers: False dense ones, True mixtures."""
+        return tuple(m for m, n in zip((False, True), self.layers, strict=True) if n)
+
+
+def stage_kinds(
+    model: Model, layout: Layout, stages: Iterable[int], trains: bool = True
+) -> list[StageKind]:
+    """The kinds of some pipeline stages."""
+    stages, kinds, last = list(stages), chunk_kinds(model, layout), layout.last_chunk
+    held = [layout.stage_chunks(stage) for stage in stages]
+    states = [alive(layout, stage) if trains else () for stage in stages]
+    found = []
+    for numbers, fullest in zip(held, states, strict=True):
+        chunks = tuple(kinds[c] for c in numbers)
+        ends = tuple((c == 0, c == last) for c in numbers)
+        layers = sum(dense for dense, _ in chunks), sum(mixtures for _, mixtures in chunks)
+        found.append(
+            StageKind(chunks, ends, layers, numbers.count(0), numbers.count(last), fullest)
+        )
+    return found
+
+
+def stage_items(model: Model, layout: Layout, recipe: Recipe, kind: StageKind) -> tuple[Item, ...]:
+    """What lies on one device of a stage. The head of a stage without the embedding holds
     the embedding matrix once more if it is tied."""
-    chunks = layout.stage_chunks(stage)
-    items = []
-
-    def add(name: str, n: int, weights: tuple[Weight, ...]) -> None:
-        if n:
-            numbers = item_numbers(weights, recipe, layout.tp, layout.ep)
-            items.append(Item(name, n, *numbers))
-
-    dense, mixture = layer_kinds(model, layout, stage)
-    kinds = {name: weights for name, _, weights in model.layer_kinds}
-    add("layer", 0 if model.experts else dense, kinds.get("layer", ()))
-    add("dense layer", dense if model.experts else 0, kinds.get("dense layer", ()))
-    add("mixture layer", mixture, kinds.get("mixture layer", ()))
-    add("embedding", chunks.count(0), model.embedding)
-    tied = model.tied_copy if 0 not in chunks else ()
-    add("head", chunks.count(layout.last_chunk), model.head + tied)
-    return tuple(items)
-
-
-def layer_kinds(model: Model, layout: Layout, stage: int) -> tuple[int, int]:
-    """Dense layers and mixtures on ``stage``, both copies' where there are two."""
-    chunks = chunk_kinds(model, layout)
-    held = [chunks[c] for c in layout.stage_chunks(stage)]
-    return sum(d for d, _ in held), sum(m for _, m in held)
+    dense, mixtures = kind.layers
+    tied = () if kind.embeddings else model.tied_copy
+    weights = {name: weights for name, _, weights in model.layer_kinds}
+    found = [
+        ("layer", 0 if model.experts else dense, weights.get("layer", ())),
+        ("dense layer", dense if model.experts else 0, weights.get("dense layer", ())),
+        ("mixture layer", mixtures, weights.get("mixture layer", ())),
+        ("embedding", kind.embeddings, model.embedding),
+        ("head", kind.heads, model.head + tied),
+    ]
+    return tuple(
+        Item(name, n, *item_numbers(of, recipe, layout.tp, layout.ep)) for name, n, of in found if n
+    )
 
 
 def chunk_kinds(model: Model, layout: Layout) -> tuple[tuple[int, int], ...]:
@@ -127,17 +164,16 @@ def stage_parameters(model: Model, layout: Layout, stage: int) -> int:
 
     The last of several stages holds the embedding matrix once more if it is tied.
     """
-    return sum(item.n * item.each.total for item in stage_items(model, layout, _PLAIN, stage))
+    (kind,) = stage_kinds(model, layout, [stage], trains=False)
+    return sum(item.n * item.each.total for item in stage_items(model, layout, _PLAIN, kind))
 
 
 _PLAIN = Recipe("no states", "", 2, (), "")
 
 
-def state_rows(
-    layout: Layout, recipe: Recipe, stage: int, items: tuple[Item, ...]
-) -> Iterator[Row]:
-    """A row for each state of the recipe."""
-    copies = layout.dp * layout.cp
+def state_rows(layout: Layout, recipe: Recipe, items: tuple[Item, ...]) -> list[Row]:
+    """A row for each state of the recipe, of place 0."""
+    copies, rows = layout.dp * layout.cp, []
     shares = {
         "parameters": sum((item.each * item.n for item in items), Share()),
         "adapters": sum((item.adapters * item.n for item in items), Share()),
@@ -156,7 +192,8 @@ def state_rows(
         if sharded:
             formula += f" (ZeRO-{layout.zero})"
         source = ZERO if sharded else recipe.source
-        yield Row(stage, state.tensor, state.moment, size, formula, source)
+        rows.append(Row(0, state.tensor, state.moment, size, formula, source))
+    return rows
 
 
 def _over(layout: Layout) -> str:
