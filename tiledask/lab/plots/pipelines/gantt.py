@@ -206,7 +206,8 @@ def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
     chunks = {}
     for device, stage in pairs:
         chunks[device, stage] = count.get(device, 0)
-        count[device] = chunks[device, stage] + 1
+        if stage >= 0:  # what is of no stage is not the first of them
+            count[device] = chunks[device, stage] + 1
     return chunks
 
 
