@@ -1,15 +1,12 @@
 """Barriers and bytes of a training's step by layer, counted beside predicted."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW, canvas, styled
-from tiledask.plan.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "LayerBars", "layer_bars", "layers_traffic", "part_of"]
 
@@ -81,22 +78,15 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
     left, right = figure.subplots(1, 2, sharey=True)
     _panel(left, bars["barriers"], "barriers of a step, of the rank that has most")
     _panel(right, bars["bytes"], "bytes of a step, sent by all ranks")
-    right.xaxis.set_major_formatter(lambda n, _: format_bytes(n) if n else "0")
+    draw.byte_ticks(right.xaxis)
     right.xaxis.get_major_locator().set_params(nbins=5)
-    left.xaxis.get_major_locator().set_params(integer=True)
+    draw.whole_ticks(left.xaxis)
     step = 1 + count // 60
     left.set_yticks(range(0, count, step), bars["bytes"].rows[::step])
     left.set_ylim(count - 0.4, -0.6)
-    used = [part for part in PARTS if any(part in each.parts for each in bars.values())]
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    patches = [Patch(facecolor=PARTS[part][0], label=PARTS[part][1]) for part in used]
-    figure.legend(
-        handles=[*patches, Line2D([], [], color=INK, linewidth=2, label="predicted")],
-        loc="outside lower left",
-        ncols=3,
-    )
+    used = {part for each in bars.values() for part in each.parts}
+    entries = [draw.patch_entry(words, c) for part, (c, words) in PARTS.items() if part in used]
+    draw.legend(figure, [*entries, draw.line_entry("predicted", linewidth=2)])
     return figure
 
 
@@ -113,28 +103,12 @@ def _headline(bars: Mapping[str, LayerBars]) -> str:
 
 def _panel(axes: "Axes", bars: LayerBars, title: str) -> None:
     axes.set_title(title)
-    left = [0.0] * len(bars.rows)
-    for part, lengths in bars.parts.items():
-        axes.barh(
-            range(len(lengths)),
-            lengths,
-            0.72,
-            left,
-            color=PARTS[part][0],
-            edgecolor="white",
-            linewidth=0.5,
-            gid=part,
-        )
-        left = [a + b for a, b in zip(left, lengths, strict=True)]
-    rows = range(len(bars.rows))
-    axes.vlines(
-        bars.predicted,
-        [r - 0.42 for r in rows],
-        [r + 0.42 for r in rows],
-        color=INK,
-        linewidth=2,
-        gid="predicted",
-    )
-    axes.set_xlim(0, 1.05 * max([1.0, *left, *bars.predicted]))
+    ends = [*bars.predicted]
+    for row in range(len(bars.rows)):
+        parts = [(part, sizes[row], PARTS[part][0]) for part, sizes in bars.parts.items()]
+        ends += [x + width for x, _, width, _ in draw.stack(axes, row, parts, linewidth=0.5)]
+    low, high = ([row + reach for row in range(len(bars.rows))] for reach in (-0.42, 0.42))
+    axes.vlines(bars.predicted, low, high, color=INK, linewidth=2, gid="predicted")
+    axes.set_xlim(0, 1.05 * max([1.0, *ends]))
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
