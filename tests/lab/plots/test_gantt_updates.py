@@ -10,7 +10,7 @@ def test_an_update_is_none_of_the_stages_of_its_device():
     timeline = td.explain(program, cluster="2xH100").timeline
     assert {"F", "B", "U"} <= set(timeline.kind)
     assert set(chunks_of(timeline).values()) == {0}
-    (figure,) = [td.plots.gantt(timeline)]
+    figure = td.plots.gantt(timeline)
     said = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert KINDS["U"][0] in said
     assert not any(text.startswith("paler") for text in said)
