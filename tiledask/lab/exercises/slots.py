@@ -130,6 +130,7 @@ def _draw_slots(
         draw.limit_line(axes, best, color=RED, linewidth=1.5, label=f"target: at most {best}")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_xlabel(f"units of {UNIT:g} s")
+    draw.whole_ticks(axes.xaxis)
     words = []
     for row, tasks in enumerate(held):
         colour = GREY if places is None else colour_of_rank(row)

@@ -59,6 +59,7 @@ __all__ = [
     "stacked_axes",
     "text_in",
     "ticks_as",
+    "time_ticks",
     "whole_ticks",
 ]
 
@@ -135,6 +136,14 @@ def second_ticks(axis: "Axis") -> None:
 
 def percent_ticks(axis: "Axis") -> None:
     ticks_as(axis, lambda share: f"{100 * share:.4g}%")
+
+
+def time_ticks(axes: "Axes", first: float, last: float) -> None:
+    """The axis below from ``first`` to ``last`` seconds, in the unit that suits them."""
+    units = (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")
+    size, unit = next((each for each in units if last - first >= each[0]), units[-1])
+    axes.set(xlim=(first, last), xlabel=f"time ({unit})")
+    ticks_as(axes.xaxis, lambda seconds: f"{seconds / size:.6g}")
 
 
 def whole_ticks(axis: "Axis") -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def gantt(
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) <= 12 else 0.22
     actions = [_actions(timeline) for timeline in timelines]
-    entries = _legend(timelines, actions)
+    entries = _legend(timelines)
     columns = 5 if len(entries) <= 5 else 3
     lines = -(-len(entries) // columns)
     figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
@@ -94,10 +94,10 @@ def gantt(
     names = titles or [timeline.origin for timeline in timelines]
     for axes, timeline, done, name in zip(panels, timelines, actions, names, strict=True):
         _panel(axes, timeline, done, name)
-    first, last = between or _whole(timelines)
-    size, unit = _time_unit(last - first)
-    panels[-1].set(xlim=(first, last), xlabel=f"time ({unit})")
-    draw.ticks_as(panels[-1].xaxis, lambda seconds: f"{seconds / size:.6g}")
+    begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
+    ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
+    first, last = between or (begins, ends or 1.0)
+    draw.time_ticks(panels[-1], first, last)
     below = draw.legend(figure, entries, columns)
     figure.lay_out()
     for axes, done in zip(panels, actions, strict=True):
@@ -127,20 +127,6 @@ def _check(timelines: Sequence[Timeline], titles: Sequence[str] | None, between)
             f"between is (start, end) in seconds with start < end, got {tuple(between)!r}; "
             f"leave it out to draw everything"
         )
-
-
-def _whole(timelines: Sequence[Timeline]) -> tuple[float, float]:
-    """(when the first span starts, when the last one ends)."""
-    first = min(float(t.start.min(initial=0.0)) for t in timelines)
-    last = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
-    return min(0.0, first), last or 1.0
-
-
-def _time_unit(longest: float) -> tuple[float, str]:
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if longest >= size:
-            return size, unit
-    return (1e-6, "µs") if longest else (1.0, "s")
 
 
 def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) -> None:
@@ -190,13 +176,11 @@ def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
     computing = np.isin(timeline.kind, COMPUTE)  # a transfer belongs to no stage
     columns = timeline.device[computing].tolist(), timeline.stage[computing].tolist()
     pairs = sorted(set(zip(*columns, strict=True)))
-    count: dict[int, int] = {}
-    chunks = {}
-    for device, stage in pairs:
-        chunks[device, stage] = count.get(device, 0)
-        if stage >= 0:  # what is of no stage is not the first of them
-            count[device] = chunks[device, stage] + 1
-    return chunks
+    real = [pair for pair in pairs if pair[1] >= 0]
+    # the last one written is the first of its device
+    first = {device: i for i, (device, _) in reversed([*enumerate(real)])}
+    chunks = {pair: i - first[pair[0]] for i, pair in enumerate(real)}
+    return {pair: chunks.get(pair, 0) for pair in pairs}  # what is of no stage is none of them
 
 
 def _actions(timeline: Timeline) -> list[_Action]:
@@ -211,12 +195,10 @@ def _actions(timeline: Timeline) -> list[_Action]:
     halved = np.zeros(len(rows), bool)
     halved[:-1] |= at_once
     halved[1:] |= at_once
-    made = []
     names = ("kind", "device", "stage", "microbatch", "start", "end")
-    columns = (getattr(timeline, name)[rows].tolist() for name in names)
-    for half, (kind, d, stage, m, start, end) in zip(
-        halved, zip(*columns, strict=True), strict=True
-    ):
+    spans = zip(*(getattr(timeline, name)[rows].tolist() for name in names), strict=True)
+    made = []
+    for (kind, d, stage, m, start, end), half in zip(spans, halved, strict=True):
         top, height = d - draw.HEIGHT / 2, draw.HEIGHT / 2 if half else draw.HEIGHT
         lower = half and kind != "F"
         box = start, top + (height if lower else 0), end - start, height
@@ -229,11 +211,11 @@ def colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
     return lighter(KINDS[kind][1], min(0.7, 0.4 * chunk))
 
 
-def kinds_shown(actions: set[tuple[str, int]]) -> list[tuple[str, str]]:
-    """(words, colour) of what a legend says of the kinds and chunks (kind, chunk) of actions."""
-    kinds = [kind for kind in COMPUTE if any(kind == shown for shown, _ in actions)]
-    shown = [KINDS[kind] for kind in kinds]
-    if any(chunk for _, chunk in actions):
+def kinds_shown(*timelines: Timeline) -> list[tuple[str, Any]]:
+    """What a legend says of the actions of ``timelines``: (words, their colour)."""
+    kinds = [kind for kind in COMPUTE if any((t.kind == kind).any() for t in timelines)]
+    shown: list[tuple[str, Any]] = [KINDS[kind] for kind in kinds]
+    if any(chunk for timeline in timelines for chunk in chunks_of(timeline).values()):
         shown.append(("paler: a later stage of the device", colour_of(kinds[0], 1)))
     return shown
 
@@ -268,13 +250,12 @@ def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> b
     return (across <= wide and along <= tall) if turned else (along <= wide and size <= tall)
 
 
-def _legend(timelines: Sequence[Timeline], actions: list[list[_Action]]) -> list:
-    kinds = kinds_shown({(action.kind, action.chunk) for done in actions for action in done})
-    entries = [draw.patch_entry(words, colour) for words, colour in kinds]
+def _legend(timelines: Sequence[Timeline]) -> list:
+    entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
     causes = {cause for timeline in timelines for cause in _idle_boxes(timeline)}
-    shown = {cause: words for cause, words in CAUSES.items() if cause in causes}
-    for cause, words in shown.items():
-        entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))
+    for cause, words in CAUSES.items():
+        if cause in causes:
+            entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))
     return [*entries, draw.number_entry("the micro-batch")]

@@ -164,12 +164,8 @@ def _words(plan: Plan) -> tuple[str, ...]:
         first = f"+{round_bytes(plan.shortfall)}"
     elif plan.verdict == "tight":
         first = f"tight: {first}"
-    first = f"★ {first}" if _is_best(plan) else first
+    first = f"★ {first}" if plan.layout == plan.found[0].layout else first
     return f"{first}\n{', '.join(how)}", f"{first}\n{size}", first
-
-
-def _is_best(plan: Plan) -> bool:
-    return plan.layout == plan.found[0].layout
 
 
 def _level(axes: "Axes", words: list[tuple[str, ...]], columns: int) -> int:
@@ -190,7 +186,7 @@ def _cell(axes: "Axes", at: draw.Box, plan: Plan, level: int) -> None:
     if plan.verdict == "fits":  # at twice the time it is as pale as it gets
         colour = lighter(colour, min(0.85, 1.7 * (1 - plan.found[0].seconds / plan.seconds)))
     draw.box(axes, at, colour, gid=plan.verdict, linewidth=0)
-    if _is_best(plan):
+    if plan.layout == plan.found[0].layout:
         draw.box(axes, at, "none", **_BEST, gid="best", zorder=3)
     draw.fitting_text(axes, at, _words(plan)[level], colour, _SIZE)
 

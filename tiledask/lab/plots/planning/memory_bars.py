@@ -97,8 +97,7 @@ def _bars(label: str, ledger: Ledger, place: str, overhead: int) -> list[_Bar]:
     bars = []
     for first, last, tensors in runs:
         where = f"{place}s {first} to {last}" if len(runs) > 1 else f"every {place}"
-        if first == last:
-            where = f"{place} {first}"
+        where = f"{place} {first}" if first == last else where
         bars.append(_Bar(f"{label}\n{where}" if label else where, tensors))
     return bars
 
@@ -112,8 +111,7 @@ def _panels(bars: list[_Bar], capacity: int) -> list[list[_Bar]]:
             panels[-1].append(bar)
         else:
             panels.append([bar])
-    order = {id(bar): i for i, bar in enumerate(bars)}
-    return [sorted(panel, key=lambda bar: order[id(bar)]) for panel in panels]
+    return [[bar for bar in bars if any(bar is each for each in panel)] for panel in panels]
 
 
 def _colours(bars: list[_Bar]) -> dict[str, tuple]:

@@ -26,7 +26,13 @@ def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) ->
     before = relaxed[0].before
     model, cluster = before.found.model, before.found.cluster
     heading = title or f"What relaxing one limit buys: {model.name} on {cluster}"
-    changes = [fill(_changes(each), 62) for each in relaxed]
+    # what differs in the layout; micro-batches follow from the rest
+    changes = []
+    for each in relaxed:
+        old, new = each.before.layout, each.after.layout
+        names = [name for name in each.changed if name != "microbatches"]
+        found = (f"{name} {getattr(old, name)} → {getattr(new, name)}" for name in names)
+        changes.append(fill(", ".join(found), 62))
     lines = 1 + max(text.count("\n") for text in changes)
     figure = canvas(1.35 + (0.29 + 0.12 * lines) * len(relaxed), fill(heading, 84))
     axes = figure.subplots()
@@ -89,13 +95,3 @@ def _scale(axes: "Axes", low: float, high: float, words: str) -> None:
     ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 0.02 * reach]
     axes.set_xticks(ticks, [words.format(tick) for tick in ticks])
-
-
-def _changes(each: Relaxed) -> str:
-    """What differs in the layout; micro-batches follow from the rest."""
-    before, after = each.before.layout, each.after.layout
-    return ", ".join(
-        f"{name} {getattr(before, name)} → {getattr(after, name)}"
-        for name in each.changed
-        if name != "microbatches"
-    )

@@ -26,6 +26,7 @@ PARTS = {
     "dp": (style.GREEN, "dp: waiting for gradients"),
     "optimizer": (style.PALETTE[9], "optimizer: weights are updated"),
 }
+_HATCH = {"bubble": "...."}
 _SPREAD = 6.0
 """Steps that differ by more than this share no axis of seconds: the shortest would be a dash."""
 _BAR, _LINE = 0.36, 0.155
@@ -81,7 +82,7 @@ def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
         if not (seconds := getattr(step, part)):
             continue
         at = (left, top, seconds / unit, _BAR)
-        draw.box(axes, at, colour, linewidth=0.6, hatch=_hatch(part), gid=part)
+        draw.box(axes, at, colour, linewidth=0.6, hatch=_HATCH.get(part), gid=part)
         # as much as fits
         time, percent = format_seconds(seconds), f"{seconds / step.total:.0%}"
         lines = f"{time}, {percent}", f"{time}\n{percent}", percent
@@ -93,10 +94,6 @@ def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
     draw.note(axes, (left, top + _BAR / 2), words)
 
 
-def _hatch(part: str) -> str | None:
-    return "...." if part == "bubble" else None
-
-
 def _legend(steps: list[StepEstimate]) -> list[Any]:
     """What the parts are; of a single step also what they take."""
     entries = []
@@ -105,6 +102,6 @@ def _legend(steps: list[StepEstimate]) -> list[Any]:
         if len(steps) == 1 and taken[0]:
             label += f": {format_seconds(taken[0])}, {taken[0] / steps[0].total:.1%}"
         if any(taken):
-            look = {"edgecolor": "white", "hatch": _hatch(part)}
+            look = {"edgecolor": "white", "hatch": _HATCH.get(part)}
             entries.append(draw.patch_entry(label, colour, **look))
     return entries

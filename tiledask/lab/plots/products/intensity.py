@@ -35,32 +35,22 @@ def intensity(
                 f"{name} has one row per tile and one column per blocking: {rows} x {columns}, got "
                 f"rows of {[len(row) for row in table]}; give every tile a value for every blocking"
             )
-    same = _same(flop_per_byte), _same(_turned(bytes_moved))
+    moved = list(zip(*bytes_moved, strict=True))
+    # whether every group's bars are equally high
+    same = [all(len(set(row)) == 1 for row in table) for table in (flop_per_byte, moved)]
     figure = canvas(3.9, title or f"The two levels are {'' if all(same) else 'not '}independent")
     left, right = figure.subplots(1, 2)
     _groups(left, tiles, blockings, flop_per_byte, lambda v: f"{v:.4g}", PALETTE)
-    _groups(right, blockings, tiles, _turned(bytes_moved), format_bytes, PALETTE[4:])
-    left.set_title(f"Intensity of a tile: {_finding(same[0], 'blocking')}")
-    right.set_title(f"Between workers: {_finding(same[1], 'tile')}")
+    _groups(right, blockings, tiles, moved, format_bytes, PALETTE[4:])
+    found = [("same for every" if equal else "differs by") for equal in same]
+    left.set_title(f"Intensity of a tile: {found[0]} blocking")
+    right.set_title(f"Between workers: {found[1]} tile")
     left.set(xlabel="tile", ylabel="arithmetic intensity (FLOP/byte)")
     right.set(xlabel="blocking", ylabel="bytes between workers")
     draw.byte_ticks(right.yaxis)
     draw.legend_under(left, 4, title="blocking")
     draw.legend_under(right, 4, title="tile")
     return figure
-
-
-def _turned(table: Table) -> Table:
-    return list(zip(*table, strict=True))
-
-
-def _same(table: Table) -> bool:
-    """Whether every group's bars are equally high."""
-    return all(len(set(row)) == 1 for row in table)
-
-
-def _finding(same: bool, other: str) -> str:
-    return f"same for every {other}" if same else f"differs by {other}"
 
 
 def _groups(
@@ -72,7 +62,7 @@ def _groups(
     colours: Sequence[str],
 ) -> None:
     """Bars [group][series], with one number over a group whose bars are equal."""
-    draw.grouped_bars(axes, list(zip(series, _turned(table), strict=True)), colours)
+    draw.grouped_bars(axes, list(zip(series, zip(*table, strict=True), strict=True)), colours)
     for g, row in enumerate(table):
         # one value where all are the same; else the range, to the last digit where it must be
         low, high = min(row), max(row)

@@ -71,15 +71,14 @@ def panels(
     for panel, (name, product) in zip(axes, products.items(), strict=True):
         _lanes(panel, name, product.spent)
     end = max(_ends(product.spent)[1] for product in products.values())
-    axes[-1].set(xlim=(0, end), xlabel="time (ms)")
-    draw.ticks_as(axes[-1].xaxis, lambda seconds: f"{1000 * seconds:.6g}")
+    draw.time_ticks(axes[-1], 0, end)
     legend = draw.legend(figure, _entries_of_lanes(products))
     figure.lay_out()
     for panel, product in zip(axes, products.values(), strict=True):
         for rank in range(len(product.spent)):
             mine = [box for box in _boxes(product.spent, "multiply") if box[1] == rank - 0.36]
             for step, box in enumerate(mine):
-                draw.fitting_text(panel, box, str(step), BLUE)
+                draw.fitting_text(panel, box, str(step), _LANE["multiply"])
     if not any(panel.texts for panel in axes):  # then nothing explains numbers
         legend.legend_handles[-1].set_visible(False)
         legend.get_texts()[-1].set_visible(False)

@@ -30,9 +30,13 @@ def traffic_matrix(
     differs = np.zeros_like(predicted.bytes, bool)
     if measured is not None:
         differs = predicted.bytes != measured.bytes
+    count = int(differs.sum())
+    found = ": measured equals predicted to the byte" if measured is not None else ", predicted"
+    if count:
+        found = f": {count} cell{' differs' if count == 1 else 's differ'}"
     top = max(1, *(int(t.bytes.max(initial=0)) for t in traffics.values()))
     width = WIDTH if measured is not None else 0.6 * WIDTH
-    figure = canvas(4.1, title or _headline(differs, measured), width)
+    figure = canvas(4.1, title or f"Bytes between ranks{found}", width)
     panels = figure.subplots(1, len(traffics), squeeze=False)[0]
     for axes, (name, traffic) in zip(panels, traffics.items(), strict=True):
         image = axes.imshow(traffic.bytes, cmap="Blues", vmin=0, vmax=top)
@@ -48,15 +52,6 @@ def traffic_matrix(
     bar = figure.colorbar(image, ax=list(panels), label="bytes", shrink=0.85)
     draw.byte_ticks(bar.ax.yaxis)
     return figure
-
-
-def _headline(differs: np.ndarray, measured: Traffic | None) -> str:
-    if measured is None:
-        return "Bytes between ranks, predicted"
-    if differs.any():
-        count = int(differs.sum())
-        return f"Bytes between ranks: {count} cell{' differs' if count == 1 else 's differ'}"
-    return "Bytes between ranks: measured equals predicted to the byte"
 
 
 def _numbers(axes: "Axes", image, cells: np.ndarray, excess: np.ndarray) -> None:

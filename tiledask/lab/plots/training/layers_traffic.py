@@ -1,6 +1,6 @@
 """Barriers and bytes of a training's step by layer, counted beside predicted."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
@@ -72,9 +72,18 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
         what: layer_bars(frame[[*names, what, f"predicted_{what}"]].itertuples(index=False))
         for what in ("barriers", "bytes")
     }
+    wrong = sum(
+        sum(part[i] for part in each.parts.values()) != each.predicted[i]
+        for each in bars.values()
+        for i in range(len(each.rows))
+    )
+    found = (
+        f"{wrong} bar{'s' * (wrong > 1)} not as predicted" if wrong else "counted equals predicted"
+    )
+    headline = f"Barriers and bytes by layer: {found}"
     count = len(bars["bytes"].rows)
     pitch = min(0.3, max(0.13, 9 / count))
-    figure = canvas(1.5 + pitch * count, title or _headline(bars))
+    figure = canvas(1.5 + pitch * count, title or headline)
     left, right = figure.subplots(1, 2, sharey=True)
     _panel(left, bars["barriers"], "barriers of a step, of the rank that has most")
     _panel(right, bars["bytes"], "bytes of a step, sent by all ranks")
@@ -88,17 +97,6 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
     entries = [draw.patch_entry(words, c) for part, (c, words) in PARTS.items() if part in used]
     draw.legend(figure, [*entries, draw.line_entry("predicted", linewidth=2)])
     return figure
-
-
-def _headline(bars: Mapping[str, LayerBars]) -> str:
-    wrong = sum(
-        sum(part[i] for part in each.parts.values()) != each.predicted[i]
-        for each in bars.values()
-        for i in range(len(each.rows))
-    )
-    if not wrong:
-        return "Barriers and bytes by layer: counted equals predicted"
-    return f"Barriers and bytes by layer: {wrong} bar{'s' * (wrong > 1)} not as predicted"
 
 
 def _panel(axes: "Axes", bars: LayerBars, title: str) -> None:

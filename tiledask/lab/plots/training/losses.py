@@ -73,7 +73,10 @@ def losses(
     if several:
         drawn = _differences(axes[1], curves)
         if dtype is not None:
-            _envelope(axes[1], last, dtype, ranks or _ranks(runs), layers or _layers(runs))
+            shapes = [getattr(run, "shape", (1,)) for run in runs.values()]
+            depths = [run.model.layers for run in runs.values() if hasattr(run, "model")]
+            ranks = ranks or max(map(prod, shapes))
+            _envelope(axes[1], last, dtype, ranks, layers or max(depths, default=1))
         elif not drawn:
             axes[1].set_yticks([])
             middle = {"ha": "center", "va": "center", "transform": axes[1].transAxes}
@@ -98,13 +101,9 @@ def loss_curve(
 ) -> None:
     """One line; a single step is a dot."""
     # the first is wide and pale, so that those that lie on it can be seen
-    width, alpha, marker = (
-        5.0 if wide else 1.6,
-        0.35 if wide else None,
-        "o" if len(x) == 1 else None,
-    )
-    look = {"linestyle": dashes, "marker": marker, "alpha": alpha, "label": name}
-    draw.curve(axes, x, y, colour, width, **look)
+    width, alpha = (5.0, 0.35) if wide else (1.6, None)
+    look = {"linestyle": dashes, "alpha": alpha, "marker": "o" if len(x) == 1 else None}
+    draw.curve(axes, x, y, colour, width, label=name, **look)
 
 
 def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -124,11 +123,17 @@ def _band(
     label = f"{len(controls)} controls"
     axes[0].fill_between(x[:steps], losses.min(0), losses.max(0), label=label, **look)
     if len(axes) > 1:
-        larger = np.maximum(np.abs(losses), np.abs(y[:steps]))
-        off = np.abs(losses - y[:steps]) / np.where(larger == 0, 1.0, larger)
+        off = _relative(losses, y[:steps])
         words = f"{label}, at most\n{off.max():.1e}"
         # from 0, which a logarithmic axis puts at its lower end: a control may be equal to the bit
         axes[1].fill_between(x[:steps], 0, off.max(0), label=words, **look)
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far ``a`` is from ``b``, as a share of the larger; nan if that is not finite."""
+    larger = np.maximum(np.abs(a), np.abs(b))
+    with np.errstate(invalid="ignore"):
+        return np.abs(a - b) / np.where(larger == 0, 1.0, larger)
 
 
 def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -137,10 +142,7 @@ def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]])
     drawn = False
     for n, (name, (other_x, other_y)) in list(enumerate(curves.items()))[1:]:
         both, here, there = np.intersect1d(x, other_x, return_indices=True)
-        a, b = y[here], other_y[there]
-        larger = np.maximum(np.abs(a), np.abs(b))
-        with np.errstate(invalid="ignore"):  # of losses that are not finite
-            off = np.abs(a - b) / np.where(larger == 0, 1.0, larger)
+        off = _relative(y[here], other_y[there])
         some = np.isfinite(off) & (off > 0)
         # no lines: between two points there may be steps with no difference
         look = {"marker": "o", "markersize": 3.5, "label": f"{name}:\n{_words(off, len(both))}"}
@@ -174,11 +176,3 @@ def _envelope(axes: "Axes", last: int, dtype: str, ranks: int, layers: int) -> N
     words = f"{SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
     draw.curve(axes, steps, SAFETY * chance, GREY, 1.2, label=words)
     axes.set_yscale("log")
-
-
-def _ranks(runs: Mapping[str, Any]) -> int:
-    return max([prod(getattr(run, "shape", (1,))) for run in runs.values()], default=1)
-
-
-def _layers(runs: Mapping[str, Any]) -> int:
-    return max([run.model.layers for run in runs.values() if hasattr(run, "model")], default=1)

@@ -51,6 +51,7 @@ def trainings(
     curves.set_ylim(bottom=0)
     curves.set_title("Losses: colours as below, each line thinner than the one before")
     draw.grid(curves)
+    draw.whole_ticks(curves.xaxis)
     _bars(below, sent, barriers, colours)
     return figure
 

@@ -38,11 +38,11 @@ def limit_line(
     axes: "Axes", at: float, words: str, rows: tuple[float, float] | None = None
 ) -> None:
     """A red line at a target, through all rows or from one to another, and room for it."""
-    look = {"color": RED, "linestyle": "--", "label": words, "zorder": 5, "gid": "target"}
+    look = {"linestyle": "--", "label": words, "zorder": 5, "gid": "target"}
     if rows is None:
-        draw.limit_line(axes, at, **look)
+        draw.limit_line(axes, at, color=RED, linewidth=1.5, **look)
     else:
-        axes.plot([at, at], rows, **look)
+        draw.curve(axes, [at, at], rows, RED, 1.5, **look)
     low, high = axes.get_xlim()
     axes.set_xlim(low, max(high, at * 1.03))
 
