@@ -92,7 +92,7 @@ class Trainer:
         self._runner.run()
         return float(self.numbers["loss"])
 
-    def end(self, write: "Write") -> dict[str, T.Placed]:
+    def end(self, write: Write) -> dict[str, T.Placed]:
         """The weights by "unit.name", whole but for the tensor ranks' blocks; ``write`` is called
         with what a checkpoint is made of, if there is one."""
         self._write = write
@@ -256,6 +256,15 @@ class Trainer:
             array[...] = flush(states.get(tensor, new), array.dtype)
 
 
-_OWN = {"ids", "targets", "add_loss", "square_sum", "guard", "advance", "step"}
-_OWN |= {"write_checkpoint", "bring"}
+_OWN = {
+    "add_loss",
+    "advance",
+    "bring",
+    "guard",
+    "ids",
+    "square_sum",
+    "step",
+    "targets",
+    "write_checkpoint",
+}
 """Kernels that use what the rank keeps."""
