@@ -22,6 +22,7 @@ from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.products.multiply import AHEAD
 from tiledask.distributed.products.needed import RUNTIME
+from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
@@ -363,6 +364,7 @@ def _schedule(cluster):
 def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monkeypatch, call):
     call_run, pid = cluster.run, cluster.run(os.getpid)[2]
     remote_read.transport_of(cluster)
+    rates_of(cluster, integers((1, 1)).dtype)  # measured before: these ask the workers too
 
     def run(function, *args, **options):
         if function in (remote_read._end, counters._report):

@@ -15,6 +15,7 @@ from tiledask.distributed.checkpoints import open_checkpoint, save_checkpoint, s
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.distributed.training import GPT, train
 from tiledask.errors import CheckpointError, ConfigError
+from tiledask.plan.program.calls import calls
 from tiledask.tile.optimizers import SGD, AdamW
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,6 +115,33 @@ def test_a_checkpoint_says_what_the_loss_was(tmp_path):
     for steps, shape in ((1, (2, 1, 2)), (2, (1, 2, 3))):
         got = train(SMALL, TEXT, shape, steps=steps, batch=3, dtype="float64", folder=tmp_path)
         assert open_checkpoint(tmp_path).about["loss"] == pytest.approx(got.losses[-1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shape": (2, 1, 2), "zero": 1}, {"shape": (3, 2, 1), "zero": 3}, {"shape": (1, 2, 2)}],
+    ids=str,
+)
+def test_a_checkpoint_is_gathered_as_its_program_says(options, tmp_path):
+    """Label, kind and bytes of every call; what the index and the barriers take comes on top."""
+    shape = options.pop("shape")
+    told = {"batch": 4, "dtype": "float32", **options}
+    got = train(SMALL, TEXT, shape, steps=2, folder=tmp_path, **told)
+    program = td.training_program(SMALL, shape, checkpoint=True, **told).check()
+    assert (
+        td.plan.program.program.Program.from_text(str(program)).check().traffic == program.traffic
+    )
+    sharded = 0
+    for rank in range(program.ranks):
+        said = [(c.label, c.kind, c.sent, c.received) for c in calls(program, rank)]
+        done = [
+            (r.label, r.kind, r.sent, r.received)
+            for r in got.records
+            if r.rank == rank and r.label.startswith("end/") and "checkpoint" not in r.label
+        ]
+        assert done == said
+        sharded += len(said)
+    assert sharded > program.ranks or not options.get("zero")
 
 
 # -- what cannot be taken up -----------------------------------------------------------------------

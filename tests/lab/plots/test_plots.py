@@ -1,7 +1,8 @@
 """Figures: the data drawn, every word inside the picture, and no word upon another.
 
-Holds `tiledask.lab.plots.picture`, `tiledask.lab.plots.pipelines.gantt`,
-`tiledask.lab.plots.pipelines.idle_bars`, `tiledask.lab.plots.pipelines.memory_timeline`,
+Holds `tiledask.lab.plots.labels`, `tiledask.lab.plots.picture`,
+`tiledask.lab.plots.pipelines.gantt`, `tiledask.lab.plots.pipelines.idle_bars`,
+`tiledask.lab.plots.pipelines.memory_timeline`,
 `tiledask.lab.plots.pipelines.schedule_curves`, `tiledask.lab.plots.planning.memory_bars`,
 `tiledask.lab.plots.products.intensity`, `tiledask.lab.plots.products.owners`,
 `tiledask.lab.plots.products.panels`, `tiledask.lab.plots.products.traffic_matrix`,

@@ -5,8 +5,12 @@ Holds `tiledask.plan.fitting.fewest`, `tiledask.plan.fitting.fixes`,
 """
 
 import itertools
+import sys
+from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -438,3 +442,49 @@ def test_context_and_expert_parallel_layouts_get_fixes_that_exist():
     fix = ask(start, cluster(2, int(peak(start) * 0.4))).fixes["devices"]
     assert set(fix.changed) <= {"dp", "tp", "pp"}
     assert fix.layout.recompute == "selective"
+
+
+def package_calls(call):
+    """(file, function) of every call of the package's that ``call`` makes, in order."""
+    root, found = str(Path(td.__file__).parent), []
+
+    def seen(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(root) and code.co_name[0] != "<":
+            found.append((code.co_filename, code.co_qualname))
+
+    sys.setprofile(seen)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt-200b", "mixtral-8x7b"])
+def test_stages_are_asked_once_together(name):
+    """A call goes from file to file less than 100 times, and calls the same functions as often for
+    8 stages as for 16; only what is in flight is asked of every stage."""
+    model, cluster = load_model(name), load_cluster("160xA100-40GB")
+    calls = []
+    for pp in (8, 16):
+        layout = Layout(dp=2, tp=8, pp=pp, microbatches=16, zero=3, recompute="selective")
+        td.fits(model, layout, cluster)  # whatever is kept of a layout and of a sequence
+        td.fits(model, replace(layout, pp=4), cluster, sequence=1024)
+        made = package_calls(lambda at=layout: td.fits(model, at, cluster, sequence=1024))
+        assert sum(a != b for (a, _), (b, _) in pairwise(made)) < 100
+        calls.append(Counter(call for call in made if not call[0].endswith("in_flight.py")))
+    assert calls[0] == calls[1]
+
+
+def test_one_set_of_terms_decides_whoever_asks():
+    """The verdict, a search and a fix read the same terms."""
+    model, cluster, fit = load_model("gpt2"), load_cluster("8xA100-40GB"), []
+    fit += [td.fits(model, Layout(microbatch=64), cluster)]
+    calls = (
+        lambda: td.fits(model, Layout(), cluster),
+        lambda: td.search(model, cluster, 8),
+        lambda: fit[0].smallest_fix,
+    )
+    for call in calls:
+        assert any(name == "Terms._states" for _, name in package_calls(call))

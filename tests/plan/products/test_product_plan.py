@@ -2,9 +2,10 @@
 
 No cluster: every rank has its own block and the pieces its plan lists, nothing else.
 
-Holds `tiledask.plan.products.product`.
+Holds `tiledask.plan.products.product` and `tiledask.plan.products.product_plan`.
 """
 
+import sys
 from functools import cache
 from itertools import product
 from math import prod
@@ -554,3 +555,25 @@ def test_whole_numbers_of_numpy_are_whole_numbers_and_none_is_left_out():
     assert plan_product("2.5d", T, T, replication=np.int64(2)).work.mesh[2] == 2
     plan = plan_product("gather", T, T, panel=None, grid=None, replication=None)
     assert plan.panels == plan_product("gather", T, T).panels
+
+
+def calls_to_plan(side: int) -> int:
+    """Python functions that a product over side x side ranks calls until its bytes are known."""
+    grid = Tiling((64 * side, 64 * side), (side, side), (Shard(0), Shard(1)))
+    calls = 0
+
+    def seen(frame, event, _):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        assert plan_product("summa", grid, grid).traffic(4).count == 2 * side**2 * (side - 1)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_planning_grows_with_the_ranks_and_not_with_their_pairs():
+    """Four times the ranks: four times as much, and a bit for their rows and columns."""
+    assert calls_to_plan(32) < 6 * calls_to_plan(16)

@@ -1,6 +1,7 @@
 """Programs of trainings: what they call is what the closed forms say, for drawn layouts.
 
-Holds `tiledask.plan.program.making.of_training`, `tiledask.plan.program.making.layers`,
+Holds `tiledask.plan.program.making.of_training`, `tiledask.plan.program.making.of_end`,
+`tiledask.plan.program.making.layers`,
 `tiledask.plan.program.making.writer`, `tiledask.plan.program.making.unit_states`,
 `tiledask.plan.program.making.decoder`, `tiledask.plan.collectives.layouts` and
 `tiledask.plan.program.calls`.

@@ -12,7 +12,7 @@ from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.pipelines.simulate import simulate
-from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["PipelineRun", "replay"]
@@ -88,8 +88,8 @@ def replay(schedule: Schedule, measured: Timeline) -> Timeline:
     >>> replay(gpipe, simulate(gpipe, 1.0, 2.0, latency=0.5)).makespan
     9.0
     """
-    seconds = np.zeros((len(COMPUTE), schedule.stages, schedule.microbatches))
-    ran = measured.code < len(COMPUTE)
+    seconds = np.zeros((len(KINDS), schedule.stages, schedule.microbatches))
+    ran = measured.computes
     at = measured.code[ran], measured.stage[ran], measured.microbatch[ran]
     seconds[at] = (measured.end - measured.start)[ran]
     both = None

@@ -1,19 +1,28 @@
-"""Every algorithm for a product, side by side, and why one of them is chosen; nothing runs."""
+"""Every algorithm for a product, side by side, and why one of them is chosen; nothing runs.
 
-from collections.abc import Callable, Iterator, Mapping
+What follows from the operands' tilings and types alone is found once for equal ones: products are
+often repeated. What a rank may hold is asked each time.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tiledask.distributed.products.needed import PANELS
+from tiledask.distributed.products.needed import PANELS, ProductNeeds
 from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
-from tiledask.plan.products.product import PANEL, ProductPlan, algorithms, options_of, plan_product
+from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 
-__all__ = ["Choice", "Explanation", "Needs", "fits_in", "weigh"]
+__all__ = ["Choice", "Explanation", "fits_in", "weigh"]
+
+_KEPT = 64
+"""Plans that are kept, and the most ranks of one: a plan grows with the square of these."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +164,11 @@ HEAD = (
     "",
 )
 
-Needs = Callable[[ProductPlan], Ledger]
-
 
 def weigh(
     a: Any,
     b: Any,
-    needs: Needs,
+    needs: ProductNeeds,
     allowed: int,
     rates: MachineRates | None,
     itemsizes: tuple[int, int],
@@ -190,7 +197,7 @@ def _choice(
     name: str,
     a: Any,
     b: Any,
-    needs: Needs,
+    needs: ProductNeeds,
     allowed: int,
     rates: MachineRates | None,
     itemsizes: tuple[int, int],
@@ -219,23 +226,44 @@ def _choice(
         ledger,
         ledger.peak <= allowed,
         plan.result.mesh == a.mesh,
-        cost(plan, itemsize, partial_sum, rates) if rates else None,
+        _cost(plan, itemsize, partial_sum, rates) if rates else None,
         int(bound),
     )
 
 
 def _within(
-    name: str, a: Any, b: Any, needs: Needs, allowed: int, options: dict[str, Any]
+    name: str, a: Any, b: Any, needs: ProductNeeds, allowed: int, options: dict[str, Any]
 ) -> tuple[ProductPlan, Ledger]:
     """The plan of ``name``, with panels as wide as fit unless their width was asked for."""
-    plan = plan_product(name, a, b, **options)
-    ledger, width = needs(plan), PANEL
+    (plan, ledger), width = _planned(name, a, b, needs, options), PANEL
     narrows = "panel" in options_of(name) and options.get("panel") is None
     while narrows and ledger.peak > allowed and width > 1:
         width = width // 2 if _without_panels(ledger) <= allowed else 1
-        plan = plan_product(name, a, b, **options | {"panel": width})
-        ledger = needs(plan)
+        plan, ledger = _planned(name, a, b, needs, options | {"panel": width})
     return plan, ledger
+
+
+def _planned(
+    name: str, a: Any, b: Any, needs: ProductNeeds, options: dict[str, Any]
+) -> tuple[ProductPlan, Ledger]:
+    # as text too: True is no panel of 1
+    key = name, a, b, needs, tuple(options.items()), repr((needs, options))
+    try:
+        hash(key)
+    except TypeError:  # an option that is none: the plan says so
+        return _plan_anew(*key)
+    return (_plan_anew if a.ranks > _KEPT else _plan_once)(*key)
+
+
+def _plan_anew(
+    name: str, a: Any, b: Any, needs: ProductNeeds, options: tuple[tuple[str, Any], ...], _: str
+) -> tuple[ProductPlan, Ledger]:
+    plan = plan_product(name, a, b, **dict(options))
+    return plan, needs(plan)
+
+
+_plan_once = lru_cache(_KEPT)(_plan_anew)
+_cost = lru_cache(_KEPT)(cost)
 
 
 def fits_in(
@@ -243,7 +271,7 @@ def fits_in(
     name: str,
     a: Any,
     b: Any,
-    needs: Needs,
+    needs: ProductNeeds,
     options: Mapping[str, Any],
     elsewhere: bool = True,
 ) -> bool:
@@ -256,7 +284,7 @@ def fits_in(
         plan = plan_product(name, a, b, **options)
         if plan.result.mesh != a.mesh and not elsewhere:
             return False
-        if _without_panels(needs(plan)) > allowed:
+        if _without_panels(_planned(name, a, b, needs, options)[1]) > allowed:
             return False
         return _within(name, a, b, needs, allowed, options)[1].peak <= allowed
     except PlacementError:

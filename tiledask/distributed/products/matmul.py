@@ -24,7 +24,7 @@ from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import watching
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.products.announced import announced, ended
-from tiledask.distributed.products.explain import Choice, Explanation, Needs, weigh
+from tiledask.distributed.products.explain import Choice, Explanation, weigh
 from tiledask.distributed.products.multiply import (
     OperandPart,
     PanelParts,
@@ -32,7 +32,7 @@ from tiledask.distributed.products.multiply import (
     multiply,
     sum_partials,
 )
-from tiledask.distributed.products.needed import ledger_of
+from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.products.refusal import refusal
@@ -161,7 +161,7 @@ def _weighed(
     b: ShardedArray,
     algorithm: str | None,
     options: dict[str, Any],
-    needs: Needs,
+    needs: ProductNeeds,
     room: Room,
     rated: bool = True,
 ) -> Explanation:
@@ -222,9 +222,8 @@ def _choice(
     )
 
 
-def _needs(a: ShardedArray, kernel: str, tile: Any) -> Needs:
-    transport = transport_of(a.mesh.cluster)
-    return lambda plan: ledger_of(plan, a.dtype, kernel, tile, transport)
+def _needs(a: ShardedArray, kernel: str, tile: Any) -> ProductNeeds:
+    return ProductNeeds(a.dtype, kernel, tile, transport_of(a.mesh.cluster))
 
 
 def _room(

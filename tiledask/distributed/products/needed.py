@@ -1,20 +1,36 @@
 """What a product needs on every rank, in bytes, known before anything runs."""
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tiledask.distributed.products.multiply import AHEAD, SUM_BYTES
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.products.product import ProductPlan
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.tile import accumulator, workspace
 
-__all__ = ["PANELS", "RUNTIME", "ledger_of"]
+__all__ = ["PANELS", "RUNTIME", "ProductNeeds", "ledger_of"]
 
 RUNTIME = 8 * 2**20
 """Bytes that BLAS, the interpreter and the allocator take beside the blocks."""
 PANELS = "fetched panels"
 """The tensor class that narrower panels make smaller."""
 _SEEN = "measured: 0.5 to 6 MB above the blocks on CPU workers"
+
+
+@dataclass(frozen=True)
+class ProductNeeds:
+    """What a plan's memory follows from, beside the plan: called with one, it gives the Ledger."""
+
+    dtype: np.dtype[Any]
+    kernel: str
+    tile: Any
+    transport: str
+
+    def __call__(self, plan: ProductPlan) -> Ledger:
+        return ledger_of(plan, self.dtype, self.kernel, self.tile, self.transport)
 
 
 def ledger_of(

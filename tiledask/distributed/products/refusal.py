@@ -5,8 +5,8 @@ from math import prod
 from typing import Any
 
 from tiledask.distributed.cluster.room import Room
-from tiledask.distributed.products.explain import Explanation, Needs, fits_in
-from tiledask.distributed.products.needed import RUNTIME
+from tiledask.distributed.products.explain import Explanation, fits_in
+from tiledask.distributed.products.needed import RUNTIME, ProductNeeds
 from tiledask.errors import DoesNotFitError, PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, grids
@@ -24,7 +24,7 @@ def refusal(
     room: Room,
     a: Tiling,
     b: Tiling,
-    needs: Needs,
+    needs: ProductNeeds,
     itemsize: int,
     options: Mapping[str, Any],
     only: str | None,
@@ -83,7 +83,7 @@ def _mesh(
     allowed: int,
     a: Tiling,
     b: Tiling,
-    needs: Needs,
+    needs: ProductNeeds,
     itemsize: int,
     options: Mapping[str, Any],
     only: str | None,

@@ -13,6 +13,7 @@ from tiledask.distributed.training.validate import (
 )
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
+from tiledask.plan.program.making.of_end import end_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.tile.optimizers import LossScale, Rule
@@ -36,8 +37,11 @@ def training_program(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
+    checkpoint: bool = False,
 ) -> Program:
     """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`.
+
+    ``checkpoint``: what it would do after the last step instead, if it had a ``folder``.
 
     The arguments are those of `tiledask.train`, and so are the errors; nothing is computed, so a
     thousand ranks take a tenth of a second. The program says its bytes (``traffic``), what each
@@ -59,4 +63,4 @@ def training_program(
         model, shape, whole("batch", batch, 1), microbatches, schedule, cut, sequence_parallel,
         zero, rule, dtype, recipe, scale, clip, recompute,
     )  # fmt: skip
-    return step_program(terms, shape)
+    return end_program(terms, shape, saved=True) if checkpoint else step_program(terms, shape)

@@ -1,6 +1,7 @@
 """What every rank of a training is told, and one rank's way through its steps."""
 
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -57,11 +58,12 @@ class TrainedRank(NamedTuple):
 
 
 def train_rank(
-    rank: Rank, job: TrainingJob, program: Program, say: Say | None = None
+    rank: Rank, job: TrainingJob, program: Program, end: Program, say: Say | None = None
 ) -> TrainedRank:
-    """What a rank does with its ``program``, step after step; ``say`` is told of them."""
+    """What a rank does with its ``program``, step after step, and at the ``end``; ``say`` is told
+    of steps."""
     copies = rank.group(0)
-    trainer = Trainer(rank, job, program)
+    trainer = Trainer(rank, job, program, end)
     losses: list[float] = []
     scales: list[float] = []
     if job.first:
@@ -76,13 +78,7 @@ def train_rank(
         # what overflows becomes infinite, as on a GPU; the norm finds it
         with rank.step(number), np.errstate(over="ignore", invalid="ignore"):
             losses.append(trainer.step(batch))
-    if job.folder and losses:
-        saved.save(trainer, job, losses[-1])
-    weights = {
-        f"{unit}.{name}": w
-        for unit in trainer.units
-        for name, w in trainer.placed(unit, trainer.gathered("weights", unit, "whole")).items()
-    }
+    weights = trainer.end(partial(saved.save, trainer, job))
     digest = blake2b(b"".join(to_numpy(w.local).tobytes() for w in weights.values())).digest()
     weights = {name: w._replace(local=to_numpy(w.local)) for name, w in weights.items()}
     return TrainedRank(

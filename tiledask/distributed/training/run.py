@@ -42,6 +42,7 @@ from tiledask.plan import html
 from tiledask.plan.inputs.recipes import Recipe
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.program.calls import Planned, calls
+from tiledask.plan.program.making.of_end import end_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
 from tiledask.tile.optimizers import LossScale, Rule
@@ -261,11 +262,12 @@ def train(
         nudge=nudge,
     )
     program = step_program(job, shape).check()
+    end = end_program(job, shape, saved=path is not None and first < steps).check()
     with watched(progress, job, program, ranks) as say:
         if isinstance(ranks, Mesh):
-            done = run_ranks(train_rank, ranks, job, program, say, timeout=timeout)
+            done = run_ranks(train_rank, ranks, job, program, end, say, timeout=timeout)
         else:
-            done = run_threads(train_rank, shape, job, program, say, timeout=timeout)
+            done = run_threads(train_rank, shape, job, program, end, say, timeout=timeout)
     return _collected(job, shape, program, done)
 
 

@@ -2,17 +2,15 @@
 
 What is saved are whole weights and whole optimizer states by name ("layer 0.mlp.w_1",
 "momentum of layer 0.mlp.w_1"). Each tensor rank writes its block; what ZeRO has sharded is
-gathered before, a unit at a time, so that nobody reads a layout out of a checkpoint.
+gathered before (plan/program/making/of_end.py), so that nobody reads a layout out of a checkpoint.
 
 What is not layout is written down too, and must be the same: a table of Adam's momentum would fit
 SGD's, and eight heads' weights four heads', and the numbers would be wrong without a word.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
-
-import numpy as np
 
 from tiledask.distributed.checkpoints import (
     Checkpoint,
@@ -27,31 +25,29 @@ from tiledask.distributed.checkpoints.write import folder_of
 from tiledask.distributed.training.trainer import Trainer
 from tiledask.errors import CheckpointError
 from tiledask.plan.program.making.layers import TENSOR
-from tiledask.plan.program.making.unit_states import PIPELINE
 
 __all__ = ["load", "save"]
 
 
-def save(trainer: Trainer, job: Any, loss: float) -> None:
-    """Write the checkpoint of a `job.TrainingJob`'s last step; all ranks call this.
+def save(
+    trainer: Trainer, job: Any, loss: float, whole: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> None:
+    """Write the checkpoint of a `job.TrainingJob`'s last step, of this loss; all ranks call this.
 
-    ``loss``: this rank's part of that step's.
+    ``whole``: (tensor class, unit) -> this rank's arrays by name, none of them sharded by ZeRO.
     """
-    rank, scale = trainer.rank, trainer.guard.scale
+    scale = trainer.guard.scale
     arrays, pieces = {}, {}
-    with rank.label("save"):
-        for tensor, unit in _kept(trainer):
-            found = trainer.gathered(tensor, unit)
-            for name, (weight, piece) in _pieces(trainer, tensor, unit).items():
-                arrays[name], pieces[name] = found[weight], piece
-        total = rank.group((0, PIPELINE)).all_reduce(np.asarray(loss, np.float64))
-        about = {
-            "loss": float(total),
-            "updates": trainer.updates,
-            "scale": asdict(scale) if scale else None,
-            "training": _identity(job),
-        }
-        save_checkpoint(rank, job.folder, job.steps, arrays, pieces, about)
+    for (tensor, unit), found in whole.items():
+        for name, (weight, piece) in _pieces(trainer, tensor, unit).items():
+            arrays[name], pieces[name] = found[weight], piece
+    about = {
+        "loss": loss,
+        "updates": trainer.updates,
+        "scale": asdict(scale) if scale else None,
+        "training": _identity(job),
+    }
+    save_checkpoint(trainer.rank, job.folder, job.steps, arrays, pieces, about)
 
 
 def load(trainer: Trainer, job: Any) -> None:

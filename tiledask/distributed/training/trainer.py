@@ -4,6 +4,7 @@
     ids, targets                the rows of a micro-batch
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
+    write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
 
 All other kernels are tile's, by name.
 """
@@ -34,15 +35,17 @@ __all__ = ["Trainer"]
 MASTER = "master weights"
 Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Micro-batch -> (ids, targets), each [rows, tokens], of this rank's copy of the model."""
+Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
+"""Of the last step's loss and (tensor class, unit) -> this rank's arrays by name."""
 
 
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a `job.TrainingJob`; ``program``: of a step of it.
+    ``job``: a `job.TrainingJob`; ``program``: of a step of it; ``end``: of what follows the last.
     """
 
-    def __init__(self, rank: Rank, job: Any, program: Program) -> None:
+    def __init__(self, rank: Rank, job: Any, program: Program, end: Program) -> None:
         self.rank, self.job = rank, job
         self.guard = Guard(job.scale, job.clip)
         self.units = job.units(rank.coordinates[PIPELINE])
@@ -78,6 +81,9 @@ class Trainer:
         self.batch: Batch | None = None
         self._came: tuple[int, Any] = -1, None
         self._runner = LineRunner(rank, program, stays, self._bind)
+        self._end = LineRunner(rank, end, stays, self._bind)
+        self._write: Write | None = None
+        self._brought: dict[str, T.Placed] = {}
 
     def step(self, batch: Batch) -> float:
         """The loss of this rank's rows: the sum of their tokens' over all tokens of all ranks; 0
@@ -85,6 +91,13 @@ class Trainer:
         self.batch, self._came = batch, (-1, None)
         self._runner.run()
         return float(self.numbers["loss"])
+
+    def end(self, write: Write) -> dict[str, T.Placed]:
+        """The weights by "unit.name", whole but for the tensor ranks' blocks; ``write`` is called
+        with what a checkpoint is made of, if there is one."""
+        self._write = write
+        self._end.run()
+        return self._brought
 
     # -- what is kept -----------------------------------------------------------------------------
 
@@ -106,26 +119,10 @@ class Trainer:
             for tensor, arrays in self.arrays.items()
         }
 
-    def gathered(self, tensor: str, unit: str, label: str = "") -> Mapping[str, Any]:
-        """All of a unit's numbers of a tensor class, by weight."""
-        flat = self.arrays[tensor][unit]
-        if self.sharded[tensor]:
-            with self.rank.label(f"{unit}/{label or tensor}"):
-                flat = self.rank.group(DATA).all_gather(flat)
-        return self.packings[unit].unpack(flat)
-
     def put(self, tensor: str, unit: str, arrays: Mapping[str, Any]) -> None:
         """Take the numbers of a unit from arrays by weight: of all of them this rank's part."""
         flat, kept = self.packings[unit].pack(arrays), self.arrays[tensor][unit]
         kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
-
-    def placed(self, unit: str, arrays: Mapping[str, Any]) -> dict[str, T.Placed]:
-        """A unit's arrays of this rank, with what they are a part of."""
-        group, found = self.rank.group(TENSOR), {}
-        for name, array in arrays.items():
-            split = self.layouts[unit][name].split
-            found[name] = T.sharded(group, array, *split) if split else T.replicate(array)
-        return found
 
     def _drawn(self, unit: str) -> dict[str, Any]:
         job, model = self.job, self.job.model
@@ -202,6 +199,22 @@ class Trainer:
         scale[...] = self.guard.loss_scale
         return (np.nan if factor is None else factor), divisor
 
+    def _write_checkpoint(self, loss: Any, *flat: Any, what: tuple[tuple[str, str], ...]) -> None:
+        whole = {
+            (tensor, unit): self.packings[unit].unpack(array)
+            for (tensor, unit), array in zip(what, flat, strict=True)
+        }
+        assert self._write is not None
+        self._write(float(loss), whole)
+
+    def _bring(self, *flat: Any, units: tuple[str, ...]) -> None:
+        group = self.rank.group(TENSOR)
+        for unit, weights in zip(units, flat, strict=True):
+            for name, array in self.packings[unit].unpack(weights).items():
+                split = self.layouts[unit][name].split
+                placed = T.sharded(group, array, *split) if split else T.replicate(array)
+                self._brought[f"{unit}.{name}"] = placed
+
     def _advance(self, updates: np.ndarray) -> None:
         updates += 1
 
@@ -243,5 +256,15 @@ class Trainer:
             array[...] = flush(states.get(tensor, new), array.dtype)
 
 
-_OWN = {"ids", "targets", "add_loss", "square_sum", "guard", "advance", "step"}
+_OWN = {
+    "add_loss",
+    "advance",
+    "bring",
+    "guard",
+    "ids",
+    "square_sum",
+    "step",
+    "targets",
+    "write_checkpoint",
+}
 """Kernels that use what the rank keeps."""

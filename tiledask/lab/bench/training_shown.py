@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots import style
-from tiledask.lab.plots.style import fitting_text
 from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -107,25 +107,19 @@ def peer_table(rows: Sequence[dict[str, Any]]) -> Table:
 @style.styled
 def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
     """A bar for each row: the shares of what others left of the machine's core-seconds."""
-    from matplotlib.patches import Patch
-
     widths = list(dict.fromkeys(row["hidden"] for row in rows))
     height = 1.3 + _PITCH * len(rows) + 0.45 * len(widths)
     figure = style.canvas(height, "Where the core-seconds of a training step go, 8 ranks")
     counts = [sum(row["hidden"] == hidden for row in rows) for hidden in widths]
-    every = figure.subplots(len(widths), 1, sharex=True, height_ratios=counts, squeeze=False)[:, 0]
-    handles = [Patch(facecolor=colour, label=label) for colour, label in PARTS.values()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    every = draw.stacked_axes(figure, counts, sharex=True)
+    entries = [draw.patch_entry(label, colour) for colour, label in PARTS.values()]
+    draw.legend(figure, entries, 2)
     for axes, hidden in zip(every, widths, strict=True):
-        mine = [row for row in rows if row["hidden"] == hidden]
-        axes.set_title(f"hidden {hidden}")
-        axes.set_ylim(len(mine) - 0.5, -0.5)
-        axes.set_xlim(0, 1.16)
-        axes.set_yticks(range(len(mine)), [row["layout"] for row in mine])
-        axes.tick_params(axis="y", length=0)
-        axes.spines[["left"]].set_visible(False)
+        axes.set(title=f"hidden {hidden}", xlim=(0, 1.16))
+        draw.lanes(axes, [row["layout"] for row in rows if row["hidden"] == hidden])
     every[-1].set_xlabel("share of cores x time of a step, without what other programs took")
-    every[-1].set_xticks([n / 5 for n in range(6)], [f"{20 * n}%" for n in range(6)])
+    every[-1].set_xticks([n / 5 for n in range(6)])
+    draw.percent_ticks(every[-1].xaxis)
     figure.lay_out()
     for axes, hidden in zip(every, widths, strict=True):
         for y, row in enumerate(row for row in rows if row["hidden"] == hidden):
@@ -135,20 +129,12 @@ def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
 
 def _bar(axes: "Axes", y: int, row: dict[str, Any]) -> None:
     whole = row["compute"] + row["transfer"] + row["scheduling"]
-    thick, left = _BAR / _PITCH, 0.0
     # by the clocks' errors Dask's threads may seem to take more than all of scheduling
     dask = min(row["dask"], row["scheduling"])
     drawn = {**row, "dask": dask, "waits": row["scheduling"] - dask}
-    for part, (colour, _) in PARTS.items():
-        share = drawn[part] / whole
-        axes.barh(y, share, thick, left, color=colour, edgecolor="white", linewidth=0.6, gid=part)
-        fitting_text(axes, (left, y - thick / 2, share, thick), f"{share:.0%}", colour)
-        left += share
-    axes.annotate(
-        format_seconds(row["seconds"]),
-        (1.0, y),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-    )
+    shares = {part: drawn[part] / whole for part in PARTS}
+    parts = [(part, share, PARTS[part][0]) for part, share in shares.items()]
+    boxes = draw.stack(axes, y, parts, _BAR / _PITCH)
+    for (_, share, colour), box in zip(parts, boxes, strict=True):
+        draw.fitting_text(axes, box, f"{share:.0%}", colour)
+    draw.note(axes, (1.0, y), format_seconds(row["seconds"]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledask.lab.dashboard.activity import HEIGHT, Activity, Box, Pause, interval, transfer_box
 from tiledask.lab.dashboard.recorder import ReportedRun, Snapshot
-from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of, colour_of
+from tiledask.lab.plots.pipelines.gantt import KINDS, chunks_of, colour_of, kinds_shown
 from tiledask.lab.plots.style import INK, ink_on
 from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
@@ -87,7 +87,7 @@ def of_timeline(
         makespan,
         tuple(idle / makespan if makespan else 0.0 for idle in timeline.idle_per_device),
         None if predicted is None else tuple(predicted),
-        _action_legend(timeline, chunks),
+        _action_legend(timeline),
         note,
         numbers="the micro-batch",
         pauses=tuple(_pauses(timeline, over=not so_far)),
@@ -221,11 +221,9 @@ def _pauses(timeline: Timeline, over: bool) -> Iterator[Pause]:
             yield Pause(device, start, end, list(CAUSES)[code])
 
 
-def _action_legend(timeline: Timeline, chunks: dict) -> tuple[tuple[str, str], ...]:
-    kinds = [kind for kind in COMPUTE if (timeline.kind == kind).any()]
-    legend = [(KINDS[kind][1], KINDS[kind][0]) for kind in kinds]
-    if any(chunks.values()):
-        legend.append((_hex(colour_of(kinds[0], 1)), "paler: a later stage of the device"))
+def _action_legend(timeline: Timeline) -> tuple[tuple[str, str], ...]:
+    shown = kinds_shown(timeline)
+    legend = [(c if isinstance(c, str) else _hex(c), words) for words, c in shown]
     if (timeline.kind == TRANSFER).any():
         legend.append((INK, "transfer to the device"))
     return tuple(legend)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError
 from tiledask.lab import plots, sweep
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots.primitives import limit_line
 from tiledask.lab.plots.style import RED
 from tiledask.plan.units import format_seconds
 
@@ -70,7 +71,8 @@ def gpipe_ahead(
             early = not ahead(name, round(x / STEP))
             colour, width = (RED, 1.6) if early else ("black", 1.0)
             gid = f"wrong {name}" if early else "answer"
-            drawn.axes[0].axvline(x, color=colour, linestyle=":", linewidth=width, gid=gid)
+            look = {"color": colour, "linestyle": ":", "linewidth": width, "gid": gid}
+            limit_line(drawn.axes[0], x, **look)
         return drawn
 
     return Exercise(

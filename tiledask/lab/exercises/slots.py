@@ -10,16 +10,8 @@ from distributed import get_worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import (
-    GREY,
-    PALETTE,
-    RED,
-    canvas,
-    fitting_text,
-    lighter,
-    mark_excess,
-    styled,
-)
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import GREY, RED, canvas, colour_of_rank, styled
 from tiledask.plan.data import short
 
 if TYPE_CHECKING:
@@ -131,24 +123,22 @@ def _draw_slots(
     rows = ["not placed"] if places is None else [f"slot {s}" for s in range(slots)]
     figure = canvas(1.2 + 0.36 * len(rows), "Tasks on slots")
     axes = figure.subplots()
-    ends, words = [0] * len(rows), []
-    for i, n in enumerate(units):
-        row = 0 if places is None else places[i]
-        colour = GREY if places is None else lighter(PALETTE[row % len(PALETTE)], 0.1)
-        axes.barh(row, n, 0.72, left=ends[row], color=colour, edgecolor="white", gid=f"task {i}")
-        words.append(((ends[row], row - 0.36, n, 0.72), f"task {i}: {n}", colour))
-        ends[row] += n
+    draw.lanes(axes, rows)
+    held = [[*enumerate(units)]]
     if places is not None:
-        axes.axvline(best, color=RED, linestyle="--", label=f"target: at most {best}")
+        held = [[t for t in held[0] if places[t[0]] == slot] for slot in range(slots)]
+        draw.limit_line(axes, best, color=RED, linewidth=1.5, label=f"target: at most {best}")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["left"]].set_visible(False)
     axes.set_xlabel(f"units of {UNIT:g} s")
-    for row, end in enumerate(ends if places is not None else ()):
-        mark_excess(axes, row, best, end, 0.72)
+    draw.whole_ticks(axes.xaxis)
+    words = []
+    for row, tasks in enumerate(held):
+        colour = GREY if places is None else colour_of_rank(row)
+        boxes = draw.stack(axes, row, [(f"task {i}", n, colour) for i, n in tasks])
+        words += [(b, f"task {i}: {n}", colour) for b, (i, n) in zip(boxes, tasks, strict=True)]
+        if places is not None:
+            draw.mark_excess(axes, row, best, sum(n for _, n in tasks))
     figure.lay_out()
     for box, text, colour in words:
-        fitting_text(axes, box, text, colour)
+        draw.fitting_text(axes, box, text, colour)
     return figure

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiledask.lab.judging import Result
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import IDLE, KINDS, gantt
-from tiledask.lab.plots.style import INK, PALE, RED, canvas, lighter, mark_box, styled
+from tiledask.lab.plots.style import INK, PALE, RED, lighter, styled
 from tiledask.lab.puzzles.figures.draw_orders import label_devices
-from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled, write
+from tiledask.lab.puzzles.figures.frame import titled, titled_canvas, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,23 +64,22 @@ def draw_timetable(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
     """A box per slot; the first slot that is off is framed."""
     sheet = task.sheet
     given = sheet.read(answer) if result.targets else []
-    figure = canvas(
-        1.2 + 0.34 * sheet.workers + 0.18 * titled(task, result).count("\n"), titled(task, result)
-    )
+    title = titled(task, result)
+    figure = titled_canvas(1.2 + 0.34 * sheet.workers, title)
     axes = figure.subplots()
-    device_rows(axes, _workers(sheet.workers))
+    draw.lanes(axes, _workers(sheet.workers))
     words: dict = {}
     for worker in range(sheet.workers):
-        for slot in range(sheet.slots):
-            word = given[worker][slot] if given else sheet.words[-1]
-            tone = lighter(KINDS[word[0]][1], 0.1) if word[0] in KINDS else PALE
-            box = (slot, worker - HEIGHT / 2, 1, HEIGHT)
-            axes.barh(worker, 1, HEIGHT, left=slot, color=tone, edgecolor="white")
+        row = given[worker] if given else sheet.words[-1:] * sheet.slots
+        tones = [lighter(KINDS[word[0]][1], 0.1) if word[0] in KINDS else PALE for word in row]
+        boxes = draw.stack(axes, worker, [(None, 1, tone) for tone in tones])
+        for box, word, tone in zip(boxes, row, tones, strict=True):
             words[box] = (word if given else "?", tone)
     wrong = sheet.wrong(given) if given else []
     for slot, worker in wrong:
         if slot == wrong[0][0]:
-            mark_box(axes, (slot, worker - HEIGHT / 2, 1, HEIGHT), f"slot {slot + 1}")
+            box = (slot, worker - draw.HEIGHT / 2, 1, draw.HEIGHT)
+            draw.mark_box(axes, box, f"slot {slot + 1}")
     axes.set_xlim(0, sheet.slots)
     axes.set_xticks([s + 0.5 for s in range(sheet.slots)], [f"{s + 1}" for s in range(sheet.slots)])
     axes.tick_params(axis="x", length=0)
@@ -165,8 +165,6 @@ def draw_best(task: "LevelSpec", answer: Any, result: Result) -> "Figure":
 
 def _plain(figure: "Figure", words: str) -> None:
     """None, once all idle time looks alike and the legend has ``words`` for it."""
-    from matplotlib.patches import Patch
-
     for axes in figure.axes:
         for boxes in axes.collections:
             if boxes.get_gid() in IDLE:
@@ -175,7 +173,7 @@ def _plain(figure: "Figure", words: str) -> None:
     named = zip(legend.legend_handles, (t.get_text() for t in legend.get_texts()), strict=True)
     kept = [(h, label) for h, label in named if not label.startswith("idle") and h.get_visible()]
     legend.remove()
-    handles, labels = zip(*kept, (Patch(facecolor=PALE), words), strict=True)
+    handles, labels = zip(*kept, (draw.patch_entry(words, PALE), words), strict=True)
     figure.legend(handles, labels, loc="outside lower left", ncols=2)
     figure.lay_out()
 
@@ -199,29 +197,16 @@ def _workers(p: int) -> list[str]:
 def _label(figure: "Figure", gap: "Gap", short: str, words: str, wrong: bool = False) -> None:
     """``words`` in the middle of a gap if they fit, else the short ones; a letter always."""
     axes = figure.axes[gap.run]
-    (left, _), (right, _) = axes.transData.transform([(gap.start, 0), (gap.end, 0)])
-    room = (right - left) * 72 / figure.dpi
+    room = (gap.end - gap.start) * draw.points_per_unit(axes)[0]
     if room < _NARROW and short.isdigit():
         return
     text = words if 7.5 * 0.64 * len(words) + 6 <= room or wrong else short
-    axes.text(
-        (gap.start + gap.end) / 2,
-        gap.worker,
-        text,
-        ha="center",
-        va="center_baseline",
-        fontsize=7.5,
-        fontweight="bold",
-        color="white" if wrong else INK,
-        bbox={
-            "facecolor": RED if wrong else "white",
-            "edgecolor": RED if wrong else INK,
-            "linewidth": 0.6,
-            "boxstyle": "round,pad=0.22",
-        },
-        zorder=7,
-        gid=f"gap {short}",
-    )
+    edge = RED if wrong else INK
+    frame = {"facecolor": RED if wrong else "white", "edgecolor": edge, "linewidth": 0.6}
+    look = {"va": "center_baseline", "fontweight": "bold", "color": "white" if wrong else INK}
+    look |= {"bbox": frame | {"boxstyle": "round,pad=0.22"}, "zorder": 7, "gid": f"gap {short}"}
+    box = (gap.start, gap.worker - 0.5, gap.end - gap.start, 1)
+    draw.text_in(axes, box, text, frame["facecolor"], **look)
 
 
 def _sheet(title: str, rows: "Sequence[_Row]", lengths: Sequence[float] = ()) -> "Figure":
@@ -229,27 +214,19 @@ def _sheet(title: str, rows: "Sequence[_Row]", lengths: Sequence[float] = ()) ->
 
     ``lengths``: what was given in one unit, a bar each; without them the rows are cells.
     """
-    figure = canvas(0.6 + 0.3 * len(rows) + 0.18 * title.count("\n"), title)
+    figure = titled_canvas(0.6 + 0.3 * len(rows), title)
     axes = figure.subplots()
-    device_rows(axes, [label for label, _ in rows])
-    axes.barh(range(len(rows)), 1.0, HEIGHT, color="white", edgecolor=PALE)
+    draw.lanes(axes, [label for label, _ in rows])
+    axes.barh(range(len(rows)), 1.0, draw.HEIGHT, color="white", edgecolor=PALE)
     longest = max(map(abs, lengths), default=0.0) or 1.0
     bars = [abs(length) / longest for length in lengths]
-    axes.barh(range(len(bars)), bars, HEIGHT, color=PALE, gid="given")
-    axes.set_xlim(0, 1)
-    axes.set_xticks([])
+    axes.barh(range(len(bars)), bars, draw.HEIGHT, color=PALE, gid="given")
+    axes.set(xlim=(0, 1), xticks=[])
     axes.spines[["bottom"]].set_visible(False)
     for row, (_, notes) in enumerate(rows):
         for n, (words, wrong) in enumerate(notes):
-            axes.text(
-                (n + 0.5) / len(notes),
-                row,
-                words,
-                ha="center",
-                va="center_baseline",
-                fontsize=8.5,
-                color=RED if wrong else INK,
-                fontweight="bold" if wrong else "normal",
-                gid="wrong" if wrong else "given",
-            )
+            colour, weight, gid = (RED, "bold", "wrong") if wrong else (INK, "normal", "given")
+            look = {"va": "center_baseline", "color": colour, "fontweight": weight, "gid": gid}
+            box = (n / len(notes), row - 0.5, 1 / len(notes), 1)
+            draw.text_in(axes, box, words, "white", 8.5, **look)
     return figure

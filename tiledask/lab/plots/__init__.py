@@ -5,6 +5,7 @@ it, or let a notebook show it. matplotlib is loaded by the first figure, not by 
 figure of one's own is drawn on a `canvas`, under the same `look`.
 
 style, picture  the look that all share, and the Figure that draws itself
+primitives      what figures are made of: bars, boxes, curves, notes, legends; labels at points
 pipelines       Gantt charts, idle time, memory over time, schedules against each other
 planning        memory bars, the map of a search and its front, limits that bind, time of a step
 products        owners of blocks, panels, traffic between ranks, intensity, tiles on a device

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from tiledask.lab.plots.picture import Picture
@@ -18,6 +17,7 @@ __all__ = [
     "GREEN",
     "GREY",
     "INK",
+    "LINES",
     "ORANGE",
     "PALE",
     "PALETTE",
@@ -28,13 +28,10 @@ __all__ = [
     "YELLOW",
     "canvas",
     "colour_named",
-    "end_words",
-    "fitting_text",
+    "colour_of_rank",
     "ink_on",
     "lighter",
     "look",
-    "mark_box",
-    "mark_excess",
     "set_title",
     "styled",
 ]
@@ -45,6 +42,8 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, RED, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, RED, "#8C6D31", "#999999", "#5254A3")
 INK, GREY, PALE = "#222222", "#767676", "#E9E9E9"
+LINES = tuple(colour for colour in PALETTE if colour != YELLOW)
+"""The colours that are not too pale for a line."""
 
 _NAMES = {
     BLUE: "forward pipeline_loop rank_function",
@@ -56,6 +55,7 @@ _NAMES = {
     RED: "read reduce_scatter all_reduce all_gather all_to_all",
     "#8C6D31": "multiply_2.5d multiply_row_parallel step empty begin states",
     "#5254A3": "multiply_3d multiply_column_parallel distribute from_dask transpose",
+    "#8FA3AD": "update",
     "#858585": "task cut lost_part measure_rates dependency",
     "#7BB32E": "overlapped send_reduce_scatter send_all_reduce send_all_gather send_all_to_all",
 }
@@ -104,20 +104,6 @@ def styled(draw: Callable[..., "Figure"]) -> Callable[..., "Figure"]:
     return wrapper
 
 
-def end_words(axes: "Axes", x: float, y: float, words: str) -> None:
-    """``words`` behind the end of the bar at (x, y), readable over lines of the grid."""
-    axes.annotate(
-        words,
-        (x, y),
-        (4, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-        color=INK,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-    )
-
-
 def canvas(height: float, title: str, width: float = WIDTH) -> "Picture":
     """An empty figure of ``width`` x ``height`` inches with its title at the left."""
     from tiledask.lab.plots.picture import Picture
@@ -136,6 +122,11 @@ def set_title(figure: "Figure", title: str) -> None:
 def lighter(colour: str, share: float) -> tuple[float, float, float]:
     """``colour`` mixed with ``share`` of white."""
     return tuple(c + (1 - c) * share for c in _rgb(colour))
+
+
+def colour_of_rank(rank: int, share: float = 0.1) -> tuple[float, float, float]:
+    """A colour per rank or device, mixed with ``share`` of white."""
+    return lighter(PALETTE[rank % len(PALETTE)], share)
 
 
 def colour_named(name: str) -> str:
@@ -192,62 +183,3 @@ def ink_on(colour) -> str:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _rgb(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"
-
-
-def fitting_text(axes: "Axes", box: tuple, words: str, colour, size: float = 7.5) -> None:
-    """Write ``words`` in the middle of ``box`` (x, y, width, height in data) if they fit.
-
-    Call it after ``figure.lay_out()``, which fixes what the data's units measure.
-    """
-    x, y, width, height = box
-    (left, bottom), (right, top) = axes.transData.transform([(x, y), (x + width, y + height)])
-    points = 72 / axes.figure.dpi
-    # an average DejaVu Sans character is 0.64 em wide; the rest is a margin
-    wide = size * (0.64 * max(map(len, words.splitlines())) + 0.3)
-    tall = size * 1.25 * len(words.splitlines())
-    if wide <= abs(right - left) * points and tall <= abs(top - bottom) * points:
-        axes.text(
-            x + width / 2,
-            y + height / 2,
-            words,
-            ha="center",
-            va="center_baseline" if "\n" not in words else "center",
-            fontsize=size,
-            color=ink_on(colour),
-            clip_on=True,
-            gid="in-box",
-        )
-
-
-def mark_box(axes: "Axes", box: tuple, words: str) -> None:
-    """Draw a red frame around what is wrong in ``box`` (x, y, width, height in data)."""
-    from matplotlib.patches import Rectangle
-
-    x, y, width, height = box
-    frame = Rectangle(
-        (x, y),
-        width,
-        height,
-        fill=False,
-        edgecolor=RED,
-        linewidth=2,
-        zorder=6,
-        gid=f"wrong {words}",
-    )
-    axes.add_patch(frame)
-
-
-def mark_excess(axes: "Axes", row: float, limit: float, reached: float, height: float) -> None:
-    """Hatch in red what the bar of a row has above its limit; nothing if it keeps to it."""
-    if reached > limit * (1 + 1e-9):
-        axes.barh(
-            row,
-            reached - limit,
-            height,
-            left=limit,
-            color="none",
-            hatch="xxxx",
-            edgecolor=RED,
-            gid="wrong excess",
-            zorder=4,
-        )

@@ -86,7 +86,7 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     """
     free, ready, device = waited.free, waited.ready, waited.device
     last = np.zeros(spans.devices)
-    np.maximum.at(last, device, spans.end[spans.code < 4])
+    np.maximum.at(last, device, spans.end[spans.computes])
     even, even_end = _with_equal_stages(spans, waited, last)
     rounding = _EXACT * makespan
     first = np.searchsorted(device, np.arange(spans.devices + 1))
@@ -98,7 +98,7 @@ def idle_time(spans: Spans, waited: Waits, makespan: float) -> IdleTime:
     # from then on: blocks on their way, and what is left between them
     action, a, b = waited.arriving.T
     action = action.astype(np.int64)
-    started = np.maximum(spans.start[spans.code < 4], ready)
+    started = np.maximum(spans.start[spans.computes], ready)
     held = np.flatnonzero(started > ready)
     # between pieces: from when it could start or one has arrived, until the next goes or it starts
     since = np.concatenate([ready[held], b]), np.concatenate([held, action])
@@ -129,9 +129,11 @@ def _with_equal_stages(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(seconds that each action would wait for results, when each device would be done), if every
     action took the mean of its kind. ``last``: when each device is done as it is."""
-    rows = np.flatnonzero(spans.code < 4)
+    rows = np.flatnonzero(spans.computes)
     kind = spans.code[rows].astype(np.int64)
-    kind[waited.pairs] = kind[waited.pairs + 1] = 4  # both at once take their own time
+    kind[waited.pairs] = kind[waited.pairs + 1] = (
+        kind.max(initial=0) + 1
+    )  # both at once take their own time
     length = spans.end[rows] - spans.start[rows]
     mean = np.bincount(kind, length) / np.maximum(np.bincount(kind), 1)
     if np.abs(length - mean[kind]).max(initial=0.0) <= _EXACT * length.max(initial=0.0):

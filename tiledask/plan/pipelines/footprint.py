@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.pipelines.timeline import COMPUTE, Timeline
+from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
 
 __all__ = ["Footprint", "Moment", "Steps", "memory_over_time"]
@@ -130,9 +130,10 @@ def memory_over_time(
             f"weight_part is a part of activation: stage {s} would keep {part[s]:g} of "
             f"{whole[s]:g}; give at most the activation"
         )
-    change = np.stack([whole, -whole, part - whole, -part])  # by F, B, I and W of each stage
+    # by F, B, I, W and U of each stage
+    change = np.stack([whole, -whole, part - whole, -part, np.zeros_like(whole)])
     always = _numbers(static, timeline.devices, "static", "device")
-    trains = bool(((timeline.code > 0) & (timeline.code < len(COMPUTE))).any())
+    trains = bool((timeline.computes & (timeline.code > 0)).any())
     bounds = np.searchsorted(timeline.device, np.arange(timeline.devices + 1)).tolist()
     steps = tuple(
         _steps(timeline, slice(*bounds[d : d + 2]), change, always[d], trains)
@@ -158,7 +159,7 @@ def _steps(
     """The step function of the device whose spans are ``rows``."""
     columns = timeline.code, timeline.stage, timeline.start, timeline.end
     code, stage, start, end = (column[rows] for column in columns)
-    computes = code < len(COMPUTE)
+    computes = timeline.computes[rows]
     if not computes.all():
         code, stage, start, end = (c[computes] for c in (code, stage, start, end))
     deltas = change[code, stage]

@@ -19,7 +19,7 @@ import numpy as np
 
 __all__ = ["Waits", "waits"]
 
-_F, _B, _I, _W, _T = range(5)
+_F, _B, _I, _W, _U, _T = range(6)
 """Kinds as a Timeline's column has them."""
 
 
@@ -32,6 +32,8 @@ class Spans(Protocol):
     def device(self) -> np.ndarray: ...
     @property
     def code(self) -> np.ndarray: ...
+    @property
+    def computes(self) -> np.ndarray: ...
     @property
     def stage(self) -> np.ndarray: ...
     @property
@@ -77,7 +79,7 @@ def waits(spans: Spans) -> Waits:
     the stage behind for a backward. A forward and a backward that start together are done at
     once, and wait together. Compute spans that overlap have no wait between them.
     """
-    rows = np.flatnonzero(spans.code < _T)
+    rows = np.flatnonzero(spans.computes)
     device, start = spans.device[rows], spans.start[rows]
     first = np.searchsorted(device, np.arange(spans.devices + 1)).tolist()
     free = np.zeros(len(rows))  # since when the device has been; from 0 before its first action

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
 
-COMPUTE = ("F", "B", "I", "W")
-"""Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient."""
+COMPUTE = ("F", "B", "I", "W", "U")
+"""Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
+the update of a training, of no stage."""
 TRANSFER = "T"
 """A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
 and micro-batch are those of the action that made it, or -1 where that is not known."""
@@ -110,7 +111,8 @@ class Timeline:
         return kinds
 
     @cached_property
-    def _computes(self) -> np.ndarray:
+    def computes(self) -> np.ndarray:
+        """bool: which spans are compute."""
         return self.code < len(COMPUTE)
 
     @cached_property
@@ -120,13 +122,13 @@ class Timeline:
 
     def _spans(self, device: int, computes: bool = True) -> np.ndarray:
         rows = slice(*self._first[device : device + 2])
-        wanted = self._computes[rows] == computes
+        wanted = self.computes[rows] == computes
         return np.stack([self.start[rows][wanted], self.end[rows][wanted]], axis=1)
 
     @cached_property
     def makespan(self) -> float:
         """Seconds from the start of the first compute span to the end of the last."""
-        return float(self.end[self._computes].max(initial=0.0))
+        return float(self.end[self.computes].max(initial=0.0))
 
     @cached_property
     def bound(self) -> "Bound | None":
@@ -258,7 +260,7 @@ class Timeline:
         peaks = []
         for d in range(self.devices):
             rows = np.arange(*self._first[d : d + 2])
-            rows = rows[self._computes[rows]]
+            rows = rows[self.computes[rows]]
             code, start, end = self.code[rows], self.start[rows], self.end[rows]
             opens, closes = code == 0, (code == 1) | (code == 3)
             if opens.sum() != closes.sum() or (start[1:] < end[:-1]).any():
@@ -286,7 +288,7 @@ class Timeline:
 
     def state(self, device: int, time: float) -> str:
         """What ``device`` does at ``time``: an action such as "F0", or "idle"."""
-        rows = self._computes & (self.device == device) & (self.start <= time) & (time < self.end)
+        rows = self.computes & (self.device == device) & (self.start <= time) & (time < self.end)
         hits = np.flatnonzero(rows)
         return f"{self.kind[hits[0]]}{self.microbatch[hits[0]]}" if len(hits) else "idle"
 
@@ -302,7 +304,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         return (
-            f"Timeline({self.origin}: {int(self._computes.sum())} actions on {self.devices} "
+            f"Timeline({self.origin}: {int(self.computes.sum())} actions on {self.devices} "
             f"devices, makespan {format_seconds(self.makespan)}, "
             f"{self.bubble_fraction:.1%} of device-time idle)"
         )

@@ -6,14 +6,24 @@ if the cluster moves something else.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import Partial, Region, Replicate, Shard, Tiling
+from tiledask.plan.products.placement import (
+    Partial,
+    Region,
+    Replicate,
+    Shard,
+    Tiling,
+    fixed_axes,
+    split,
+)
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["Piece", "collective", "fetch", "redistribution", "traffic_of"]
+__all__ = ["Holders", "Piece", "collective", "fetch", "holders", "redistribution", "traffic_of"]
+
+Holders = tuple[tuple[int, Region], ...]
+"""(rank, what it holds of a region), in the order of ranks; none of them empty."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +52,45 @@ def fetch(
     From partial axes every partial sum is asked, except on those in ``keep``, where the rank goes
     on with its own. Empty pieces are left out.
     """
-    choices = [
-        (i,) if p == Replicate() or (p == Partial() and axis in keep) else range(size)
-        for axis, (size, i, p) in enumerate(zip(tiling.mesh, at, tiling.placements, strict=True))
-    ]
-    here, regions = tiling.rank(at), tiling.regions
-    found = []
-    for source in map(tiling.rank, product(*choices)):
-        region = tuple(
-            [
-                (a0 if a0 > b0 else b0, a1 if a1 < b1 else b1)
-                for (a0, a1), (b0, b1) in zip(regions[source], wanted, strict=True)
+    here = tiling.rank(at)
+    return [Piece(source, here, region) for source, region in holders(tiling, at, wanted, keep)]
+
+
+def holders(
+    tiling: Tiling, at: tuple[int, ...], wanted: Region, keep: tuple[int, ...] = ()
+) -> Holders:
+    """Whom `fetch` asks, and for what; it visits no rank that has nothing.
+
+    >>> holders(Tiling((8, 8), (2, 4), (Shard(0), Shard(1))), (1, 2), ((4, 8), (3, 5)))
+    ((5, ((4, 8), (3, 4))), (6, ((4, 8), (4, 5))))
+    """
+    fixed = fixed_axes(tiling, keep)
+    found = [(0, tuple((0, n) for n in tiling.shape))]
+    for axis, (size, i, placement) in enumerate(
+        zip(tiling.mesh, at, tiling.placements, strict=True)
+    ):
+        if isinstance(placement, Shard):
+            d = placement.dim
+            first, last = wanted[d]
+            found = [
+                (rank * size + part, (*region[:d], (start, stop), *region[d + 1 :]))
+                for rank, region in found
+                for part, (start, stop) in enumerate(split(*region[d], size))
+                if start < last and first < stop
             ]
-        )
-        if all(stop > start for start, stop in region):
-            found.append(Piece(source, here, region))
-    return found
+        elif axis in fixed:
+            found = [(rank * size + i, region) for rank, region in found]
+        else:
+            found = [(rank * size + j, region) for rank, region in found for j in range(size)]
+    overlaps = ((rank, _overlap(region, wanted)) for rank, region in found)
+    return tuple(
+        (rank, region) for rank, region in overlaps if all(stop > start for start, stop in region)
+    )
+
+
+def _overlap(one: Region, other: Region) -> Region:
+    both = zip(one, other, strict=True)
+    return tuple([(a if a > c else c, b if b < d else d) for (a, b), (c, d) in both])
 
 
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:

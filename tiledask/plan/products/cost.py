@@ -11,7 +11,7 @@ from math import prod, sqrt
 
 from tiledask.plan.products.comms import Piece
 from tiledask.plan.products.placement import Region
-from tiledask.plan.products.product import ProductPlan
+from tiledask.plan.products.product_plan import ProductPlan
 
 __all__ = ["MachineRates", "ProductCost", "break_even", "cost", "least_moved"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tiledask.errors import PlacementError
 
-__all__ = ["Partial", "Placement", "Region", "Replicate", "Shard", "Tiling", "split"]
+__all__ = ["Partial", "Placement", "Region", "Replicate", "Shard", "Tiling", "fixed_axes", "split"]
 
 Region = tuple[tuple[int, int], ...]
 """One (start, stop) per dimension of the whole array."""
@@ -131,6 +131,14 @@ class Tiling:
             rank = rank * size + i
         return rank
 
+    def at(self, rank: int) -> tuple[int, ...]:
+        """Mesh coordinates of a rank."""
+        return self._at[rank]
+
+    @cached_property
+    def _at(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.coordinates())
+
     def region(self, at: Sequence[int]) -> Region:
         """What the rank at ``at`` holds: (start, stop) per dimension.
 
@@ -154,3 +162,13 @@ class Tiling:
     def replaced(self, *placements: Placement) -> "Tiling":
         """The same array and mesh under other placements."""
         return Tiling(self.shape, self.mesh, tuple(placements))
+
+
+def fixed_axes(tiling: Tiling, keep: Sequence[int] = ()) -> tuple[int, ...]:
+    """The mesh's axes along which a rank asks nobody but those with its own coordinate: what is
+    replicated is there, and in ``keep`` it goes on with its own partial sum."""
+    return tuple(
+        axis
+        for axis, placement in enumerate(tiling.placements)
+        if placement == Replicate() or (placement == Partial() and axis in keep)
+    )

@@ -16,24 +16,18 @@ or a vector [k]. The plan alone says what moves; the same plan is executed.
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from inspect import signature
-from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 from typing import SupportsIndex
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.comms import Piece, fetch, traffic_of
-from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling, split
-from tiledask.plan.products.traffic import Traffic
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.product_plan import DepthWalk, ProductPlan
 from tiledask.plan.units import divisors
 
 __all__ = [
     "PANEL",
-    "ProductPanel",
-    "ProductPlan",
     "algorithms",
     "grids",
     "moves_nothing",
@@ -44,103 +38,6 @@ __all__ = [
 PANEL = 512
 """Extent along k of the panels that are fetched, unless told otherwise: wide enough for BLAS and
 for long runs of memory, narrow enough that two of them are small beside C."""
-
-Interval = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class ProductPanel:
-    """One turn of a rank: C += A[..., depth] @ B[depth, :], over its rows and columns."""
-
-    depth: Interval
-    a: tuple[Piece, ...]
-    """The pieces of A that it takes, which together are A[rows, depth]."""
-    b: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class ProductPlan:
-    """What every rank multiplies, fetches and sums, known before anything runs."""
-
-    algorithm: str
-    options: str
-    """The choices made within the algorithm, in words, such as "panel 512"."""
-    a: Tiling
-    b: Tiling
-    work: Tiling
-    """C while the ranks multiply: Partial() along axes that share out the summed dimension."""
-    result: Tiling
-    panels: tuple[tuple[ProductPanel, ...], ...]
-    """For each rank, its panels in the order it takes them."""
-    partials: tuple[tuple[Piece, ...], ...]
-    """For each rank, the pieces of ``work`` that it sums up; empty where nothing is summed."""
-
-    @property
-    def ranks(self) -> int:
-        return self.result.ranks
-
-    @cached_property
-    def fetched(self) -> tuple[tuple[Piece, ...], ...]:
-        """For each rank, the pieces of A and B that it reads from other ranks."""
-        return tuple(
-            tuple(p for panel in mine for p in (*panel.a, *panel.b) if p.source != rank)
-            for rank, mine in enumerate(self.panels)
-        )
-
-    @cached_property
-    def summed(self) -> tuple[tuple[Piece, ...], ...]:
-        """For each rank, the partial sums that it reads from other ranks."""
-        return tuple(
-            tuple(p for p in mine if p.source != rank) for rank, mine in enumerate(self.partials)
-        )
-
-    @property
-    def sums(self) -> bool:
-        """Whether partial sums are summed after the ranks have multiplied."""
-        return any(self.partials)
-
-    @cached_property
-    def sums_in_place(self) -> bool:
-        """Whether a rank can add its own product to the others' partial sums of its part of C.
-
-        Where nothing of A and B is fetched, each rank first multiplies what the others sum up,
-        and its own part last, on top of what they have sent.
-        """
-        return self.sums and bool(self.result.shape) and not any(self.fetched)
-
-    def traffic(self, itemsize: int, sum_itemsize: int | None = None, ranks: int = 0) -> Traffic:
-        """Bytes and messages from rank to rank, for operands of ``itemsize`` bytes an element.
-
-        Partial sums of half types have 4 (``sum_itemsize``). ``ranks``: of the cluster, if larger.
-        """
-        ranks = max(ranks, self.ranks)
-        operands = traffic_of(ranks, (p for mine in self.fetched for p in mine), itemsize)
-        sums = (p for mine in self.summed for p in mine)
-        return operands + traffic_of(ranks, sums, sum_itemsize or itemsize)
-
-    def extents(self, rank: int) -> tuple[int, int, int]:
-        """(m, n, k) of what ``rank`` multiplies, all leading dimensions of A taken as one m."""
-        region = self.work.regions[rank]
-        shape = [stop - start for start, stop in region]
-        lead = len(self.a.shape) - 1
-        depth = sum(stop - start for start, stop in (p.depth for p in self.panels[rank]))
-        return prod(shape[:lead]), prod(shape[lead:]), depth
-
-    def held(self, rank: int) -> int:
-        """Elements of the largest panel that ``rank`` fetches."""
-        of_panels = (
-            sum(p.size for p in (*panel.a, *panel.b) if p.source != rank)
-            for panel in self.panels[rank]
-        )
-        return max(of_panels, default=0)
-
-    def __repr__(self) -> str:
-        t = self.traffic(1)
-        return (
-            f"ProductPlan({self.algorithm}{', ' + self.options if self.options else ''}: "
-            f"{t.total:,} elements in {t.count} messages among {self.ranks} ranks)"
-        )
-
 
 # -- the algorithms ------------------------------------------------------------------------------
 
@@ -520,45 +417,13 @@ def _plan(
     sharded: bool = False,
     leave: bool = False,
 ) -> ProductPlan:
-    """The plan that leaves C as ``work`` and then sums it along the axes in ``cut``.
-
-    ``cut``: the mesh axes that share out k. ``panel``: extent of a panel along k, None for as
-    wide as the blocks are. ``skewed``: rank (i, j) begins i + j blocks further. ``sharded``: along
-    ``cut`` every block of k is shared out, instead of k as a whole. ``leave``: C stays
-    partial sums, the caller says what becomes of them.
-    """
+    """The plan that leaves C as ``work`` and then sums it along the axes in ``cut``, as a
+    `DepthWalk` says."""
     keep = _kept(name, a, b, mesh, work, cut)
-    columns = len(a.shape) - 1
+    walk = DepthWalk(tuple(cut), panel, skewed, sharded, keep, leave)
     tiling = Tiling((*a.shape[:-1], *b.shape[1:]), mesh, tuple(work))
-    shared = (Shard(0) if axis in cut else Replicate() for axis in range(len(mesh)))
-    inner = Tiling((a.shape[-1],), mesh, tuple(shared))
-    at_a, at_b = tuple(a.coordinates()), tuple(b.coordinates())
-    panels = []
-    for rank, at in enumerate(tiling.coordinates()):
-        region = tiling.region(at)
-        depth = (0, a.shape[-1]) if sharded else inner.region(at)[0]
-        of_a = fetch(a, at_a[rank], (*region[:columns], depth), keep)
-        of_b = fetch(b, at_b[rank], (depth, *region[columns:]), keep)
-        # cut where the owner of a piece changes
-        ends = {*depth, *(end for piece in of_a for end in piece.region[-1])}
-        ends |= {end for piece in of_b for end in piece.region[0]}
-        blocks = list(pairwise(sorted(ends)))
-        if sharded:
-            blocks = _shares(blocks, at[-1], mesh[-1])
-        if skewed:
-            turn = sum(at) * len(blocks) // max(mesh) % len(blocks)
-            blocks = blocks[turn:] + blocks[:turn]
-        mine = (p for block in blocks for p in _panels(block, of_a, of_b, panel))
-        panels.append(tuple(mine) if of_a and of_b else ())
     result = tiling if leave else _scattered(tiling, cut)
-    partials: list[tuple[Piece, ...]] = [()] * a.ranks
-    if any(mesh[axis] > 1 for axis in cut) and not leave:
-        at_work = tuple(tiling.coordinates())
-        partials = [
-            tuple(fetch(tiling, at_work[rank], result.region(at), keep))
-            for rank, at in enumerate(result.coordinates())
-        ]
-    return ProductPlan(name, options, a, b, tiling, result, tuple(panels), tuple(partials))
+    return ProductPlan(name, options, a, b, tiling, result, walk)
 
 
 def _kept(
@@ -590,37 +455,3 @@ def _scattered(work: Tiling, cut: Sequence[int]) -> Tiling:
     dim = 0 if enough else max(range(len(work.shape)), key=lambda d: work.shape[d])
     placements = [Shard(dim) if axis in cut else p for axis, p in enumerate(work.placements)]
     return work.replaced(*placements)
-
-
-def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:
-    """The part of every block that falls to ``layer``; those that get one more take turns.
-
-    >>> [_shares([(0, 3), (3, 6)], layer, 2) for layer in range(2)]
-    [[(0, 2), (5, 6)], [(2, 3), (3, 5)]]
-    """
-    shares = []
-    for start, stop in blocks:
-        shares.append(split(start, stop, layers)[layer])
-        layer = (layer - (stop - start)) % layers
-    return shares
-
-
-def _panels(
-    block: Interval, of_a: list[Piece], of_b: list[Piece], panel: int | None
-) -> Iterator[ProductPanel]:
-    """``block`` panel by panel; whole if nothing of it is fetched.
-
-    No piece ends inside of it: a piece has all of it along k, or none.
-    """
-    if block[0] == block[1]:
-        return
-    over_a = [p for p in of_a if p.region[-1][0] <= block[0] < p.region[-1][1]]
-    over_b = [p for p in of_b if p.region[0][0] <= block[0] < p.region[0][1]]
-    at_hand = all(p.source == p.destination for p in (*over_a, *over_b))
-    parts = 1 if panel is None or at_hand else -(-(block[1] - block[0]) // panel)
-    for depth in split(*block, parts):
-        yield ProductPanel(
-            depth,
-            tuple(Piece(p.source, p.destination, (*p.region[:-1], depth)) for p in over_a),
-            tuple(Piece(p.source, p.destination, (depth, *p.region[1:])) for p in over_b),
-        )

@@ -1,6 +1,6 @@
 """Bytes and messages between ranks: one type for predicted and for counted traffic."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,28 @@ class Traffic:
             if source != destination:
                 nbytes[source, destination] += size
                 messages[source, destination] += 1
+        return cls(nbytes, messages)
+
+    @classmethod
+    def of_groups(
+        cls,
+        ranks: int,
+        groups: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]],
+    ) -> "Traffic":
+        """The traffic of groups of ranks that all read the same: (readers, and of each rank that
+        they read from: its number, bytes, messages).
+
+        >>> Traffic.of_groups(3, [([1, 2], [0, 1], [8, 4], [1, 1])]).sent
+        (16, 4, 0)
+        """
+        nbytes = np.zeros((ranks, ranks), np.int64)
+        messages = np.zeros((ranks, ranks), np.int64)
+        for readers, sources, sizes, counts in groups:
+            at = np.ix_(sources, readers)
+            nbytes[at] += np.array(sizes, np.int64)[:, None]
+            messages[at] += np.array(counts, np.int64)[:, None]
+        np.fill_diagonal(nbytes, 0)
+        np.fill_diagonal(messages, 0)
         return cls(nbytes, messages)
 
     @property

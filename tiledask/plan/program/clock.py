@@ -214,8 +214,8 @@ class _Run:
 
 
 def _kind_of(place: LinePlace) -> str:
-    """The kind of a part's work in a Timeline; the update is work for the weights."""
-    return place.part.kind if place.part.kind in COMPUTE else "W"
+    """The kind of a part's work in a Timeline; what is of no stage belongs to the update."""
+    return place.part.kind if place.part.kind in COMPUTE else "U"
 
 
 def _table(values: Any, n: int, name: str) -> np.ndarray:

@@ -13,7 +13,8 @@ import numpy as np
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, mark_box, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PINK, RED, SKY, canvas, styled
 from tiledask.tile.memory.pool import Pool, Refused
 
 if TYPE_CHECKING:
@@ -214,28 +215,20 @@ def _bars(ranks: int, given: Mapping[str, Any] | None) -> "Figure":
     for row, strategy in enumerate(STRATEGIES):
         # of the matrix that a rank holds
         each = 26 * (1 / ranks if strategy in ("columns", "rows") else 1)
-        for i, (name, colour) in enumerate(parts.items() if given else [("weights", BLUE)]):
-            axes.barh(
-                row,
-                each,
-                0.7,
-                left=i * each,
-                color=colour,
-                edgecolor="white",
-                label=None if row else name,
-                gid=f"{strategy} {name}",
-            )
+        shown = parts if given else {"weights": BLUE}
+        draw.stack(axes, row, [(f"{strategy} {n}", each, c) for n, c in shown.items()], 0.7)
         if given and strategy in wrong:
             held = max(1, LEVELS.get(given[strategy], 0)) * each
-            mark_box(axes, (0, row - 0.4, held, 0.8), strategy)
+            draw.mark_box(axes, (0, row - 0.4, held, 0.8), strategy)
         if given:
             words = f"you say: {given[strategy] or 'not at all'}"
-            axes.annotate(words, (4 * each, row), (6, 0), textcoords="offset points", va="center")
-    axes.axvline(24, color=RED, linestyle="--", linewidth=1.2, label="a device, 24 GB")
+            draw.note(axes, (4 * each, row), words, size=9)
+    look = {"color": RED, "linewidth": 1.2}
+    draw.limit_line(axes, 24, **look)
     axes.set_yticks(range(len(STRATEGIES)), STRATEGIES)
     axes.invert_yaxis()
-    axes.set_xlim(0, 135 if given else 40)
-    axes.set_xlabel("GB")
+    axes.set(xlim=(0, 135 if given else 40), xlabel="GB")
     axes.tick_params(axis="y", length=0, colors=GREY, labelcolor="black")
-    figure.legend(loc="outside lower center", ncols=5)
+    entries = [draw.patch_entry(name, colour) for name, colour in shown.items()]
+    draw.legend(figure, [*entries, draw.line_entry("a device, 24 GB", linestyle="--", **look)], 5)
     return figure

@@ -16,7 +16,7 @@ from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.planning.feasibility import short_layout
 from tiledask.lab.plots.planning.step_breakdown import PARTS
-from tiledask.lab.plots.style import mark_box
+from tiledask.lab.plots.primitives import mark_box
 from tiledask.plan.choosing.critique import critique
 from tiledask.plan.choosing.search import Plans, Space, search
 from tiledask.plan.fitting.fit import Fit, fits

@@ -23,7 +23,8 @@ from tiledask.lab.exercises.products.placements import (
 from tiledask.lab.judging import Exercise, Target
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.placement import Placement, Tiling
-from tiledask.plan.products.product import ProductPlan, algorithms, grids, options_of, plan_product
+from tiledask.plan.products.product import algorithms, grids, options_of, plan_product
+from tiledask.plan.products.product_plan import ProductPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

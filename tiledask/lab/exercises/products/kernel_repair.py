@@ -14,6 +14,7 @@ import numpy as np
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.judging import Exercise, Target
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, PALE, RED, canvas, styled
 from tiledask.tile import Tile, traffic
 
@@ -223,25 +224,19 @@ def _wrong_elements(wrong: Mapping[int, np.ndarray], tile: Tile, note: str) -> "
             f"k = {k}, {steps} step{'s' * (steps > 1)}: {count or 'no'} wrong of {c.size}"
         )
         _elements(axes, c, tm, tn)
-    for colour, words in ((PALE, "right"), (RED, "wrong")):
-        panels[0].plot([], [], "s", color=colour, label=words)
-    panels[0].plot([], [], color=BLUE, label="a tile, smaller at the edges")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    entries = [draw.patch_entry("right", PALE), draw.patch_entry("wrong", RED)]
+    draw.legend(figure, [*entries, draw.line_entry("a tile, smaller at the edges", BLUE)])
     return figure
 
 
 def _elements(axes: "Axes", wrong: np.ndarray, tm: int, tn: int) -> None:
-    from matplotlib.patches import Rectangle
-
     m, n = wrong.shape
     for i, j in np.ndindex(m, n):
         colour, name = (RED, "wrong") if wrong[i, j] else (PALE, "right")
-        axes.add_patch(
-            Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="white", gid=f"{name} {i} {j}")
-        )
+        draw.box(axes, (j, i, 1, 1), colour, linewidth=1, gid=f"{name} {i} {j}")
     for i, j in product(range(0, m, tm), range(0, n, tn)):
         rest = min(tn, n - j), min(tm, m - i)
-        axes.add_patch(Rectangle((j, i), *rest, fill=False, edgecolor=BLUE, linewidth=1.6))
+        draw.box(axes, (j, i, *rest), "none", edgecolor=BLUE, linewidth=1.6)
     axes.set(xlim=(-0.2, n + 0.2), ylim=(m + 0.2, -0.2), aspect="equal")
     axes.set(xlabel="columns of C", ylabel="rows of C")
     axes.set(xticks=range(0, n + 1, tn), yticks=range(0, m + 1, tm))

@@ -18,7 +18,8 @@ from distributed import Worker
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, mark_box, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, INK, PALE, RED, YELLOW, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile import TileTraffic, count_traffic
 
@@ -236,35 +237,28 @@ def _misnamed(
 @styled
 def _bars(runs: Mapping[str, BlockRun], rate: float, wrong: Collection[str] = ()) -> "Figure":
     figure = canvas(0.9 + 1.25 * len(runs), "Where did the workers' time go?")
-    axes = [figure.subplots()] if len(runs) == 1 else figure.subplots(len(runs), 1)
+    axes = draw.stacked_axes(figure, [1] * len(runs))
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
+        draw.lanes(ax, [f"worker {w}" for w in range(len(run.busy))])
         for worker, (busy, waited) in enumerate(zip(run.busy, run.waited, strict=True)):
-            ax.barh(worker, waited, 0.7, color=YELLOW, gid=f"{name} waited {worker}")
-            ax.barh(worker, busy, 0.7, left=waited, color=BLUE, gid=f"{name} busy {worker}")
-            ax.barh(
-                worker,
-                run.makespan - waited - busy,
-                0.7,
-                left=waited + busy,
-                color=PALE,
-                gid=f"{name} idle {worker}",
-            )
+            parts = [
+                (f"{name} waited {worker}", waited, YELLOW),
+                (f"{name} busy {worker}", busy, BLUE),
+                (f"{name} idle {worker}", run.makespan - waited - busy, PALE),
+            ]
+            draw.stack(ax, worker, parts, 0.7, linewidth=0)
         ideal = sum(run.flops) / len(run.flops) / rate
-        ax.axvline(ideal, color=RED, linestyle="--", linewidth=1.4)
+        draw.limit_line(ax, ideal, color=RED)
         ax.set_xlim(0, 1.02 * run.makespan)
-        ax.set_yticks(range(len(run.busy)), [f"worker {w}" for w in range(len(run.busy))])
-        ax.invert_yaxis()
-        ax.tick_params(axis="y", length=0)
-        ax.xaxis.set_major_formatter(lambda s, _: format_seconds(s) if s else "0")
+        draw.second_ticks(ax.xaxis)
         if name in wrong:
-            mark_box(ax, (0, -0.45, run.makespan, len(run.busy) - 0.1), name)
+            draw.mark_box(ax, (0, -0.45, run.makespan, len(run.busy) - 0.1), name)
         ax.set_title(f"{name}: busy {run.utilisation:.0%} of the time; {run!r}", color=INK)
-    for colour, words in (
-        (BLUE, "in the kernel"),
-        (YELLOW, "its block on the way"),
-        (PALE, "done, the others are not"),
-    ):
-        axes[-1].barh(0, 0, color=colour, label=words)
-    axes[-1].plot([], [], color=RED, linestyle="--", label="a good tile, evenly split")
-    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower left", ncols=4)
+    entries = [
+        draw.patch_entry("in the kernel", BLUE),
+        draw.patch_entry("its block on the way", YELLOW),
+        draw.patch_entry("done, the others are not", PALE),
+        draw.line_entry("a good tile, evenly split", RED, linestyle="--"),
+    ]
+    draw.legend(figure, entries, 4)
     return figure

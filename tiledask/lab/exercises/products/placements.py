@@ -18,7 +18,8 @@ from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.plots.style import RED
 from tiledask.plan.products.comms import redistribution, traffic_of
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
-from tiledask.plan.products.product import ProductPlan, gather
+from tiledask.plan.products.product import gather
+from tiledask.plan.products.product_plan import ProductPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab import plots
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, PALE, RED, SKY, canvas, end_words, mark_box, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, GREY, RED, SKY, canvas, styled
 from tiledask.plan.inputs.hardware import load_device
 from tiledask.plan.units import format_bytes
 from tiledask.tile import Config, Tile, config_of, order, predict
@@ -143,7 +144,7 @@ def tile_within(
         if answer is not None and (config.shared_bytes > limit or levels[L2].loaded > most):
             (panel,) = (axes for axes in drawn.axes if axes.get_title().startswith(L2))
             (drawn_tile,) = (patch for patch in panel.patches if patch.get_gid() == "tile")
-            mark_box(panel, drawn_tile.get_bbox().bounds, L2)
+            draw.mark_box(panel, drawn_tile.get_bbox().bounds, L2)
             panel.title.set_color(RED)
         return drawn
 
@@ -257,23 +258,22 @@ def _shares(
             share = 0 if why else prediction.seconds / predict(*size, config, device).seconds
             axes.barh(y, share, 0.8, color=colour, gid=f"{device} {_short(config)}")
             words = f"does not start: {why.split(':')[0]}" if why else f"{share:.1%}"
-            end_words(axes, share, y, f"{_short(config)}: {words}")
+            draw.note(axes, (max(share, 0.02), y), f"{_short(config)}: {words}", **draw.BEHIND)
             if colour == BLUE and share < 1 - within:
-                mark_box(axes, (0, y - 0.4, max(share, 0.02), 0.8), device)
+                draw.mark_box(axes, (0, y - 0.4, max(share, 0.02), 0.8), device)
             y += 1
         y += 0.6
-    for name, (_, colour) in series.items():
-        axes.barh(0, 0, color=colour, label=name)
-    axes.axvline(1, color=GREY, linestyle="--", linewidth=0.8)
+    draw.limit_line(axes, 1, color=GREY, linewidth=0.8)
     axes.set_yticks(list(ticks.values()), list(ticks))
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "the best"])
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color=PALE, linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw.grid(axes)
+    axes.yaxis.grid(False)
     axes.set_xlabel("bound of the tile over that of the best tile there")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    entries = [draw.patch_entry(name, colour) for name, (_, colour) in series.items()]
+    draw.legend(figure, entries, 2)
     return figure
 
 

@@ -15,16 +15,8 @@ import numpy as np
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    canvas,
-    mark_box,
-    mark_excess,
-    styled,
-)
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.data import short
 from tiledask.tile import layers as tile
@@ -269,29 +261,21 @@ def _bars(assigned: Assignment, task: _Task, note: str, most: float = float("inf
     for rank, heads in enumerate(assigned):
         asked = query * len(heads) / 1e6
         shared = kv * len(task.kv_of(heads)) / 1e6
-        axes.barh(rank, asked, 0.7, color=BLUE, gid=f"rank {rank} query")
-        axes.barh(rank, shared, 0.7, left=asked, color=ORANGE, gid=f"rank {rank} kv")
+        parts = [(f"rank {rank} query", asked, BLUE), (f"rank {rank} kv", shared, ORANGE)]
+        draw.stack(axes, rank, parts, 0.7, linewidth=0)
         count = len(task.kv_of(heads))
-        mark_excess(axes, rank, most * task.even_share / 1e6, asked + shared, 0.7)
+        draw.mark_excess(axes, rank, most * task.even_share / 1e6, asked + shared, 0.7)
         if count > 1 and most < float("inf"):
-            mark_box(axes, (asked, rank - 0.35, shared, 0.7), f"rank {rank} kv")
+            draw.mark_box(axes, (asked, rank - 0.35, shared, 0.7), f"rank {rank} kv")
         words = f"query {', '.join(map(str, heads))}; kv {', '.join(map(str, task.kv_of(heads)))}"
-        axes.annotate(
-            words if heads else "nothing",
-            (asked + shared, rank),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=INK,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        )
-    axes.barh(0, 0, color=BLUE, label="query heads")
-    axes.barh(0, 0, color=ORANGE, label="kv heads")
-    axes.axvline(task.even_share / 1e6, color=GREY, linestyle="--", linewidth=1, label="even share")
+        end = (asked + shared, rank)
+        draw.note(axes, end, words if heads else "nothing", (4, 0), 8, **draw.BEHIND)
+    even = {"color": GREY, "linestyle": "--", "linewidth": 1}
+    draw.limit_line(axes, task.even_share / 1e6, **even)
     axes.set_yticks(range(task.ranks), [f"rank {rank}" for rank in range(task.ranks)])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.35 * max(max(map(task.flops, assigned)), task.even_share) / 1e6)
     axes.set_xlabel("MFLOP, forward")
-    figure.legend(loc="outside lower center", ncols=3)
+    kinds = [draw.patch_entry("query heads", BLUE), draw.patch_entry("kv heads", ORANGE)]
+    draw.legend(figure, [*kinds, draw.line_entry("even share", GREY, linestyle="--", linewidth=1)])
     return figure

@@ -22,7 +22,8 @@ from tiledask.lab import plots
 from tiledask.lab.exercises.products.placements import span
 from tiledask.lab.exercises.split_layers import lenet_splits as splits
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, mark_excess, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, canvas, styled
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.tile import layers as L
 
@@ -349,10 +350,11 @@ def _bars(sizes: Mapping[str, int], title: str, most: int | None = None) -> "Fig
     figure = canvas(0.9 + 0.38 * len(sizes), title)
     axes = figure.subplots()
     colours = [ORANGE if name == "yours" else BLUE for name in sizes]
-    bars = axes.barh(list(sizes), [size / MB for size in sizes.values()], color=colours)
-    axes.bar_label(bars, fmt="%.2f MB", padding=4, color=GREY)
+    axes.barh(list(sizes), [size / MB for size in sizes.values()], color=colours)
+    for y, size in enumerate(sizes.values()):
+        draw.note(axes, (size / MB, y), f"{size / MB:.2f} MB", color=GREY)
     if most is not None and "yours" in sizes:
-        mark_excess(axes, list(sizes).index("yours"), most / MB, sizes["yours"] / MB, 0.8)
+        draw.mark_excess(axes, list(sizes).index("yours"), most / MB, sizes["yours"] / MB, 0.8)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("MB that all devices send")

@@ -15,7 +15,8 @@ from tiledask.distributed.convolution.lenet_split import WAYS, Split
 from tiledask.distributed.convolution.lenet_train import TrainedLeNet, train_lenet
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, INK, ORANGE, canvas, mark_box, mark_excess, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
 from tiledask.tile.datasets import load_images
 
 if TYPE_CHECKING:
@@ -160,20 +161,14 @@ def _bars(
     colours = [ORANGE if name.startswith("yours") else BLUE for name in needs]
     axes.barh(list(sent), list(sent.values()), 0.62, color=colours)
     for i, (name, said) in enumerate(needs.items()):
-        axes.annotate(
-            f"{sent[name]:.2f} MB, {_percent(said):.1f}% of the model, balance "
-            f"{said.imbalance:.2f}",
-            (sent[name], i),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=INK,
+        words = (
+            f"{sent[name]:.2f} MB, {_percent(said):.1f}% of the model, balance {said.imbalance:.2f}"
         )
+        draw.note(axes, (sent[name], i), words)
         if name.startswith("yours"):
-            mark_excess(axes, i, most, sent[name], 0.62)
+            draw.mark_excess(axes, i, most, sent[name], 0.62)
             if not keeps(said):
-                mark_box(axes, (0, i - 0.36, sent[name], 0.72), name)
+                draw.mark_box(axes, (0, i - 0.36, sent[name], 0.72), name)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.75 * max(sent.values()))
     axes.tick_params(axis="y", length=0)

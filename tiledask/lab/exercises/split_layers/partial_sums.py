@@ -18,17 +18,8 @@ from tiledask.distributed.ranks.rank_function import Ranks
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import (
-    GREEN,
-    INK,
-    ORANGE,
-    RED,
-    SKY,
-    canvas,
-    ink_on,
-    mark_box,
-    styled,
-)
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import GREEN, INK, ORANGE, RED, SKY, canvas, styled
 from tiledask.tile import layers as tile
 
 if TYPE_CHECKING:
@@ -299,33 +290,14 @@ def _chain(
         axes.text(-0.15, y, way, ha="right", va="center")
         for x, place in enumerate(places):
             colour, here = STATES[states[place]], place in chosen
-            axes.barh(
-                y,
-                0.9,
-                0.55,
-                left=x,
-                color=colour,
-                edgecolor=INK if here else "none",
-                linewidth=2,
-                gid=f"{place}: {states[place]}",
-            )
+            at, edge = (x, y - 0.275, 0.9, 0.55), {"edgecolor": INK if here else "none"}
+            draw.box(axes, at, colour, linewidth=2, gid=f"{place}: {states[place]}", **edge)
             if place == offence:
-                mark_box(axes, (x - 0.04, y - 0.36, 0.98, 0.72), place)
+                draw.mark_box(axes, (x - 0.04, y - 0.36, 0.98, 0.72), place)
             words = f"sum of\n{place}" if here else place
-            axes.text(
-                x + 0.45,
-                y,
-                words,
-                ha="center",
-                va="center",
-                color=ink_on(colour),
-                fontsize=7.5,
-                fontweight="bold" if here else "normal",
-            )
-    for name, colour in STATES.items():
-        axes.barh(0, 0, color=colour, label=name)
-    axes.set_xlim(-1.0, len(BACKWARD))
-    axes.set_ylim(1.5, -0.5)
+            draw.text_in(axes, at, words, colour, fontweight="bold" if here else "normal")
+    axes.set(xlim=(-1.0, len(BACKWARD)), ylim=(1.5, -0.5))
     axes.set_axis_off()
-    figure.legend(loc="outside lower center", ncols=len(STATES))
+    entries = [draw.patch_entry(name, colour) for name, colour in STATES.items()]
+    draw.legend(figure, entries, len(STATES))
     return figure

@@ -12,7 +12,8 @@ import numpy as np
 
 from tiledask.errors import ConfigError, DivergedError, RuleError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import BLUE, INK, ORANGE, PALE, RED, canvas, mark_box, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import BLUE, INK, ORANGE, RED, canvas, styled
 from tiledask.lab.precision.small import Small, SmallRun, train
 from tiledask.tile.optimizers import SGD, LossScale
 
@@ -157,27 +158,21 @@ def _scales(runs: dict[str, SmallRun], title: str, loss: float, judged: bool = F
     left, right = figure.subplots(1, 2)
     for (name, run), colour in zip(runs.items(), (ORANGE, BLUE), strict=True):
         words = f"{name}: {run.skipped} of {len(run.losses)} left out"
-        left.step(
-            range(len(run.scales)),
-            np.log2(run.scales),
-            where="post",
-            color=colour,
-            linewidth=1.8,
-            label=words,
-        )
-        right.plot(run.losses, color=colour, linewidth=1.6, label=f"{name}: ends at {_end(run):g}")
+        powers, steps = np.log2(run.scales), range(len(run.scales))
+        draw.curve(left, steps, powers, colour, 1.8, drawstyle="steps-post", label=words)
+        words = f"{name}: ends at {_end(run):g}"
+        draw.curve(right, range(len(run.losses)), run.losses, colour, label=words)
         last = np.asarray(run.losses[-LAST:], float)
         if judged and not _end(run) <= loss and np.isfinite(last).all():
             low, high = last.min() - 0.06, last.max() + 0.06
-            mark_box(right, (len(run.losses) - LAST - 1, low, LAST, high - low), name)
-    right.axhline(loss, color=RED, linestyle="--", linewidth=1, label=f"target: at most {loss:g}")
+            draw.mark_box(right, (len(run.losses) - LAST - 1, low, LAST, high - low), name)
+    draw.limit_line(right, y=loss, color=RED, linewidth=1, label=f"target: at most {loss:g}")
     left.set_title("scale of the loss")
-    left.yaxis.set_major_formatter(lambda power, _: f"$2^{{{power:g}}}$")
+    draw.ticks_as(left.yaxis, lambda power: f"$2^{{{power:g}}}$")
     right.set_title("loss")
     for axes in (left, right):
         axes.set_xlabel("step")
-        axes.grid(color=PALE, linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw.grid(axes)
         axes.spines[["left", "bottom"]].set_color(INK)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
+        draw.legend_under(axes, low=-0.16)
     return figure

@@ -12,7 +12,8 @@ from tiledask.distributed.training import GPT, train
 from tiledask.errors import ConfigError
 from tiledask.lab.judging import Exercise, Target
 from tiledask.lab.judging.result import NEAR
-from tiledask.lab.plots.style import PALETTE, canvas, ink_on, lighter, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import canvas, colour_of_rank, styled
 from tiledask.plan.products.placement import split
 from tiledask.tile.datasets import load_text
 
@@ -138,19 +139,17 @@ def _mesh(model: GPT, shape: Shape, microbatches: int, batch: int, title: str) -
     figure = canvas(1.0 + 0.62 * dp * tp, title)
     axes = figure.subplots()
     for rank, (copy, part, stage) in enumerate(product(*map(range, shape))):
-        colour = lighter(PALETTE[copy % len(PALETTE)], 0.15 + 0.5 * (part % 2))
+        colour = colour_of_rank(copy, 0.15 + 0.5 * (part % 2))
         y = copy * tp + part + 0.25 * copy
-        axes.barh(y, 0.94, 0.88, left=stage, color=colour, gid=f"rank {rank}")
+        at = (stage, y - 0.44, 0.94, 0.88)
+        draw.box(axes, at, colour, linewidth=0, gid=f"rank {rank}")
         low, high = split(0, batch, dp)[copy]
         units = ", ".join(model.stage_units(stage, cut)) or "nothing"
         words = (
             f"rank {rank}: rows {low}-{high - 1} in {microbatches} micro-batches, columns "
             f"{part + 1}/{tp}\n{units}"
         )
-        axes.text(
-            stage + 0.47, y, words, ha="center", va="center", color=ink_on(colour), fontsize=7.5
-        )
-    axes.set_xlim(-0.02, pp)
-    axes.invert_yaxis()
+        draw.text_in(axes, at, words, colour)
+    axes.set(xlim=(-0.02, pp), ylim=(dp * tp + 0.25 * (dp - 1) - 0.5, -0.5))
     axes.set_axis_off()
     return figure

@@ -16,7 +16,8 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.threads import run_threads
 from tiledask.errors import ConfigError, RuleError
 from tiledask.lab.judging import Exercise, Target
-from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, ink_on, mark_box, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import GREEN, ORANGE, SKY, canvas, styled
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost, even
 from tiledask.plan.products.placement import split
@@ -198,41 +199,23 @@ def _rows_and_error(copies: int, batches: tuple[int, ...], off: dict[int, float]
     figure = canvas(0.9 + 0.55 * len(batches), f"Rows of {copies} copies, and your weights: {note}")
     axes = figure.subplots()
     for y, batch in enumerate(batches):
-        for rank, (low, high) in enumerate(split(0, batch, copies)):
-            colour = (SKY, ORANGE, GREEN)[rank % 3]
-            axes.barh(
-                y,
-                high - low,
-                0.6,
-                left=low,
-                color=colour,
-                edgecolor="white",
-                gid=f"{batch} rows, rank {rank}",
-            )
-            if high > low:
-                axes.text(
-                    (low + high) / 2,
-                    y,
-                    f"rank {rank}",
-                    ha="center",
-                    va="center",
-                    color=ink_on(colour),
-                    fontsize=8,
-                )
+        rows = [
+            (high - low, (SKY, ORANGE, GREEN)[i % 3])
+            for i, (low, high) in enumerate(split(0, batch, copies))
+        ]
+        parts = [(f"{batch} rows, rank {i}", n, colour) for i, (n, colour) in enumerate(rows)]
+        boxes = draw.stack(axes, y, parts, 0.6)
+        for i, (box, (n, colour)) in enumerate(zip(boxes, rows, strict=True)):
+            if n:
+                draw.text_in(axes, box, f"rank {i}", colour, 8)
         if batch in off:
             said = "equal" if off[batch] <= TOLERANCE else "off"
             if said == "off":
-                mark_box(axes, (0, y - 0.34, batch, 0.68), f"{batch} rows")
-            axes.text(
-                batch + 0.1,
-                y,
-                f"{said}: at most {off[batch]:.1e} from one device",
-                va="center",
-                fontsize=8,
-            )
+                draw.mark_box(axes, (0, y - 0.34, batch, 0.68), f"{batch} rows")
+            words = f"{said}: at most {off[batch]:.1e} from one device"
+            draw.note(axes, (batch, y), words, size=8)
     axes.set_yticks(range(len(batches)), [f"{batch} rows" for batch in batches])
-    axes.set_xlim(0, 1.6 * max(batches))
-    axes.set_xlabel("row of the batch")
+    axes.set(xlim=(0, 1.6 * max(batches)), xlabel="row of the batch")
     axes.invert_yaxis()
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    draw.whole_ticks(axes.xaxis)
     return figure

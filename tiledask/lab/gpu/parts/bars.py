@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.style import BLUE, ORANGE, canvas, styled
 
 if TYPE_CHECKING:
@@ -17,10 +18,8 @@ def bars(
 ) -> "Figure":
     """A figure of ``{what: a value per name}``, a bar each; at most two of them."""
     picture = canvas(1.2 + 0.26 * len(names) * len(values), title)
-    axes, each = picture.subplots(), 0.8 / len(values)
-    for number, (what, lengths) in enumerate(values.items()):
-        at = [i + (number - (len(values) - 1) / 2) * each for i in range(len(names))]
-        axes.barh(at, lengths, each, color=(BLUE, ORANGE)[number % 2], label=what)
+    axes = picture.subplots()
+    draw.grouped_bars(axes, list(values.items()), (BLUE, ORANGE), fill=1.0, upright=False)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel(unit)

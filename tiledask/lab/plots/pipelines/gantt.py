@@ -1,13 +1,15 @@
 """Gantt charts: who did what when, simulated above measured on one time axis."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import (
-    GREY,
     INK,
     PALE,
     PINK,
@@ -15,7 +17,6 @@ from tiledask.lab.plots.style import (
     SKY,
     canvas,
     colour_named,
-    ink_on,
     lighter,
     styled,
 )
@@ -23,17 +24,14 @@ from tiledask.plan.pipelines.causes import CAUSES
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Timeline
 from tiledask.plan.units import format_seconds
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["IDLE", "KINDS", "IdleLook", "chunks_of", "colour_of", "gantt"]
+__all__ = ["IDLE", "KINDS", "IdleLook", "chunks_of", "colour_of", "gantt", "kinds_shown"]
 
 KINDS = {
     "F": ("forward", colour_named("forward")),
     "B": ("backward", colour_named("backward")),
     "I": ("backward: input gradient", colour_named("backward_input")),
     "W": ("backward: weight gradient", colour_named("backward_weight")),
+    "U": ("update of the weights", colour_named("update")),
 }
 """Kind of action -> its name in a legend, its colour."""
 
@@ -57,8 +55,16 @@ IDLE = {
     "draining": IdleLook(PALE, "#A8A8A8", "\\"),
 }
 """Cause -> its look: grey where the order of actions is the cause, else a colour of its own."""
-_HEIGHT = 0.72
-"""Of a compute box, in rows."""
+
+
+class _Action(NamedTuple):
+    """What a device computes, as it is drawn."""
+
+    kind: str
+    chunk: int
+    microbatch: int
+    end: float
+    box: draw.Box
 
 
 @styled
@@ -79,34 +85,32 @@ def gantt(
     _check(timelines, titles, between)
     rows = [timeline.devices for timeline in timelines]
     pitch = 0.34 if max(rows) <= 12 else 0.22
-    handles = _legend(timelines)
-    columns = 5 if len(handles) <= 5 else 3
-    lines = -(-len(handles) // columns)
+    actions = [_actions(timeline) for timeline in timelines]
+    entries = _legend(timelines)
+    columns = 5 if len(entries) <= 5 else 3
+    lines = -(-len(entries) // columns)
     figure = canvas(0.85 + 0.2 * lines + sum(0.45 + pitch * n for n in rows), title)
-    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
-    first, last = between or _whole(timelines)
-    size, unit = _time_unit(last - first)
-    for axes, timeline, name in zip(
-        panels, timelines, titles or [t.origin for t in timelines], strict=True
-    ):
-        _panel(axes, timeline, name)
-    axes = panels[-1]
-    axes.set_xlim(first, last)
-    axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds / size:.6g}")
-    axes.set_xlabel(f"time ({unit})")
-    legend = figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+    panels = draw.stacked_axes(figure, rows, sharex=True)
+    names = titles or [timeline.origin for timeline in timelines]
+    for axes, timeline, done, name in zip(panels, timelines, actions, names, strict=True):
+        _panel(axes, timeline, done, name)
+    begins = min(0.0, *(float(t.start.min(initial=0.0)) for t in timelines))
+    ends = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
+    first, last = between or (begins, ends or 1.0)
+    draw.time_ticks(panels[-1], first, last)
+    below = draw.legend(figure, entries, columns)
     figure.lay_out()
-    for axes, timeline in zip(panels, timelines, strict=True):
+    for axes, done in zip(panels, actions, strict=True):
         # white edges that leave most of a narrow box its colour
-        x, _ = _points(axes)
-        for boxes in axes.collections:
-            widths = [np.ptp(path.vertices[:, 0]) for path in boxes.get_paths()]
-            if widths and boxes.get_gid() not in (TRANSFER, *IDLE):
-                boxes.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
-        _numbers(axes, timeline)
+        x, _ = draw.points_per_unit(axes)
+        for drawn in axes.collections:
+            widths = [np.ptp(path.vertices[:, 0]) for path in drawn.get_paths()]
+            if widths and drawn.get_gid() not in (TRANSFER, *IDLE):
+                drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
+        _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
     if not any(axes.texts for axes in panels):
-        legend.legend_handles[-1].set_visible(False)
-        legend.get_texts()[-1].set_text("too narrow to number; see between=")
+        below.legend_handles[-1].set_visible(False)
+        below.get_texts()[-1].set_text("too narrow to number; see between=")
     return figure
 
 
@@ -125,59 +129,30 @@ def _check(timelines: Sequence[Timeline], titles: Sequence[str] | None, between)
         )
 
 
-def _whole(timelines: Sequence[Timeline]) -> tuple[float, float]:
-    """(when the first span starts, when the last one ends)."""
-    first = min(float(t.start.min(initial=0.0)) for t in timelines)
-    last = max(max(t.makespan, float(t.end.max(initial=0.0))) for t in timelines)
-    return min(0.0, first), last or 1.0
-
-
-def _time_unit(longest: float) -> tuple[float, str]:
-    for size, unit in ((1.0, "s"), (1e-3, "ms")):
-        if longest >= size:
-            return size, unit
-    return (1e-6, "µs") if longest else (1.0, "s")
-
-
-def _panel(axes: "Axes", timeline: Timeline, name: str) -> None:
+def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) -> None:
     axes.set_title(
         f"{name}: {timeline.bubble_fraction:.1%} of device-time idle, "
         f"done after {format_seconds(timeline.makespan)}"
     )
-    devices = range(timeline.devices)
-    for cause, boxes in _idle_boxes(timeline).items():
-        _draw(axes, boxes, **_face(cause), gid=cause, linewidth=0)
-    for (kind, chunk), boxes in _boxes(timeline).items():
-        _draw(axes, boxes, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
+    for cause, idle in _idle_boxes(timeline).items():
+        draw.boxes(axes, idle, **_face(cause), gid=cause, linewidth=0)
+    for kind, chunk in dict.fromkeys((a.kind, a.chunk) for a in actions):
+        alike = [a.box for a in actions if (a.kind, a.chunk) == (kind, chunk)]
+        draw.boxes(axes, alike, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
     # a transfer is a thin mark under the row of the device that receives
-    rows = np.flatnonzero(timeline.kind == TRANSFER).tolist()
-    whole = np.zeros(len(timeline), int)
-    under = [_box(timeline, i, whole) for i in rows]
-    marks = [(x, y + h + 0.03, w, 0.08) for x, y, w, h in under]
-    _draw(axes, marks, color=INK, gid=TRANSFER)
+    columns = (timeline.device, timeline.start, timeline.end)
+    moved = zip(*(c[timeline.kind == TRANSFER].tolist() for c in columns), strict=True)
+    under = draw.HEIGHT / 2 + 0.03
+    marks = [(start, device + under, end - start, 0.08) for device, start, end in moved]
+    draw.boxes(axes, marks, color=INK, gid=TRANSFER)
     step = 1 + timeline.devices // 24
-    axes.set_yticks(devices[::step], [f"device {d}" for d in devices[::step]])
-    axes.set_ylim(timeline.devices - 0.42, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["left"]].set_visible(False)
+    devices = range(timeline.devices)
+    draw.lanes(axes, [f"device {d}" for d in devices], step)
     # at the right of each row how much of the time its device is idle, where they differ
-    labelled = devices[::step]
     whole = timeline.makespan or 1.0
     shares = [f"{100 * max(0.0, idle / whole):.1f}% idle" for idle in timeline.idle_per_device]
-    if len(set(shares)) == 1:  # the panel's title has it
-        return
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(labelled, [shares[d] for d in labelled])
-    right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=GREY)
-    right.spines[:].set_visible(False)
-
-
-def _draw(axes: "Axes", boxes: list[tuple], **look) -> None:
-    from matplotlib.collections import PolyCollection
-
-    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
-    look = {"edgecolor": "white", "linewidth": 0.5, "zorder": 2} | look
-    axes.add_collection(PolyCollection(corners, **look), autolim=False)
+    if len(set(shares)) > 1:  # else the panel's title has it
+        draw.label_right(axes, devices[::step], shares[::step])
 
 
 def _face(cause: str) -> dict:
@@ -186,14 +161,14 @@ def _face(cause: str) -> dict:
     return {"facecolor": colour, "edgecolor": hatch_colour, "hatch": 5 * hatch}
 
 
-def _idle_boxes(timeline: Timeline) -> dict[str, list[tuple]]:
-    """The boxes (x, y, width, height) of every cause there is."""
-    found, boxes = timeline.idle_time, {}
+def _idle_boxes(timeline: Timeline) -> dict[str, list[draw.Box]]:
+    """The boxes of every cause there is."""
+    found, made = timeline.idle_time, {}
     columns = (found.device, found.code, found.start, found.end)
     for device, code, start, end in zip(*(c.tolist() for c in columns), strict=True):
-        box = start, device - _HEIGHT / 2, end - start, _HEIGHT
-        boxes.setdefault(list(CAUSES)[code], []).append(box)
-    return boxes
+        box = start, device - draw.HEIGHT / 2, end - start, draw.HEIGHT
+        made.setdefault(list(CAUSES)[code], []).append(box)
+    return made
 
 
 def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
@@ -201,53 +176,48 @@ def chunks_of(timeline: Timeline) -> dict[tuple[int, int], int]:
     computing = np.isin(timeline.kind, COMPUTE)  # a transfer belongs to no stage
     columns = timeline.device[computing].tolist(), timeline.stage[computing].tolist()
     pairs = sorted(set(zip(*columns, strict=True)))
-    count: dict[int, int] = {}
-    chunks = {}
-    for device, stage in pairs:
-        chunks[device, stage] = count.get(device, 0)
-        count[device] = chunks[device, stage] + 1
-    return chunks
+    real = [pair for pair in pairs if pair[1] >= 0]
+    # the last one written is the first of its device
+    first = {device: i for i, (device, _) in reversed([*enumerate(real)])}
+    chunks = {pair: i - first[pair[0]] for i, pair in enumerate(real)}
+    return {pair: chunks.get(pair, 0) for pair in pairs}  # what is of no stage is none of them
 
 
-def _computes(timeline: Timeline) -> list[int]:
-    return np.flatnonzero(np.isin(timeline.kind, COMPUTE)).tolist()
-
-
-def _halves(timeline: Timeline) -> np.ndarray:
-    """Per span: 0 if its device does nothing else meanwhile; -1 for a forward that shares the
-    device with a backward, 1 for that backward."""
-    rows = np.array(_computes(timeline), int)
+def _actions(timeline: Timeline) -> list[_Action]:
+    """What the devices compute. A forward that its device does at once with a backward has the
+    upper half of the row, that backward the lower one."""
+    chunks = chunks_of(timeline)
+    rows = np.flatnonzero(np.isin(timeline.kind, COMPUTE))
     device, start, end = (getattr(timeline, name)[rows] for name in ("device", "start", "end"))
-    halves = np.zeros(len(timeline), int)
     shared = np.minimum(end[:-1], end[1:]) - start[1:]
     shorter = np.minimum(end[:-1] - start[:-1], end[1:] - start[1:])
-    for j in np.flatnonzero((device[:-1] == device[1:]) & (shared > 0.5 * shorter)).tolist():
-        for i in rows[j : j + 2].tolist():
-            halves[i] = -1 if timeline.kind[i] == "F" else 1
-    return halves
-
-
-def _box(timeline: Timeline, i: int, halves: np.ndarray) -> tuple[float, float, float, float]:
-    start, end = float(timeline.start[i]), float(timeline.end[i])
-    top = int(timeline.device[i]) - _HEIGHT / 2
-    if halves[i]:
-        return start, top + (_HEIGHT / 2 if halves[i] > 0 else 0), end - start, _HEIGHT / 2
-    return start, top, end - start, _HEIGHT
-
-
-def _boxes(timeline: Timeline) -> dict[tuple[str, int], list[tuple]]:
-    """The boxes (x, y, width, height) of every kind and chunk."""
-    chunks, halves = chunks_of(timeline), _halves(timeline)
-    boxes: dict[tuple[str, int], list[tuple]] = {}
-    for i in _computes(timeline):
-        key = str(timeline.kind[i]), chunks[int(timeline.device[i]), int(timeline.stage[i])]
-        boxes.setdefault(key, []).append(_box(timeline, i, halves))
-    return boxes
+    at_once = (device[:-1] == device[1:]) & (shared > 0.5 * shorter)
+    halved = np.zeros(len(rows), bool)
+    halved[:-1] |= at_once
+    halved[1:] |= at_once
+    names = ("kind", "device", "stage", "microbatch", "start", "end")
+    spans = zip(*(getattr(timeline, name)[rows].tolist() for name in names), strict=True)
+    made = []
+    for (kind, d, stage, m, start, end), half in zip(spans, halved, strict=True):
+        top, height = d - draw.HEIGHT / 2, draw.HEIGHT / 2 if half else draw.HEIGHT
+        lower = half and kind != "F"
+        box = start, top + (height if lower else 0), end - start, height
+        made.append(_Action(kind, chunks[d, stage], m, end, box))
+    return made
 
 
 def colour_of(kind: str, chunk: int) -> tuple[float, float, float]:
     """The colour of an action: by its kind, and paler for a later stage of its device."""
     return lighter(KINDS[kind][1], min(0.7, 0.4 * chunk))
+
+
+def kinds_shown(*timelines: Timeline) -> list[tuple[str, Any]]:
+    """What a legend says of the actions of ``timelines``: (words, their colour)."""
+    kinds = [kind for kind in COMPUTE if any((t.kind == kind).any() for t in timelines)]
+    shown: list[tuple[str, Any]] = [KINDS[kind] for kind in kinds]
+    if any(chunk for timeline in timelines for chunk in chunks_of(timeline).values()):
+        shown.append(("paler: a later stage of the device", colour_of(kinds[0], 1)))
+    return shown
 
 
 _SIZES = (
@@ -257,38 +227,21 @@ _SIZES = (
 """(points, turned by a quarter): how numbers are written, best first."""
 
 
-def _numbers(axes: "Axes", timeline: Timeline) -> None:
+def _numbers(axes: "Axes", actions: list[_Action]) -> None:
     """Micro-batches in their boxes, all of a kind in one size, as large as fits most of them."""
-    x, y = _points(axes)
-    left, right = axes.get_xlim()
-    chunks = chunks_of(timeline)
-    kinds: dict[str, list[int]] = {}
-    for i in _computes(timeline):
-        if left <= timeline.start[i] and timeline.end[i] <= right:
-            kinds.setdefault(str(timeline.kind[i]), []).append(i)
-    halves = _halves(timeline)
-    for kind, rows in kinds.items():
-        boxes = [_box(timeline, i, halves) for i in rows]
-        wide, tall = (float(np.median([box[axis] for box in boxes])) for axis in (2, 3))
-        digits = len(str(max(timeline.microbatch[i] for i in rows)))
+    x, y = draw.points_per_unit(axes)
+    for kind in dict.fromkeys(action.kind for action in actions):
+        mine = [action for action in actions if action.kind == kind]
+        wide, tall = (float(np.median([action.box[axis] for action in mine])) for axis in (2, 3))
+        digits = len(str(max(action.microbatch for action in mine)))
         fit = (how for how in _SIZES if _fits(digits, *how, wide * x, tall * y))
         size, turned = next(fit, (0, False))
-        for i, (at, low, width, height) in zip(rows, boxes, strict=True):
-            number = str(timeline.microbatch[i])
+        look = {"va": "center", "rotation": 90} if turned else {"va": "center_baseline"}
+        write = partial(draw.text_in, axes, size=size, clip_on=True, gid="in-box", **look)
+        for action in mine:
+            number, (*_, width, height) = str(action.microbatch), action.box
             if size and _fits(len(number), size, turned, width * x, height * y):
-                chunk = chunks[int(timeline.device[i]), int(timeline.stage[i])]
-                axes.text(
-                    at + width / 2,
-                    low + height / 2,
-                    number,
-                    ha="center",
-                    va="center_baseline" if not turned else "center",
-                    fontsize=size,
-                    rotation=90 if turned else 0,
-                    color=ink_on(colour_of(kind, chunk)),
-                    clip_on=True,
-                    gid="in-box",
-                )
+                write(action.box, number, colour_of(kind, action.chunk))
 
 
 def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> bool:
@@ -297,28 +250,12 @@ def _fits(digits: int, size: float, turned: bool, wide: float, tall: float) -> b
     return (across <= wide and along <= tall) if turned else (along <= wide and size <= tall)
 
 
-def _points(axes: "Axes") -> tuple[float, float]:
-    """Points per unit of data, across and down."""
-    (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
-    return abs(x1 - x0) * 72 / axes.figure.dpi, abs(y1 - y0) * 72 / axes.figure.dpi
-
-
 def _legend(timelines: Sequence[Timeline]) -> list:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    keys = {key for timeline in timelines for key in _boxes(timeline)}
-    kinds = sorted({kind for kind, _ in keys}, key=COMPUTE.index)
-    handles = [Patch(color=KINDS[kind][1], label=KINDS[kind][0]) for kind in kinds]
-    if any(chunk for _, chunk in keys):
-        handles.append(Patch(color=colour_of("F", 1), label="paler: a later stage of the device"))
-    if any((t.kind == TRANSFER).any() for t in timelines):
-        handles.append(Line2D([], [], color=INK, linewidth=2, label="transfer to the device"))
+    entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
+    if any((timeline.kind == TRANSFER).any() for timeline in timelines):
+        entries.append(draw.line_entry("transfer to the device", linewidth=2))
     causes = {cause for timeline in timelines for cause in _idle_boxes(timeline)}
-    handles += [
-        Patch(**_face(cause), linewidth=0, label=f"idle: {words}")
-        for cause, words in CAUSES.items()
-        if cause in causes
-    ]
-    number = {"marker": "$3$", "markersize": 6, "linestyle": "none", "color": INK}
-    return [*handles, Line2D([], [], **number, label="number in a box: the micro-batch")]
+    for cause, words in CAUSES.items():
+        if cause in causes:
+            entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))
+    return [*entries, draw.number_entry("the micro-batch")]

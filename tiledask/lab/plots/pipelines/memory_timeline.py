@@ -1,24 +1,24 @@
 """Memory over time: what every device holds, one row each, against what it can hold."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREY, INK, RED, canvas, lighter, styled
 from tiledask.plan.pipelines.footprint import Footprint
 from tiledask.plan.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["memory_timeline"]
 
 _ROWS = 8
 """The most devices drawn."""
 _COLUMNS = 3
+_HELD = lighter(BLUE, 0.65)
+_OVER = {"edgecolor": RED, "hatch": "/////"}
+_CAPACITY = {"linestyle": "--", "linewidth": 1.0}
 
 
 @styled
@@ -58,8 +58,8 @@ def memory_timeline(
     _scale(grid, rows, list(columns.values()), capacity)
     skipped = devices.pop() - len(rows)
     over = capacity is not None and any(f.over(capacity) for f in columns.values())
-    handles = _legend(capacity, unit, over, skipped)
-    figure.legend(handles=handles, loc="outside lower left", ncols=4 if len(handles) < 5 else 3)
+    entries = _legend(capacity, unit, over, skipped)
+    draw.legend(figure, entries, 4 if len(entries) < 5 else 3)
     return figure
 
 
@@ -78,29 +78,18 @@ def _row(axes: "Axes", footprint: Footprint, device: int, capacity, unit: str) -
     times, held = times[lasting], held[lasting]
     if times[-1] < footprint.makespan:
         times, held = np.append(times, footprint.makespan), np.append(held, held[-1])
-    axes.fill_between(times, held, step="post", color=lighter(BLUE, 0.65), linewidth=0)
-    axes.step(times, held, where="post", color=BLUE, linewidth=1.0, gid=f"device {device}")
+    axes.fill_between(times, held, step="post", color=_HELD, linewidth=0)
+    draw.curve(axes, times, held, BLUE, 1.0, drawstyle="steps-post", gid=f"device {device}")
     if capacity is not None:
-        axes.fill_between(
-            times,
-            capacity,
-            np.maximum(held, capacity),
-            step="post",
-            facecolor="none",
-            edgecolor=RED,
-            hatch="/////",
-            linewidth=0,
-            gid="over",
-        )
-        axes.axhline(capacity, color=INK, linestyle="--", linewidth=1.0, gid="capacity")
+        above = np.maximum(held, capacity)
+        look = {"facecolor": "none", "linewidth": 0, "gid": "over", **_OVER}
+        axes.fill_between(times, capacity, above, step="post", **look)
+        draw.limit_line(axes, y=capacity, gid="capacity", **_CAPACITY)
     at = int(np.argmax(held))
-    axes.plot(times[at], held[at], "o", color=INK, markersize=3, gid="peak", clip_on=False)
-    most = footprint.peaks[device]
-    right = axes.secondary_yaxis("right")
-    right.set_yticks([most], [f"peak {_size(most, unit)}"])
-    fullest = device == footprint.peak.device
-    right.tick_params(axis="y", length=0, labelsize=7.5, labelcolor=INK if fullest else GREY)
-    right.spines[:].set_visible(False)
+    dot = {"marker": "o", "markersize": 3, "clip_on": False}
+    draw.curve(axes, times[at], held[at], INK, 0, gid="peak", **dot)
+    most, fullest = footprint.peaks[device], device == footprint.peak.device
+    draw.label_right(axes, [most], [f"peak {_size(most, unit)}"], INK if fullest else GREY)
 
 
 def _scale(grid: np.ndarray, rows: list[int], footprints: list[Footprint], capacity) -> None:
@@ -120,22 +109,15 @@ def _size(size: float, unit: str) -> str:
 
 
 def _legend(capacity, unit: str, over: bool, skipped: int) -> list:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     what = "bytes held" if unit == "bytes" else f"{unit} held"
-    handles = [
-        Patch(facecolor=lighter(BLUE, 0.65), edgecolor=BLUE, label=f"{what}, one scale for all"),
-        Line2D([], [], color=INK, marker="o", markersize=3, linestyle="none", label="first peak"),
+    entries = [
+        draw.patch_entry(f"{what}, one scale for all", _HELD, edgecolor=BLUE),
+        draw.line_entry("first peak", marker="o", markersize=3, linestyle="none"),
     ]
     if capacity is not None:
-        words = f"capacity: {_size(capacity, unit)}"
-        handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.0, label=words))
+        entries.append(draw.line_entry(f"capacity: {_size(capacity, unit)}", **_CAPACITY))
     if over:
-        handles.append(
-            Patch(facecolor="none", edgecolor=RED, hatch="/////", label="over the capacity")
-        )
+        entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
     if skipped:
-        words = f"{skipped} more devices are not drawn"
-        handles.append(Line2D([], [], linestyle="none", label=words))
-    return handles
+        entries.append(draw.line_entry(f"{skipped} more devices are not drawn", linestyle="none"))
+    return entries

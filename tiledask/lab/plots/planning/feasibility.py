@@ -1,18 +1,15 @@
 """The map of a search: which shapes fit a cluster, how fast they are, what forbids the others."""
 
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots import style
-from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, fitting_text, lighter
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE, canvas, lighter, styled
 from tiledask.plan.choosing.search import COLUMNS, Plan, Plans
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["feasibility", "round_bytes", "short_layout", "summary", "why_not"]
 
@@ -36,11 +33,13 @@ WHY = {
     "none": "not among those searched",
 }
 _COLOURS = {"fits": BLUE, "tight": lighter(ORANGE, 0.45), "no": PALE}
+_NONE = {"edgecolor": PALE, "hatch": "///", "linewidth": 0}
+_BEST = {"edgecolor": INK, "linewidth": 2.2}
 _SIZE = 8.0
 """Points of the words in a cell."""
 
 
-@style.styled
+@styled
 def feasibility(
     plans: Plans, *, x: str = "tp", y: str = "pp", title: str | None = None
 ) -> "Figure":
@@ -61,27 +60,22 @@ def feasibility(
     why = {(a, b): why_not(plans, {x: a, y: b}) for a, b in pairs if (a, b) not in best}
     heading = title or f"What fits, and how fast: {plans.model.name} on {plans.cluster}"
     reasons = [text for text in WHY if text in why.values()]
-    figure = style.canvas(1.9 + 0.17 * len(reasons) + 0.4 * max(3, len(rows)), fill(heading, 84))
+    figure = canvas(1.9 + 0.17 * len(reasons) + 0.4 * max(3, len(rows)), fill(heading, 84))
     axes = figure.subplots()
     axes.set_title(fill(summary(plans), 112), fontsize=8.5)
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel(AXES.get(x, x))
-    axes.set_ylabel(AXES.get(y, y))
-    handles = _legend(plans, {plan.verdict for plan in best.values()}, reasons)
-    figure.legend(handles=handles, loc="outside lower left", ncols=2)
+    draw.cells(axes, columns, rows)
+    axes.set(xlabel=AXES.get(x, x), ylabel=AXES.get(y, y))
+    draw.legend(figure, _legend(plans, {plan.verdict for plan in best.values()}, reasons), 2)
     figure.lay_out()
     level = _level(axes, [_words(plan) for plan in best.values()], len(columns))
-    for across, down in pairs:
-        at = columns.index(across), rows.index(down)
-        if (across, down) in best:
-            _cell(axes, at, best[across, down], level)
-        else:
-            _no_cell(axes, at, why[across, down])
+    for i, across in enumerate(columns):
+        for j, down in enumerate(rows):
+            at = (i - 0.48, j - 0.46, 0.96, 0.92)
+            if (across, down) in best:
+                _cell(axes, at, best[across, down], level)
+            else:
+                draw.box(axes, at, "white", **_NONE, gid="none")
+                draw.fitting_text(axes, at, why[across, down], "white", color=GREY)
     return figure
 
 
@@ -170,12 +164,8 @@ def _words(plan: Plan) -> tuple[str, ...]:
         first = f"+{round_bytes(plan.shortfall)}"
     elif plan.verdict == "tight":
         first = f"tight: {first}"
-    first = f"★ {first}" if _is_best(plan) else first
+    first = f"★ {first}" if plan.layout == plan.found[0].layout else first
     return f"{first}\n{', '.join(how)}", f"{first}\n{size}", first
-
-
-def _is_best(plan: Plan) -> bool:
-    return plan.layout == plan.found[0].layout
 
 
 def _level(axes: "Axes", words: list[tuple[str, ...]], columns: int) -> int:
@@ -191,56 +181,26 @@ def _level(axes: "Axes", words: list[tuple[str, ...]], columns: int) -> int:
     return min(fitting, default=2)
 
 
-def _cell(axes: "Axes", at: tuple[int, int], plan: Plan, level: int) -> None:
-    from matplotlib.patches import Rectangle
-
+def _cell(axes: "Axes", at: draw.Box, plan: Plan, level: int) -> None:
     colour = _COLOURS[plan.verdict]
     if plan.verdict == "fits":  # at twice the time it is as pale as it gets
         colour = lighter(colour, min(0.85, 1.7 * (1 - plan.found[0].seconds / plan.seconds)))
-    x, y, *size = box = (at[0] - 0.48, at[1] - 0.46, 0.96, 0.92)
-    axes.add_patch(Rectangle((x, y), *size, facecolor=colour, gid=plan.verdict))
-    if _is_best(plan):
-        axes.add_patch(
-            Rectangle((x, y), *size, fill=False, edgecolor=INK, linewidth=2.2, gid="best", zorder=3)
-        )
-    fitting_text(axes, box, _words(plan)[level], colour, _SIZE)
-
-
-def _no_cell(axes: "Axes", at: tuple[int, int], why: str) -> None:
-    from matplotlib.patches import Rectangle
-
-    box = (at[0] - 0.48, at[1] - 0.46, 0.96, 0.92)
-    axes.add_patch(
-        Rectangle(
-            box[:2],
-            *box[2:],
-            facecolor="white",
-            edgecolor=PALE,
-            hatch="///",
-            linewidth=0,
-            gid="none",
-        )
-    )
-    before = len(axes.texts)
-    fitting_text(axes, box, why, "white")
-    for text in axes.texts[before:]:
-        text.set_color(GREY)
+    draw.box(axes, at, colour, gid=plan.verdict, linewidth=0)
+    if plan.layout == plan.found[0].layout:
+        draw.box(axes, at, "none", **_BEST, gid="best", zorder=3)
+    draw.fitting_text(axes, at, _words(plan)[level], colour, _SIZE)
 
 
 def _legend(plans: Plans, verdicts: set[str], reasons: list[str]) -> list:
-    from matplotlib.patches import Patch
-
+    room = round_bytes(plans.cluster.device.memory_bytes)
     labels = {
         "fits": "fits: time of a step (darker: faster)",
         "tight": "tight: fits or not, by the overhead of a run",
-        "no": f"too large: with a CUDA context, bytes over "
-        f"{round_bytes(plans.cluster.device.memory_bytes)}",
+        "no": f"too large: with a CUDA context, bytes over {room}",
     }
-    handles = [
-        Patch(color=_COLOURS[name], label=labels[name]) for name in labels if name in verdicts
-    ]
+    entries = [draw.patch_entry(labels[n], _COLOURS[n]) for n in labels if n in verdicts]
     if verdicts:
         word = "the best of all" if plans[0].verdict != "no" else "the nearest"
-        handles.append(Patch(fill=False, edgecolor=INK, linewidth=2.2, label=f"★ {word}"))
-    hatched = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0}
-    return handles + [Patch(**hatched, label=f"{name}: {WHY[name]}") for name in reasons]
+        entries.append(draw.patch_entry(f"★ {word}", "none", **_BEST))
+    hatched = _NONE | {"edgecolor": GREY, "hatch": "////"}
+    return entries + [draw.patch_entry(f"{n}: {WHY[n]}", "white", **hatched) for n in reasons]

@@ -8,16 +8,13 @@ and the same capacity is drawn in each: a sliver beside 3.2 TB, a limit beside 3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import GREY, INK, PALETTE, RED, canvas, lighter, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import GREY, PALETTE, RED, canvas, lighter, styled
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["memory_bars"]
 
@@ -27,6 +24,7 @@ _HEIGHT = 7.2
 """Inches of all bars: more of them than 20 are thinner, and not all of them have words."""
 _WHOSE = {"stage": "device"}
 _OVERHEAD = "overhead of a run"
+_OVER = {"edgecolor": RED, "hatch": "////"}
 
 
 @dataclass(frozen=True)
@@ -69,21 +67,20 @@ def memory_bars(
     panels = _panels(bars, capacity or 0)
     pitch = max(0.1, min(0.36, _HEIGHT / len(bars)))
     figure = canvas(1.35 + sum(0.55 + pitch * len(panel) for panel in panels), title)
-    every_axes = figure.subplots(
-        len(panels),
-        1,
-        squeeze=False,
-        height_ratios=[0.18 / pitch + len(panel) for panel in panels],
-    )[:, 0]
+    every_axes = draw.stacked_axes(figure, [0.18 / pitch + len(panel) for panel in panels])
     for axes, panel in zip(every_axes, panels, strict=True):
         _panel(axes, panel, capacity, colours, pitch)
-    if len(panels) > 1:
-        for axes, panel in zip(every_axes, panels, strict=True):
+        if len(panels) > 1:
             top = max(capacity or 0, *(bar.total for bar in panel))
             axes.set_title(f"this panel's scale: up to {format_bytes(top)}")
     every_axes[-1].set_xlabel(f"bytes per {per} at its fullest moment (1 GB = 1e9 bytes)")
-    handles = _legend(colours, capacity, per, any(b.total > (capacity or b.total) for b in bars))
-    figure.legend(handles=handles, loc="outside lower left", ncols=4)
+    entries = [draw.patch_entry(name, colour) for name, colour in colours.items()]
+    if any(bar.total > (capacity or bar.total) for bar in bars):
+        entries.append(draw.patch_entry("over the capacity", "none", **_OVER))
+    if capacity is not None:
+        words = f"capacity: {format_bytes(capacity)} per {per}"
+        entries.append(draw.line_entry(words, linestyle="--"))
+    draw.legend(figure, entries, 4)
     return figure
 
 
@@ -100,8 +97,7 @@ def _bars(label: str, ledger: Ledger, place: str, overhead: int) -> list[_Bar]:
     bars = []
     for first, last, tensors in runs:
         where = f"{place}s {first} to {last}" if len(runs) > 1 else f"every {place}"
-        if first == last:
-            where = f"{place} {first}"
+        where = f"{place} {first}" if first == last else where
         bars.append(_Bar(f"{label}\n{where}" if label else where, tensors))
     return bars
 
@@ -115,8 +111,7 @@ def _panels(bars: list[_Bar], capacity: int) -> list[list[_Bar]]:
             panels[-1].append(bar)
         else:
             panels.append([bar])
-    order = {id(bar): i for i, bar in enumerate(bars)}
-    return [sorted(panel, key=lambda bar: order[id(bar)]) for panel in panels]
+    return [[bar for bar in bars if any(bar is each for each in panel)] for panel in panels]
 
 
 def _colours(bars: list[_Bar]) -> dict[str, tuple]:
@@ -134,41 +129,21 @@ def _colours(bars: list[_Bar]) -> dict[str, tuple]:
 def _panel(
     axes: "Axes", bars: list[_Bar], capacity: int | None, colours: dict[str, tuple], pitch: float
 ) -> None:
-    worded = _worded(bars, pitch)
+    worded, height = _worded(bars, pitch), 0.62
     for y, bar in enumerate(bars):
-        left = 0
-        for name, size in bar.tensors.items():
-            axes.barh(
-                y, size, 0.62, left, color=colours[name], edgecolor="white", linewidth=0.6, gid=name
-            )
-            left += size
-        if capacity is not None and bar.total > capacity:
-            axes.barh(
-                y,
-                bar.total - capacity,
-                0.62,
-                capacity,
-                color="none",
-                edgecolor=RED,
-                hatch="////",
-                linewidth=1.2,
-                gid="over",
-            )
+        parts = [(name, size, colours[name]) for name, size in bar.tensors.items()]
+        draw.stack(axes, y, parts, height)
+        if capacity is not None:
+            look = {**_OVER, "gid": "over", "linewidth": 1.2}
+            draw.mark_excess(axes, y, capacity, bar.total, height, **look)
         if y in worded:
-            axes.annotate(
-                _total(bar.total, capacity),
-                (max(bar.total, capacity or 0), y),
-                (6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-            )
+            draw.note(axes, (max(bar.total, capacity or 0), y), _total(bar.total, capacity))
     if capacity is not None:
-        axes.axvline(capacity, color=INK, linestyle="--", linewidth=1.4, gid="capacity")
+        draw.limit_line(axes, capacity, gid="capacity")
     axes.set_yticks(worded, [bars[y].label for y in worded])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, 1.25 * max(capacity or 1, *(bar.total for bar in bars)))
-    axes.xaxis.set_major_formatter(lambda size, _: format_bytes(size) if size else "0")
+    draw.byte_ticks(axes.xaxis)
     axes.tick_params(axis="y", length=0)
 
 
@@ -187,18 +162,3 @@ def _total(total: int, capacity: int | None) -> str:
     return f"{format_bytes(total)}: " + (
         f"{share:.0%} of capacity" if share < 2 else f"{share:.3g} times capacity"
     )
-
-
-def _legend(colours: dict[str, tuple], capacity: int | None, place: str, over: bool) -> list:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    if over:
-        handles.append(
-            Patch(facecolor="none", edgecolor=RED, hatch="////", label="over the capacity")
-        )
-    if capacity is not None:
-        label = f"capacity: {format_bytes(capacity)} per {place}"
-        handles.append(Line2D([], [], color=INK, linestyle="--", label=label))
-    return handles

@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots import style
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.planning.feasibility import round_bytes, short_layout, summary
-from tiledask.lab.plots.style import GREY, INK, ORANGE, PALE, PALETTE, RED, YELLOW, lighter
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import GREY, INK, LINES, ORANGE, RED, canvas, lighter, styled
 from tiledask.plan.choosing.search import Plan, Plans
-from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["pareto"]
 
-_COLOURS = tuple(colour for colour in PALETTE if colour not in (YELLOW, ORANGE))
+_COLOURS = tuple(colour for colour in LINES if colour != ORANGE)
 _MARKERS = "os^Dv"
 _APART = 15.0
 """Points between two numbers: none lies upon another."""
@@ -27,7 +26,7 @@ _ROW = 0.19
 """Inches of a line of the table."""
 
 
-@style.styled
+@styled
 def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure":
     """A figure of seconds a step, by formula, against bytes on the fullest device: a point per plan
     that fits, a line through those of each number of devices that no other beats in both, and of
@@ -39,33 +38,21 @@ def pareto(plans: Plans, *, knees: int = 6, title: str | None = None) -> "Figure
     fronts = {n: _front(frame, n) for n in sorted(frame.devices.unique().tolist())}
     fronts = {n: front for n, front in fronts.items() if len(front)}
     rows = min(max(knees, 2 * len(fronts)), sum(map(len, fronts.values())))
-    figure = style.canvas(4.9 + _ROW * rows, fill(heading, 84))
-    axes, table = figure.subplots(2, 1, height_ratios=[4.0, _ROW * rows + 0.05])
+    figure = canvas(4.9 + _ROW * rows, fill(heading, 84))
+    axes, table = draw.stacked_axes(figure, [4.0, _ROW * rows + 0.05])
     table.axis("off")
     axes.set_title(fill(summary(plans), 112), fontsize=8.5)
     _limits(axes, plans, frame)
-    _points(axes, frame, fronts)
+    _points(axes, frame, fronts, plans.cluster.device.memory_bytes)
     if not (frame.verdict != "no").any():
-        _nothing(axes, frame, plans[0].shortfall if len(plans) else 0)
-    handles, _ = axes.get_legend_handles_labels()
-    figure.legend(handles=handles, loc="outside lower left", ncols=3)
+        _nothing(axes, plans, frame)
+    draw.legend(figure, axes)
     figure.lay_out()
-    chosen = _knees(axes, frame, list(fronts.values()), rows)
-    for number, at in enumerate(chosen, 1):
+    ring = {"marker": "o", "markersize": 11, "markeredgecolor": INK, "markeredgewidth": 1.1}
+    for number, at in enumerate(_knees(axes, frame, list(fronts.values()), rows), 1):
         x, y = frame.peak[at], frame.by_formula[at]
-        axes.plot(
-            x,
-            y,
-            "o",
-            markersize=11,
-            color="white",
-            markeredgecolor=INK,
-            markeredgewidth=1.1,
-            zorder=5,
-            clip_on=False,
-            gid="knee",
-        )
-        axes.annotate(f"{number}", (x, y), ha="center", va="center_baseline", fontsize=7, zorder=6)
+        draw.curve(axes, x, y, "white", 0, **ring, zorder=5, clip_on=False, gid="knee")
+        draw.note(axes, (x, y), f"{number}", (0, 0), 7, va="center_baseline", zorder=6)
         _describe(table, 1 - (number - 0.5) / rows, number, plans[at], len(fronts) > 1)
     return figure
 
@@ -81,121 +68,60 @@ def _front(frame: "pd.DataFrame", devices: int) -> np.ndarray:
 
 def _limits(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     """The axes, and where a device is full."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
     capacity = plans.cluster.device.memory_bytes
-    axes.axvline(
-        capacity,
-        color=INK,
-        linestyle="--",
-        linewidth=1.4,
-        gid="capacity",
-        label=f"capacity: {round_bytes(capacity)} a device",
-    )
+    words = f"capacity: {round_bytes(capacity)} a device"
+    draw.limit_line(axes, capacity, gid="capacity", label=words)
     axes.set_xlim(0, 1.04 * capacity)
     axes.set_xlabel("bytes on the fullest device, without the overhead of a run (1 GB = 1e9 bytes)")
-    axes.set_ylabel("time of a step, by formula")
-    axes.xaxis.set_major_formatter(lambda size, _: format_bytes(size) if size else "0")
-    axes.grid(color=PALE, linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw.byte_ticks(axes.xaxis)
+    draw.grid(axes)
     seconds = frame.by_formula[frame.verdict != "no"]
     if not len(seconds):
         axes.set_yticks([])
         return
+    axes.set_ylabel("time of a step, by formula")
     low, high = seconds.min() / 1.2, seconds.max() * 1.2
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    steps = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    ticks = [d * 10.0**e for e in range(-7, 9) for d in steps]
-    axes.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda s, _: format_seconds(s))
+    digits = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    draw.log_ticks(axes.yaxis, low, high, format_seconds, digits)
 
 
-def _nothing(axes: "Axes", frame: "pd.DataFrame", shortfall: int) -> None:
+def _nothing(axes: "Axes", plans: Plans, frame: "pd.DataFrame") -> None:
     """How far the nearest is from the capacity."""
-    capacity = axes.lines[0].get_xdata()[0]
+    capacity, middle = plans.cluster.device.memory_bytes, {"ha": "center", "va": "center"}
     if not len(frame):
-        axes.text(0.5, 0.5, "no layout", transform=axes.transAxes, ha="center", color=GREY)
+        axes.text(0.5, 0.5, "no layout", transform=axes.transAxes, **middle, color=GREY)
         return
     nearest = frame.peak.min()
-    axes.set_ylabel("")
     axes.set_xlim(0, 1.15 * nearest)
-    axes.axvline(
-        nearest,
-        color=RED,
-        linewidth=1.4,
-        gid="nearest",
-        label=f"the nearest layout: {round_bytes(nearest)}",
-    )
-    axes.axvspan(
-        capacity,
-        nearest,
-        facecolor="none",
-        edgecolor=lighter(RED, 0.7),
-        hatch="//",
-        linewidth=0,
-        gid="over",
-    )
-    axes.text(
-        capacity / 2,
-        0.5,
-        f"nothing fits:\n{round_bytes(shortfall)} are missing",
-        transform=axes.get_xaxis_transform(),
-        ha="center",
-        va="center",
-    )
+    words = f"the nearest layout: {round_bytes(nearest)}"
+    draw.limit_line(axes, nearest, color=RED, linestyle="-", gid="nearest", label=words)
+    over = {"edgecolor": lighter(RED, 0.7), "hatch": "//", "linewidth": 0, "gid": "over"}
+    axes.axvspan(capacity, nearest, facecolor="none", **over)
+    words = f"nothing fits:\n{round_bytes(plans[0].shortfall)} are missing"
+    axes.text(capacity / 2, 0.5, words, transform=axes.get_xaxis_transform(), **middle)
 
 
-def _points(axes: "Axes", frame: "pd.DataFrame", fronts: dict[int, np.ndarray]) -> None:
+def _points(
+    axes: "Axes", frame: "pd.DataFrame", fronts: dict[int, np.ndarray], capacity: int
+) -> None:
     tight = frame[frame.verdict == "tight"]
     if len(tight):
-        axes.scatter(
-            tight.peak,
-            tight.by_formula,
-            s=9,
-            marker="x",
-            color=lighter(ORANGE, 0.15),
-            linewidth=0.6,
-            gid="tight",
-            label=f"{len(tight):,} tight: without the room for a run's overhead",
-        )
-    capacity = axes.lines[0].get_xdata()[0]
+        look = {"s": 9, "marker": "x", "color": lighter(ORANGE, 0.15), "linewidth": 0.6}
+        words = f"{len(tight):,} tight: without the room for a run's overhead"
+        axes.scatter(tight.peak, tight.by_formula, **look, gid="tight", label=words)
     for n, (devices, front) in enumerate(fronts.items()):
         colour, marker = _COLOURS[n % len(_COLOURS)], _MARKERS[n % len(_MARKERS)]
         fits = frame[(frame.devices == devices) & (frame.verdict == "fits")]
-        axes.scatter(
-            fits.peak,
-            fits.by_formula,
-            s=7,
-            marker=marker,
-            color=lighter(colour, 0.6),
-            linewidth=0,
-            zorder=2,
-            gid=f"{devices} devices",
-        )
+        look = {"s": 7, "marker": marker, "color": lighter(colour, 0.6), "linewidth": 0}
+        axes.scatter(fits.peak, fits.by_formula, **look, zorder=2, gid=f"{devices} devices")
         best = frame.loc[front]
         # what a step takes with so much memory: as before, until there is enough for the next
-        axes.plot(
-            best.peak,
-            best.by_formula,
-            drawstyle="steps-post",
-            color=colour,
-            linewidth=1.6,
-            marker=marker,
-            markersize=3.5,
-            zorder=3,
-            gid=f"front of {devices}",
-            label=f"{_count(devices, 'device')}: {_count(len(fits), 'plan')} that fit",
-        )
-        axes.plot(
-            [best.peak.iloc[-1], capacity],
-            [best.by_formula.iloc[-1]] * 2,
-            color=colour,
-            linewidth=0.8,
-            linestyle=":",
-            zorder=3,
-        )
+        words = f"{_count(devices, 'device')}: {_count(len(fits), 'plan')} that fit"
+        look = {"drawstyle": "steps-post", "marker": marker, "markersize": 3.5, "zorder": 3}
+        look |= {"gid": f"front of {devices}", "label": words}
+        draw.curve(axes, best.peak, best.by_formula, colour, **look)
+        peak, seconds = best.peak.iloc[-1], best.by_formula.iloc[-1]
+        draw.curve(axes, [peak, capacity], [seconds] * 2, colour, 0.8, linestyle=":", zorder=3)
 
 
 def _count(n: int, word: str) -> str:
@@ -252,7 +178,6 @@ def _describe(table: "Axes", y: float, number: int, plan: Plan, several: bool) -
     if several:
         cells.append((0.27, _count(plan.layout.devices, "device"), "right"))
     cells.append((0.29 if several else 0.19, short_layout(plan.layout), "left"))
+    look = {"va": "center", "fontsize": 7.5, "transform": table.transAxes, "gid": "row"}
     for x, text, align in cells:
-        table.text(
-            x, y, text, ha=align, va="center", fontsize=7.5, transform=table.transAxes, gid="row"
-        )
+        table.text(x, y, text, ha=align, **look)

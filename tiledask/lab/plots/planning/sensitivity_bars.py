@@ -2,23 +2,19 @@
 
 from collections.abc import Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots import style
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.planning.feasibility import round_bytes, short_layout
-from tiledask.lab.plots.style import BLUE, GREY, INK, ORANGE, PALE
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, canvas, styled
 from tiledask.plan.choosing.sensitivity import Relaxed
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["sensitivity_bars"]
 
 
-@style.styled
+@styled
 def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) -> "Figure":
     """A figure with a bar per relaxed limit: how many times as fast the best plan is then, or,
     where nothing fits now, which part of a device's memory the best plan takes then."""
@@ -30,14 +26,19 @@ def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) ->
     before = relaxed[0].before
     model, cluster = before.found.model, before.found.cluster
     heading = title or f"What relaxing one limit buys: {model.name} on {cluster}"
-    changes = [fill(_changes(each), 62) for each in relaxed]
+    # what differs in the layout; micro-batches follow from the rest
+    changes = []
+    for each in relaxed:
+        old, new = each.before.layout, each.after.layout
+        names = [name for name in each.changed if name != "microbatches"]
+        found = (f"{name} {getattr(old, name)} → {getattr(new, name)}" for name in names)
+        changes.append(fill(", ".join(found), 62))
     lines = 1 + max(text.count("\n") for text in changes)
-    figure = style.canvas(1.35 + (0.29 + 0.12 * lines) * len(relaxed), fill(heading, 84))
+    figure = canvas(1.35 + (0.29 + 0.12 * lines) * len(relaxed), fill(heading, 84))
     axes = figure.subplots()
-    axes.set_yticks(range(len(relaxed)), [f"{each.limit} x {each.times:g}" for each in relaxed])
-    axes.set_ylim(len(relaxed) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.axvline(1, color=INK, linestyle="--", linewidth=1.4, gid="one", zorder=3)
+    draw.lanes(axes, [f"{each.limit} x {each.times:g}" for each in relaxed])
+    axes.spines["left"].set_visible(True)
+    draw.limit_line(axes, 1, gid="one", zorder=3)
     if before.verdict == "no":
         room = round_bytes(cluster.device.memory_bytes)
         size = round_bytes(before.peak)
@@ -48,7 +49,11 @@ def sensitivity_bars(relaxed: Sequence[Relaxed], *, title: str | None = None) ->
         ends = _speedups(axes, relaxed)
     axes.set_title(fill(f"now: {now}", 92), fontsize=8.5)
     for y, ((x, words), below) in enumerate(zip(ends, changes, strict=True)):
-        _beside(axes, max(1.0, x), y, words, below)
+        # beside the bar, and what changes in the layout below
+        end, up = (max(1.0, x), y), 0.5 if below else 0
+        draw.note(axes, end, words, (6, up))
+        if below:
+            draw.note(axes, end, below, (6, -1), 7, color=GREY)
     return figure
 
 
@@ -90,35 +95,3 @@ def _scale(axes: "Axes", low: float, high: float, words: str) -> None:
     ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     ticks = [tick for tick in ticks if low - 1e-9 <= tick <= high + 0.02 * reach]
     axes.set_xticks(ticks, [words.format(tick) for tick in ticks])
-
-
-def _changes(each: Relaxed) -> str:
-    """What differs in the layout; micro-batches follow from the rest."""
-    before, after = each.before.layout, each.after.layout
-    return ", ".join(
-        f"{name} {getattr(before, name)} → {getattr(after, name)}"
-        for name in each.changed
-        if name != "microbatches"
-    )
-
-
-def _beside(axes: "Axes", x: float, y: int, words: str, changes: str) -> None:
-    """``words`` behind the bar that ends at ``x``, and ``changes`` below."""
-    axes.annotate(
-        words,
-        (x, y),
-        (6, 0.5 if changes else 0),
-        textcoords="offset points",
-        fontsize=8.5,
-        va="bottom" if changes else "center",
-    )
-    if changes:
-        axes.annotate(
-            changes,
-            (x, y),
-            (6, -1),
-            va="top",
-            fontsize=7,
-            textcoords="offset points",
-            color=GREY,
-        )

@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots import style
 from tiledask.lab.plots.planning.feasibility import short_layout
-from tiledask.lab.plots.style import fitting_text
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.plan.timing.step import StepEstimate
 from tiledask.plan.units import format_seconds
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["step_breakdown"]
 
@@ -29,6 +26,7 @@ PARTS = {
     "dp": (style.GREEN, "dp: waiting for gradients"),
     "optimizer": (style.PALETTE[9], "optimizer: weights are updated"),
 }
+_HATCH = {"bubble": "...."}
 _SPREAD = 6.0
 """Steps that differ by more than this share no axis of seconds: the shortest would be a dash."""
 _BAR, _LINE = 0.36, 0.155
@@ -55,82 +53,55 @@ def step_breakdown(
     names = [fill(name, 100) for name in steps]
     above = _LINE * (1 + max(name.count("\n") for name in names))
     pitch = above + _BAR + 0.1
-    handles, columns = _legend(list(steps.values())), 3 if len(steps) > 1 else 2
-    height = 1.0 + 0.2 * -(-len(handles) // columns) + pitch * len(steps)
+    entries, columns = _legend(list(steps.values())), 3 if len(steps) > 1 else 2
+    height = 1.0 + 0.2 * -(-len(entries) // columns) + pitch * len(steps)
     figure = style.canvas(height, fill(title, 84))
     axes = figure.subplots()
     axes.set_yticks([])
-    axes.set_ylim(pitch * len(steps), 0)
-    axes.set_xlim(0, 1.16 * (1.0 if shares else max(totals)))
-    axes.spines[["left"]].set_visible(False)
+    axes.set(xlim=(0, 1.16 * (1.0 if shares else max(totals))), ylim=(pitch * len(steps), 0))
+    axes.spines["left"].set_visible(False)
     if shares:
         axes.set_xlabel("share of the step's time")
-        axes.set_xticks([n / 5 for n in range(6)], [f"{20 * n}%" for n in range(6)])
+        axes.set_xticks([n / 5 for n in range(6)])
+        draw.percent_ticks(axes.xaxis)
     else:
         axes.set_xlabel("time of a step")
-        axes.xaxis.set_major_formatter(lambda s, _: format_seconds(s) if s else "0")
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+        draw.second_ticks(axes.xaxis)
+    draw.legend(figure, entries, columns)
     figure.lay_out()
     for n, (name, step) in enumerate(zip(names, steps.values(), strict=True)):
         top = pitch * n + above
-        axes.annotate(name, (0, top), (0, 2), textcoords="offset points", va="bottom", fontsize=8.5)
+        draw.note(axes, (0, top), name, (0, 2), ha="left")
         _bar(axes, top, step, step.total if shares else 1.0)
     return figure
 
 
 def _bar(axes: "Axes", top: float, step: StepEstimate, unit: float) -> None:
     left = 0.0
-    for part in PARTS:
+    for part, (colour, _) in PARTS.items():
         if not (seconds := getattr(step, part)):
             continue
-        width = seconds / unit
-        axes.barh(
-            top,
-            width,
-            _BAR,
-            left,
-            align="edge",
-            color=PARTS[part][0],
-            edgecolor="white",
-            linewidth=0.6,
-            hatch=_hatch(part),
-            gid=part,
-        )
+        at = (left, top, seconds / unit, _BAR)
+        draw.box(axes, at, colour, linewidth=0.6, hatch=_HATCH.get(part), gid=part)
         # as much as fits
-        box = (left, top, width, _BAR)
-        share = seconds / step.total
-        time, percent = format_seconds(seconds), f"{share:.0%}"
-        before = len(axes.texts)
+        time, percent = format_seconds(seconds), f"{seconds / step.total:.0%}"
         lines = f"{time}, {percent}", f"{time}\n{percent}", percent
         for words in (*(f"{part}\n{line}" for line in lines), percent):
-            if len(axes.texts) == before:
-                fitting_text(axes, box, words, PARTS[part][0])
-        left += width
-    axes.annotate(
-        f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}",
-        (left, top + _BAR / 2),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-    )
-
-
-def _hatch(part: str) -> str | None:
-    return "...." if part == "bubble" else None
+            if draw.fitting_text(axes, at, words, colour):
+                break
+        left += seconds / unit
+    words = f"{format_seconds(step.total)}\nMFU {step.mfu:.1%}"
+    draw.note(axes, (left, top + _BAR / 2), words)
 
 
 def _legend(steps: list[StepEstimate]) -> list[Any]:
     """What the parts are; of a single step also what they take."""
-    from matplotlib.patches import Patch
-
-    handles = []
+    entries = []
     for part, (colour, label) in PARTS.items():
         taken = [getattr(step, part) for step in steps]
         if len(steps) == 1 and taken[0]:
             label += f": {format_seconds(taken[0])}, {taken[0] / steps[0].total:.1%}"
         if any(taken):
-            handles.append(
-                Patch(facecolor=colour, edgecolor="white", hatch=_hatch(part), label=label)
-            )
-    return handles
+            look = {"edgecolor": "white", "hatch": _HATCH.get(part)}
+            entries.append(draw.patch_entry(label, colour, **look))
+    return entries

@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import PALETTE, WIDTH, canvas, fitting_text, lighter, styled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import PALETTE, WIDTH, canvas, colour_of_rank, styled
 
 __all__ = ["Blocks", "owners"]
 
@@ -61,16 +58,10 @@ def owners(matrices: Mapping[str, Blocks], *, title: str = "Who owns which block
     for axes, (name, blocks) in zip(panels, matrices.items(), strict=True):
         gap = _TICK_GAP / scale
         rows, columns = blocks.rows[-1], blocks.columns[-1]
-        axes.set_title(f"{name}, {rows} x {columns}")
-        axes.set_xlim(0, max(1, columns))
-        axes.set_ylim(max(1, rows), 0)
-        axes.set_aspect("equal")
-        axes.set_anchor("N")
-        axes.set_xticks(_apart(blocks.columns, gap))
+        axes.set(title=f"{name}, {rows} x {columns}", xlabel="column", ylabel="row")
+        axes.set(xlim=(0, max(1, columns)), ylim=(max(1, rows), 0), aspect="equal", anchor="N")
+        axes.set(xticks=_apart(blocks.columns, gap), yticks=_apart(blocks.rows, gap))
         axes.tick_params(axis="x", rotation=0 if len(blocks.columns) <= 4 else 90)
-        axes.set_yticks(_apart(blocks.rows, gap))
-        axes.set_xlabel("column")
-        axes.set_ylabel("row")
     figure.lay_out()
     for axes, blocks in zip(panels, matrices.values(), strict=True):
         _fill(axes, blocks)
@@ -87,21 +78,15 @@ def _apart(edges: Sequence[int], gap: float) -> list[int]:
 
 
 def _fill(axes: "Axes", blocks: Blocks) -> None:
-    from matplotlib.patches import Rectangle
-
-    for i, row in enumerate(blocks.ranks):
-        for j, ranks in enumerate(row):
-            x, y = blocks.columns[j], blocks.rows[i]
-            width, height = blocks.columns[j + 1] - x, blocks.rows[i + 1] - y
+    for (y, bottom), row in zip(pairwise(blocks.rows), blocks.ranks, strict=True):
+        for (x, end), ranks in zip(pairwise(blocks.columns), row, strict=True):
             # the colour and words of a block: a copy on several ranks is grey
             if isinstance(ranks, tuple) and len(ranks) != 1:
                 colour, words = "#D9D9D9", "ranks\n" + ", ".join(map(str, ranks))
             else:
                 rank = ranks[0] if isinstance(ranks, tuple) else ranks
-                shade = (rank // len(PALETTE)) % 3
-                colour = lighter(PALETTE[rank % len(PALETTE)], 0.15 + 0.25 * shade)
+                colour = colour_of_rank(rank, 0.15 + 0.25 * (rank // len(PALETTE) % 3))
                 words = f"rank {rank}"
-            axes.add_patch(
-                Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", linewidth=1.2)
-            )
-            fitting_text(axes, (x, y, width, height), words, colour, size=8.5)
+            at = (x, y, end - x, bottom - y)
+            draw.box(axes, at, colour, linewidth=1.2)
+            draw.fitting_text(axes, at, words, colour, size=8.5)

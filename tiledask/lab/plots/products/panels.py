@@ -10,11 +10,12 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import (
     BLUE,
     GREEN,
     GREY,
-    INK,
     ORANGE,
     PALE,
     PALETTE,
@@ -22,18 +23,14 @@ from tiledask.lab.plots.style import (
     WIDTH,
     canvas,
     colour_named,
-    fitting_text,
     lighter,
     styled,
 )
 from tiledask.plan.products.comms import Piece
-from tiledask.plan.products.product import ProductPlan
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from tiledask.distributed.arrays.array import ShardedArray
     from tiledask.distributed.products.matmul import Spent
 
@@ -70,22 +67,21 @@ def panels(
             )
     rows = [len(product.spent) for product in products.values()]
     figure = canvas(1.3 + sum(0.45 + 0.36 * n for n in rows), title)
-    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
+    axes = draw.stacked_axes(figure, rows, sharex=True)
     for panel, (name, product) in zip(axes, products.items(), strict=True):
         _lanes(panel, name, product.spent)
-    axes[-1].set_xlim(0, max(_ends(product.spent)[1] for product in products.values()))
-    axes[-1].xaxis.set_major_formatter(lambda seconds, _: f"{1000 * seconds:.6g}")
-    axes[-1].set_xlabel("time (ms)")
-    numbers = _legend_of_lanes(figure, products)
+    end = max(_ends(product.spent)[1] for product in products.values())
+    draw.time_ticks(axes[-1], 0, end)
+    legend = draw.legend(figure, _entries_of_lanes(products))
     figure.lay_out()
     for panel, product in zip(axes, products.values(), strict=True):
         for rank in range(len(product.spent)):
             mine = [box for box in _boxes(product.spent, "multiply") if box[1] == rank - 0.36]
             for step, box in enumerate(mine):
-                fitting_text(panel, box, str(step), BLUE, size=7.5)
-    if not any(panel.texts for panel in axes):
-        for part in numbers:
-            part.set_visible(False)
+                draw.fitting_text(panel, box, str(step), _LANE["multiply"])
+    if not any(panel.texts for panel in axes):  # then nothing explains numbers
+        legend.legend_handles[-1].set_visible(False)
+        legend.get_texts()[-1].set_visible(False)
     return figure
 
 
@@ -96,7 +92,7 @@ def _ends(spent: "Sequence[Spent]") -> tuple[float, float]:
     return first, max(span.stop for span in spans) - first
 
 
-def _boxes(spent: "Sequence[Spent]", kind: str) -> list[tuple[float, float, float, float]]:
+def _boxes(spent: "Sequence[Spent]", kind: str) -> list[draw.Box]:
     """(x, y, width, height) of every span of ``kind``."""
     first, _ = _ends(spent)
     top, height = (0.22, _THIN) if kind == "read" else (-0.36, _TALL)
@@ -109,8 +105,6 @@ def _boxes(spent: "Sequence[Spent]", kind: str) -> list[tuple[float, float, floa
 
 
 def _lanes(axes: "Axes", name: str, spent: "Sequence[Spent]") -> None:
-    from matplotlib.collections import PolyCollection
-
     _, seconds = _ends(spent)
     share = sum(rank.multiply for rank in spent) / (len(spent) * seconds) if seconds else 0.0
     axes.set_title(
@@ -118,43 +112,25 @@ def _lanes(axes: "Axes", name: str, spent: "Sequence[Spent]") -> None:
         f"{format_seconds(seconds)}"
     )
     ranks = range(len(spent))
-    axes.barh(ranks, seconds, 0.78, color=PALE, align="center", gid="rest", zorder=1)
+    axes.barh(ranks, seconds, 0.78, color=PALE, gid="rest", zorder=1)
     for kind, colour in (*_LANE.items(), ("read", _READ)):
-        corners = [
-            [(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in _boxes(spent, kind)
-        ]
         edge = "white" if kind == "multiply" else colour  # a short wait would be all white edge
-        axes.add_collection(
-            PolyCollection(
-                corners, facecolor=colour, edgecolor=edge, linewidth=0.5, gid=kind, zorder=2
-            ),
-            autolim=False,
-        )
-    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    axes.set_ylim(len(spent) - 0.42, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["left"]].set_visible(False)
+        draw.boxes(axes, _boxes(spent, kind), facecolor=colour, edgecolor=edge, gid=kind)
+    draw.lanes(axes, [f"rank {rank}" for rank in ranks])
 
 
-def _legend_of_lanes(figure: "Figure", products: "Mapping[str, ShardedArray]") -> tuple:
-    """The legend; returns the parts of it that explain the numbers."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
+def _entries_of_lanes(products: "Mapping[str, ShardedArray]") -> list:
+    """The legend's, that of the numbers last."""
     words = {
         "multiply": "multiplying a panel",
         "wait": "waiting for a panel",
         "sum": "adding partial sums",
+        "read": "below: reading from another rank",
     }
     kinds = {s.kind for product in products.values() for rank in product.spent for s in rank.spans}
-    handles = [Patch(color=_LANE[kind], label=words[kind]) for kind in _LANE if kind in kinds]
-    if "read" in kinds:
-        handles.append(Patch(color=_READ, label="below: reading from another rank"))
-    handles.append(Patch(color=PALE, label="none of these"))
-    number = {"marker": "$3$", "markersize": 6, "linestyle": "none", "color": INK}
-    handles.append(Line2D([], [], **number, label="number in a box: the step"))
-    legend = figure.legend(handles=handles, loc="outside lower left", ncols=3)
-    return legend.legend_handles[-1], legend.get_texts()[-1]
+    colours = _LANE | {"read": _READ}
+    entries = [draw.patch_entry(words[kind], colours[kind]) for kind in words if kind in kinds]
+    return [*entries, draw.patch_entry("none of these", PALE), draw.number_entry("the step")]
 
 
 # -- planned -------------------------------------------------------------------------------------
@@ -172,9 +148,6 @@ def reads(plans: Mapping[str, ProductPlan], *, title: str = "Who reads what from
     shade is the part of k that it multiplies in that step. Of plans with many steps the first
     4 are drawn.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     if not plans:
         raise ConfigError("reads draws 1 plan or more, got 0; pass {'SUMMA': ProductPlan(...)}")
     for name, plan in plans.items():
@@ -200,13 +173,14 @@ def reads(plans: Mapping[str, ProductPlan], *, title: str = "Who reads what from
             _step(axes, plan, step, shades)
             last = step == steps - 1 < count - 1
             axes.set_title(f"{name}, step {step}" + (f", {count - steps} more" if last else ""))
-
-    handles = [
-        Line2D([], [], color=colour, linewidth=1.6, label=f"a part of {operand}, to its reader")
-        for operand, colour in _OPERANDS.items()
-    ]
-    handles += [Patch(color=shade, label=f"k {a} to {b}") for (a, b), shade in shades.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=5)
+    draw.legend(
+        figure,
+        [
+            *(draw.line_entry(f"a part of {a}, to its reader", _OPERANDS[a]) for a in _OPERANDS),
+            *(draw.patch_entry(f"k {a} to {b}", shade) for (a, b), shade in shades.items()),
+        ],
+        5,
+    )
     return figure
 
 
@@ -214,48 +188,25 @@ _SHADES = PALETTE[2:] + PALETTE[:2]  # not the colours of the arrows, as long as
 
 
 def _step(axes: "Axes", plan: ProductPlan, step: int, shades: Mapping) -> None:
-    from matplotlib.patches import Rectangle
-
     p, q = plan.work.mesh
     for rank, mine in enumerate(plan.panels):
         i, j = divmod(rank, q)
         colour = shades[mine[step].depth] if step < len(mine) else "white"
-        axes.add_patch(
-            Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="white", linewidth=2, gid="rank")
-        )
-        axes.text(j + 0.08, i + 0.1, str(rank), ha="left", va="top", fontsize=8)
+        draw.box(axes, (j, i, 1, 1), colour, linewidth=2, gid="rank")
+        axes.text(j + 0.08, i + 0.1, str(rank), va="top", fontsize=8)
         if step < len(mine):
             for operand, pieces in (("A", mine[step].a), ("B", mine[step].b)):
                 for piece in pieces:
                     if piece.source != rank:
                         _arrow(axes, piece, q, operand)
-    axes.set_xlim(0, q)
-    axes.set_ylim(p, 0)
-    axes.set_aspect("equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
+    axes.set(xlim=(0, q), ylim=(p, 0), aspect="equal")
+    draw.bare(axes)
 
 
 def _arrow(axes: "Axes", piece: Piece, columns: int, operand: str) -> None:
-    from matplotlib.patches import FancyArrowPatch
-
     (i, j), (to_i, to_j) = divmod(piece.source, columns), divmod(piece.destination, columns)
-    axes.add_patch(
-        FancyArrowPatch(
-            (j + 0.5, i + 0.55),
-            (to_j + 0.5, to_i + 0.55),
-            connectionstyle="arc3,rad=0.25",
-            arrowstyle="-|>",
-            mutation_scale=10,
-            shrinkA=3,
-            shrinkB=3,
-            linewidth=1.6,
-            color=_OPERANDS[operand],
-            gid=f"{operand} read",
-            zorder=3,
-        )
-    )
+    ends = (j + 0.5, i + 0.55), (to_j + 0.5, to_i + 0.55)
+    draw.arrow(axes, *ends, _OPERANDS[operand], gid=f"{operand} read")
 
 
 @styled
@@ -272,8 +223,6 @@ def tradeoff(
     """
     if not any(series.values()):
         raise ConfigError("tradeoff draws 1 point or more, got 0; pass {'2.5d': [(label, m, b)]}")
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     figure = canvas(4.4, title)
     axes = figure.subplots()
     every = [point for points in series.values() for point in points]
@@ -282,28 +231,15 @@ def tradeoff(
     least = [bound(m) for m in memory]
     for (name, points), colour in zip(series.items(), cycle((BLUE, RED, GREEN))):
         _, xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, "o-", color=colour, label=name, linewidth=1.2, zorder=3, gid=name)
+        draw.curve(axes, xs, ys, colour, 1.2, marker="o", label=name, zorder=3, gid=name)
         for label, x, y in points:
-            axes.annotate(
-                label,
-                (x, y),
-                (0, 7),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=colour,
-            )
-    axes.plot(memory, least, color=GREY, linewidth=1.2, gid="least")
+            draw.note(axes, (x, y), label, (0, 7), 8, color=colour)
+    draw.curve(axes, memory, least, GREY, 1.2, gid="least")
     floor = 0.5 * min(*least, *(b for _, _, b in every))
     axes.fill_between(memory, floor, least, color=PALE, label="no algorithm gets here")
-    axes.set_xlim(low, high)
-    axes.set_ylim(floor, 2 * max(*least, *(b for _, _, b in every)))
-    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
-        scale("log")
-        axis.set_major_locator(LogLocator(subs=(1, 3)))
-        axis.set_major_formatter(lambda size, _: format_bytes(size))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("memory of a rank (bytes)")
-    axes.set_ylabel("received by a rank (bytes)")
+    top = 2 * max(*least, *(b for _, _, b in every))
+    draw.log_ticks(axes.xaxis, low, high, format_bytes, (1, 3))
+    draw.log_ticks(axes.yaxis, floor, top, format_bytes, (1, 3))
+    axes.set(xlabel="memory of a rank (bytes)", ylabel="received by a rank (bytes)")
     axes.legend(loc="upper right")
     return figure

@@ -1,16 +1,13 @@
 """The roofline at every level of the memory, with the ladder of kernels that climbs it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, canvas, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, canvas, styled
 from tiledask.plan.units import format_bytes
 from tiledask.tile.choice import Prediction
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["roofline"]
 
@@ -50,12 +47,10 @@ def roofline(
         _kernel(axes, prediction, _COLOURS[number % len(_COLOURS)], measured or {})
     axes.set_xlabel("arithmetic intensity: FLOP per byte of A and B that crosses the level")
     axes.set_ylabel("TFLOP/s")
-    axes.yaxis.set_major_formatter(lambda speed, _: f"{speed / 1e12:g}")
-    axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
-    axes.grid(color=PALE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=8)
+    draw.ticks_as(axes.yaxis, lambda speed: f"{speed / 1e12:g}")
+    draw.ticks_as(axes.xaxis, "{:g}".format)
+    draw.grid(axes)
+    draw.legend(figure, axes, 2, fontsize=8)
     return figure
 
 
@@ -68,40 +63,19 @@ def _roofs(axes: "Axes", predictions: Sequence[Prediction], left: float, right: 
             continue
         colour, marker = _LEVELS[level.name]
         if not level.bandwidth:
-            axes.plot(
-                [],
-                [],
-                color="none",
-                marker=marker,
-                markeredgecolor=colour,
-                label=f"{level.name}: bandwidth unknown, no roof",
-            )
+            words, look = f"{level.name}: bandwidth unknown, no roof", {"markeredgecolor": colour}
+            draw.curve(axes, [], [], "none", marker=marker, label=words, **look)
             continue
-        end = top / level.bandwidth
-        axes.plot(
-            [left, end],
-            [left * level.bandwidth, top],
-            color=colour,
-            linewidth=1.4,
-            gid=f"roof {level.name}",
-            label=f"{level.name}: {format_bytes(level.bandwidth)}/s",
-            marker=marker,
-            markerfacecolor="white",
-            markevery=[],  # for the legend
-        )
+        # the marks are for the legend
+        look = {"marker": marker, "markerfacecolor": "white", "markevery": []}
+        look |= {"label": f"{level.name}: {format_bytes(level.bandwidth)}/s"}
+        xs, ys = [left, top / level.bandwidth], [left * level.bandwidth, top]
+        draw.curve(axes, xs, ys, colour, 1.4, gid=f"roof {level.name}", **look)
     slowest = min(p.flops_per_second for p in predictions)
     axes.set_ylim(slowest / 3, top * 1.8)
     for name, peak in peaks.items():
-        axes.plot([left, right], [peak, peak], color=GREY, linewidth=1.2, gid=f"peak {name}")
-        axes.annotate(
-            f"peak {name}: {peak / 1e12:g} TFLOP/s",
-            (right, peak),
-            (-4, 3),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=8.5,
-        )
+        draw.curve(axes, [left, right], [peak, peak], GREY, 1.2, gid=f"peak {name}")
+        draw.note(axes, (right, peak), f"peak {name}: {peak / 1e12:g} TFLOP/s", (-4, 3))
 
 
 def _kernel(
@@ -111,37 +85,15 @@ def _kernel(
     levels = [level for level in prediction.levels.levels if level.name in _LEVELS]
     xs = [level.intensity for level in levels]
     block = "x".join(map(str, prediction.config.block))
-    axes.plot(
-        [min(xs), max(xs)],
-        [speed, speed],
-        color=colour,
-        linewidth=1.6,
-        zorder=3,
-        gid=kernel,
-        label=f"{kernel} {block}: at most\n{speed / 1e12:.4g} TFLOP/s, by {prediction.binding}",
-    )
+    words = f"{kernel} {block}: at most\n{speed / 1e12:.4g} TFLOP/s, by {prediction.binding}"
+    ends = [min(xs), max(xs)]
+    draw.curve(axes, ends, [speed, speed], colour, zorder=3, gid=kernel, label=words)
     for level in levels:
-        binds = level.name == prediction.binding
-        axes.plot(
-            level.intensity,
-            speed,
-            _LEVELS[level.name][1],
-            color=colour,
-            markersize=7,
-            zorder=4,
-            fillstyle="full" if binds else "none",
-            gid=f"{kernel} {level.name}",
-            markerfacecolor=colour if binds else "white",
-        )
+        fill = "full" if level.name == prediction.binding else "none"
+        look = {"marker": _LEVELS[level.name][1], "markersize": 7, "fillstyle": fill}
+        gid = f"{kernel} {level.name}"
+        draw.curve(axes, level.intensity, speed, colour, 0, zorder=4, gid=gid, **look)
     if kernel in measured:
-        axes.plot(
-            xs[0],
-            measured[kernel],
-            "x",
-            color=colour,
-            markersize=8,
-            markeredgewidth=1.8,
-            zorder=5,
-            gid=f"{kernel} measured",
-            label=f"{kernel}, measured",
-        )
+        look = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "zorder": 5}
+        words = {"gid": f"{kernel} measured", "label": f"{kernel}, measured"}
+        draw.curve(axes, xs[0], measured[kernel], colour, 0, **look, **words)

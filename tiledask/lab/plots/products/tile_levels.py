@@ -1,24 +1,10 @@
 """The levels of a tiled product: which tile shares what it loads, and how long its bytes take."""
 
-from typing import TYPE_CHECKING
-
-from tiledask.lab.plots.style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PALE,
-    RED,
-    SKY,
-    canvas,
-    end_words,
-    styled,
-)
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import BLUE, GREY, ORANGE, PALE, RED, SKY, canvas, styled
 from tiledask.plan.units import format_bytes, format_seconds
 from tiledask.tile.choice import Level, Levels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["tile_levels"]
 
@@ -45,43 +31,30 @@ def tile_levels(levels: Levels, *, title: str | None = None) -> "Figure":
         seconds, binding = levels.times[name], name == levels.binding
         axes.barh(y, seconds, 0.66, color=RED if binding else ORANGE if not y else BLUE, gid=name)
         words = format_seconds(seconds) if seconds else "not known: no bandwidth"
-        end_words(axes, seconds, y, f"{words}{', the longest' if binding else ''}")
-    axes.axvline(levels.compute, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+        words += ", the longest" * binding
+        draw.note(axes, (seconds, y), words, **draw.BEHIND)
+    draw.limit_line(axes, levels.compute, color=GREY, linewidth=0.8, zorder=0)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.25 * levels.seconds)
-    axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds else "0")
+    draw.second_ticks(axes.xaxis)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("time at full bandwidth, and of the arithmetic at peak; all overlap")
-
     return figure
 
 
 def _nested(axes: "Axes", outer: tuple[int, int], level: Level) -> None:
     """The tile as the upper left corner of the one that holds it, both to scale."""
-    from matplotlib.patches import Rectangle
-
-    (rows, columns), (m, n) = (
-        level.tile,
-        (max(o, t) for o, t in zip(outer, level.tile, strict=True)),
-    )
-    axes.add_patch(Rectangle((0, 0), n, m, facecolor=PALE, edgecolor=GREY, linewidth=0.8))
-    axes.add_patch(
-        Rectangle((0, 0), columns, rows, facecolor=SKY, edgecolor=BLUE, linewidth=0.8, gid="tile")
-    )
+    rows, columns = level.tile
+    m, n = (max(pair) for pair in zip(outer, level.tile, strict=True))
+    draw.box(axes, (0, 0, n, m), PALE, edgecolor=GREY)
+    draw.box(axes, (0, 0, columns, rows), SKY, edgecolor=BLUE, gid="tile")
     side = max(m, n)
     middle, reach = n / 2, 0.53 * side
-    axes.set(
-        xlim=(middle - reach, middle + reach), ylim=(1.03 * side, -0.03 * side), aspect="equal"
-    )
+    across, down = (middle - reach, middle + reach), (1.03 * side, -0.03 * side)
+    axes.set(xlim=across, ylim=down, aspect="equal")
     axes.axis("off")
     axes.set_title(f"{level.name}\n{rows} x {columns} of {m} x {n}", loc="center", fontsize=8.5)
-    axes.text(
-        0.5,
-        -0.02,
-        f"{format_bytes(level.loaded)} of A and B\n{level.intensity:.4g} FLOP/byte",
-        transform=axes.transAxes,
-        ha="center",
-        va="top",
-        fontsize=8,
-    )
+    words = f"{format_bytes(level.loaded)} of A and B\n{level.intensity:.4g} FLOP/byte"
+    below = {"ha": "center", "va": "top", "transform": axes.transAxes}
+    axes.text(0.5, -0.02, words, fontsize=8, **below)

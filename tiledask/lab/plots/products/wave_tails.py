@@ -2,18 +2,14 @@
 
 from collections.abc import Mapping
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import GREY, PALE, PALETTE, YELLOW, canvas, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import GREY, LINES, canvas, styled
 from tiledask.tile.choice import Waves
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = ["wave_tails"]
-
-_COLOURS = tuple(colour for colour in PALETTE if colour != YELLOW)  # too pale for a line
 
 
 @styled
@@ -28,39 +24,19 @@ def wave_tails(
             f"{ {name: len(line) for name, line in sizes.items()} }; pass {{'mine': {{n: Waves}}}}"
         )
     figure = canvas(5.0, title)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    for (name, line), colour in zip(sizes.items(), cycle(_COLOURS), strict=False):
+    above, below = draw.stacked_axes(figure, [2, 1], sharex=True)
+    for (name, line), colour in zip(sizes.items(), cycle(LINES), strict=False):
         xs = sorted(line)
         marker = "." if len(xs) <= 40 else ""
-        above.plot(
-            xs,
-            [line[n].efficiency for n in xs],
-            marker=marker,
-            color=colour,
-            linewidth=1.3,
-            label=name,
-            gid=name,
-        )
-        below.plot(
-            xs,
-            [line[n].count for n in xs],
-            color=colour,
-            linewidth=1.3,
-            drawstyle="steps-mid",
-            gid=f"{name} waves",
-        )
-    above.axhline(1, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    above.set_ylim(0, 1.06)
-    above.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
-    above.set_ylabel("tiles / (waves x slots)")
+        shares, counts = [line[n].efficiency for n in xs], [line[n].count for n in xs]
+        draw.curve(above, xs, shares, colour, 1.3, marker=marker, label=name, gid=name)
+        draw.curve(below, xs, counts, colour, 1.3, drawstyle="steps-mid", gid=f"{name} waves")
+    draw.limit_line(above, y=1, color=GREY, linewidth=0.8, zorder=0)
+    above.set(ylim=(0, 1.06), ylabel="tiles / (waves x slots)")
+    draw.percent_ticks(above.yaxis)
+    below.set(ylabel="waves", xlabel="rows and columns of C")
     below.set_ylim(bottom=0)
-    below.set_ylabel("waves")
-    below.yaxis.get_major_locator().set_params(integer=True)
-    below.set_xlabel("rows and columns of C")
-    for axes in (above, below):
-        axes.grid(color=PALE, linewidth=0.8)
-        axes.set_axisbelow(True)
-    figure.legend(
-        *above.get_legend_handles_labels(), loc="outside lower left", ncols=min(3, len(sizes))
-    )
+    draw.whole_ticks(below.yaxis)
+    draw.grid(above, below)
+    draw.legend(figure, above)
     return figure

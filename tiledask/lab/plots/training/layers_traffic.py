@@ -1,15 +1,12 @@
 """Barriers and bytes of a training's step by layer, counted beside predicted."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from tiledask.errors import ConfigError
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
 from tiledask.lab.plots.style import BLUE, GREEN, GREY, INK, ORANGE, PINK, YELLOW, canvas, styled
-from tiledask.plan.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["PARTS", "LayerBars", "layer_bars", "layers_traffic", "part_of"]
 
@@ -75,66 +72,41 @@ def layers_traffic(trained: Any, *, title: str | None = None) -> "Figure":
         what: layer_bars(frame[[*names, what, f"predicted_{what}"]].itertuples(index=False))
         for what in ("barriers", "bytes")
     }
-    count = len(bars["bytes"].rows)
-    pitch = min(0.3, max(0.13, 9 / count))
-    figure = canvas(1.5 + pitch * count, title or _headline(bars))
-    left, right = figure.subplots(1, 2, sharey=True)
-    _panel(left, bars["barriers"], "barriers of a step, of the rank that has most")
-    _panel(right, bars["bytes"], "bytes of a step, sent by all ranks")
-    right.xaxis.set_major_formatter(lambda n, _: format_bytes(n) if n else "0")
-    right.xaxis.get_major_locator().set_params(nbins=5)
-    left.xaxis.get_major_locator().set_params(integer=True)
-    step = 1 + count // 60
-    left.set_yticks(range(0, count, step), bars["bytes"].rows[::step])
-    left.set_ylim(count - 0.4, -0.6)
-    used = [part for part in PARTS if any(part in each.parts for each in bars.values())]
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    patches = [Patch(facecolor=PARTS[part][0], label=PARTS[part][1]) for part in used]
-    figure.legend(
-        handles=[*patches, Line2D([], [], color=INK, linewidth=2, label="predicted")],
-        loc="outside lower left",
-        ncols=3,
-    )
-    return figure
-
-
-def _headline(bars: Mapping[str, LayerBars]) -> str:
     wrong = sum(
         sum(part[i] for part in each.parts.values()) != each.predicted[i]
         for each in bars.values()
         for i in range(len(each.rows))
     )
-    if not wrong:
-        return "Barriers and bytes by layer: counted equals predicted"
-    return f"Barriers and bytes by layer: {wrong} bar{'s' * (wrong > 1)} not as predicted"
+    found = (
+        f"{wrong} bar{'s' * (wrong > 1)} not as predicted" if wrong else "counted equals predicted"
+    )
+    headline = f"Barriers and bytes by layer: {found}"
+    count = len(bars["bytes"].rows)
+    pitch = min(0.3, max(0.13, 9 / count))
+    figure = canvas(1.5 + pitch * count, title or headline)
+    left, right = figure.subplots(1, 2, sharey=True)
+    _panel(left, bars["barriers"], "barriers of a step, of the rank that has most")
+    _panel(right, bars["bytes"], "bytes of a step, sent by all ranks")
+    draw.byte_ticks(right.xaxis)
+    right.xaxis.get_major_locator().set_params(nbins=5)
+    draw.whole_ticks(left.xaxis)
+    step = 1 + count // 60
+    left.set_yticks(range(0, count, step), bars["bytes"].rows[::step])
+    left.set_ylim(count - 0.4, -0.6)
+    used = {part for each in bars.values() for part in each.parts}
+    entries = [draw.patch_entry(words, c) for part, (c, words) in PARTS.items() if part in used]
+    draw.legend(figure, [*entries, draw.line_entry("predicted", linewidth=2)])
+    return figure
 
 
 def _panel(axes: "Axes", bars: LayerBars, title: str) -> None:
     axes.set_title(title)
-    left = [0.0] * len(bars.rows)
-    for part, lengths in bars.parts.items():
-        axes.barh(
-            range(len(lengths)),
-            lengths,
-            0.72,
-            left,
-            color=PARTS[part][0],
-            edgecolor="white",
-            linewidth=0.5,
-            gid=part,
-        )
-        left = [a + b for a, b in zip(left, lengths, strict=True)]
-    rows = range(len(bars.rows))
-    axes.vlines(
-        bars.predicted,
-        [r - 0.42 for r in rows],
-        [r + 0.42 for r in rows],
-        color=INK,
-        linewidth=2,
-        gid="predicted",
-    )
-    axes.set_xlim(0, 1.05 * max([1.0, *left, *bars.predicted]))
+    ends = [*bars.predicted]
+    for row in range(len(bars.rows)):
+        parts = [(part, sizes[row], PARTS[part][0]) for part, sizes in bars.parts.items()]
+        ends += [x + width for x, _, width, _ in draw.stack(axes, row, parts, linewidth=0.5)]
+    low, high = ([row + reach for row in range(len(bars.rows))] for reach in (-0.42, 0.42))
+    axes.vlines(bars.predicted, low, high, color=INK, linewidth=2, gid="predicted")
+    axes.set_xlim(0, 1.05 * max([1.0, *ends]))
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

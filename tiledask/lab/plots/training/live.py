@@ -4,12 +4,12 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from tiledask.lab.plots.style import BLUE, INK, canvas, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Figure
+from tiledask.lab.plots.style import BLUE, canvas, styled
 from tiledask.lab.plots.training.losses import loss_curve
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tiledask.distributed.training import Progress
 
 __all__ = ["LiveLoss"]
@@ -85,9 +85,8 @@ def _shown(what: Any) -> Any:
 def _drawn(steps: "list[Progress]", title: str) -> "Figure":
     figure = canvas(3.4, title or "Loss")
     axes = figure.subplots()
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    draw.whole_ticks(axes.xaxis)
     if not steps:
         axes.set_title("waiting for the first step")
         return figure
@@ -97,17 +96,12 @@ def _drawn(steps: "list[Progress]", title: str) -> "Figure":
     axes.set_title(f"step {last.step + 1} of {last.steps}, loss {last.loss:.4f}{rate}")
     loss_curve(axes, [s.step for s in steps], [s.loss for s in steps], "loss", BLUE)
     if last.floor is not None:
-        axes.axhline(last.floor, color=INK, linewidth=1.0, linestyle=":")
-        axes.annotate(
+        draw.limit_line(axes, y=last.floor, linewidth=1.0, linestyle=":")
+        end, words = (
+            {"xycoords": ("axes fraction", "data")},
             f"best loss there is: {last.floor:.4g}",
-            (1, last.floor),
-            (0, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=8,
         )
+        draw.note(axes, (1, last.floor), words, (0, 3), 8, ha="right", **end)
         axes.set_ylim(bottom=0)
     axes.set_xlim(min(0, steps[0].step) - 0.01 * last.steps, last.steps)
     return figure

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import GREY, INK, PALE, PALETTE, YELLOW, canvas, styled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import GREY, PALE, PALETTE, YELLOW, canvas, styled
 
 __all__ = ["loss_curve", "losses"]
 
@@ -57,34 +55,32 @@ def losses(
     # beside each panel as many lines of its legend as there are
     panel = max(2.4, 0.6 + _LINE * (2 * (len(curves) - 1) + 3 * (dtype is not None)))
     figure = canvas(0.8 + 2 * panel if several else 3.4, title or "Loss")
-    axes = figure.subplots(1 + several, 1, sharex=True, squeeze=False)[:, 0]
+    axes = draw.stacked_axes(figure, [1] * (1 + several), sharex=True)
     last = max(int(x[-1]) for x, _ in curves.values() if len(x))
     for n, (name, (x, y)) in enumerate(curves.items()):
-        loss_curve(
-            axes[0],
-            x,
-            y,
-            name,
-            PALETTE[n % len(PALETTE)],
-            _DASHES[n % len(_DASHES)],
-            wide=several and n == 0,
-        )
+        dashes, wide = _DASHES[n % len(_DASHES)], several and n == 0
+        loss_curve(axes[0], x, y, name, PALETTE[n % len(PALETTE)], dashes, wide)
     if len(controls):
         _band(axes, curves, [_curve(run)[1] for run in controls])
-    _floor(axes[0], floor)
+    if floor is not None:
+        look = {"linewidth": 1.0, "linestyle": ":", "label": f"best: {floor:.4g}"}
+        draw.limit_line(axes[0], y=floor, **look)
+        axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("loss (nats)")
     _legend(axes[0])
-    axes[-1].set_xlabel("step")
-    axes[-1].set_xlim(-0.02 * max(1, last), 1.02 * max(1, last))
-    axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    axes[-1].set(xlabel="step", xlim=(-0.02 * max(1, last), 1.02 * max(1, last)))
+    draw.whole_ticks(axes[-1].xaxis)
     if several:
         drawn = _differences(axes[1], curves)
         if dtype is not None:
-            _envelope(axes[1], last, dtype, ranks or _ranks(runs), layers or _layers(runs))
+            shapes = [getattr(run, "shape", (1,)) for run in runs.values()]
+            depths = [run.model.layers for run in runs.values() if hasattr(run, "model")]
+            ranks = ranks or max(map(prod, shapes))
+            _envelope(axes[1], last, dtype, ranks, layers or max(depths, default=1))
         elif not drawn:
             axes[1].set_yticks([])
-            words = "no difference to be drawn"
-            axes[1].text(0.5, 0.5, words, transform=axes[1].transAxes, ha="center", va="center")
+            middle = {"ha": "center", "va": "center", "transform": axes[1].transAxes}
+            axes[1].text(0.5, 0.5, "no difference to be drawn", **middle)
         axes[1].set_title(f"difference from {next(iter(curves))}, relative; none: equal to the bit")
         _legend(axes[1])
     return figure
@@ -105,15 +101,9 @@ def loss_curve(
 ) -> None:
     """One line; a single step is a dot."""
     # the first is wide and pale, so that those that lie on it can be seen
-    look = {"linewidth": 5.0, "alpha": 0.35} if wide else {"linewidth": 1.6}
-    marker = "o" if len(x) == 1 else None
-    axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, label=name, **look)
-
-
-def _floor(axes: "Axes", floor: float | None) -> None:
-    if floor is not None:
-        axes.axhline(floor, color=INK, linewidth=1.0, linestyle=":", label=f"best: {floor:.4g}")
-        axes.set_ylim(bottom=0)
+    width, alpha = (5.0, 0.35) if wide else (1.6, None)
+    look = {"linestyle": dashes, "alpha": alpha, "marker": "o" if len(x) == 1 else None}
+    draw.curve(axes, x, y, colour, width, label=name, **look)
 
 
 def _curve(run: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -133,11 +123,17 @@ def _band(
     label = f"{len(controls)} controls"
     axes[0].fill_between(x[:steps], losses.min(0), losses.max(0), label=label, **look)
     if len(axes) > 1:
-        larger = np.maximum(np.abs(losses), np.abs(y[:steps]))
-        off = np.abs(losses - y[:steps]) / np.where(larger == 0, 1.0, larger)
+        off = _relative(losses, y[:steps])
         words = f"{label}, at most\n{off.max():.1e}"
         # from 0, which a logarithmic axis puts at its lower end: a control may be equal to the bit
         axes[1].fill_between(x[:steps], 0, off.max(0), label=words, **look)
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far ``a`` is from ``b``, as a share of the larger; nan if that is not finite."""
+    larger = np.maximum(np.abs(a), np.abs(b))
+    with np.errstate(invalid="ignore"):
+        return np.abs(a - b) / np.where(larger == 0, 1.0, larger)
 
 
 def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -146,21 +142,11 @@ def _differences(axes: "Axes", curves: dict[str, tuple[np.ndarray, np.ndarray]])
     drawn = False
     for n, (name, (other_x, other_y)) in list(enumerate(curves.items()))[1:]:
         both, here, there = np.intersect1d(x, other_x, return_indices=True)
-        a, b = y[here], other_y[there]
-        larger = np.maximum(np.abs(a), np.abs(b))
-        with np.errstate(invalid="ignore"):  # of losses that are not finite
-            off = np.abs(a - b) / np.where(larger == 0, 1.0, larger)
+        off = _relative(y[here], other_y[there])
         some = np.isfinite(off) & (off > 0)
         # no lines: between two points there may be steps with no difference
-        axes.plot(
-            both[some],
-            off[some],
-            color=PALETTE[n % len(PALETTE)],
-            marker="o",
-            markersize=3.5,
-            linestyle="none",
-            label=f"{name}:\n{_words(off, len(both))}",
-        )
+        look = {"marker": "o", "markersize": 3.5, "label": f"{name}:\n{_words(off, len(both))}"}
+        draw.curve(axes, both[some], off[some], PALETTE[n % len(PALETTE)], 0, **look)
         drawn = drawn or bool(some.any())
     if drawn:
         axes.set_yscale("log")
@@ -183,30 +169,10 @@ def _envelope(axes: "Axes", last: int, dtype: str, ranks: int, layers: int) -> N
 
     steps = np.arange(last + 1)
     chance, at_most = (
-        [f(int(n) + 1, dtype, ranks, layers) for n in steps] for f in (likely, worst)
+        np.array([f(int(n) + 1, dtype, ranks, layers) for n in steps]) for f in (likely, worst)
     )
-    axes.fill_between(
-        steps,
-        SAFETY * np.array(chance),
-        at_most,
-        color=PALE,
-        linewidth=0,
-        zorder=0,
-        label=f"doubtful in {dtype}",
-    )
-    axes.plot(
-        steps,
-        SAFETY * np.array(chance),
-        color=GREY,
-        linewidth=1.2,
-        label=f"{SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)",
-    )
+    look = {"color": PALE, "linewidth": 0, "zorder": 0, "label": f"doubtful in {dtype}"}
+    axes.fill_between(steps, SAFETY * chance, at_most, **look)
+    words = f"{SAFETY:g} x random walk\n({ranks} ranks, {layers} layers)"
+    draw.curve(axes, steps, SAFETY * chance, GREY, 1.2, label=words)
     axes.set_yscale("log")
-
-
-def _ranks(runs: Mapping[str, Any]) -> int:
-    return max([prod(getattr(run, "shape", (1,))) for run in runs.values()], default=1)
-
-
-def _layers(runs: Mapping[str, Any]) -> int:
-    return max([run.model.layers for run in runs.values() if hasattr(run, "model")], default=1)

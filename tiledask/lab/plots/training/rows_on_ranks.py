@@ -2,24 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from tiledask.lab.plots.style import (
-    GREY,
-    INK,
-    PALETTE,
-    RED,
-    canvas,
-    ink_on,
-    lighter,
-    mark_box,
-    styled,
-)
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import GREY, INK, RED, canvas, colour_of_rank, lighter, styled
 from tiledask.plan.collectives.rows import split_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["rows_on_ranks"]
 
@@ -64,7 +51,7 @@ def rows_on_ranks(
     for rank, depth in enumerate(depths):
         for row in (*range(ends[rank], ends[rank + 1]), *borrowed.get(rank, ())):
             owner = next(r for r in range(len(ends) - 1) if ends[r] <= row < ends[r + 1])
-            colour = lighter(PALETTE[owner % len(PALETTE)], 0.1 if owner == rank else 0.7)
+            colour = colour_of_rank(owner, 0.1 if owner == rank else 0.7)
             _cell(axes, row, top, colour, str(row), hatch=None if owner == rank else "///")
         _zeros(axes, split.slabs[rank], ends[-1], top)
         here = {*range(ends[rank], ends[rank + 1]), *borrowed.get(rank, ())}
@@ -74,17 +61,23 @@ def rows_on_ranks(
             _window(axes, first, split.reach, top + _LANE + _WINDOW * (i + 0.6), colour)
             first += stride
         for row in (marked or {}).get(rank, ()):
-            mark_box(axes, (row + 0.02, top, 0.96, _LANE), f"row {row} of rank {rank}")
+            draw.mark_box(axes, (row + 0.02, top, 0.96, _LANE), f"row {row} of rank {rank}")
         top += _LANE + depth
     middles = [sum(depths[:r]) + _LANE * (r + 0.5) for r in range(len(rows))]
     axes.set_yticks(middles, [f"rank {r}: {n} out" for r, n in enumerate(split.out)])
-    axes.set_ylim(top, -0.08)
-    axes.set_xlim(-padding[0] - 0.2, ends[-1] + padding[1] + 0.2)
-    axes.set_xticks([])
+    axes.set(xlim=(-padding[0] - 0.2, ends[-1] + padding[1] + 0.2), ylim=(top, -0.08), xticks=[])
     axes.tick_params(left=False)
     axes.spines[:].set_visible(False)
     axes.set_xlabel(f"row of the image, {ends[-1]} rows on {len(rows)} ranks")
-    _legend(figure, size, stride)
+    borrowed_look = {"edgecolor": "white", "hatch": "///"}
+    words = f"a window of {size} rows, stride {stride}, and its middle"
+    entries = [
+        draw.patch_entry("its own row", lighter(GREY, 0.1)),
+        draw.patch_entry("borrowed, in its owner's colour", lighter(GREY, 0.7), **borrowed_look),
+        draw.patch_entry("padding", "white", edgecolor=GREY),
+        draw.line_entry(words, linewidth=1.2, marker="o", markersize=3.5),
+    ]
+    draw.legend(figure, entries, 4, fontsize=8)
     return figure
 
 
@@ -97,57 +90,12 @@ def _zeros(axes: "Axes", slab: tuple, h: int, top: float) -> None:
 
 
 def _cell(axes: "Axes", row: int, top: float, colour, words: str, edge="white", hatch=None) -> None:
-    from matplotlib.patches import Rectangle
-
-    box = Rectangle((row + 0.02, top), 0.96, _LANE, linewidth=0.8)
-    box.set(facecolor=colour, edgecolor=edge, hatch=hatch)
-    axes.add_patch(box)
-    axes.text(
-        row + 0.5,
-        top + _LANE / 2,
-        words,
-        ha="center",
-        va="center",
-        color=ink_on(colour),
-        fontsize=8.5,
-    )
+    at = (row + 0.02, top, 0.96, _LANE)
+    draw.box(axes, at, colour, edgecolor=edge, hatch=hatch)
+    draw.text_in(axes, at, words, colour, 8.5)
 
 
 def _window(axes: "Axes", first: int, reach: int, y: float, colour: str) -> None:
-    axes.plot(
-        [first + 0.1, first + reach - 0.1],
-        [y, y],
-        color=colour,
-        linewidth=1.2,
-        marker="|",
-        markersize=5,
-        clip_on=False,
-    )
-    axes.plot(first + (reach - 1) // 2 + 0.5, y, "o", color=colour, markersize=3.5, clip_on=False)
-
-
-def _legend(figure: "Figure", size: int, stride: int) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    grey = lighter(GREY, 0.1)
-    marks = [
-        Patch(facecolor=grey, label="its own row"),
-        Patch(
-            facecolor=lighter(GREY, 0.7),
-            edgecolor="white",
-            hatch="///",
-            label="borrowed, in its owner's colour",
-        ),
-        Patch(facecolor="white", edgecolor=GREY, label="padding"),
-        Line2D(
-            [],
-            [],
-            color=INK,
-            linewidth=1.2,
-            marker="o",
-            markersize=3.5,
-            label=f"a window of {size} rows, stride {stride}, and its middle",
-        ),
-    ]
-    figure.legend(handles=marks, loc="outside lower left", ncols=4, fontsize=8)
+    ends, middle = [first + 0.1, first + reach - 0.1], first + (reach - 1) // 2 + 0.5
+    draw.curve(axes, ends, [y, y], colour, 1.2, marker="|", markersize=5, clip_on=False)
+    draw.curve(axes, middle, y, colour, 0, marker="o", markersize=3.5, clip_on=False)

@@ -2,17 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from tiledask.errors import ConfigError
-from tiledask.lab.plots.style import INK, PALE, PALETTE, canvas, styled
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.primitives import Axes, Figure
+from tiledask.lab.plots.style import PALETTE, canvas, styled
 from tiledask.plan.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["trainings"]
 
@@ -46,24 +41,17 @@ def trainings(
         )
     bars = 0.7 + _BAR * len(losses)
     figure = canvas(3.4 + bars, title)
-    curves, below = figure.subplots(2, 1, height_ratios=(3.0, bars))
+    curves, below = draw.stacked_axes(figure, (3.0, bars))
     colours = dict(zip(losses, cycle(PALETTE), strict=False))
-    widths = np.geomspace(11, 1.2, len(losses)) if len(losses) > 1 else [2.0]
+    widths = draw.falling_widths(11, len(losses))
     for (name, curve), width in zip(losses.items(), widths, strict=True):
-        curves.plot(
-            range(1, len(curve) + 1),
-            curve,
-            color=colours[name],
-            linewidth=width,
-            gid=name,
-            solid_capstyle="butt",
-        )
+        steps, look = range(1, len(curve) + 1), {"gid": name, "solid_capstyle": "butt"}
+        draw.curve(curves, steps, curve, colours[name], width, **look)
+    curves.set(xlabel="step", ylabel="loss: cross-entropy (nats)")
     curves.set_ylim(bottom=0)
-    curves.set_xlabel("step")
-    curves.set_ylabel("loss: cross-entropy (nats)")
     curves.set_title("Losses: colours as below, each line thinner than the one before")
-    curves.grid(color=PALE, linewidth=0.8)
-    curves.set_axisbelow(True)
+    draw.grid(curves)
+    draw.whole_ticks(curves.xaxis)
     _bars(below, sent, barriers, colours)
     return figure
 
@@ -76,18 +64,9 @@ def _bars(
     for i, name in enumerate(names):
         count = barriers[name]
         words = f"{format_bytes(sent[name])}, {count or 'no'} barrier{'s' * (count != 1)}"
-        axes.annotate(
-            words if sent[name] else "nothing moves",
-            (sent[name], i),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=INK,
-        )
+        draw.note(axes, (sent[name], i), words if sent[name] else "nothing moves")
     axes.invert_yaxis()
     axes.set_xlim(0, 1.4 * max([*sent.values(), 1]))
-    axes.xaxis.set_major_formatter(lambda size, _: format_bytes(size) if size else "0")
+    draw.byte_ticks(axes.xaxis)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("bytes that all devices send in a step")
-    axes.set_title("What moves in each step")
+    axes.set(xlabel="bytes that all devices send in a step", title="What moves in each step")

@@ -9,27 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import PartitionError
-from tiledask.lab.plots.style import (
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    PALETTE,
-    RED,
-    canvas,
-    lighter,
-    mark_box,
-    mark_excess,
-    styled,
-)
-from tiledask.lab.puzzles.figures.frame import (
-    HEIGHT,
-    Box,
-    device_rows,
-    limit_line,
-    titled,
-    write,
-)
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import GREY, INK, ORANGE, PALE, RED, colour_of_rank, styled
+from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas, write
 from tiledask.plan.splitting.assignment import read_assignment, stages_of
 from tiledask.plan.splitting.exact import capacities
 
@@ -65,8 +47,8 @@ def draw_cut(
         heights.append(0.8 + 0.3 * (inputs["devices"] + (not view.stages)))
     if hasattr(inputs.get("communication"), "__len__"):
         heights.append(1.1)
-    figure = canvas(0.5 + 0.18 * title.count("\n") + sum(heights), title)
-    panels = iter(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    figure = titled_canvas(0.5 + sum(heights), title)
+    panels = iter(draw.stacked_axes(figure, heights))
     axes = next(panels)
     words = {axes: _time_panel(axes, view, targets.get("bottleneck"))}
     if "memory" in inputs:
@@ -78,8 +60,7 @@ def draw_cut(
         cuts = {layers[-1] for layers in view.stages if layers} - {len(sends) + 1}
         after = range(1, len(sends) + 1)
         axes.bar(after, sends, 0.6, color=[ORANGE if n in cuts else GREY for n in after])
-        axes.set_xticks(after)
-        axes.set_xlabel("layer")
+        axes.set(xticks=after, xlabel="layer")
         axes.set_title("time to send if cut after this layer (orange: cut here)")
     write(figure, words)
     return figure
@@ -160,7 +141,7 @@ class _View:
 
     def colour(self, row: int):
         device = self.device(row)
-        return PALE if device is None else lighter(PALETTE[device % len(PALETTE)], 0.1)
+        return PALE if device is None else colour_of_rank(device)
 
 
 def _label(inputs: Mapping[str, Any], stage: int) -> str:
@@ -173,30 +154,26 @@ def _label(inputs: Mapping[str, Any], stage: int) -> str:
     return f"device {stage}{speed}"
 
 
-def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[Box, tuple]:
+def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[draw.Box, tuple]:
     """The layers of each row, as wide as their time; the words to write into their boxes."""
-    device_rows(axes, list(view.labels))
+    draw.lanes(axes, view.labels)
     words: dict = {}
     for row, layers in enumerate(view.rows):
-        x, wrong = 0.0, set(view.wrong(row))
-        for i, n in enumerate(layers):
-            width, tone = view.time(n, row), view.colour(row)
-            box = (x, row - HEIGHT / 2, width, HEIGHT)
-            axes.barh(row, width, HEIGHT, left=x, color=tone, edgecolor="white", gid=f"layer {n}")
-            words[box] = (f"{n}", tone)
+        wrong, tone = set(view.wrong(row)), view.colour(row)
+        parts = [(f"layer {n}", view.time(n, row), tone) for n in layers]
+        for i, box in enumerate(draw.stack(axes, row, parts)):
+            words[box] = (f"{layers[i]}", tone)
             if i in wrong:
-                mark_box(axes, box, f"layer {n}")
-            x += width
-        sent = view.send(row)
+                draw.mark_box(axes, box, f"layer {layers[i]}")
+        x, sent = sum(length for _, length, _ in parts), view.send(row)
         if sent:
-            axes.barh(
-                row, sent, HEIGHT, left=x, color=PALE, hatch="////", edgecolor=GREY, gid="send"
-            )
-            words[(x, row - HEIGHT / 2, sent, HEIGHT)] = ("send", PALE)
+            box = (x, row - draw.HEIGHT / 2, sent, draw.HEIGHT)
+            draw.box(axes, box, PALE, hatch="////", edgecolor=GREY, gid="send")
+            words[box] = ("send", PALE)
         if not layers and row < len(view.stages):
             axes.text(0, row, " no layer", color=RED, va="center", fontweight="bold", gid="wrong")
         if limit is not None and view.device(row) is not None:
-            mark_excess(axes, row, limit, x + sent, HEIGHT)
+            draw.mark_excess(axes, row, limit, x + sent)
     axes.set_xlim(left=0)
     if limit is not None:
         # between which rows the devices stand: not that of layers that no device holds
@@ -212,13 +189,13 @@ def _time_panel(axes: "Axes", view: _View, limit: float | None) -> dict[Box, tup
     return words
 
 
-def _memory_panel(axes: "Axes", view: _View) -> dict[Box, tuple]:
+def _memory_panel(axes: "Axes", view: _View) -> dict[draw.Box, tuple]:
     """The bytes of the layers of each device, and what it has room for; the words as well."""
     inputs, words = view.inputs, {}
     devices = inputs["devices"]
     caps = [c / _GB for c in capacities(inputs["capacity"], devices)]
     first = 0 if view.stages else 1  # the row of layers that have no device yet
-    device_rows(axes, [*(["layers"] if first else []), *(f"device {d}" for d in range(devices))])
+    draw.lanes(axes, [*(["layers"] if first else []), *(f"device {d}" for d in range(devices))])
     ends = [0.0] * (devices + first)
     for row, layers in enumerate(view.rows):
         device = view.device(row)
@@ -227,20 +204,14 @@ def _memory_panel(axes: "Axes", view: _View) -> dict[Box, tuple]:
         at = 0 if device is None else device
         for n in filter(view.known, layers):
             width, tone = inputs["memory"][n - 1] / _GB, view.colour(row)
-            axes.barh(at, width, HEIGHT, left=ends[at], color=tone, edgecolor="white")
-            words[(ends[at], at - HEIGHT / 2, width, HEIGHT)] = (f"{n}", tone)
+            box = (ends[at], at - draw.HEIGHT / 2, width, draw.HEIGHT)
+            draw.box(axes, box, tone)
+            words[box] = (f"{n}", tone)
             ends[at] += width
-    for d, cap in enumerate(caps):
-        axes.plot(
-            [cap, cap],
-            [d + first - 0.45, d + first + 0.45],
-            color=INK,
-            linewidth=2,
-            label="" if d else "room on the device",
-            gid="capacity",
-        )
-        mark_excess(axes, d + first, cap, ends[d + first], HEIGHT)
-    axes.set_xlim(0, 1.03 * max(*caps, *ends))
-    axes.set_xlabel("memory of the layers (GB)")
+    for d, cap in enumerate(caps, first):
+        look = {"label": "" if d > first else "room on the device", "gid": "capacity"}
+        draw.curve(axes, [cap, cap], [d - 0.45, d + 0.45], INK, 2, **look)
+        draw.mark_excess(axes, d, cap, ends[d])
+    axes.set(xlim=(0, 1.03 * max(*caps, *ends)), xlabel="memory of the layers (GB)")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1))
     return words

@@ -4,25 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import KINDS, gantt
-from tiledask.lab.plots.style import (
-    GREY,
-    PALE,
-    RED,
-    canvas,
-    lighter,
-    mark_box,
-    styled,
-)
+from tiledask.lab.plots.style import GREY, PALE, RED, lighter, styled
 from tiledask.lab.puzzles.faults import Fault, faults
-from tiledask.lab.puzzles.figures.frame import (
-    HEIGHT,
-    Box,
-    device_rows,
-    limit_line,
-    titled,
-    write,
-)
+from tiledask.lab.puzzles.figures.frame import limit_line, titled, titled_canvas, write
 from tiledask.lab.puzzles.orders import devices_of, limits_of, order_of, run_order
 from tiledask.plan.pipelines.needs import peak_in_flight
 from tiledask.plan.pipelines.schedule import Action, Schedule
@@ -112,7 +98,7 @@ def mark_end(axes: "Axes", run: Timeline, wanted: float | None, judged: bool = T
     limit_line(axes, wanted, f"target: end by {format_seconds(wanted)}")
     if judged and run.makespan > wanted * (1 + 1e-9):
         box = (wanted, -0.45, run.makespan - wanted, run.devices - 0.1)
-        mark_box(axes, box, "end")
+        draw.mark_box(axes, box, "end")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
 
 
@@ -150,11 +136,11 @@ def _sketch(puzzle: "PuzzleSpec", title: str) -> "Figure":
     inputs = puzzle.inputs
     rows = devices_of(inputs)
     limits = limits_of(inputs) or [puzzle.targets.get("kept")] * rows
-    figure = canvas(1.3 + 0.34 * rows + 0.18 * title.count("\n"), title)
+    figure = titled_canvas(1.3 + 0.34 * rows, title)
     axes = figure.subplots()
-    device_rows(axes, _rooms(limits, rows))
+    draw.lanes(axes, _rooms(limits, rows))
     end = puzzle.targets.get("makespan", 1.0)
-    axes.barh(range(rows), end, HEIGHT, color=PALE, zorder=0)
+    axes.barh(range(rows), end, draw.HEIGHT, color=PALE, zorder=0)
     axes.set_xlim(0, end)
     limit_line(axes, end, f"target: end by {format_seconds(end)}")
     axes.set_xlabel("time (s)")
@@ -165,21 +151,21 @@ def _sketch(puzzle: "PuzzleSpec", title: str) -> "Figure":
 def _as_written(title: str, order: Schedule, wrong: list[Fault], labels: list[str]) -> "Figure":
     """A box per turn; the actions of ``wrong`` in a red frame, missing ones named below."""
     longest = max((len(row) for row in order.orders), default=1)
-    figure = canvas(1.2 + 0.34 * order.devices + 0.18 * title.count("\n"), title)
+    figure = titled_canvas(1.2 + 0.34 * order.devices, title)
     axes = figure.subplots()
-    device_rows(axes, labels)
-    words: dict[Box, tuple] = {}
+    draw.lanes(axes, labels)
+    words: dict[draw.Box, tuple] = {}
     framed = {(f.device, f.action): f.rule for f in wrong}
     for row, actions in enumerate(order.orders):
         seen: set[Action] = set()
-        for x, action in enumerate(actions):
-            tone = lighter(KINDS[action.kind][1] if action.kind in KINDS else GREY, 0.1)
-            box = (x, row - HEIGHT / 2, 1, HEIGHT)
-            axes.barh(row, 1, HEIGHT, left=x, color=tone, edgecolor="white", gid=str(action))
+        tones = [lighter(KINDS[a.kind][1] if a.kind in KINDS else GREY, 0.1) for a in actions]
+        parts = [(str(action), 1, tone) for action, tone in zip(actions, tones, strict=True)]
+        boxes = draw.stack(axes, row, parts)
+        for action, tone, box in zip(actions, tones, boxes, strict=True):
             words[box] = (str(action), tone)
             rule = framed.get((row, action))
             if rule and (rule != "repeated" or action in seen):
-                mark_box(axes, box, f"{action}")
+                draw.mark_box(axes, box, f"{action}")
             seen.add(action)
     missing = [str(f.action) for f in wrong if f.rule == "missing"]
     note = f"; missing: {', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}"

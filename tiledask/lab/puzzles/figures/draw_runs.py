@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from tiledask.errors import ConfigError, ScheduleError
+from tiledask.lab.plots import primitives as draw
 from tiledask.lab.plots.pipelines.gantt import gantt
-from tiledask.lab.plots.style import INK, PALE, RED, canvas, styled
+from tiledask.lab.plots.style import INK, PALE, RED, styled
 from tiledask.lab.puzzles.choices import CHOICE, Choice, chunks_of, run_choice, run_setting
 from tiledask.lab.puzzles.figures.draw_orders import label_devices, mark_end
-from tiledask.lab.puzzles.figures.frame import HEIGHT, device_rows, titled
+from tiledask.lab.puzzles.figures.frame import titled, titled_canvas
 from tiledask.lab.puzzles.questions import QUESTION, right_answers, setting_of
 
 if TYPE_CHECKING:
@@ -84,32 +85,25 @@ def draw_question(puzzle: "PuzzleSpec", answer: Any, result: "Result") -> "Figur
         if "time" in ask:
             row = list(settings.values()).index(setting_of(ask))
             axes, device = figure.axes[row], ask["device"]
-            axes.plot(
-                [ask["time"]] * 2,
-                [device - 0.45, device + 0.45],
-                color=INK if mine == right else RED,
-                linewidth=2 if mine == right else 4,
-                zorder=6,
-                gid="asked" if mine == right else "wrong asked",
-            )
+            colour, width, gid = (INK, 2, "asked") if mine == right else (RED, 4, "wrong asked")
+            ends = [device - 0.45, device + 0.45]
+            draw.curve(axes, [ask["time"]] * 2, ends, colour, width, zorder=6, gid=gid)
     return figure
 
 
 def _hidden(title: str, settings: dict[str, dict]) -> "Figure":
     """Rows of devices, with a question mark where the run would be."""
     rows = [setting["devices"] for setting in settings.values()]
-    figure = canvas(0.6 + sum(0.5 + 0.3 * n for n in rows) + 0.18 * title.count("\n"), title)
-    panels = figure.subplots(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    figure = titled_canvas(0.6 + sum(0.5 + 0.3 * n for n in rows), title)
+    panels = draw.stacked_axes(figure, rows)
     for axes, (name, setting), n in zip(panels, settings.items(), rows, strict=True):
-        device_rows(axes, [f"device {d}" for d in range(n)])
-        axes.barh(range(n), 1.0, HEIGHT, color=PALE)
+        draw.lanes(axes, [f"device {d}" for d in range(n)])
+        axes.barh(range(n), 1.0, draw.HEIGHT, color=PALE)
         for d in range(n):
-            axes.text(0.5, d, "?", ha="center", va="center", fontsize=12, color=INK)
+            draw.text_in(axes, (0, d - 0.5, 1, 1), "?", PALE, 12, color=INK)
         times = {"forward": "F", "backward": "B"}
         seconds = ", ".join(
             f"{k} {setting[name]:g} s" for name, k in times.items() if name in setting
         )
-        axes.set_title(f"{name}: a stage takes {seconds}")
-        axes.set_xlim(0, 1)
-        axes.set_xticks([])
+        axes.set(title=f"{name}: a stage takes {seconds}", xlim=(0, 1), xticks=[])
     return figure

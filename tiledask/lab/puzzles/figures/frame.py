@@ -3,7 +3,8 @@
 import textwrap
 from typing import TYPE_CHECKING
 
-from tiledask.lab.plots.style import RED, fitting_text
+from tiledask.lab.plots import primitives as draw
+from tiledask.lab.plots.style import RED, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,13 +13,9 @@ if TYPE_CHECKING:
     from tiledask.lab.judging.result import Result
     from tiledask.lab.puzzles.kind import PuzzleSpec
 
-__all__ = ["HEIGHT", "Box", "device_rows", "limit_line", "titled", "write"]
+__all__ = ["limit_line", "titled", "titled_canvas", "write"]
 
-HEIGHT = 0.72
-"""Of a box, in rows."""
 _LINE, _LINES = 94, 3
-Box = tuple[float, float, float, float]
-"""x, y, width, height in data."""
 
 
 def titled(puzzle: "PuzzleSpec", result: "Result", note: str = "") -> str:
@@ -32,30 +29,27 @@ def titled(puzzle: "PuzzleSpec", result: "Result", note: str = "") -> str:
     return "\n".join([puzzle.title + stars, *lines])
 
 
-def device_rows(axes: "Axes", labels: list[str]) -> None:
-    """One row for each label, the first at the top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.45, -0.55)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["left"]].set_visible(False)
+def titled_canvas(height: float, title: str) -> "Figure":
+    """An empty figure of so many inches below the title's first line."""
+    return canvas(height + 0.18 * title.count("\n"), title)
 
 
 def limit_line(
     axes: "Axes", at: float, words: str, rows: tuple[float, float] | None = None
 ) -> None:
     """A red line at a target, through all rows or from one to another, and room for it."""
-    look = {"color": RED, "linestyle": "--", "label": words, "zorder": 5, "gid": "target"}
+    look = {"linestyle": "--", "label": words, "zorder": 5, "gid": "target"}
     if rows is None:
-        axes.axvline(at, **look)
+        draw.limit_line(axes, at, color=RED, linewidth=1.5, **look)
     else:
-        axes.plot([at, at], rows, **look)
+        draw.curve(axes, [at, at], rows, RED, 1.5, **look)
     low, high = axes.get_xlim()
     axes.set_xlim(low, max(high, at * 1.03))
 
 
-def write(figure: "Figure", words: dict["Axes", dict[Box, tuple]]) -> None:
+def write(figure: "Figure", words: dict["Axes", dict[draw.Box, tuple]]) -> None:
     """Write (text, colour of the box) into every box of every panel that has room for it."""
     figure.lay_out()
     for axes, of_panel in words.items():
         for box, (text, tone) in of_panel.items():
-            fitting_text(axes, box, text, tone)
+            draw.fitting_text(axes, box, text, tone)

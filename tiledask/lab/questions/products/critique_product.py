@@ -20,7 +20,8 @@ from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.choosing.critique import Line
 from tiledask.plan.products.cost import MachineRates, cost
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import ProductPlan, plan_product
+from tiledask.plan.products.product import plan_product
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["QUESTION"]

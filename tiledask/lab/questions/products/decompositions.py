@@ -18,7 +18,8 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.products.placement import Tiling
-from tiledask.plan.products.product import ProductPlan, plan_product
+from tiledask.plan.products.product import plan_product
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]

@@ -16,7 +16,8 @@ from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.questions.readers import grid
 from tiledask.lab.table import Claim, Comparison
 from tiledask.plan.products.placement import Tiling, split
-from tiledask.plan.products.product import ProductPlan, plan_product
+from tiledask.plan.products.product import plan_product
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION", "blocked"]

@@ -5,6 +5,7 @@ layers.py        layers over tensor-parallel ranks, forward only
 unit_states.py   weights, gradients and the optimizer's states by ZeRO, and the update
 decoder.py       the shapes of a decoder's units
 of_training.py   the program of a training's step
+of_end.py        that of its end: a checkpoint is written, weights are brought
 of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
 """

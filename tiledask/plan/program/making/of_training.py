@@ -36,7 +36,7 @@ from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitSt
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
-__all__ = ["TrainingTerms", "step_program"]
+__all__ = ["TrainingTerms", "block_shapes", "kept_extents", "step_program"]
 
 SLOTS = 2
 """Units whose weights ZeRO-3 has gathered at once: that in use, and the next."""
@@ -94,8 +94,8 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     lines: dict[Any, ProgramLine] = {}
     of_rank, line_of = [], []
     rows = [_rows(terms, dp, d) for d in range(dp)]
-    blocks = [_blocks(terms, tp, t) for t in range(tp)]
-    kept = [_extents(terms, dp, tp, p) for p in range(pp)]
+    blocks = [block_shapes(terms, tp, t) for t in range(tp)]
+    kept = [kept_extents(terms, dp, tp, p) for p in range(pp)]
     for d, t, p in np.ndindex(mesh):
         key = rows[d], blocks[t], p, kept[p](t, d)
         if key not in made:
@@ -118,7 +118,7 @@ def _rows(terms: TrainingTerms, copies: int, copy: int) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in split(*mine, terms.schedule.microbatches))
 
 
-def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
+def block_shapes(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     """What the shapes on a tensor rank follow from."""
     model, found = terms.model, []
     for unit in ("embedding", "layer 0", "head"):
@@ -139,7 +139,7 @@ def _looks(model: Any, ranks: int, rank: int) -> Any:
     return sum(first[:rank]) % share
 
 
-def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
+def kept_extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
     """(tensor rank, copy) -> how much of each unit a rank keeps by ZeRO."""
     found: dict[int, Any] = {}
 

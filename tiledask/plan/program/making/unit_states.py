@@ -108,13 +108,17 @@ class UnitStates:
             self.writer.at_backward(lambda _: self._open(unit, "backward"))
 
     def _open(self, unit: str, when: str) -> None:
-        mine = self._kept("weights", unit)
-        if self.sharded["weights"]:
-            mine = self.writer.all_gather(
-                mine, f"{unit}/weights/{when}", (DATA,), (self.sizes[unit],),
-                counts=self.extents[unit], items=self._items(unit), stream="dp",
-            )  # fmt: skip
-        self._flat[unit] = mine
+        self._flat[unit] = self.whole("weights", unit, f"/{when}")
+
+    def whole(self, tensor: str, unit: str, when: str = "") -> Value:
+        """All numbers of a unit: gathered, where this rank keeps a part of them."""
+        mine = self._kept(tensor, unit)
+        if not self.sharded[tensor]:
+            return mine
+        return self.writer.all_gather(
+            mine, f"{unit}/{tensor}{when}", (DATA,), (self.sizes[unit],),
+            counts=self.extents[unit], items=self._items(unit), stream="dp",
+        )  # fmt: skip
 
     def weight(self, unit: str, name: str) -> Value:
         """An array of a unit as it is now."""
