@@ -5,8 +5,7 @@ stage 1  . F F F B F B F B ...  B B . |                  |
          fill                    drain   dp                optimizer
 """
 
-from functools import cache, lru_cache
-from itertools import accumulate, pairwise
+from functools import lru_cache
 
 from tiledask.errors import ConfigError
 from tiledask.plan.arrays import Values
@@ -15,7 +14,7 @@ from tiledask.plan.inputs.layout import Layout, Numbers
 from tiledask.plan.inputs.load import as_cluster, as_model
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
-from tiledask.plan.inputs.run import check_run, check_trains
+from tiledask.plan.inputs.run import check_run, check_trains, chunk_kinds
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, is_looped, schedule
 from tiledask.plan.pipelines.simulate import simulate
@@ -124,15 +123,9 @@ def _chunks(time: StepTime, layout: Layout) -> list[Work]:
     )
     send = time.transfer() if layout.pp > 1 else Work()
 
-    @cache
-    def work(layers: int, experts: int) -> Work:
-        return experts * mixture + (layers - experts) * dense + send
-
-    bounds = (0, *accumulate(layout.chunk_layers(model.layers)))
-    chunks = []
-    for first, behind in pairwise(bounds):
-        experts = sum(model.is_mixture(layer) for layer in range(first, behind))
-        chunks.append(work(behind - first, experts))
+    kinds = chunk_kinds(model, layout)
+    alike = {(n, m): m * mixture + n * dense + send for n, m in dict.fromkeys(kinds)}
+    chunks = [alike[kind] for kind in kinds]
     chunks[0] += time.embedding()
     chunks[-1] += time.head()
     return chunks
