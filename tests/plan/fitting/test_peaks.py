@@ -16,7 +16,7 @@ from tiledask.errors import ConfigError, PartitionError, ScheduleError
 from tiledask.plan.fitting.vectorized import peaks
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
-from tiledask.plan.inputs.recipes import recipes
+from tiledask.plan.inputs.recipes import State, load_recipe, recipes
 
 DENSE = Model(hidden=64, layers=13, heads=8, ffn=250, vocab=97, learned_pos=32, dropout=True)
 PLAIN = Model(hidden=64, layers=12, heads=8, ffn=256, vocab=96, mlp="swiglu")
@@ -87,6 +87,16 @@ def test_experts_that_nobody_else_holds_are_not_gathered(zero, ep):
     layout = Layout(dp=4, ep=ep, zero=zero)
     expected = td.estimate_memory(EXPERTS, layout, sequence=4).peak
     assert peaks(EXPERTS, sequence=4, dp=4, ep=ep, zero=zero) == expected
+
+
+def test_a_state_of_one_moment_counts_at_that_moment():
+    """The stage of the head is fullest before its first backward pass."""
+    base, model = load_recipe("mixed-adam-16"), replace(PLAIN, vocab=10_000)
+    recipe = replace(base, states=(*base.states, State("late", 2, 4, "backward")))
+    fields = {"pp": 2, "microbatches": 4, "schedule": "gpipe"}
+    memory = td.estimate_memory(model, Layout(**fields), recipe, 64)
+    assert memory.ledger.binding[:2] == (1, "loss")
+    assert peaks(model, recipe, 64, **fields) == memory.peak
 
 
 def test_shapes_follow_the_fields():
