@@ -7,6 +7,7 @@ Holds `tiledask.distributed.products.explain`, `tiledask.distributed.products.re
 import gc
 import random
 import re
+import weakref
 from math import prod
 
 import numpy as np
@@ -20,9 +21,10 @@ from tiledask.distributed.cluster import worker as on_worker
 from tiledask.distributed.cluster.room import MARGIN, MemoryRule, Room, room_of
 from tiledask.distributed.out_of_core.streamed import limits_of
 from tiledask.distributed.products.explain import weigh
-from tiledask.distributed.products.needed import RUNTIME, ledger_of
+from tiledask.distributed.products.needed import RUNTIME, ProductNeeds, ledger_of
 from tiledask.distributed.products.refusal import refusal
 from tiledask.errors import DoesNotFitError
+from tiledask.plan.products.cost import MachineRates
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import grids
 from tiledask.plan.products.stream_search import least_memory, plan_stream
@@ -277,3 +279,19 @@ def test_under_a_cap_what_blocks_take_already_counts():
         assert before.bytes - room.bytes == pytest.approx(8e6, abs=2e6)
         assert mine.bytes - room.bytes == 8_000_000
         td.matmul(a, a)
+
+
+@pytest.mark.parametrize(("side", "kept"), [(2, True), (9, False)])
+def test_only_plans_of_few_ranks_are_kept(side, kept):
+    """A plan grows with the square of its ranks; equal operands of few are planned once."""
+    tiling = Tiling((90, 90), (side, side), GRID)
+    rates = MachineRates(1e9, 1e9, 1e-6, 1e9, 1e-6, 1e-9, 1e-3, 1e-3, False)
+    needs = ProductNeeds(F8, "blas", None, "memory")
+
+    def planned():
+        return weigh(tiling, tiling, needs, 10**9, rates, (8, 8), {}, "summa")["summa"].plan
+
+    plan = weakref.ref(planned())
+    gc.collect()
+    assert (plan() is not None) == kept
+    assert (planned() is plan()) == kept

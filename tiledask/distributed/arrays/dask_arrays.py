@@ -3,7 +3,6 @@
 import operator
 import uuid
 from collections.abc import Iterable
-from math import prod
 from typing import Any
 
 import dask.array as da
@@ -22,7 +21,7 @@ from tiledask.distributed.arrays.redistribute import within
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.products.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.products.placement import Placement, Region, Tiling
+from tiledask.plan.products.placement import Placement, Region, Tiling, region_size
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import array_namespace, as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device
@@ -120,7 +119,7 @@ def _assemble(
 
 
 def _refuse_two_copies(touching: dict[Region, list[Any]], dtype: np.dtype, room: Room) -> None:
-    sizes = (prod(b - a for a, b in region) for region, found in touching.items() if found[1:])
+    sizes = (region_size(region) for region, found in touching.items() if found[1:])
     twice = 2 * max(sizes, default=0) * dtype.itemsize
     if twice > room.bytes:
         raise DoesNotFitError(

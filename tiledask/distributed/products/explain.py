@@ -15,6 +15,7 @@ from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
+from tiledask.plan.products.placement import region_size
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.units import format_bytes, format_seconds
@@ -212,9 +213,11 @@ def _choice(
     m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
     # copies counted each time
     regions = (region for t in (plan.a, plan.b, plan.result) for region in t.regions)
-    held = sum(prod(stop - start for start, stop in region) for region in regions) / plan.ranks
+    held = sum(map(region_size, regions)) / plan.ranks
     work = max(prod(plan.extents(rank)) for rank in range(plan.ranks))
     bound = least_moved(m, n, k, plan.ranks, allowed / itemsize, held, work) * itemsize
+    priced = cost if plan.ranks > _KEPT else _cost_once
+    seconds = priced(plan, itemsize, partial_sum, rates) if rates else None
     return Choice(
         name,
         plan.options,
@@ -226,7 +229,7 @@ def _choice(
         ledger,
         ledger.peak <= allowed,
         plan.result.mesh == a.mesh,
-        _cost(plan, itemsize, partial_sum, rates) if rates else None,
+        seconds,
         int(bound),
     )
 
@@ -263,7 +266,7 @@ def _plan_anew(
 
 
 _plan_once = lru_cache(_KEPT)(_plan_anew)
-_cost = lru_cache(_KEPT)(cost)
+_cost_once = lru_cache(_KEPT)(cost)
 
 
 def fits_in(

@@ -25,7 +25,7 @@ from tiledask.distributed.arrays.redistribute import ends_within
 from tiledask.distributed.cluster import host_memory
 from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.transport.remote_read import LentBlock, LoanLostError, Reader, Span
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.placement import Region, region_size
 from tiledask.tile import TileCount, TileTraffic, accumulator, as_dtype
 from tiledask.tile.backend import namespace, synchronize
 from tiledask.tile.product import accumulate
@@ -65,7 +65,7 @@ class OperandPart:
 
     @property
     def elements(self) -> int:
-        return prod(stop - start for start, stop in self.region)
+        return region_size(self.region)
 
 
 @dataclass(frozen=True)

@@ -97,12 +97,11 @@ def estimate_memory(
 
     ``model`` may be a name, as `load_model` reads it. States follow the recipe and ZeRO
     (Rajbhandari et al. 2020, Table 1), activations Korthikanti et al. 2022 (Table 2) times the
-    micro-batches in flight. Beside these stand
-    the logits, the gradients of one layer's activations during its backward (an upper
-    bound: all of them at once), what ZeRO and sequence parallelism gather for one layer, and
-    what the recipe works with. A recipe without gradients is one forward pass without a
-    key-value cache: the tensors of one layer at a time. Not in here: what the driver, the
-    libraries and the allocator take; see ``fits``.
+    micro-batches in flight. Beside these stand the logits, the gradients of one layer's
+    activations during its backward (an upper bound: all of them at once), what ZeRO and sequence
+    parallelism gather for one layer, and what the recipe works with. A recipe without gradients is
+    one forward pass without a key-value cache: the tensors of one layer at a time. Not in here:
+    what the driver, the libraries and the allocator take; see ``fits``.
 
     A tensor parallelism that the heads do not allow, or an expert parallelism that the
     experts do not, is a ConfigError, more stages than layers a PartitionError.

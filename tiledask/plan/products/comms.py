@@ -6,7 +6,6 @@ if the cluster moves something else.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import (
@@ -16,6 +15,7 @@ from tiledask.plan.products.placement import (
     Shard,
     Tiling,
     fixed_axes,
+    region_size,
     split,
 )
 from tiledask.plan.products.traffic import Traffic
@@ -40,7 +40,7 @@ class Piece:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return prod(stop - start for start, stop in self.region)
+        return region_size(self.region)
 
 
 def fetch(
@@ -72,11 +72,18 @@ def holders(
         if isinstance(placement, Shard):
             d = placement.dim
             first, last = wanted[d]
+            parts = {
+                whole: [
+                    (part, ends)
+                    for part, ends in enumerate(split(*whole, size))
+                    if ends[0] < last and first < ends[1]
+                ]
+                for whole in {region[d] for _, region in found}
+            }
             found = [
-                (rank * size + part, (*region[:d], (start, stop), *region[d + 1 :]))
+                (rank * size + part, (*region[:d], ends, *region[d + 1 :]))
                 for rank, region in found
-                for part, (start, stop) in enumerate(split(*region[d], size))
-                if start < last and first < stop
+                for part, ends in parts[region[d]]
             ]
         elif axis in fixed:
             found = [(rank * size + i, region) for rank, region in found]

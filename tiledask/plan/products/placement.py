@@ -17,7 +17,17 @@ from typing import Any
 
 from tiledask.errors import PlacementError
 
-__all__ = ["Partial", "Placement", "Region", "Replicate", "Shard", "Tiling", "fixed_axes", "split"]
+__all__ = [
+    "Partial",
+    "Placement",
+    "Region",
+    "Replicate",
+    "Shard",
+    "Tiling",
+    "fixed_axes",
+    "region_size",
+    "split",
+]
 
 Region = tuple[tuple[int, int], ...]
 """One (start, stop) per dimension of the whole array."""
@@ -56,6 +66,11 @@ class Partial:
 
 
 Placement = Shard | Replicate | Partial
+
+
+def region_size(region: Region) -> int:
+    """Elements of a region."""
+    return prod(stop - start for start, stop in region)
 
 
 def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:

@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from tiledask.plan.products.comms import Holders, Piece, holders
-from tiledask.plan.products.placement import Replicate, Shard, Tiling, fixed_axes, split
+from tiledask.plan.products.placement import (
+    Replicate,
+    Shard,
+    Tiling,
+    fixed_axes,
+    region_size,
+    split,
+)
 from tiledask.plan.products.traffic import Traffic
 
 __all__ = ["DepthWalk", "ProductPanel", "ProductPlan"]
@@ -55,11 +62,6 @@ class DepthWalk:
     leave: bool = False
     """Whether C stays partial sums: the caller says what becomes of them."""
 
-    def blocks(self, edges: tuple[int, ...], at: tuple[int, ...], layers: int) -> list[Interval]:
-        """What the rank at ``at`` multiplies between each two edges, where owners change."""
-        blocks = list(pairwise(edges))
-        return _shares(blocks, at[-1], layers) if self.sharded else blocks
-
     def panels(self, length: int) -> int:
         """Into how many panels so much of k is cut."""
         return -(-length // self.panel) if self.panel else min(length, 1)
@@ -91,7 +93,7 @@ class ProductPlan:
     @cached_property
     def panels(self) -> tuple[tuple[ProductPanel, ...], ...]:
         """For each rank, its panels in the order it takes them."""
-        return tuple(map(self._panels, range(self.ranks), self._asked, self._edges))
+        return tuple(map(self._panels, range(self.ranks)))
 
     @cached_property
     def partials(self) -> tuple[tuple[Piece, ...], ...]:
@@ -209,19 +211,19 @@ class ProductPlan:
             found.append(known[key])
         return tuple(found)
 
-    def _blocks(self, rank: int, edges: tuple[int, ...]) -> list[Interval]:
-        mesh = self.work.mesh
-        return self.walk.blocks(edges, self.work.at(rank), mesh[-1])
+    def _blocks(self, rank: int) -> list[Interval]:
+        """What a rank multiplies of k between each two of its edges."""
+        blocks, work = list(pairwise(self._edges[rank])), self.work
+        return _shares(blocks, work.at(rank)[-1], work.mesh[-1]) if self.walk.sharded else blocks
 
-    def _panels(
-        self, rank: int, asked: tuple[Holders, Holders], edges: tuple[int, ...]
-    ) -> tuple[ProductPanel, ...]:
-        of_a, of_b = (_pieces(each, rank) for each in asked)
+    def _panels(self, rank: int) -> tuple[ProductPanel, ...]:
+        of_a, of_b = (_pieces(asked, rank) for asked in self._asked[rank])
         if not of_a or not of_b:
             return ()
-        blocks, at = self._blocks(rank, edges), self.work.at(rank)
+        blocks = self._blocks(rank)
         if self.walk.skewed:
-            turn = sum(at) * len(blocks) // max(self.work.mesh) % len(blocks)
+            mesh = self.work.mesh
+            turn = sum(self.work.at(rank)) * len(blocks) // max(mesh) % len(blocks)
             blocks = blocks[turn:] + blocks[:turn]
         return tuple(p for block in blocks for p in _panels(block, of_a, of_b, self.walk))
 
@@ -229,41 +231,37 @@ class ProductPlan:
 
     @cached_property
     def _read(self) -> Traffic:
-        """Elements of A and B from rank to rank."""
+        """Elements of A and B from rank to rank: of all ranks that take the same at once."""
         readers: dict[Any, list[int]] = {}
-        groups: dict[Any, tuple[Holders, int, tuple[int, ...], list[Interval]]] = {}
         for rank, ((a, b), edges) in enumerate(zip(self._asked, self._edges, strict=True)):
             layer = self.work.at(rank)[-1] if self.walk.sharded else 0
-            for asked, dim in ((a, -1), (b, 0)):
-                key = id(asked), dim, id(edges), layer
-                if key not in groups:
-                    groups[key] = asked, dim, edges, self._blocks(rank, edges)
-                if a and b:
+            if a and b:
+                for which, asked in enumerate((a, b)):
+                    key = which, id(asked), id(edges), layer
                     readers.setdefault(key, []).append(rank)
-        return Traffic.of_groups(
-            self.ranks, ((mine, *self._moved(*groups[key])) for key, mine in readers.items())
-        )
+        groups = ((mine, *self._moved(mine[0], key[0])) for key, mine in readers.items())
+        return Traffic.of_groups(self.ranks, groups)
 
-    def _moved(
-        self, asked: Holders, dim: int, edges: tuple[int, ...], blocks: list[Interval]
-    ) -> tuple[list[int], list[int], list[int]]:
-        """(ranks, elements, messages) of what one reader takes from each."""
-        lengths = [stop - start for start, stop in blocks]
+    def _moved(self, reader: int, which: int) -> tuple[list[int], list[int], list[int]]:
+        """(ranks, elements, messages) of what one takes from each of A, 0, or B, 1."""
+        edges, dim = self._edges[reader], 0 if which else -1
+        lengths = [stop - start for start, stop in self._blocks(reader)]
         depth = [0, *accumulate(lengths)]
         turns = [0, *accumulate(map(self.walk.panels, lengths))]
-        sizes, counts = [], []
-        for _, region in asked:
+        sources, sizes, counts = [], [], []
+        for source, region in self._asked[reader][which]:
             first, last = (bisect_left(edges, end) for end in region[dim])
-            wide = _size(region) // (region[dim][1] - region[dim][0])
+            wide = region_size(region) // (region[dim][1] - region[dim][0])
+            sources.append(source)
             sizes.append(wide * (depth[last] - depth[first]))
             counts.append(turns[last] - turns[first])
-        return [rank for rank, _ in asked], sizes, counts
+        return sources, sizes, counts
 
     @cached_property
     def _summed(self) -> Traffic:
         """Elements of partial sums from rank to rank."""
         groups = (
-            ([rank], [source for source, _ in asked], [_size(region) for _, region in asked],
+            ([rank], [source for source, _ in asked], [region_size(region) for _, region in asked],
              [1] * len(asked))
             for rank, asked in enumerate(self._addends)
         )  # fmt: skip
@@ -288,10 +286,6 @@ class _Asked:
 
 def _pieces(asked: Holders, rank: int) -> tuple[Piece, ...]:
     return tuple(Piece(source, rank, region) for source, region in asked)
-
-
-def _size(region: tuple[Interval, ...]) -> int:
-    return prod(stop - start for start, stop in region)
 
 
 def _shares(blocks: list[Interval], layer: int, layers: int) -> list[Interval]:

@@ -7,14 +7,13 @@ A checkpoint is of whole arrays, so that it is taken up again under any other la
 """
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
 from tiledask.plan.program.making.layers import TENSOR
-from tiledask.plan.program.making.of_training import TrainingTerms, block_shapes, kept_extents
+from tiledask.plan.program.making.of_training import TrainingTerms, by_role
 from tiledask.plan.program.making.unit_states import DATA, PIPELINE, UnitStates
 from tiledask.plan.program.making.writer import ProgramWriter, Value
 from tiledask.plan.program.program import Program
@@ -27,21 +26,10 @@ def end_program(terms: TrainingTerms, mesh: tuple[int, int, int], saved: bool) -
 
     ``saved``: whether a checkpoint is written.
     """
-    roles: list[ProgramRole] = []
-    made: dict[Any, int] = {}
-    of_rank = []
-    dp, tp, pp = mesh
-    blocks = [block_shapes(terms, tp, t) for t in range(tp)]
-    kept = [kept_extents(terms, dp, tp, p) for p in range(pp)]
-    for d, t, p in np.ndindex(mesh):
-        key = blocks[t], p, kept[p](t, d)
-        if key not in made:
-            made[key] = len(roles)
-            roles.append(_role(terms, mesh, (d, t, p), saved))
-        of_rank.append(made[key])
+    roles, of_rank = by_role(terms, mesh, lambda at: _role(terms, mesh, at, saved))
     line = ProgramLine(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, bool))
     name = "checkpoint" if saved else "weights brought back"
-    return Program(tuple(roles), (line,) * prod(mesh), tuple(of_rank), name, mesh)
+    return Program(tuple(roles), (line,) * prod(mesh), of_rank, name, mesh)
 
 
 def _role(

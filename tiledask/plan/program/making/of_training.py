@@ -13,7 +13,7 @@ Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,7 +36,9 @@ from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitSt
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
-__all__ = ["TrainingTerms", "block_shapes", "kept_extents", "step_program"]
+__all__ = ["TrainingTerms", "by_role", "step_program"]
+
+_T = TypeVar("_T")
 
 SLOTS = 2
 """Units whose weights ZeRO-3 has gathered at once: that in use, and the next."""
@@ -88,28 +90,45 @@ class TrainingTerms:
 
 def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     """The Program of a step of a training on a (dp, tp, pp) mesh; nothing is computed."""
-    dp, tp, pp = mesh
-    roles: list[ProgramRole] = []
-    made: dict[Any, int] = {}
-    lines: dict[Any, ProgramLine] = {}
-    of_rank, line_of = [], []
-    rows = [_rows(terms, dp, d) for d in range(dp)]
-    blocks = [block_shapes(terms, tp, t) for t in range(tp)]
-    kept = [kept_extents(terms, dp, tp, p) for p in range(pp)]
-    for d, t, p in np.ndindex(mesh):
-        key = rows[d], blocks[t], p, kept[p](t, d)
-        if key not in made:
-            made[key] = len(roles)
-            role, lines[key] = _Stages(terms, mesh, (d, t, p)).made(rows[d])
-            roles.append(role)
-        of_rank.append(made[key])
-        line_of.append(lines[key])
+    rows = [_rows(terms, mesh[0], d) for d in range(mesh[0])]
+
+    def made(at: tuple[int, int, int]) -> tuple[ProgramRole, ProgramLine]:
+        return _Stages(terms, mesh, at).made(rows[at[0]])
+
+    found, of_rank = by_role(terms, mesh, made, rows)
+    roles, lines = zip(*found, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
-    slots = (("dp", SLOTS),) if terms.zero == 3 and dp > 1 else ()
-    return Program(tuple(roles), tuple(line_of), tuple(of_rank), name, mesh, slots)
+    slots = (("dp", SLOTS),) if terms.zero == 3 and mesh[0] > 1 else ()
+    return Program(roles, tuple(lines[n] for n in of_rank), of_rank, name, mesh, slots)
 
 
 # -- in what ranks differ --------------------------------------------------------------------------
+
+
+def by_role(
+    terms: TrainingTerms,
+    mesh: tuple[int, int, int],
+    make: Callable[[tuple[int, int, int]], _T],
+    of_copy: Sequence[Any] = (),
+) -> tuple[list[_T], tuple[int, ...]]:
+    """What ``make`` gives for one rank of each role, and the role of each rank.
+
+    Ranks of a role have blocks of equal shapes and keep as much of each unit; ``of_copy``: in what
+    else copies of the model differ.
+    """
+    dp, tp, pp = mesh
+    blocks = [_blocks(terms, tp, t) for t in range(tp)]
+    kept = [_extents(terms, dp, tp, p) for p in range(pp)]
+    roles: dict[Any, int] = {}
+    found: list[_T] = []
+    of_rank = []
+    for d, t, p in np.ndindex(mesh):
+        key = of_copy[d] if of_copy else (), blocks[t], p, kept[p](t, d)
+        if key not in roles:
+            roles[key] = len(roles)
+            found.append(make((d, t, p)))
+        of_rank.append(roles[key])
+    return found, tuple(of_rank)
 
 
 def _rows(terms: TrainingTerms, copies: int, copy: int) -> tuple[int, ...]:
@@ -118,7 +137,7 @@ def _rows(terms: TrainingTerms, copies: int, copy: int) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in split(*mine, terms.schedule.microbatches))
 
 
-def block_shapes(terms: TrainingTerms, ranks: int, rank: int) -> Any:
+def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     """What the shapes on a tensor rank follow from."""
     model, found = terms.model, []
     for unit in ("embedding", "layer 0", "head"):
@@ -139,7 +158,7 @@ def _looks(model: Any, ranks: int, rank: int) -> Any:
     return sum(first[:rank]) % share
 
 
-def kept_extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
+def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
     """(tensor rank, copy) -> how much of each unit a rank keeps by ZeRO."""
     found: dict[int, Any] = {}
 
