@@ -131,7 +131,7 @@ def test_a_checkpoint_is_gathered_as_its_program_says(options, tmp_path):
     assert (
         td.plan.program.program.Program.from_text(str(program)).check().traffic == program.traffic
     )
-    sharded = 0
+    gathered = 0
     for rank in range(program.ranks):
         said = [(c.label, c.kind, c.sent, c.received) for c in calls(program, rank)]
         done = [
@@ -140,8 +140,19 @@ def test_a_checkpoint_is_gathered_as_its_program_says(options, tmp_path):
             if r.rank == rank and r.label.startswith("end/") and "checkpoint" not in r.label
         ]
         assert done == said
-        sharded += len(said)
-    assert sharded > program.ranks or not options.get("zero")
+        # what this rank keeps no part of, of all that is sharded and goes on
+        at = np.unravel_index(rank, shape)
+        copies = [np.ravel_multi_index((d, *at[1:]), shape) for d in range(shape[0])]
+        lacking = sum(
+            got.held[copy][state.tensor]
+            for state in got.recipe.states
+            if state.tensor != "gradients" and state.sharded(told.get("zero", 0))
+            for copy in copies
+            if copy != rank
+        )
+        assert sum(c.received for c in calls(program, rank) if c.kind == "all_gather") == lacking
+        gathered += lacking
+    assert (gathered > 0) == (shape[0] > 1)
 
 
 # -- what cannot be taken up -----------------------------------------------------------------------
