@@ -1,8 +1,8 @@
 """Schedules executed: the gradients of one device, the order of the schedule, honest clocks.
 
-Holds `tiledask.distributed.pipelines.actions`, `tiledask.distributed.pipelines.job`,
-`tiledask.distributed.pipelines.pipeline_loop`,
-`tiledask.distributed.pipelines.pipeline_tasks`, `tiledask.distributed.pipelines.run`,
+Holds `tiledask.distributed.pipelines.job`, `tiledask.distributed.pipelines.kernels`,
+`tiledask.distributed.pipelines.loops`, `tiledask.distributed.pipelines.lowering`,
+`tiledask.distributed.pipelines.paced`, `tiledask.distributed.pipelines.run`,
 `tiledask.distributed.pipelines.stages` and `tiledask.plan.pipelines.generators.classic`.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 import tiledask as td
 from tiledask.distributed.cluster.progress import RUNS
-from tiledask.distributed.pipelines import actions
+from tiledask.distributed.pipelines import paced
 from tiledask.distributed.pipelines.stages import (
     FeedForward,
     HalfFeedForward,
@@ -458,13 +458,9 @@ def test_a_block_does_not_come_before_it_left_by_clocks_that_are_apart(monkeypat
         add_callback=lambda call, seconds, log, *event: log(*event), call_later=None
     )
     worker = SimpleNamespace(loop=loop, log_event=lambda topic, event: said.append(event))
-    monkeypatch.setattr(actions, "get_worker", lambda: worker)
-    stage = SimpleNamespace(forward=lambda weights, x: (x, None))
-    turn = actions.PipelineAction(
-        actions.Action("F", 1, 0), None, actions.Action("F", 0, 0), (), 0.0, 0.0, False
-    )
-    work = actions.ActionOperands(None, {}, None, None, False)
+    monkeypatch.setattr(paced, "get_worker", lambda: worker)
     there = time.time()
-    taken = actions.ActionInputs(turn, stage, np.ones(2), work, None, (there + left, there))
-    actions.perform("topic", 1, [taken])
+    came = paced.Arrival(there, (there + left, there))
+    action = paced.Paced([paced.Action("F", 1, 0)], 0.0, [0.0])
+    paced.perform("topic", 1, action, [came], lambda: None)
     assert said[0]["arriving"] == [(0, min(there + left, there), there)]

@@ -1,10 +1,11 @@
 """Schedules of a pipeline run on workers, by tasks or by loops, and when every action ran.
 
 pipeline.py        run_schedule
-job.py             one run: who does what next, and what was heard of it
-pipeline_tasks.py  each action a Dask task
-pipeline_loop.py   each device one task
-actions.py         what one action does
+job.py             one run: what it starts from, and what was heard of it
+loops.py           each device one task, which goes through its line
+lowering.py        each part of a frame a Dask task
+kernels.py         what a stage computes, as the kernels of its program
+paced.py           work that takes its time
 stages.py          stages that compute, and one that only takes its time
 run.py             what came out: results, Timeline, traffic
 program_run.py     run_program: a program of a schedule, line by line, on threads or workers

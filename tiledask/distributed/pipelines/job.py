@@ -2,9 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,17 @@ from distributed import Future
 from tiledask.distributed.arrays.array import read_block
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.cluster.progress import RUNS
-from tiledask.distributed.pipelines.actions import PipelineAction
+from tiledask.distributed.pipelines.kernels import StagesMade
+from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.transport.meeting import begin
 from tiledask.errors import DeadlineError
-from tiledask.plan.pipelines.needs import Needs
-from tiledask.plan.pipelines.schedule import KINDS, Action, Schedule
+from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.timeline import TRANSFER, Span, Timeline
 from tiledask.plan.products.placement import split
+from tiledask.plan.program.instructions import Send
+from tiledask.plan.program.program import Program
 
-__all__ = ["Done", "Given", "PipelineJob"]
+__all__ = ["Done", "PipelineJob"]
 
 _FOLLOWED = 4_000
 """Actions of a run up to which its announcement says when each is predicted."""
@@ -31,27 +32,11 @@ PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a run starts from, as futures of what is in place on its devices."""
-
-    weights: dict[tuple[int, int], Future[Any]]
-    """(stage, device) -> the weights there."""
-    inputs: Sequence[Future[Any]]
-    """The rows of each micro-batch, on the device of its first stage."""
-    targets: Sequence[Future[Any] | None]
-    """The targets of each micro-batch, on the device of its last stage; None: no training."""
-
-
-@dataclass(frozen=True)
 class Done:
     """What an engine brings back."""
 
-    outputs: list[Any]
-    """The last stage's output for each micro-batch."""
-    losses: list[float]
-    """The loss of each micro-batch."""
-    gradients: dict[tuple[int, int], list[dict[str, Any]]]
-    """(stage, device) -> the sum over the micro-batches that passed there."""
+    made: list[StagesMade]
+    """By every stage, on every device in their order."""
     spans: list[Span]
     late: float
     moves: list[tuple[int, int, int]]
@@ -63,21 +48,12 @@ class PipelineJob:
     """One run."""
 
     schedule: Schedule
-    waits: Needs
-    """What each action needs."""
-    order: Sequence[Action]
-    """All actions, each after those before it on its device and those it needs."""
+    program: Program
     stages: Sequence[Any]
     batch: np.ndarray
     target: np.ndarray | None
     cluster: Cluster
-    seconds: np.ndarray
-    """[4, stages, microbatches or 1]: for which each action occupies its device."""
-    together: np.ndarray
-    """[stages, microbatches or 1]: of a forward and a backward at once; -1 for the sum."""
-    arriving: np.ndarray
-    """[2, replicas, stages]: seconds that a result is on its way at least, from the stage before
-    and from the stage behind."""
+    pace: Pace
     timeout: float
     """Seconds that the actions may take, all together."""
     topic: str = field(default_factory=lambda: f"tiledask-run-{uuid.uuid4().hex}")
@@ -85,57 +61,34 @@ class PipelineJob:
     sent: dict[Key, tuple[str, int, int]] = field(default_factory=dict)
     """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
 
-    def device(self, action: Action) -> int:
-        """Where ``action`` is done."""
-        return self.schedule.holder(action.stage, action.microbatch)
+    @property
+    def frames(self) -> list[dict[int, list[int]]]:
+        """By device and stage there, the micro-batches that pass."""
+        found = []
+        for device, line in enumerate(self.program.lines):
+            mine = dict[int, set[int]]()
+            for number, frame in line:
+                mine.setdefault(self.program.role(device).parts[number].stage, set()).add(frame)
+            found.append({stage: sorted(mine[stage]) for stage in sorted(mine)})
+        return found
 
-    @cached_property
-    def turns(self) -> dict[Action, PipelineAction]:
-        """What each action is, uses and makes."""
-        users: dict[Action, list[Action]] = {}
-        for action, before in self.waits.items():
-            for b in before:
-                users.setdefault(b, []).append(action)
-        pairs = np.flatnonzero(self.schedule.paired).tolist()
-        firsts = {self.schedule.action(at): self.schedule.action(at + 1) for at in pairs}
-        seconds = {action: self._seconds(action) for action in self.order}
-        for first, second in firsts.items():
-            both = _entry(self.together[first.stage], first.microbatch)
-            if both >= 0:
-                seconds[first], seconds[second] = both, 0.0
-        return {a: self._turn(a, users.get(a, []), seconds[a], a in firsts) for a in self.order}
-
-    def _seconds(self, action: Action) -> float:
-        table = self.seconds[KINDS.index(action.kind), action.stage]
-        return _entry(table, action.microbatch)
-
-    def _turn(
-        self, action: Action, users: list[Action], seconds: float, paired: bool
-    ) -> PipelineAction:
-        kind, s, i = action
-        own = next((b for b in self.waits[action] if b.stage == s), None)
-        gets = next((b for b in self.waits[action] if b.stage != s), None)
-        there = {self.device(user) for user in users} - {self.device(action)}
-        far = gets is not None and self.device(gets) != self.device(action)
-        replica = i % self.schedule.replicas
-        return PipelineAction(
-            action,
-            own,
-            gets,
-            tuple(sorted(there)),
-            seconds,
-            float(self.arriving[0 if kind == "F" else 1, replica, s]) if far else 0.0,
-            paired,
-        )
+    @property
+    def messages(self) -> Iterator[tuple[int, int, int]]:
+        """(from, to, micro-batch) of every block that goes to another device."""
+        for device, line in enumerate(self.program.lines):
+            parts = self.program.role(device).parts
+            for number, frame in line:
+                for each in parts[number].instructions:
+                    if isinstance(each, Send):
+                        yield device, each.peer, frame
 
     @property
     def peers(self) -> list[set[int]]:
         """The devices with which each device exchanges blocks."""
-        found: list[set[int]] = [set() for _ in range(self.schedule.devices)]
-        for action, turn in self.turns.items():
-            for other in turn.sends:
-                found[self.device(action)].add(other)
-                found[other].add(self.device(action))
+        found: list[set[int]] = [set() for _ in range(self.program.ranks)]
+        for source, to, _ in self.messages:
+            found[source].add(to)
+            found[to].add(source)
         return found
 
     @property
@@ -143,20 +96,26 @@ class PipelineJob:
         """Seconds for what comes before and after the actions; not less because those are short."""
         return max(self.timeout, PATIENCE)
 
-    def prepare(self) -> Given:
-        """Weights, micro-batches and targets, in place on their devices."""
+    def prepare(self) -> Callable[[int, int, Iterable[int]], tuple[Any, ...]]:
+        """Weights, micro-batches and targets, in place on their devices: from a stage, its device
+        and frames to the operands of its StageKernels."""
         submit, last = self.cluster.submit, self.schedule.stages - 1
         weights = {
             (s, d): submit(d, _init, self.stages[s], self.cluster.backend, name="weights")
-            for s, d in sorted({(a.stage, self.device(a)) for a in self.order})
+            for d, mine in enumerate(self.frames)
+            for s in mine
         }
-        targets: Sequence[Future[Any] | None] = [None] * self.schedule.microbatches
-        if self.target is not None:
-            targets = self._rows(self.target, last)
-        given = Given(weights, self._rows(self.batch, 0), targets)
-        ready = [*weights.values(), *given.inputs, *(f for f in given.targets if f is not None)]
+        inputs = self._rows(self.batch, 0)
+        targets = [] if self.target is None else self._rows(self.target, last)
+        ready = [*weights.values(), *inputs, *targets]
         self.cluster.wait(ready, "weights and micro-batches", self.patience, cancel=True)
-        return given
+
+        def operands(s: int, device: int, frames: Iterable[int]) -> tuple[Any, ...]:
+            x = {i: inputs[i] for i in frames if s == 0}
+            y = {i: targets[i] for i in frames if s == last and targets}
+            return self.stages[s], weights[s, device], x, y, self.batch.size
+
+        return operands
 
     def _rows(self, array: np.ndarray, stage: int) -> list[Future[Any]]:
         """The micro-batches of ``array`` where ``stage`` is, from a file: readable again."""
@@ -222,11 +181,6 @@ class PipelineJob:
                     f"{self.patience:g} s after all were done; run the schedule again"
                 )
             time.sleep(0.01)
-
-
-def _entry(row: np.ndarray, microbatch: int) -> float:
-    """The entry of a row of [microbatches or 1]."""
-    return float(row[microbatch if len(row) > 1 else 0])
 
 
 def _init(stage: Any, backend: str) -> Any:

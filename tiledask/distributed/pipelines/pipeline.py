@@ -19,21 +19,22 @@ from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.load import measuring_load
 from tiledask.distributed.cluster.progress import subscribed
-from tiledask.distributed.pipelines.actions import added
 from tiledask.distributed.pipelines.job import PipelineJob
-from tiledask.distributed.pipelines.pipeline_loop import run_loops
-from tiledask.distributed.pipelines.pipeline_tasks import run_tasks
+from tiledask.distributed.pipelines.kernels import joined
+from tiledask.distributed.pipelines.loops import run_loops
+from tiledask.distributed.pipelines.lowering import run_tasks
+from tiledask.distributed.pipelines.paced import Pace
 from tiledask.distributed.pipelines.run import PipelineRun, replay
 from tiledask.distributed.pipelines.stages import Dummy
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.pipelines.links import Links, PerLink
-from tiledask.plan.pipelines.needs import checked
+from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import Schedule
 from tiledask.plan.pipelines.simulate import Times, durations, simulate, together
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.products.placement import split
 from tiledask.plan.products.traffic import Traffic
-from tiledask.tile.backend import to_numpy as off_device
+from tiledask.plan.program.making.of_schedule import program
 from tiledask.tile.progress import is_watched, showing
 
 __all__ = ["ENGINES", "PipelineRun", "run_schedule"]
@@ -110,20 +111,17 @@ def run_schedule(
         if target is None and schedule.trains:
             target = np.zeros_like(batch)
         stages = [Dummy(np.shape(batch)[-1])] * schedule.stages
-    waits, order = checked(schedule, stages=len(stages))
+    validate(schedule, stages=len(stages))
     batch = _check(schedule, stages, batch, target, cluster)
     simulated = _simulated(schedule, times, seconds, latency, overlapped)
     job = PipelineJob(
         schedule,
-        waits,
-        order,
+        program(schedule),
         stages,
         batch,
         target,
         cluster,
-        seconds,
-        both,
-        arriving,
+        Pace(seconds, both, arriving),
         seconds_of(timeout),
     )
     clocks = set_clocks(cluster, job.patience)
@@ -136,14 +134,15 @@ def run_schedule(
         for key in transfer.keys
         if key in job.sent
     ]
+    outputs, loss, gradients = joined(done.made)
     measured = Timeline.of(schedule.devices, [*done.spans, *arrived], "measured")
     return PipelineRun(
         measured,
         simulated,
         replay(schedule, measured),
-        np.concatenate([off_device(y) for y in done.outputs]),
-        None if target is None or dummies else float(sum(done.losses)),
-        _per_stage(done.gradients),
+        outputs,
+        None if target is None or dummies else loss,
+        gradients,
         Both(_predicted_traffic(job), counted.moved(cluster.slots, done.moves)),
         counted.ledger({}),
         done.late,
@@ -229,26 +228,10 @@ def _check(
     return batch
 
 
-def _per_stage(
-    gradients: dict[tuple[int, int], list[dict[str, Any]]],
-) -> tuple[list[dict[str, Any]], ...]:
-    """The gradients of each stage: one that is on several devices has a part on each."""
-    sums: dict[int, list[dict[str, Any]]] = {}
-    for stage, device in sorted(gradients):
-        part = gradients[stage, device]
-        sums[stage] = added(sums[stage], part) if stage in sums else part
-    return tuple(sums.values())
-
-
 def _predicted_traffic(job: PipelineJob) -> Traffic:
     """Activations [rows, width] to the next stage's device, gradients of that shape back."""
-    batch = job.batch
-    rows = [stop - start for start, stop in split(0, len(batch), job.schedule.microbatches)]
+    rows = [stop - start for start, stop in split(0, len(job.batch), job.schedule.microbatches)]
+    nbytes = job.batch[0].nbytes
     return Traffic.of(
-        job.cluster.slots,
-        (
-            (job.device(b), job.device(a), rows[a.microbatch] * batch[0].nbytes)
-            for a, before in job.waits.items()
-            for b in before
-        ),
+        job.cluster.slots, ((a, b, rows[frame] * nbytes) for a, b, frame in job.messages)
     )

@@ -9,7 +9,7 @@ runs is a call per instruction. Streams are gone through in the order of the lin
 whatever their number; a collective is met by its members in that order too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
@@ -25,6 +25,7 @@ from tiledask.plan.program.instructions import (
     Instruction,
     Instructions,
     ProgramPart,
+    Recv,
     Send,
     Stop,
     buffer_of,
@@ -69,7 +70,7 @@ class LineRunner:
         for turn, (_, frame) in enumerate(self.line):
             self._last[frame] = turn
         self._bound = self._bind_line()
-        self._arriving: dict[int, Iterator[tuple[str, int]]] = {}
+        self._arriving: dict[int, Iterator[tuple[ProgramPart, str, int]]] = {}
 
     # -- what is kept -----------------------------------------------------------------------------
 
@@ -97,21 +98,34 @@ class LineRunner:
         """Whether the line was gone through to its end: a `Stop` may have stopped it."""
         self._frames.clear()
         self._arriving.clear()
-        each: Instruction | None = None
-        for turn, ((number, frame), calls) in enumerate(zip(self.line, self._bound, strict=True)):
-            part, self.frame, env = self.role.parts[number], frame, self._env(frame)
-            self._label = label_of(part, frame)
-            try:
-                for each, call in calls:  # noqa: B007
-                    call(env)
-            except StepLeftOut:
-                return False
-            except Exception as error:
-                error.add_note(f"in {part.name}.{frame} of rank {self.rank.index}: {each!r}")
-                raise
-            if self._last[frame] == turn:
-                del self._frames[frame]
+        try:
+            for turn, calls in enumerate(self._bound):
+                self._go(turn, calls)
+                self._leave(turn)
+        except StepLeftOut:
+            return False
         return True
+
+    def _go(self, turn: int, calls: Iterable[tuple[Instruction, _Call]]) -> None:
+        """Do instructions of a turn."""
+        number, self.frame = self.line[turn]
+        part, env = self.role.parts[number], self._env(self.frame)
+        self._label = label_of(part, self.frame)
+        each: Instruction | None = None
+        try:
+            for each, call in calls:  # noqa: B007
+                call(env)
+        except StepLeftOut:
+            raise
+        except Exception as error:
+            error.add_note(f"in {part.name}.{self.frame} of rank {self.rank.index}: {each!r}")
+            raise
+
+    def _leave(self, turn: int) -> None:
+        """Let a frame go whose last turn this was."""
+        _, frame = self.line[turn]
+        if self._last[frame] == turn:
+            del self._frames[frame]
 
     # -- instructions, bound ----------------------------------------------------------------------
 
@@ -160,6 +174,10 @@ class LineRunner:
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
+        return self._message(each, x)
+
+    def _message(self, each: Send | Recv, x: int) -> _Call:
+        """What sends a slot, or fills it."""
         axis, peer, program = (each.axis,), each.peer, self.program
         group = self._group(axis, program.along(self.rank.index, axis))
         if isinstance(each, Send):
@@ -247,18 +265,18 @@ class LineRunner:
         if source not in self._arriving:
             self._arriving[source] = self._sends(source)
         while env[slot] is None:
-            name, frame = next(self._arriving[source])
+            _, name, frame = next(self._arriving[source])
             came = aligned(group.recv(peer, label=self._label))
             self._env(frame)[self._slots[name]] = came
 
-    def _sends(self, source: int) -> Iterator[tuple[str, int]]:
-        """What a rank sends to this one, in its order: (buffer, frame)."""
+    def _sends(self, source: int) -> Iterator[tuple[ProgramPart, str, int]]:
+        """What a rank sends to this one, in its order: (part that does, buffer, frame)."""
         program, me = self.program, self.rank.index
         parts = program.role(source).parts
         for number, frame in program.lines[source]:
             for each in parts[number].instructions:
                 if isinstance(each, Send) and program.peer(source, each) == me:
-                    yield each.buffer, frame
+                    yield parts[number], each.buffer, frame
 
 
 def _stop(x: Any) -> None:

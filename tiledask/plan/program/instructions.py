@@ -292,6 +292,12 @@ class ProgramLine:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self.part.tolist(), self.frame.tolist(), strict=True)
 
+    @property
+    def at_once(self) -> list[list[int]]:
+        """The turns that are done at once, in their order: usually one, of a pair both."""
+        ends = np.flatnonzero(~self.paired) + 1
+        return [turns.tolist() for turns in np.split(np.arange(len(self)), ends)[:-1]]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProgramLine):
             return NotImplemented

@@ -1,0 +1,154 @@
+"""What a stage computes: the kernels of its program by name, and a rank's way through its line.
+
+    x1 kept0 = do forward          the rows of the frame, where no stage is before this one
+    kept1 = do forward x1          an output, where none is behind it; and its loss
+    dx1 = do backward kept1        the gradient of that
+
+Beside buffers a stage makes outputs, losses, and the sum of its weights' gradients.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.distributed.programs.runner import LineRunner
+from tiledask.plan.program.instructions import Do, ProgramPart
+from tiledask.plan.program.making.of_schedule import KERNELS
+from tiledask.plan.program.program import Program
+from tiledask.tile.backend import aligned, synchronize
+from tiledask.tile.backend import to_numpy as off_device
+from tiledask.tile.functions import mean_square, mean_square_grad
+
+__all__ = ["StageKernels", "StageRunner", "StagesMade", "joined"]
+
+Gradients = list[dict[str, Any]]
+"""Of a stage's weights, by layer and name."""
+
+
+class StagesMade(NamedTuple):
+    """What stages make beside buffers, by frame or stage."""
+
+    outputs: dict[int, Any]
+    losses: dict[int, float]
+    gradients: dict[int, Gradients]
+
+    def host(self) -> "StagesMade":
+        """The same in NumPy."""
+        sums = {
+            stage: [{name: off_device(g) for name, g in layer.items()} for layer in layers]
+            for stage, layers in self.gradients.items()
+        }
+        outputs = {frame: off_device(y) for frame, y in self.outputs.items()}
+        return StagesMade(outputs, self.losses, sums)
+
+
+def joined(parts: Iterable[StagesMade]) -> tuple[np.ndarray, float, tuple[Gradients, ...]]:
+    """(outputs, loss, gradients by stage) of the whole batch, from what every rank made."""
+    outputs, losses, sums = dict[int, Any](), dict[int, float](), dict[int, Gradients]()
+    for part in parts:
+        outputs |= part.outputs
+        losses |= part.losses
+        for stage, mine in part.gradients.items():
+            sums[stage] = _added(sums.get(stage), mine)
+    batch = np.concatenate([outputs[frame] for frame in sorted(outputs)])
+    gradients = tuple(sums[stage] for stage in sorted(sums))
+    return batch, float(sum(losses[frame] for frame in sorted(losses))), gradients
+
+
+def _added(first: Gradients | None, second: Gradients) -> Gradients:
+    """New arrays: what was summed before may be needed again."""
+    if first is None:
+        return second
+    return [{name: a[name] + b[name] for name in b} for a, b in zip(first, second, strict=True)]
+
+
+class StageKernels:
+    """The kernels of one stage on one device, and what they have made beside buffers.
+
+    stage      as :mod:`tiledask.distributed.pipelines.stages` says
+    inputs     the rows of each frame, on the first stage
+    targets    of each frame, on the last; none: no loss
+    size       elements of the whole batch
+    """
+
+    def __init__(
+        self,
+        stage: Any,
+        weights: Any,
+        inputs: Mapping[int, Any],
+        targets: Mapping[int, Any],
+        size: int,
+        sums: Gradients | None = None,
+    ) -> None:
+        self.stage, self.weights, self.size = stage, weights, size
+        self.inputs, self.targets = inputs, targets
+        self.outputs: dict[int, Any] = {}
+        self.losses: dict[int, float] = {}
+        self.sums = sums
+        """Of the gradients."""
+
+    def made(self, stage: int) -> StagesMade:
+        """What was made beside buffers by this stage, whose number is ``stage``."""
+        sums = {} if self.sums is None else {stage: self.sums}
+        return StagesMade(self.outputs, self.losses, sums)
+
+    def run(self, each: Do, frame: int, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """What ``each`` writes of a frame, once its device has made it."""
+        reads = dict(zip(map(_what, each.reads), arrays, strict=True))
+        writes = list(map(_what, each.writes))
+        made = self._DO[each.kernel](self, frame, reads, "x" not in writes)
+        return tuple(made[name] for name in writes)
+
+    def _forward(self, frame: int, reads: dict[str, Any], last: bool) -> dict[str, Any]:
+        x = reads["x"] if "x" in reads else aligned(self.inputs[frame])
+        y, saved = self.stage.forward(self.weights, x)
+        if last:
+            self.outputs[frame], self.losses[frame] = y, 0.0
+            if frame in self.targets:
+                self.losses[frame] = float(mean_square(y, aligned(self.targets[frame]), self.size))
+        synchronize(y)
+        return {"x": y, "kept": (saved, y if last else None), "for_w": None}
+
+    def _backward_input(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
+        saved, y = reads["kept"]
+        if y is None:
+            dy = reads["dx"]
+        else:
+            dy = mean_square_grad(y, aligned(self.targets[frame]), self.size)
+        dx, for_weights = self.stage.backward_input(self.weights, saved, dy)
+        synchronize(dx)
+        return {"dx": dx, "dy": for_weights}
+
+    def _backward_weight(self, frame: int, reads: dict[str, Any], _: bool) -> dict[str, Any]:
+        self.sums = _added(self.sums, self.stage.backward_weight(reads["dy"]))
+        synchronize(next(iter(self.sums[0].values())))
+        return {}
+
+    def _backward(self, frame: int, reads: dict[str, Any], last: bool) -> dict[str, Any]:
+        made = self._backward_input(frame, reads, last)
+        return made | self._backward_weight(frame, made, last)
+
+    _DO = dict(zip(KERNELS.values(), (_forward, _backward, _backward_input, _backward_weight)))
+
+
+def _what(buffer: str) -> str:
+    """Of which kind a buffer is: "x" of x1."""
+    return buffer.rstrip("0123456789")
+
+
+class StageRunner(LineRunner):
+    """A rank's way through its line with the kernels of its stages."""
+
+    def __init__(self, rank: Any, program: Program, kernels: Mapping[int, StageKernels]) -> None:
+        self.kernels = kernels
+        super().__init__(rank, program, {}, self._kernel)
+
+    def _kernel(self, each: Do, part: ProgramPart, _: dict[str, Any]) -> Callable[..., Any]:
+        run = self.kernels[part.stage].run
+        return lambda *arrays: run(each, self.frame, arrays)
+
+    def made(self) -> list[StagesMade]:
+        """What every stage makes beside buffers as the line is gone through."""
+        self.run()
+        return [each.made(stage).host() for stage, each in self.kernels.items()]

@@ -1,0 +1,135 @@
+"""Work that takes its time: wait for its blocks, work, keep the device, report.
+
+A forward and a backward at once are done one after the other, and count as one from start to end.
+
+block made        block there
+   |---- latency ----|
+   '------ sent -----|start ===== work =====.... paced ....|end
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from distributed import get_worker
+
+from tiledask.distributed.cluster.clocks import now
+from tiledask.plan.pipelines.schedule import KINDS, Action
+from tiledask.plan.program.instructions import ProgramPart
+
+__all__ = ["Arrival", "Pace", "Paced", "action_of", "perform"]
+
+REPORT_AFTER = 0.02
+"""Seconds after its end at which an action is reported."""
+SPIN = 3e-4
+"""Seconds before a moment in which a thread watches the clock: a sleep ends about so much late."""
+
+
+class Arrival(NamedTuple):
+    """A block that came from another device, by the scheduler's clock."""
+
+    made: float
+    sent: tuple[float, float] | None = None
+    """(start, end) of its way, if that is known here."""
+
+
+class Paced(NamedTuple):
+    """Actions that are done at once, usually one."""
+
+    actions: Sequence[Action]
+    seconds: float
+    """For which they occupy the device; 0: as long as their work takes."""
+    latencies: Sequence[float]
+    """Seconds for which the block that each uses is on its way at least."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long actions and their blocks take."""
+
+    seconds: np.ndarray
+    """[4, stages, microbatches or 1]: for which each action occupies its device."""
+    together: np.ndarray
+    """[stages, microbatches or 1]: of a forward and a backward at once; -1 for the sum."""
+    arriving: np.ndarray
+    """[2, replicas, stages]: seconds that a result is on its way at least, from the stage before
+    and from the stage behind."""
+
+    def of(self, *actions: Action) -> Paced:
+        """That of actions which are done at once."""
+        latencies = [
+            float(self.arriving[int(kind != "F"), i % self.arriving.shape[1], s])
+            for kind, s, i in actions
+        ]
+        _, s, i = actions[0]
+        seconds = _entry(self.together[s], i) if len(actions) > 1 else -1.0
+        if seconds < 0:
+            seconds = sum(_entry(self.seconds[KINDS.index(k), s], i) for k, s, i in actions)
+        return Paced(actions, seconds, latencies)
+
+
+def action_of(part: ProgramPart, frame: int) -> Action:
+    """What a schedule calls a part of a frame."""
+    return Action(part.kind, part.stage, frame)
+
+
+def _entry(row: np.ndarray, microbatch: int) -> float:
+    """The entry of a row of [microbatches or 1]."""
+    return float(row[microbatch if len(row) > 1 else 0])
+
+
+def perform(
+    topic: str,
+    device: int,
+    paced: Paced,
+    arrivals: Sequence[Arrival | None],
+    work: Callable[[], Any],
+) -> float:
+    """The moment at which actions were over, whose ``work`` began when their blocks were there.
+
+    An event on ``topic`` says when they ran.
+    """
+    came = list(zip(paced.actions, paced.latencies, arrivals, strict=True))
+    for _, latency, block in came:
+        if block is not None:
+            _sleep_until(block.made + latency)
+    start = now()
+    work()
+    worked = now()
+    # a paced device is free after its time to the instant; a thread that the system wakes later
+    # is no work of that device, but overhead before its next action
+    end = max(worked, start + paced.seconds)
+    _sleep_until(end)
+    worker = get_worker()
+    for action, latency, block in came:
+        event = {
+            "action": tuple(action),
+            "device": device,
+            "start": start,
+            "end": end,
+            "late": max(0.0, worked - start - paced.seconds) if paced.seconds else 0.0,
+            "arriving": [] if block is None else list(_ways(action, latency, block)),
+        }
+        # later, because a worker's messages go out 2 ms apart: the news that this action is done,
+        # for which another device may be waiting, shall not queue behind its time of day
+        worker.loop.add_callback(
+            worker.loop.call_later, REPORT_AFTER, worker.log_event, topic, event
+        )
+    return end
+
+
+def _ways(action: Action, latency: float, block: Arrival) -> Sequence[tuple[int, float, float]]:
+    """(the stage that made the block, start, end) of the times for which it was on its way."""
+    stage = action.stage + (-1 if action.kind == "F" else 1)
+    ways = [block.sent] if block.sent else []
+    if latency:
+        ways.append((block.made, block.made + latency))
+    # a way begins by another worker's clock, and by their error it may seem to end before
+    return [(stage, min(left, there), there) for left, there in ways]
+
+
+def _sleep_until(moment: float) -> None:
+    while (left := moment - now()) > 0:
+        time.sleep(max(0.0, left - SPIN))
