@@ -20,7 +20,7 @@ from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.plan.products.streaming import DEPTH, Cuts, StreamPlan
 from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul

@@ -1,8 +1,9 @@
 """The high level of the two-level product: plan it, check that it fits, run it, count it.
 
 plan/products/product.py   who multiplies what, and what must move       arithmetic
+plan/program/making        that as a program: what each rank fetches, and when
 here              lend the blocks, one task per rank, count     the client
-multiply.py       panel by panel, the next ones fetched         a worker
+multiply.py       goes through a rank's line of the program     a worker
 remote_read.py    parts of blocks from worker to worker         memory or messages
 """
 
@@ -11,27 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed import Future
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import anchor
-from tiledask.distributed.arrays.redistribute import ends_within
 from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import watching
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.products.announced import announced, ended
 from tiledask.distributed.products.explain import Choice, Explanation, weigh
-from tiledask.distributed.products.multiply import (
-    OperandPart,
-    PanelParts,
-    RankJob,
-    multiply,
-    sum_partials,
-)
+from tiledask.distributed.products.multiply import RankJob, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
@@ -46,9 +40,12 @@ from tiledask.distributed.transport.remote_read import (
     transport_of,
 )
 from tiledask.errors import PlacementError
-from tiledask.plan.products.comms import Piece
-from tiledask.plan.products.placement import Region, Tiling
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.plan.products.regions import Region
+from tiledask.plan.program.instructions import Fetch
+from tiledask.plan.program.making.of_product import multiply_program, sum_program
+from tiledask.plan.program.program import Program
 from tiledask.tile import TileCount, accumulator, as_dtype
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
@@ -317,19 +314,9 @@ class _Run:
                 cluster, lender.name, self.choice, predicted, counted, resident
             ) as self.on_page,
         ):
-            lent = self._lent(lender, [self.a.blocks, self.b.blocks])
-            a, b = lent
-            turns = [
-                tuple(
-                    PanelParts(_parts(p.a, plan.a, a, rank), _parts(p.b, plan.b, b, rank))
-                    for p in plan.panels[rank]
-                )
-                for rank in range(plan.ranks)
-            ]
-            with watching(self.progress, lender.name, [len(t) for t in turns], self.what, cluster):
-                blocks = self._multiply(lender, turns)
-            if plan.sums:
-                blocks = self._sum(lender, blocks, turns)
+            panels = [len(panels) for panels in plan.panels]
+            with watching(self.progress, lender.name, panels, self.what, cluster):
+                blocks = self._result(lender)
             facts = counted.told(lender.end) or []
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
@@ -356,91 +343,87 @@ class _Run:
         """Wait for blocks that this product makes: they go if it fails, the operands never do."""
         self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
 
-    def _lent(self, lender: Lender, arrays: list[Sequence[Future[Any]]]) -> list[list[LentBlock]]:
-        """The blocks of each array, rank by rank, as others may read them."""
-        ranks = [list(mine) for mine in zip(*arrays, strict=True)]
-        tickets = lender.lend(ranks, self._left())
-        return [
-            [
-                LentBlock(str(future.key), rank, tickets[rank][which])
-                for rank, future in enumerate(blocks)
-            ]
-            for which, blocks in enumerate(arrays)
-        ]
-
-    def _job(self, lender: Lender, rank: int, region: Region, **more: Any) -> RankJob:
-        return RankJob(
-            lender.name,
-            lender.transport,
-            rank,
-            region,
-            self.a.dtype.name,
-            self.cluster.backend,
-            self.kernel,
-            self.tile,
-            on_page=self.on_page,
-            **more,
-        )
-
-    def _multiply(self, lender: Lender, turns: list[tuple[PanelParts, ...]]) -> list[Future[Any]]:
-        blocks = []
-        for rank, region in enumerate(self.plan.work.regions):
-            leave = self.plan.result.regions[rank] if self.plan.sums_in_place else None
-            job = self._job(
-                lender,
-                rank,
-                region,
-                turns=turns[rank],
-                leave=leave,
-                unrounded=self.plan.sums,
-            )
-            name = f"multiply_{self.plan.algorithm}"
-            # what keeps Dask able to make again the blocks that rank reads
-            panels, found = self.plan.panels[rank], []
-            for array, pieces in (
-                (self.a, [p for panel in panels for p in panel.a]),
-                (self.b, [p for panel in panels for p in panel.b]),
-            ):
-                sources = {p.source for p in pieces} - {rank}
-                found += [array.anchors[source] for source in sorted(sources)]
-            held = self.a.blocks[rank], self.b.blocks[rank], *found
-            blocks.append(self.cluster.submit(rank, multiply, job, *held, name=name))
-        self._wait(blocks)
-        return blocks
-
-    def _sum(
-        self, lender: Lender, partials: list[Future[Any]], turns: list[tuple[PanelParts, ...]]
-    ) -> list[Future[Any]]:
-        plan, cluster, blocks = self.plan, self.cluster, []
-        (lent,) = self._lent(lender, [partials])
+    def _result(self, lender: Lender) -> list[Future[Any]]:
+        """The blocks of C: each rank goes through its line, where k is shared out through two."""
+        plan, size = self.plan, self.a.dtype.itemsize
+        wide, none = accumulator(self.a.dtype).itemsize, [None] * plan.ranks
+        operands = {"A": _Lent(plan.a, self.a.blocks, self.a.anchors),
+                    "B": _Lent(plan.b, self.b.blocks, self.b.anchors)}  # fmt: skip
+        program = multiply_program(plan, size, wide)
+        blocks = self._run(lender, program, plan.work, operands, none, plan.sums)
+        if not plan.sums:
+            return blocks
         anchors = [
-            cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True) for x in partials
+            self.cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True)
+            for x in blocks
         ]
-        for rank, region in enumerate(plan.result.regions):
-            parts = _parts(plan.partials[rank], plan.work, lent, rank)
-            mine = turns[rank] if plan.sums_in_place else ()
-            job = self._job(lender, rank, region, partials=parts, turns=mine)
-            held = partials[rank], self.a.blocks[rank], self.b.blocks[rank]
-            others = [anchors[p.source] for p in plan.summed[rank]]
-            blocks.append(
-                cluster.submit(rank, sum_partials, job, *held, *others, name="reduce_scatter")
+        partials = {"partial": _Lent(plan.work, blocks, anchors)}
+        return self._run(
+            lender, sum_program(plan, size, wide), plan.result, partials, blocks, False
+        )
+
+    def _run(
+        self,
+        lender: Lender,
+        program: Program,
+        made: Tiling,
+        arrays: "dict[str, _Lent]",
+        own: Sequence[Future[Any] | None],
+        unrounded: bool,
+    ) -> list[Future[Any]]:
+        """The block that each rank makes by its line of ``program``, which fetches of ``arrays``;
+        ``own`` are the ranks' partial sums."""
+        blocks = []
+        everywhere = self._lend(lender, arrays)
+        sums = own[0] is not None
+        for rank, region in enumerate(made.regions):
+            line = program.alone(rank)
+            from_ = {
+                (each.array, each.source): None
+                for each in line.role(0).parts[0].instructions
+                if isinstance(each, Fetch) and each.source is not None
+            }
+            job = RankJob(
+                lender.name,
+                lender.transport,
+                rank,
+                line,
+                {key: everywhere[key] for key in from_},
+                region,
+                self.a.dtype.name,
+                self.cluster.backend,
+                self.kernel,
+                self.tile,
+                unrounded,
+                self.on_page,
             )
-        self._wait(blocks, "the sums of the ")
+            # what keeps Dask able to make again the blocks that the rank reads
+            found = [arrays[name].anchors[source] for name, source in sorted(from_)]
+            held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
+            name = "reduce_scatter" if sums else f"multiply_{self.plan.algorithm}"
+            blocks.append(self.cluster.submit(rank, run_line, job, *held, name=name))
+        self._wait(blocks, "the sums of the " if sums else "")
         return blocks
 
+    def _lend(
+        self, lender: Lender, arrays: "dict[str, _Lent]"
+    ) -> dict[tuple[str, int], tuple[LentBlock, Region]]:
+        """(array, rank) -> its block, as others may read it, and where that lies."""
+        ranks = [list(mine) for mine in zip(*(x.blocks for x in arrays.values()), strict=True)]
+        tickets = lender.lend(ranks, self._left())
+        return {
+            (name, rank): (LentBlock(str(x.blocks[rank].key), rank, tickets[rank][which]), region)
+            for which, (name, x) in enumerate(arrays.items())
+            for rank, region in enumerate(x.tiling.regions)
+        }
 
-def _parts(
-    pieces: tuple[Piece, ...], tiling: Tiling, lent: list[LentBlock], rank: int
-) -> tuple[OperandPart, ...]:
-    """``pieces``, each with the block that it is read from."""
-    return tuple(
-        OperandPart(
-            None if p.source == rank else lent[p.source],
-            ends_within(p.region, tiling.regions[p.source]),
-            p.region,
-        )
-        for p in pieces
-    )
+
+class _Lent(NamedTuple):
+    """An array that ranks fetch of."""
+
+    tiling: Tiling
+    blocks: Sequence[Future[Any]]
+    anchors: Sequence[Future[Any]]
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:

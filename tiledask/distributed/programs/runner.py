@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
@@ -22,8 +22,10 @@ from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
     Collective,
     Do,
+    Fetch,
     Instruction,
     Instructions,
+    Keep,
     ProgramPart,
     Send,
     Stop,
@@ -32,7 +34,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner"]
+__all__ = ["Bind", "LineRunner", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -40,6 +42,16 @@ returns what is written of a frame (a tuple if several), and changes what stays 
 _Env = list[Any]
 """The arrays of a frame, by slot."""
 _Call = Callable[[_Env], None]
+
+
+class Outside(Protocol):
+    """What is beyond a line: where its fetches read, and where what is kept goes."""
+
+    def fetch(self, each: Fetch) -> Callable[[Any], Any]:
+        """From what its buffer holds (None, if nothing stays there) to what is there afterwards."""
+
+    def keep(self, each: Keep) -> Callable[[Any], None]:
+        """Takes what is kept."""
 
 
 class StepLeftOut(Exception):
@@ -50,10 +62,17 @@ class LineRunner:
     """One rank's way through its line, as often as it is wanted."""
 
     def __init__(
-        self, rank: Rank, program: Instructions, stays: Mapping[str, Any], bind: Bind
+        self,
+        rank: Rank | None,
+        program: Instructions,
+        stays: Mapping[str, Any],
+        bind: Bind,
+        outside: Outside | None = None,
     ) -> None:
-        self.rank, self.program = rank, program
-        self.role, self.line = program.role(rank.index), list(program.lines[rank.index])
+        """``rank``: None of a line that is alone, and talks to no other rank."""
+        self.rank, self.program, self.outside = rank, program, outside
+        self.index = 0 if rank is None else rank.index
+        self.role, self.line = program.role(self.index), list(program.lines[self.index])
         self.frame = 0
         """The frame under way."""
         self._bind, self._label = bind, ""
@@ -107,7 +126,7 @@ class LineRunner:
             except StepLeftOut:
                 return False
             except Exception as error:
-                error.add_note(f"in {part.name}.{frame} of rank {self.rank.index}: {each!r}")
+                error.add_note(f"in {part.name}.{frame} of rank {self.index}: {each!r}")
                 raise
             if self._last[frame] == turn:
                 del self._frames[frame]
@@ -160,12 +179,26 @@ class LineRunner:
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
+        if isinstance(each, Fetch | Keep):
+            return self._beyond(each, x)
         axis, peer, program = (each.axis,), each.peer, self.program
-        group = self._group(axis, program.along(self.rank.index, axis))
+        group = self._group(axis, program.along(self.index, axis))
         if isinstance(each, Send):
             return lambda env: group.send(env[x], peer, label=self._label, keep=True)
-        source = program.peer(self.rank.index, each)
+        source = program.peer(self.index, each)
         return lambda env: self._receive(x, group, peer, source, env)
+
+    def _beyond(self, each: Fetch | Keep, x: int) -> _Call:
+        assert self.outside is not None  # who runs such a program says where things lie
+        if isinstance(each, Keep):
+            keep = self.outside.keep(each)
+            return lambda env: keep(env[x])
+        fetch, room = self.outside.fetch(each), self._slot(buffer_of(each.buffer))
+
+        def call(env: _Env) -> None:
+            env[x] = fetch(env[room])
+
+        return call
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
         told = {name: self._resolved(value) for name, value in each.options if name != "product"}
@@ -199,12 +232,12 @@ class LineRunner:
         if not (isinstance(value, tuple) and value[:1] == ("part",)):
             return value
         _, axis, counts = value
-        at = self.program.coordinates[self.rank.index][axis]
+        at = self.program.coordinates[self.index][axis]
         start = sum(counts[:at])
         return RankPart(start, start + counts[at], sum(counts))
 
     def _collective(self, each: Collective) -> _Call:
-        group = self._group(each.axes, self.program.members(self.rank.index, each))
+        group = self._group(each.axes, self.program.members(self.index, each))
         x, y, name, label = (
             self._slot(each.buffer),
             self._slot(each.result),
@@ -237,6 +270,7 @@ class LineRunner:
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
         key = axes, members
         if key not in self._groups:
+            assert self.rank is not None  # a line that is alone has no messages
             self._groups[key] = ProgramGroup(self.rank, axes, members)
         return self._groups[key]
 
@@ -253,7 +287,7 @@ class LineRunner:
 
     def _sends(self, source: int) -> Iterator[tuple[str, int]]:
         """What a rank sends to this one, in its order: (buffer, frame)."""
-        program, me = self.program, self.rank.index
+        program, me = self.program, self.index
         parts = program.role(source).parts
         for number, frame in program.lines[source]:
             for each in parts[number].instructions:

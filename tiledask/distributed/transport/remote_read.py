@@ -42,7 +42,7 @@ from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.errors import ClusterLostError, DeadlineError, KernelError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.tile import TileCount, as_dtype, ipc
 from tiledask.tile.backend import array_namespace, namespace
 
