@@ -307,17 +307,19 @@ class _Run:
         dtype = self.a.dtype
         predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
         resident = {"A": self.a.block_bytes, "B": self.b.block_bytes}
+        blocks_of = [list(mine) for mine in zip(self.a.blocks, self.b.blocks, strict=True)]
         with (
-            counting(cluster, self._left()) as counted,
             lending(cluster) as lender,
+            counting(cluster, self._left(), lender.lends(blocks_of), lender.ends) as counted,
             announced(
                 cluster, lender.name, self.choice, predicted, counted, resident
             ) as self.on_page,
         ):
             panels = [len(panels) for panels in plan.panels]
             with watching(self.progress, lender.name, panels, self.what, cluster):
-                blocks = self._result(lender)
-            facts = counted.told(lender.end) or []
+                blocks = self._result(lender, counted.first)
+            lender.close()
+        facts: list[Facts] = counted.last
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh)
@@ -343,14 +345,16 @@ class _Run:
         """Wait for blocks that this product makes: they go if it fails, the operands never do."""
         self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
 
-    def _result(self, lender: Lender) -> list[Future[Any]]:
-        """The blocks of C: each rank goes through its line, where k is shared out through two."""
+    def _result(self, lender: Lender, tickets: list[list[Any]]) -> list[Future[Any]]:
+        """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
+        through a second where k is shared out."""
         plan, size = self.plan, self.a.dtype.itemsize
         wide, none = accumulator(self.a.dtype).itemsize, [None] * plan.ranks
         operands = {"A": _Lent(plan.a, self.a.blocks, self.a.anchors),
                     "B": _Lent(plan.b, self.b.blocks, self.b.anchors)}  # fmt: skip
         program = multiply_program(plan, size, wide)
-        blocks = self._run(lender, program, plan.work, operands, none, plan.sums)
+        lent = _lent(operands, tickets)
+        blocks = self._run(lender, program, plan.work, operands, lent, none, plan.sums)
         if not plan.sums:
             return blocks
         anchors = [
@@ -358,9 +362,9 @@ class _Run:
             for x in blocks
         ]
         partials = {"partial": _Lent(plan.work, blocks, anchors)}
-        return self._run(
-            lender, sum_program(plan, size, wide), plan.result, partials, blocks, False
-        )
+        lent = _lent(partials, lender.lend([[x] for x in blocks], self._left()))
+        program = sum_program(plan, size, wide)
+        return self._run(lender, program, plan.result, partials, lent, blocks, False)
 
     def _run(
         self,
@@ -368,13 +372,13 @@ class _Run:
         program: Program,
         made: Tiling,
         arrays: "dict[str, _Lent]",
+        lent: dict[tuple[str, int], tuple[LentBlock, Region]],
         own: Sequence[Future[Any] | None],
         unrounded: bool,
     ) -> list[Future[Any]]:
         """The block that each rank makes by its line of ``program``, which fetches of ``arrays``;
         ``own`` are the ranks' partial sums."""
         blocks = []
-        everywhere = self._lend(lender, arrays)
         sums = own[0] is not None
         for rank, region in enumerate(made.regions):
             line = program.alone(rank)
@@ -388,7 +392,7 @@ class _Run:
                 lender.transport,
                 rank,
                 line,
-                {key: everywhere[key] for key in from_},
+                {key: lent[key] for key in from_},
                 region,
                 self.a.dtype.name,
                 self.cluster.backend,
@@ -405,18 +409,6 @@ class _Run:
         self._wait(blocks, "the sums of the " if sums else "")
         return blocks
 
-    def _lend(
-        self, lender: Lender, arrays: "dict[str, _Lent]"
-    ) -> dict[tuple[str, int], tuple[LentBlock, Region]]:
-        """(array, rank) -> its block, as others may read it, and where that lies."""
-        ranks = [list(mine) for mine in zip(*(x.blocks for x in arrays.values()), strict=True)]
-        tickets = lender.lend(ranks, self._left())
-        return {
-            (name, rank): (LentBlock(str(x.blocks[rank].key), rank, tickets[rank][which]), region)
-            for which, (name, x) in enumerate(arrays.items())
-            for rank, region in enumerate(x.tiling.regions)
-        }
-
 
 class _Lent(NamedTuple):
     """An array that ranks fetch of."""
@@ -424,6 +416,17 @@ class _Lent(NamedTuple):
     tiling: Tiling
     blocks: Sequence[Future[Any]]
     anchors: Sequence[Future[Any]]
+
+
+def _lent(
+    arrays: dict[str, _Lent], tickets: list[list[Any]]
+) -> dict[tuple[str, int], tuple[LentBlock, Region]]:
+    """(array, rank) -> its block, as others may read it, and where that lies."""
+    return {
+        (name, rank): (LentBlock(str(x.blocks[rank].key), rank, tickets[rank][which]), region)
+        for which, (name, x) in enumerate(arrays.items())
+        for rank, region in enumerate(x.tiling.regions)
+    }
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:
