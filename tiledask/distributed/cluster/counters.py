@@ -1,7 +1,7 @@
 """What the workers themselves count: bytes received from whom, and the most memory held."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,10 +48,10 @@ class Counted:
     transfers: list[Transfer] = field(default_factory=list)
     silent: bool = False
     """Whether a worker did not say what it counted."""
-    first: list[Any] = field(default_factory=list)
-    """By slot, what the call returned that the workers were given before."""
-    last: list[Any] = field(default_factory=list)
-    """By slot, what that returned which they were given at the end; empty if one is silent."""
+    first: list[list[Any]] = field(default_factory=list)
+    """By slot, what the calls returned that the workers were given before."""
+    last: list[list[Any]] = field(default_factory=list)
+    """By slot, what those returned which they were given at the end; empty if one is silent."""
 
     def told(self, ask: Callable[..., list[Any]]) -> list[Any] | None:
         """What ``ask(timeout=)`` brings from the workers; None, with a warning, if one is silent.
@@ -102,8 +102,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 def counting(
     cluster: Cluster,
     timeout: float | None = None,
-    first: Call | None = None,
-    last: Call | None = None,
+    first: Sequence[Call] = (),
+    last: Sequence[Call] = (),
 ) -> Iterator[Counted]:
     """Counts what moves between workers, and how far their memory grows, inside the block.
 
@@ -146,7 +146,7 @@ def counting(
         cluster.counting.release()
 
 
-async def _mark(backend: str, first: Call | None, dask_worker: Any) -> dict[str, Any]:
+async def _mark(backend: str, first: Sequence[Call], dask_worker: Any) -> dict[str, Any]:
     """Where this worker's log of incoming transfers stands, and the bytes it holds."""
     log = dask_worker.transfer_incoming_log
     if len(log) > log.maxlen // 2:
@@ -160,7 +160,7 @@ async def _mark(backend: str, first: Call | None, dask_worker: Any) -> dict[str,
 
 
 async def _report(
-    backend: str, marks: list[tuple[str, int]], last: Call | None, dask_worker: Any
+    backend: str, marks: list[tuple[str, int]], last: Sequence[Call], dask_worker: Any
 ) -> dict[str, Any]:
     """What came in since the mark, and the peak. A restarted worker has a new address and log."""
     since = dict(marks).get(dask_worker.address, 0)
@@ -174,9 +174,6 @@ async def _report(
     return {"address": dask_worker.address, "peak": peak, "log": came, "beside": beside}
 
 
-async def _called(call: Call | None, dask_worker: Any) -> Any:
-    if call is None:
-        return None
-    function, args = call
-    made = function(*args, dask_worker=dask_worker)
-    return await made if isawaitable(made) else made
+async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
+    made = [function(*args, dask_worker=dask_worker) for function, args in calls]
+    return [await each if isawaitable(each) else each for each in made]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from tiledask.distributed.arrays.recompute import anchor
 from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import watching
-from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
 from tiledask.distributed.products.announced import announced, ended
 from tiledask.distributed.products.explain import Choice, Explanation, weigh
 from tiledask.distributed.products.multiply import RankJob, run_line
@@ -42,6 +43,7 @@ from tiledask.distributed.transport.remote_read import (
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import Region
 from tiledask.plan.program.instructions import Fetch
 from tiledask.plan.program.making.of_product import multiply_program, sum_program
@@ -123,8 +125,12 @@ def matmul(
         )
     _check(a, b, kernel)
     deadline = time.monotonic() + seconds_of(timeout)
-    choice = _choice(a, b, algorithm, options, kernel, tile, memory_limit, timeout)
-    return _Run(choice, a, b, kernel, tile, deadline, progress).result()
+    if algorithm is None and moves_nothing(a.tiling, b.tiling):
+        algorithm = "local"
+    if algorithm is None:  # one algorithm's time is worth no measuring
+        rates_of(a.mesh.cluster, a.dtype)
+    asked = _Asked(a, b, algorithm, options, kernel, tile, memory_limit)
+    return _Run(asked, deadline, progress).result()
 
 
 def explain(
@@ -148,7 +154,8 @@ def explain(
     """
     _check(a, b, kernel)
     options = {"panel": panel, "grid": grid, "replication": replication}
-    needs, room = _needs(a, kernel, tile), _room(a, b, memory_limit)
+    needs = _needs(a, kernel, tile)
+    room = room_of(a.mesh.cluster, _by_rank(a, b), memory_limit)
     found = _weighed(a, b, algorithm, options, needs, room)
     return replace(found, moved=said_of(a.mesh.cluster))
 
@@ -179,56 +186,52 @@ def _weighed(
     )
 
 
-def _choice(
-    a: ShardedArray,
-    b: ShardedArray,
-    algorithm: str | None,
-    options: dict[str, Any],
-    kernel: str,
-    tile: Any,
-    memory_limit: int | str | None,
-    timeout: float | None,
-) -> Choice:
-    """What `matmul` runs. Rates are measured only where there is a choice."""
-    if algorithm is None and moves_nothing(a.tiling, b.tiling):
-        algorithm = "local"
-    rated = algorithm is None
-    room = _room(a, b, memory_limit, timeout)
-    needs = _needs(a, kernel, tile)
-    found = _weighed(a, b, algorithm, options, needs, room, rated)
-    if found.chosen:
-        return found[found.chosen]
+class _Asked(NamedTuple):
+    """A product, and what was said of it."""
 
-    def files() -> tuple[int, int]:
-        from tiledask.distributed.out_of_core.streamed import limits_of
+    a: ShardedArray
+    b: ShardedArray
+    algorithm: str | None
+    options: dict[str, Any]
+    kernel: str
+    tile: Any
+    memory_limit: int | str | None
 
-        (m, k), n = a.shape, b.shape[1]
-        return limits_of((m, k), (k, n), a.dtype, kernel, tile)
+    def choice(self, room: Room) -> Choice:
+        """What `matmul` runs in so much memory."""
+        a, b = self.a, self.b
+        needs = _needs(a, self.kernel, self.tile)
+        rated = self.algorithm is None
+        found = _weighed(a, b, self.algorithm, self.options, needs, room, rated)
+        if found.chosen:
+            return found[found.chosen]
 
-    in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
-    raise refusal(
-        found,
-        room,
-        a.tiling,
-        b.tiling,
-        needs,
-        a.dtype.itemsize,
-        options,
-        algorithm,
-        files if in_files else None,
-    )
+        def files() -> tuple[int, int]:
+            from tiledask.distributed.out_of_core.streamed import limits_of
+
+            (m, k), n = a.shape, b.shape[1]
+            return limits_of((m, k), (k, n), a.dtype, self.kernel, self.tile)
+
+        in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
+        raise refusal(
+            found,
+            room,
+            a.tiling,
+            b.tiling,
+            needs,
+            a.dtype.itemsize,
+            self.options,
+            self.algorithm,
+            files if in_files else None,
+        )
 
 
 def _needs(a: ShardedArray, kernel: str, tile: Any) -> ProductNeeds:
     return ProductNeeds(a.dtype, kernel, tile, transport_of(a.mesh.cluster))
 
 
-def _room(
-    a: ShardedArray, b: ShardedArray, memory_limit: int | str | None, timeout: float | None = None
-) -> Room:
-    """What a rank may hold of this product, measured now."""
-    blocks = [*zip(a.blocks, b.blocks, strict=False)]
-    return room_of(a.mesh.cluster, blocks, memory_limit, timeout=timeout)
+def _by_rank(a: ShardedArray, b: ShardedArray) -> list[tuple[Future[Any], ...]]:
+    return [*zip(a.blocks, b.blocks, strict=False)]
 
 
 def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
@@ -277,55 +280,63 @@ class Spent:
 class _Run:
     """One product under way."""
 
-    def __init__(
-        self,
-        choice: Choice,
-        a: ShardedArray,
-        b: ShardedArray,
-        kernel: str,
-        tile: Any,
-        deadline: float,
-        progress: bool | None,
-    ) -> None:
-        assert choice.plan is not None  # what cannot run is never chosen
-        self.choice, self.plan, self.ledger = choice, choice.plan, choice.ledger
-        self.a, self.b, self.kernel, self.tile = a, b, kernel, tile
-        self.cluster = a.mesh.cluster
-        self.deadline = deadline
-        self.progress = progress
+    def __init__(self, asked: _Asked, deadline: float, progress: bool | None) -> None:
+        self.asked, self.deadline, self.progress = asked, deadline, progress
+        self.a, self.b = asked.a, asked.b
+        self.cluster = asked.a.mesh.cluster
         self.on_page = False
-        self.what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What is run, known once the workers have said what they may hold."""
+        return self.asked.choice(self.room)
+
+    @property
+    def plan(self) -> ProductPlan:
+        assert self.choice.plan is not None  # what cannot run is never chosen
+        return self.choice.plan
+
+    @property
+    def what(self) -> str:
+        return f"{self.choice.algorithm} product {self.a.shape} @ {self.b.shape}"
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
     def result(self) -> ShardedArray:
-        cluster, plan = self.cluster, self.plan
-        operands = [*self.a.blocks, *self.b.blocks]
+        cluster, a, b = self.cluster, self.a, self.b
+        operands, by_rank = [*a.blocks, *b.blocks], _by_rank(a, b)
         cluster.again(operands)
-        cluster.wait(operands, f"the operands of the {self.what}", self._left())
-        dtype = self.a.dtype
-        predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
-        resident = {"A": self.a.block_bytes, "B": self.b.block_bytes}
-        blocks_of = [list(mine) for mine in zip(self.a.blocks, self.b.blocks, strict=True)]
+        cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
+        resident = {"A": a.block_bytes, "B": b.block_bytes}
         with (
             lending(cluster) as lender,
-            counting(cluster, self._left(), lender.lends(blocks_of), lender.ends) as counted,
-            announced(
-                cluster, lender.name, self.choice, predicted, counted, resident
-            ) as self.on_page,
+            counting(
+                cluster,
+                self._left(),
+                first=[lender.lends(by_rank), asks_room(cluster, by_rank)],
+                last=[lender.ends],
+            ) as counted,
         ):
+            tickets, rules = zip(*counted.first, strict=True)
+            self.room = as_room(rules[: len(by_rank)], self.asked.memory_limit)
+            plan, dtype = self.plan, a.dtype
+            predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
+            told = cluster, lender.name, self.choice, predicted, counted, resident
             panels = [len(panels) for panels in plan.panels]
-            with watching(self.progress, lender.name, panels, self.what, cluster):
-                blocks = self._result(lender, counted.first)
+            with (
+                announced(*told) as self.on_page,
+                watching(self.progress, lender.name, panels, self.what, cluster),
+            ):
+                blocks = self._result(lender, tickets)
             lender.close()
-        facts: list[Facts] = counted.last
+        facts: list[Facts] = [found for (found,) in counted.last]
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh)
         reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
-        memory = Both(self.ledger, counted.ledger(resident))
+        memory = Both(self.choice.ledger, counted.ledger(resident))
         if self.on_page:
             ended(cluster, lender.name, traffic.measured, memory.measured, counted.seconds)
         return ShardedArray(
@@ -345,7 +356,7 @@ class _Run:
         """Wait for blocks that this product makes: they go if it fails, the operands never do."""
         self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
 
-    def _result(self, lender: Lender, tickets: list[list[Any]]) -> list[Future[Any]]:
+    def _result(self, lender: Lender, tickets: Sequence[Sequence[Any]]) -> list[Future[Any]]:
         """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
         through a second where k is shared out."""
         plan, size = self.plan, self.a.dtype.itemsize
@@ -396,8 +407,8 @@ class _Run:
                 region,
                 self.a.dtype.name,
                 self.cluster.backend,
-                self.kernel,
-                self.tile,
+                self.asked.kernel,
+                self.asked.tile,
                 unrounded,
                 self.on_page,
             )
@@ -419,7 +430,7 @@ class _Lent(NamedTuple):
 
 
 def _lent(
-    arrays: dict[str, _Lent], tickets: list[list[Any]]
+    arrays: dict[str, _Lent], tickets: Sequence[Sequence[Any]]
 ) -> dict[tuple[str, int], tuple[LentBlock, Region]]:
     """(array, rank) -> its block, as others may read it, and where that lies."""
     return {
