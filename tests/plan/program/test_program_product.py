@@ -1,6 +1,7 @@
 """The program of a blocked product: its readers agree with the plan, and faults are named.
 
-Holds `tiledask.plan.program.making.of_product` and `tiledask.plan.products.regions`.
+Holds `tiledask.plan.program.making.of_product`, `tiledask.plan.program.making.of_stream` and
+`tiledask.plan.products.regions`.
 """
 
 import random
@@ -14,8 +15,10 @@ from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
 from tiledask.plan.products.product import algorithms, plan_product
 from tiledask.plan.products.regions import around, overlap, region_size
-from tiledask.plan.program.instructions import Do, Fetch
+from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, plan_cuts
+from tiledask.plan.program.instructions import Do, Fetch, Keep
 from tiledask.plan.program.making.of_product import AHEAD, multiply_program, sum_program
+from tiledask.plan.program.making.of_stream import stream_program
 
 MESHES = (1,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 2, 2)
 
@@ -208,6 +211,27 @@ def test_what_is_fetched_comes_while_work_is_done():
 def test_its_text_is_the_program():
     for program in programs(summa()):
         assert td.Program.from_text(program.to_text()).to_text() == program.to_text()
+
+
+@pytest.mark.parametrize("begun", [0, 3, 6, 10])
+def test_a_product_of_files_is_a_line_that_begins_where_it_was_left(begun):
+    a, b, c = (StorageLayout(shape, 4) for shape in ((9, 10), (10, 7), (9, 7)))
+    cuts = Cuts((0, 5, 9), (0, 4, 7), 3)
+    plan = plan_cuts(Problem(a, b, c, 4), cuts, 3, 10**9)
+    plan = plan.remaining(dict.fromkeys(list(cuts.regions)[:2], begun))
+    program = stream_program(plan).check()
+    lines = [each for role in program.roles for part in role.parts for each in part.instructions]
+    assert sum(each.nbytes for each in lines if isinstance(each, Fetch)) == plan.bytes_read
+    kept = {each.region for each in lines if isinstance(each, Keep) and not each.partial}
+    assert kept == {tile.region for tile in plan.tiles}
+    assert sum(isinstance(each, Do) for each in lines) == plan.panels
+    assert program.traffic.total == 0
+    panels = {row.place: 0 for row in plan.ledger.rows}
+    for row in plan.ledger.rows:
+        if row.tensor in ("accumulator", "panels"):
+            panels[row.place] += row.bytes
+    for slot, held in program.memory.per_place.items():
+        assert held <= panels.get(slot, 0)
 
 
 def test_what_lies_around_a_hole_is_the_rest():
