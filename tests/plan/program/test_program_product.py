@@ -6,14 +6,17 @@ Holds `tiledask.plan.program.making.of_product`, `tiledask.plan.program.making.o
 
 import random
 from dataclasses import replace
+from inspect import signature
 
 import numpy as np
 import pytest
 
 import tiledask as td
+from tiledask.distributed.out_of_core import streamed
+from tiledask.distributed.products import lazy
 from tiledask.errors import PlacementError, ProgramError
 from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling
-from tiledask.plan.products.product import algorithms, plan_product
+from tiledask.plan.products.product import algorithms, options_of, plan_product
 from tiledask.plan.products.regions import around, overlap, region_size
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, plan_cuts
 from tiledask.plan.program.instructions import Do, Fetch, Keep
@@ -240,3 +243,13 @@ def test_what_lies_around_a_hole_is_the_rest():
     assert sum(map(region_size, strips)) == 27 - 9
     assert list(around(region, ((4, 4), (2, 5)))) == [region]
     assert overlap(strips[0], strips[1]) is None
+
+
+def test_options_are_those_that_functions_take():
+    for name, plan in algorithms.items():
+        assert options_of(name) == tuple(signature(plan).parameters)[2:]
+    for multiply, options in (
+        (lazy.multiply, lazy.OPTIONS),
+        (streamed.multiply_stored, streamed.OPTIONS),
+    ):
+        assert options == tuple(signature(multiply).parameters)[2:]

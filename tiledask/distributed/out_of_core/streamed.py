@@ -50,7 +50,13 @@ from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, workspace
 from tiledask.tile.cuda.hopper_tile import HopperTile, as_tile
 
-__all__ = ["StoredProduct", "multiply_stored", "plan_stored"]
+__all__ = ["OPTIONS", "StoredProduct", "multiply_stored", "plan_stored"]
+
+OPTIONS = (
+    *("out", "cluster", "kernel", "tile", "memory_limit", "timeout", "progress"),
+    *("checkpoint", "resume", "overwrite"),
+)
+"""What `multiply_stored` takes."""
 
 _READERS = 4
 """Threads that compare what an unfinished result holds with what was recorded of it."""

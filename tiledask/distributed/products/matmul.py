@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from typing import Any, NamedTuple
 
 from distributed import Future
@@ -100,7 +99,8 @@ def matmul(
     multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
     """
     options = {"panel": panel, "grid": grid, "replication": replication}
-    if (multiply_others := _of_other_arrays(a, b)) is not None:
+    if (others := _of_other_arrays(a, b)) is not None:
+        multiply_others, takes = others
         given = {
             "algorithm": algorithm,
             **options,
@@ -110,7 +110,6 @@ def matmul(
             "tile": tile,
         }
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
-        takes = [p for p in signature(multiply_others).parameters if p not in ("a", "b", "x", "y")]
         if unknown := sorted(set(given) - set(takes)):
             raise PlacementError(
                 f"a product of {type(a).__name__}s has no {', '.join(unknown)}; it takes "
@@ -234,19 +233,20 @@ def _by_rank(a: ShardedArray, b: ShardedArray) -> list[tuple[Future[Any], ...]]:
     return [*zip(a.blocks, b.blocks, strict=False)]
 
 
-def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
-    """What multiplies dask.arrays or files; None for sharded arrays and for what nothing takes."""
+def _of_other_arrays(a: Any, b: Any) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+    """(what multiplies dask.arrays or files, the options that it takes); None for sharded arrays
+    and for what nothing takes."""
     from tiledask.distributed.out_of_core.stored import StoredArray
 
     if isinstance(a, StoredArray) and isinstance(b, StoredArray):
-        from tiledask.distributed.out_of_core.streamed import multiply_stored
+        from tiledask.distributed.out_of_core import streamed
 
-        return multiply_stored
+        return streamed.multiply_stored, streamed.OPTIONS
     dask_array = sys.modules.get("dask.array")
     if dask_array and any(isinstance(x, dask_array.Array) for x in (a, b)):
         from tiledask.distributed.products import lazy
 
-        return lazy.multiply
+        return lazy.multiply, lazy.OPTIONS
     return None
 
 
