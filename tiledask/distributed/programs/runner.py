@@ -16,6 +16,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.program.calls import label_of
@@ -47,13 +48,24 @@ class StepLeftOut(Exception):
 
 
 class LineRunner:
-    """One rank's way through its line, as often as it is wanted."""
+    """One rank's way through its line, as often as it is wanted.
+
+    ``group``: whose ranks are those of the program, if these are not all ranks of the run; they
+    agree on each collective before it begins.
+    """
 
     def __init__(
-        self, rank: Rank, program: Instructions, stays: Mapping[str, Any], bind: Bind
+        self,
+        rank: Rank,
+        program: Instructions,
+        stays: Mapping[str, Any],
+        bind: Bind,
+        group: Group | None = None,
     ) -> None:
-        self.rank, self.program = rank, program
-        self.role, self.line = program.role(rank.index), list(program.lines[rank.index])
+        self.rank, self.program, self.group = rank, program, group
+        self.index = rank.index if group is None else group.rank
+        """Which rank of the program this is."""
+        self.role, self.line = program.role(self.index), list(program.lines[self.index])
         self.frame = 0
         """The frame under way."""
         self._bind, self._label = bind, ""
@@ -161,10 +173,10 @@ class LineRunner:
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
         axis, peer, program = (each.axis,), each.peer, self.program
-        group = self._group(axis, program.along(self.rank.index, axis))
+        group = self._group(axis, program.along(self.index, axis))
         if isinstance(each, Send):
             return lambda env: group.send(env[x], peer, label=self._label, keep=True)
-        source = program.peer(self.rank.index, each)
+        source = program.peer(self.index, each)
         return lambda env: self._receive(x, group, peer, source, env)
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
@@ -199,12 +211,12 @@ class LineRunner:
         if not (isinstance(value, tuple) and value[:1] == ("part",)):
             return value
         _, axis, counts = value
-        at = self.program.coordinates[self.rank.index][axis]
+        at = self.program.coordinates[self.index][axis]
         start = sum(counts[:at])
         return RankPart(start, start + counts[at], sum(counts))
 
     def _collective(self, each: Collective) -> _Call:
-        group = self._group(each.axes, self.program.members(self.rank.index, each))
+        group = self._group(each.axes, self.program.members(self.index, each))
         x, y, name, label = (
             self._slot(each.buffer),
             self._slot(each.result),
@@ -224,7 +236,7 @@ class LineRunner:
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
 
         def call(env: _Env) -> None:
-            made = run(env[x], label=f"{self._label}/{label}")
+            made = run(env[x], label=f"{self._label}/{label}" if self._label else label)
             if name in self.role.stays:
                 env[y][...] = made
                 return
@@ -237,7 +249,9 @@ class LineRunner:
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
         key = axes, members
         if key not in self._groups:
-            self._groups[key] = ProgramGroup(self.rank, axes, members)
+            among = None if self.group is None else self.group.among(members)
+            said = (axes, members) if among is None else (among.axes, among.members)
+            self._groups[key] = ProgramGroup(self.rank, *said, group=among)
         return self._groups[key]
 
     # -- messages ---------------------------------------------------------------------------------
@@ -253,7 +267,7 @@ class LineRunner:
 
     def _sends(self, source: int) -> Iterator[tuple[str, int]]:
         """What a rank sends to this one, in its order: (buffer, frame)."""
-        program, me = self.program, self.rank.index
+        program, me = self.program, self.index
         parts = program.role(source).parts
         for number, frame in program.lines[source]:
             for each in parts[number].instructions:

@@ -9,34 +9,27 @@ several ranks is computed on each of them; each finds the part of its gradient t
 own query heads, and these parts are added among the ranks that have the head.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.elementwise import add
-from tiledask.distributed.tensor.linear import KeptLinear
-from tiledask.distributed.tensor.named_linear import Weights, column, column_grad, row, row_grad
-from tiledask.distributed.tensor.placed import Placed, refuse
+from tiledask.distributed.tensor.layer_programs import (
+    KeptLayer,
+    LayerRule,
+    Weights,
+    backward,
+    forward,
+    inside,
+    prefixed,
+)
+from tiledask.distributed.tensor.linear import by_columns, by_rows, check_dy
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, refuse
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import Shards, deal_heads, side_by_side
 from tiledask.plan.products.placement import Shard
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import array_namespace
-from tiledask.tile.layers.attention import by_head, merged
 from tiledask.tile.layers.linear import check_weights
 
-__all__ = ["KeptShardedSelfAttention", "self_attention", "self_attention_grad"]
-
-
-class KeptShardedSelfAttention(NamedTuple):
-    """What the layer keeps."""
-
-    into: tuple[KeptLinear, ...]
-    core: Any
-    """What tile's attention keeps; q and k in it are turned already."""
-    out: KeptLinear
-    angles: tile.Angles | None
-    heads: tile.Heads
-    """The heads of the whole layer."""
+__all__ = ["attend", "self_attention", "self_attention_grad", "with_angles"]
 
 
 def self_attention(
@@ -49,12 +42,49 @@ def self_attention(
     scale: float | None = None,
     *,
     regather: bool = False,
-) -> tuple[Placed, KeptShardedSelfAttention]:
+) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept) for x [b, s, h]; y is placed as x is.
 
     ``heads`` are those of the whole layer; weights sharded as `shards.attention_layout` says.
     ``angles`` are of all tokens: every rank has all of them when it attends.
     """
+    given, mine = with_angles(x, angles), prefixed("attention", weights)
+    return forward(_attention, group, given, mine, heads, causal, scale, regather)
+
+
+def self_attention_grad(
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights
+) -> tuple[Placed, Weights]:
+    """(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
+    check_dy("wo", dy, kept)
+    dx, grads = backward(group, dy.local, kept, prefixed("attention", weights))
+    assert dx is not None
+    return dx, inside("attention", grads)
+
+
+def with_angles(x: Placed, angles: tile.Angles | None) -> tuple[Placed, ...]:
+    """What a layer is given that turns its heads by ``angles``."""
+    return (x,) if angles is None else (x, Placed(angles, EVERYWHERE, ()))
+
+
+def _attention(
+    group: Group,
+    given: tuple[Placed, ...],
+    weights: Weights,
+    heads: tile.Heads,
+    causal: bool,
+    scale: float | None,
+    regather: bool,
+) -> LayerRule:
+    y = attend(group, given[0], inside("attention", weights), heads)
+    told: dict[str, Any] = {"unit": "", "causal": causal, "scale": scale}
+    told |= {"angles": None} if len(given) == 1 else {}
+    counts = heads.query, heads.kv, heads.width
+    return LayerRule("self_attention", y, told, given[0], counts, regather)
+
+
+def attend(group: Group, x: Placed, weights: Weights, heads: tile.Heads) -> Placed:
+    """The placement of y; PlacementError for what does not go together."""
     if len(x.shape) != 3:
         raise PlacementError(f"attention takes x [batch, tokens, width], got {x}")
     query, kv = _by_heads(heads, group.size)
@@ -68,48 +98,10 @@ def self_attention(
                 f"{name} must be sharded by heads, {shards}; got "
                 f"{weights[name].shards or weights[name]}: take attention_layout",
             )
-    with group.label("attention"):
-        made = [column(group, x, weights, name, regather) for name in names]
-        into = tuple(kept for _, kept in made)
-        parts = [y.local for y, _ in made]
-        if len(parts) == 1:
-            parts = _apart(parts[0], query.counts[group.rank], kv.counts[group.rank])
-        q, k, v = (by_head(part, heads.width) for part in parts)
-        if angles is not None:
-            q, k = tile.rotate(q, angles)[0], tile.rotate(k, angles)[0]
-        c, core = tile.attention(q, k, v, _kv_of(heads, group), causal, scale)
-        shape = (*x.shape[:2], query.extent)
-        y, out = row(group, Placed(merged(c), Shard(2), shape, query), weights, "o", x)
-    return y, KeptShardedSelfAttention(into, core, out, angles, heads)
-
-
-def self_attention_grad(
-    group: Group, dy: Placed, kept: KeptShardedSelfAttention, weights: Weights
-) -> tuple[Placed, Weights]:
-    """(dx, the gradient of each weight by its name); kv heads' are whole on each of their ranks."""
-    heads = kept.heads
-    grads: Weights = {}
-    query, kv = _by_heads(heads, group.size)
-    with group.label("attention"):
-        dc = row_grad(group, dy, kept.out, weights, "o", grads)
-        dq, dk, dv = tile.attention_grad(by_head(dc.local, heads.width), kept.core)
-        if kept.angles is not None:
-            dq, dk = tile.rotate_grad(dq, kept.angles), tile.rotate_grad(dk, kept.angles)
-        parts = {"q": merged(dq), "k": merged(dk), "v": merged(dv)}
-        if "wqkv" in weights:
-            joined = array_namespace(dq).concatenate(list(parts.values()), axis=-1)
-            parts = {"qkv": joined}
-        terms = []
-        for (name, part), into in zip(parts.items(), kept.into, strict=True):
-            w = weights[f"w{name}"]
-            placed = Placed(part, Shard(2), (*dy.shape[:2], w.shape[1]), w.shards)
-            terms.append(column_grad(group, placed, into, weights, name, grads))
-        with group.label("shared kv", "backward"):
-            _sum_shared(group, query, kv, grads)
-    dx = terms[0]
-    for term in terms[1:]:
-        dx = add(dx, term)
-    return dx, grads
+    for name in names:
+        by_columns(group, f"w{name}", x, weights[f"w{name}"], weights.get(f"b{name}"))
+    c = Placed(None, Shard(2), (*x.shape[:2], query.extent), query)
+    return by_rows(group, "wo", c, weights["wo"], weights.get("bo"), x.placement, x.shards)
 
 
 def _by_heads(heads: tile.Heads, ranks: int) -> tuple[Shards, Shards]:
@@ -121,45 +113,3 @@ def _by_heads(heads: tile.Heads, ranks: int) -> tuple[Shards, Shards]:
         )
     query, kv = deal_heads(heads.query, heads.kv, ranks)
     return query.scaled(heads.width), kv.scaled(heads.width)
-
-
-def _kv_of(heads: tile.Heads, group: Group) -> tuple[int, ...]:
-    """The kv head here of each query head here."""
-    query, kv = deal_heads(heads.query, heads.kv, group.size)
-    if not query.counts[group.rank]:
-        return ()
-    ((start, stop),), ((first, _),) = query.parts[group.rank], kv.parts[group.rank]
-    return tuple(heads.kv_of[i] - first for i in range(start, stop))
-
-
-def _sum_shared(group: Group, query: Shards, kv: Shards, grads: Weights) -> None:
-    """Add, in place, the gradients of kv heads that several ranks have; one sum for each set."""
-    for ranks, interval in kv.shared():
-        if group.rank not in ranks:
-            continue
-        columns = kv.local(group.rank, interval)
-        views = _columns_of_kv(grads, query.counts[group.rank], kv.counts[group.rank], columns)
-        xp = array_namespace(views[0])
-        flat = xp.concatenate([view.reshape(-1) for view in views])
-        flat, at = group.among(ranks).all_reduce(flat), 0
-        for view in views:
-            view[...] = flat[at : at + view.size].reshape(view.shape)
-            at += view.size
-
-
-def _columns_of_kv(grads: Weights, query: int, kv: int, columns: slice) -> list[Any]:
-    """Views of these columns of the gradients of k and v, weights and biases."""
-    views = []
-    for kind in "wb":
-        if f"{kind}qkv" in grads:
-            _, k, v = _apart(grads[f"{kind}qkv"].local, query, kv)
-            views += [k[..., columns], v[..., columns]]
-        else:
-            names = [f"{kind}{name}" for name in "kv" if f"{kind}{name}" in grads]
-            views += [grads[name].local[..., columns] for name in names]
-    return views
-
-
-def _apart(joined: Any, query: int, kv: int) -> list[Any]:
-    """q, k and v, views of [..., q | k | v]."""
-    return [joined[..., :query], joined[..., query : query + kv], joined[..., query + kv :]]

@@ -7,28 +7,25 @@ tokens, what is between the layers, norms included, is sharded as well.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.attention import (
-    KeptShardedSelfAttention,
-    self_attention,
-    self_attention_grad,
+from tiledask.distributed.tensor.attention import attend, with_angles
+from tiledask.distributed.tensor.layer_programs import (
+    KeptLayer,
+    LayerRule,
+    Weights,
+    backward,
+    forward,
+    inside,
 )
-from tiledask.distributed.tensor.elementwise import add
-from tiledask.distributed.tensor.mlp import mlp, mlp_grad, swiglu_mlp, swiglu_mlp_grad
-from tiledask.distributed.tensor.named_linear import Weights
-from tiledask.distributed.tensor.norms import (
-    KeptShardedNorm,
-    layer_norm,
-    layer_norm_grad,
-    rms_norm,
-    rms_norm_grad,
-)
+from tiledask.distributed.tensor.linear import check_dy
+from tiledask.distributed.tensor.mlp import feed_forward
+from tiledask.distributed.tensor.norms import normed
 from tiledask.distributed.tensor.placed import Placed
 from tiledask.tile import layers as tile
 
-__all__ = ["DecoderBlock", "KeptBlock", "decoder_block", "decoder_block_grad"]
+__all__ = ["DecoderBlock", "decoder_block", "decoder_block_grad"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,10 @@ class DecoderBlock:
     regather: bool = False
     """With sharded tokens, keep only this rank's, and gather them again in the backward."""
 
-
-class KeptBlock(NamedTuple):
-    """What the block keeps."""
-
-    norm_1: KeptShardedNorm
-    attention: KeptShardedSelfAttention
-    norm_2: KeptShardedNorm
-    mlp: Any
+    @property
+    def norm_kinds(self) -> str:
+        """Of the norms' weights: w, and b of a LayerNorm."""
+        return "w" if self.gated else "wb"
 
 
 def decoder_block(
@@ -58,65 +51,36 @@ def decoder_block(
     weights: Weights,
     block: DecoderBlock,
     angles: tile.Angles | None = None,
-) -> tuple[Placed, KeptBlock]:
+) -> tuple[Placed, KeptLayer]:
     """(y [b, s, h], kept); y is placed as x is. Weights sharded as `shards.block_layout` says."""
-    attention, feed = _inside(weights, "attention"), _inside(weights, "mlp")
-    a, norm_1 = _norm(group, x, weights, block, "norm_1")
-    a, kept_attention = self_attention(
-        group, a, attention, block.heads, angles, block.causal, regather=block.regather
-    )
-    x2 = add(x, a)
-    m, norm_2 = _norm(group, x2, weights, block, "norm_2")
-    layer = swiglu_mlp if block.gated else mlp
-    m, kept_mlp = layer(group, m, feed, regather=block.regather)
-    return add(x2, m), KeptBlock(norm_1, kept_attention, norm_2, kept_mlp)
+    return forward(_block, group, with_angles(x, angles), _used(weights, block), block)
 
 
 def decoder_block_grad(
-    group: Group, dy: Placed, kept: KeptBlock, weights: Weights, block: DecoderBlock
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights, block: DecoderBlock
 ) -> tuple[Placed, Weights]:
     """(dx, the gradient of each weight by its name)."""
-    attention, feed = _inside(weights, "attention"), _inside(weights, "mlp")
-    layer_grad = swiglu_mlp_grad if block.gated else mlp_grad
-    grads: Weights = {}
-    dm, of_mlp = layer_grad(group, dy, kept.mlp, feed)
-    dx2 = add(dy, _norm_grad(group, dm, kept.norm_2, weights, block, "norm_2", grads))
-    da, of_attention = self_attention_grad(group, dx2, kept.attention, attention)
-    dx = add(dx2, _norm_grad(group, da, kept.norm_1, weights, block, "norm_1", grads))
-    for name, found in (("attention", of_attention), ("mlp", of_mlp)):
-        grads |= {f"{name}.{weight}": grad for weight, grad in found.items()}
+    check_dy("w_down" if block.gated else "w_2", dy, kept)
+    dx, grads = backward(group, dy.local, kept, _used(weights, block))
+    assert dx is not None
     return dx, grads
 
 
-def _norm(
-    group: Group, x: Placed, weights: Weights, block: DecoderBlock, name: str
-) -> tuple[Placed, KeptShardedNorm]:
-    mine = _inside(weights, name)
-    if block.gated:
-        return rms_norm(group, x, mine["w"], name=name)
-    return layer_norm(group, x, mine["w"], mine.get("b"), name=name)
+def _used(weights: Weights, block: DecoderBlock) -> Weights:
+    """Those that such a block has."""
+    rooms = "attention.", "mlp.", *(f"norm_{n}.{kind}" for n in "12" for kind in block.norm_kinds)
+    return {name: w for name, w in weights.items() if name.startswith(rooms)}
 
 
-def _norm_grad(
-    group: Group,
-    dy: Placed,
-    kept: KeptShardedNorm,
-    weights: Weights,
-    block: DecoderBlock,
-    name: str,
-    grads: Weights,
-) -> Placed:
-    mine = _inside(weights, name)
-    if block.gated:
-        dx, dw = rms_norm_grad(group, dy, kept, mine["w"])
-        grads[f"{name}.w"] = dw
-        return dx
-    dx, dw, db = layer_norm_grad(group, dy, kept, mine["w"], mine.get("b"))
-    grads |= {f"{name}.w": dw} if db is None else {f"{name}.w": dw, f"{name}.b": db}
-    return dx
-
-
-def _inside(weights: Weights, name: str) -> Weights:
-    """The weights whose name begins with ``name``, without it."""
-    start = f"{name}."
-    return {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
+def _block(
+    group: Group, given: tuple[Placed, ...], weights: Weights, block: DecoderBlock
+) -> LayerRule:
+    x, kernel = given[0], "swiglu" if block.gated else "gelu"
+    normed("norm_1", x, inside("norm_1", weights))
+    attend(group, x, inside("attention", weights), block.heads)
+    normed("norm_2", x, inside("norm_2", weights))
+    y = feed_forward(group, x, inside("mlp", weights), kernel)
+    told: dict[str, Any] = {"unit": "", "gated": block.gated, "causal": block.causal}
+    told |= {"angles": None} if len(given) == 1 else {}
+    heads = block.heads.query, block.heads.kv, block.heads.width
+    return LayerRule("block", y, told, x, heads, block.regather)

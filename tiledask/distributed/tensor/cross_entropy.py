@@ -13,12 +13,18 @@ from math import log
 from typing import Any, NamedTuple
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.embedding import first_of
-from tiledask.distributed.tensor.placed import Placed, need
+from tiledask.distributed.tensor.embedding import sharded_along
+from tiledask.distributed.tensor.layer_programs import (
+    KeptLayer,
+    LayerRule,
+    Weights,
+    backward,
+    forward,
+)
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, need, replicate
 from tiledask.plan.products.placement import Shard
 from tiledask.tile import layers as tile
-from tiledask.tile.backend import array_namespace
-from tiledask.tile.layers.operands import wide
+from tiledask.tile.layers.cross_entropy import check_count
 
 __all__ = ["KeptShardedLoss", "cross_entropy", "cross_entropy_grad"]
 
@@ -26,11 +32,7 @@ __all__ = ["KeptShardedLoss", "cross_entropy", "cross_entropy_grad"]
 class KeptShardedLoss(NamedTuple):
     """What the loss keeps."""
 
-    logits: Placed
-    targets: Any
-    maximum: Any
-    exponentials: Any
-    rule: tile.LossRule
+    layer: KeptLayer
     divisor: float
     """What the sum of the tokens' losses was divided by."""
 
@@ -58,6 +60,25 @@ def cross_entropy(
     >>> run_threads(program, 2).results  # log 5
     [1.6094, 1.6094]
     """
+    counted = tile.count_targets(targets, tile.LossRule(logits.shape[-1], smoothing, ignore))
+    count = counted if count is None else count
+    check_count(count)
+    given = logits, replicate(targets)
+    y, kept = forward(_loss, group, given, {}, smoothing, ignore)
+    return y.local / count, KeptShardedLoss(kept, count)
+
+
+def cross_entropy_grad(group: Group, dloss: float, kept: KeptShardedLoss) -> Placed:
+    """dlogits, placed as the logits are. Nothing is exchanged."""
+    dlogits, _ = backward(group, dloss / kept.divisor, kept.layer, {})
+    assert dlogits is not None
+    return dlogits
+
+
+def _loss(
+    group: Group, given: tuple[Placed, Placed], weights: Weights, smoothing: float, ignore: int
+) -> LayerRule:
+    logits, _ = given
     need(
         "cross_entropy",
         "logits",
@@ -67,34 +88,6 @@ def cross_entropy(
         f"ln {group.size} = {log(group.size):.4f}; hand over what column_linear gives without "
         f"gathering it, or use tiledask.tile.layers.cross_entropy on all of it",
     )
-    first = first_of(group, "cross_entropy", "logits", logits, -1)
-    rule = tile.LossRule(logits.shape[-1], smoothing, ignore)
-    counted = tile.count_targets(targets, rule)
-    count = counted if count is None else count
-    z, xp = logits.local, array_namespace(logits.local)
-    here = z.shape[-1] > 0  # a rank without a class adds nothing
-    if here:
-        maximum = tile.local_maximum(z)
-    else:
-        maximum = xp.full(z.shape[:-1], -float("inf"), wide(z).dtype)
-    with group.label("cross_entropy", "maximum", "forward"):
-        maximum = group.all_reduce(maximum, "max")
-    if here:
-        sums = tile.local_sums(z, targets, maximum, rule, first)
-    else:
-        sums = xp.zeros((3 if rule.smoothing else 2, *z.shape[:-1]), wide(z).dtype)
-    with group.label("cross_entropy", "sums", "forward"):
-        sums = group.all_reduce(sums)
-    loss = tile.loss_of_sums(sums, targets, rule, count)
-    return loss, KeptShardedLoss(logits, targets, maximum, sums[0], rule, count)
-
-
-def cross_entropy_grad(group: Group, dloss: float, kept: KeptShardedLoss) -> Placed:
-    """dlogits, placed as the logits are. Nothing is exchanged."""
-    logits, targets, maximum, exponentials, rule, count = kept
-    if not logits.local.shape[-1]:
-        return logits.like(logits.local.copy())
-    _, classes = logits.split
-    first = sum(classes.counts[: group.rank])
-    dz = tile.logits_grad(dloss, logits.local, targets, maximum, exponentials, rule, count, first)
-    return logits.like(dz)
+    counts = sharded_along(group, "cross_entropy", "logits", logits, -1).counts
+    told = {"counts": counts, "count": 1.0, "smoothing": smoothing, "ignore": ignore}
+    return LayerRule("loss", Placed(None, EVERYWHERE, ()), told)

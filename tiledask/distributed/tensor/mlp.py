@@ -7,101 +7,79 @@
 Gate and up in one matrix, w_gate_up, have one sum of dx in the backward; apart they have two.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.elementwise import (
-    activate,
-    activate_grad,
-    add,
-    swiglu,
-    swiglu_grad,
+from tiledask.distributed.tensor.layer_programs import (
+    KeptLayer,
+    LayerRule,
+    Weights,
+    backward,
+    forward,
+    inside,
+    prefixed,
 )
-from tiledask.distributed.tensor.linear import KeptLinear
-from tiledask.distributed.tensor.named_linear import Weights, column, column_grad, row, row_grad
-from tiledask.distributed.tensor.placed import Placed, refuse
+from tiledask.distributed.tensor.linear import by_columns, by_rows, check_dy
+from tiledask.distributed.tensor.placed import Placed, refuse, same_placement
 from tiledask.plan.collectives.shards import side_by_side
-from tiledask.plan.products.placement import Shard
-from tiledask.tile.backend import array_namespace
+from tiledask.tile import layers as tile
 from tiledask.tile.layers.linear import check_weights
 
-__all__ = ["mlp", "mlp_grad", "swiglu_mlp", "swiglu_mlp_grad"]
-
-
-class KeptShardedMLP(NamedTuple):
-    """What both keep."""
-
-    into: tuple[KeptLinear, ...]
-    activated: Any
-    """What the activation keeps."""
-    out: KeptLinear
-    activation: str
+__all__ = ["feed_forward", "mlp", "mlp_grad", "swiglu_mlp", "swiglu_mlp_grad"]
 
 
 def mlp(
     group: Group, x: Placed, weights: Weights, activation: str = "gelu", *, regather: bool = False
-) -> tuple[Placed, KeptShardedMLP]:
+) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h]; y is placed as x is. Weights as `shards.mlp_layout` places them."""
-    check_weights(weights, ["_1", "_2"])
-    with group.label("mlp"):
-        z, into = column(group, x, weights, "_1", regather)
-        activated, kept = activate(z, activation)
-        y, out = row(group, activated, weights, "_2", x)
-    return y, KeptShardedMLP((into,), kept, out, activation)
+    return forward(_mlp, group, (x,), prefixed("mlp", weights), activation, regather)
 
 
-def mlp_grad(
-    group: Group, dy: Placed, kept: KeptShardedMLP, weights: Weights
-) -> tuple[Placed, Weights]:
+def mlp_grad(group: Group, dy: Placed, kept: KeptLayer, weights: Weights) -> tuple[Placed, Weights]:
     """(dx, the gradient of each weight by its name)."""
-    grads: Weights = {}
-    with group.label("mlp"):
-        dactivated = row_grad(group, dy, kept.out, weights, "_2", grads)
-        dz = activate_grad(dactivated, kept.activated, kept.activation)
-        dx = column_grad(group, dz, kept.into[0], weights, "_1", grads)
-    return dx, grads
+    check_dy("w_2" if "w_2" in weights else "w_down", dy, kept)
+    dx, grads = backward(group, dy.local, kept, prefixed("mlp", weights))
+    assert dx is not None
+    return dx, inside("mlp", grads)
 
 
 def swiglu_mlp(
     group: Group, x: Placed, weights: Weights, *, regather: bool = False
-) -> tuple[Placed, KeptShardedMLP]:
+) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h], placed as x is. Weights as `shards.swiglu_layout` places them."""
-    fused = "w_gate_up" in weights
-    check_weights(weights, ["_gate_up", "_down"] if fused else ["_gate", "_up", "_down"])
-    with group.label("mlp"):
-        into: tuple[KeptLinear, ...]
-        if fused:
-            both, kept_both = column(group, x, weights, "_gate_up", regather)
-            (gate, up), into = _halves(both, weights), (kept_both,)
-        else:
-            gate, of_gate = column(group, x, weights, "_gate", regather)
-            up, of_up = column(group, x, weights, "_up", regather)
-            into = of_gate, of_up
-        activated, kept = swiglu(gate, up)
-        y, out = row(group, activated, weights, "_down", x)
-    return y, KeptShardedMLP(into, kept, out, "swiglu")
+    return forward(_mlp, group, (x,), prefixed("mlp", weights), "swiglu", regather)
 
 
-def swiglu_mlp_grad(
-    group: Group, dy: Placed, kept: KeptShardedMLP, weights: Weights
-) -> tuple[Placed, Weights]:
-    """(dx, the gradient of each weight by its name)."""
-    grads: Weights = {}
-    with group.label("mlp"):
-        dactivated = row_grad(group, dy, kept.out, weights, "_down", grads)
-        dgate, dup = swiglu_grad(dactivated, kept.activated)
-        if len(kept.into) == 1:
-            w, xp = weights["w_gate_up"], array_namespace(dgate.local)
-            both = xp.concatenate([dgate.local, dup.local], axis=-1)
-            dboth = Placed(both, dgate.placement, (*dgate.shape[:-1], w.shape[1]), w.shards)
-            return column_grad(group, dboth, kept.into[0], weights, "_gate_up", grads), grads
-        from_gate = column_grad(group, dgate, kept.into[0], weights, "_gate", grads)
-        from_up = column_grad(group, dup, kept.into[1], weights, "_up", grads)
-    return add(from_gate, from_up), grads
+swiglu_mlp_grad = mlp_grad
 
 
-def _halves(both: Placed, weights: Weights) -> tuple[Placed, Placed]:
-    """(gate, up) of this rank's columns of both."""
+def _mlp(
+    group: Group, given: tuple[Placed], weights: Weights, kernel: str, regather: bool
+) -> LayerRule:
+    (x,) = given
+    if kernel != "swiglu":
+        tile.find_activation(kernel)
+    y = feed_forward(group, x, inside("mlp", weights), kernel)
+    told: dict[str, Any] = {"unit": "", "kernel": kernel}
+    return LayerRule("feed_forward", y, told, tokens=x, regather=regather)
+
+
+def feed_forward(group: Group, x: Placed, weights: Weights, kernel: str) -> Placed:
+    """The placement of y; PlacementError for what does not go together."""
+    gated, fused = kernel == "swiglu", "w_gate_up" in weights
+    into = ["_1"] if not gated else ["_gate_up"] if fused else ["_gate", "_up"]
+    last = "_down" if gated else "_2"
+    check_weights(weights, [*into, last])
+    made = [by_columns(group, f"w{n}", x, weights[f"w{n}"], weights.get(f"b{n}")) for n in into]
+    z = _half(made[0], weights) if gated and fused else made[0]
+    if len(made) == 2:
+        same_placement("swiglu", "gate", made[0], "up", made[1])
+    w, b = weights[f"w{last}"], weights.get(f"b{last}")
+    return by_rows(group, f"w{last}", z, w, b, x.placement, x.shards)
+
+
+def _half(both: Placed, weights: Weights) -> Placed:
+    """The placement of the gate, and of what it is multiplied with."""
     _, inner = weights["w_down"].split
     if both.shards != side_by_side(inner, inner):
         refuse(
@@ -109,7 +87,4 @@ def _halves(both: Placed, weights: Weights) -> tuple[Placed, Placed]:
             f"w_gate_up must be sharded as gate and up each are, {side_by_side(inner, inner)}, "
             f"so that every rank has what it multiplies; got {both.shards}: take swiglu_layout",
         )
-    n = both.local.shape[-1] // 2
-    shape, where = (*both.shape[:-1], inner.extent), Shard(both.ndim - 1)
-    gate, up = both.local[..., :n], both.local[..., n:]
-    return Placed(gate, where, shape, inner), Placed(up, where, shape, inner)
+    return both._replace(shape=(*both.shape[:-1], inner.extent), shards=inner)

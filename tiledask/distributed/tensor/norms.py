@@ -4,25 +4,22 @@ With sharded tokens (sequence parallel) no rank sees all of them, so the gradien
 weight is a partial sum on each, and is summed; without, it is the same on all and must not be.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
+from tiledask.distributed.tensor.layer_programs import (
+    KeptLayer,
+    LayerRule,
+    Weights,
+    backward,
+    forward,
+    inside,
+    prefixed,
+)
 from tiledask.distributed.tensor.placed import Placed, need, refuse, same_placement
 from tiledask.plan.products.placement import Replicate, Shard
-from tiledask.tile import layers as tile
-from tiledask.tile.backend import array_namespace
 
-__all__ = ["KeptShardedNorm", "layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad"]
-
-
-class KeptShardedNorm(NamedTuple):
-    """What a norm keeps."""
-
-    tile: Any
-    given: Placed
-    """The placement of x."""
-    name: str
+__all__ = ["layer_norm", "layer_norm_grad", "normed", "rms_norm", "rms_norm_grad"]
 
 
 def layer_norm(
@@ -32,47 +29,56 @@ def layer_norm(
     b: Placed | None = None,
     eps: float = 1e-5,
     name: str = "layer_norm",
-) -> tuple[Placed, KeptShardedNorm]:
+) -> tuple[Placed, KeptLayer]:
     """(y, kept) for x [..., h], on every rank or sharded along its tokens; w and b on every rank.
 
     ``name`` labels the collective of the backward.
     """
-    _check(name, x, w, b)
-    y, kept = tile.layer_norm(x.local, w.local, None if b is None else b.local, eps)
-    return x.like(y), KeptShardedNorm(kept, x.spec, name)
+    weights = {"w": w} if b is None else {"w": w, "b": b}
+    return forward(_norm, group, (x,), prefixed("norm", weights), False, eps, name)
 
 
 def layer_norm_grad(
-    group: Group, dy: Placed, kept: KeptShardedNorm, w: Placed, b: Placed | None = None
+    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
     """(dx, placed as x was, dw and db on every rank)."""
-    same_placement(f"{kept.name}'s gradient", "dy", dy, "y", kept.given)
-    dx, dw, db = tile.layer_norm_grad(dy.local, kept.tile, w.local, None if b is None else b.local)
-    grads = [dw] if b is None else [dw, db]
-    dw, *rest = _over_all_tokens(group, dy, grads, kept.name)
-    return dy.like(dx), w.like(dw), None if b is None else b.like(*rest)
+    dx, grads = _gradients(group, dy, kept, {"w": w} if b is None else {"w": w, "b": b})
+    return dx, grads["w"], grads.get("b")
 
 
 def rms_norm(
     group: Group, x: Placed, w: Placed, eps: float = 1e-6, name: str = "rms_norm"
-) -> tuple[Placed, KeptShardedNorm]:
+) -> tuple[Placed, KeptLayer]:
     """(y, kept), as `layer_norm`, without a mean and a bias."""
-    _check(name, x, w, None)
-    y, kept = tile.rms_norm(x.local, w.local, eps)
-    return x.like(y), KeptShardedNorm(kept, x.spec, name)
+    return forward(_norm, group, (x,), prefixed("norm", {"w": w}), True, eps, name)
 
 
-def rms_norm_grad(
-    group: Group, dy: Placed, kept: KeptShardedNorm, w: Placed
-) -> tuple[Placed, Placed]:
+def rms_norm_grad(group: Group, dy: Placed, kept: KeptLayer, w: Placed) -> tuple[Placed, Placed]:
     """(dx, placed as x was, dw on every rank)."""
-    same_placement(f"{kept.name}'s gradient", "dy", dy, "y", kept.given)
-    dx, dw = tile.rms_norm_grad(dy.local, kept.tile, w.local)
-    (dw,) = _over_all_tokens(group, dy, [dw], kept.name)
-    return dy.like(dx), w.like(dw)
+    dx, grads = _gradients(group, dy, kept, {"w": w})
+    return dx, grads["w"]
 
 
-def _check(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
+def _gradients(
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights
+) -> tuple[Placed, Weights]:
+    same_placement(f"{kept.key[1][-1]}'s gradient", "dy", dy, "y", kept.y)
+    dx, grads = backward(group, dy.local, kept, prefixed("norm", weights))
+    assert dx is not None
+    return dx, inside("norm", grads)
+
+
+def _norm(
+    group: Group, given: tuple[Placed], weights: Weights, gated: bool, eps: float, name: str
+) -> LayerRule:
+    (x,) = given
+    y = normed(name, x, inside("norm", weights))
+    told: dict[str, Any] = {"unit": "", "name": "norm", "label": name, "gated": gated, "eps": eps}
+    return LayerRule("norm", y, told, tokens=x)
+
+
+def normed(name: str, x: Placed, weights: Weights) -> Placed:
+    """The placement of y; PlacementError for what does not go together."""
     need(
         name,
         "x",
@@ -86,14 +92,6 @@ def _check(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
             f"{x} is sharded along the columns that a token's norm is taken of, and each rank "
             f"would take that of its own part; gather it, or shard its tokens",
         )
-    for label, weight in (("w", w), ("b", b)):
-        if weight is not None:
-            need(name, label, weight, (Replicate,), "every rank has whole tokens")
-
-
-def _over_all_tokens(group: Group, dy: Placed, grads: Sequence[Any], name: str) -> Sequence[Any]:
-    """``grads`` [h] summed over the ranks if these have different tokens, in one all_reduce."""
-    if isinstance(dy.placement, Replicate):
-        return grads
-    with group.label(name, "backward"):
-        return list(group.all_reduce(array_namespace(*grads).stack(grads)))
+    for label, weight in weights.items():
+        need(name, label, weight, (Replicate,), "every rank has whole tokens")
+    return x.spec

@@ -8,7 +8,7 @@ what they are given return None.
 """
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from tiledask.tile.backend import Array, array_namespace
@@ -105,8 +105,8 @@ def _join(*parts: Array) -> Array:
 
 
 def _cut(x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
-    ends = accumulate(widths)
-    return tuple(x[..., end - width : end] for end, width in zip(ends, widths, strict=True))
+    xp, ends = array_namespace(x), [0, *accumulate(widths)]
+    return tuple(xp.ascontiguousarray(x[..., a:b]) for a, b in pairwise(ends))
 
 
 # -- activations ----------------------------------------------------------------------------------

@@ -212,7 +212,8 @@ class TensorLayers:
     ) -> Value:
         """RMSNorm if ``gated``, else LayerNorm; over each token's width."""
         writer, kernel = self.writer, "rms_norm" if gated else "layer_norm"
-        names = [n for n in (f"{name}.w", f"{name}.b") if self.weights.has(unit, n)]
+        names = [f"{name}.{kind}" for kind in ("w" if gated else "wb")]
+        names = [n for n in names if self.weights.has(unit, n)]
         y, each = writer.value("y", x.shape), (*x.shape[:-1], 1)
         kept = [writer.value("inverse", each, writer.wide)]
         kept += [] if gated else [writer.value("mean", each, writer.wide)]
