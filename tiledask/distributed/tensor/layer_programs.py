@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 
 from tiledask.distributed.programs.runner import LineRunner
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.placed import Placed
+from tiledask.distributed.tensor.placed import Placed, Weights, need, same_placement
 from tiledask.plan.collectives.layouts import Sharding
+from tiledask.plan.products.placement import Partial
 from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.making.of_layer import LayerOperand, LayerTerms, layer_program
-from tiledask.plan.products.placement import Partial
 from tiledask.tile.layers.by_name import KERNELS
 
-__all__ = ["KeptLayer", "LayerRule", "Weights", "backward", "forward", "inside", "prefixed"]
-
-Weights = dict[str, Placed]
-"""Weights, or their gradients, by name."""
+__all__ = ["KeptLayer", "LayerRule", "backward", "forward"]
 
 MOST = 256
 """Layers that are bound to a group at once."""
@@ -39,10 +36,23 @@ class LayerRule(NamedTuple):
     """The placement of what comes out."""
     told: dict[str, Any]
     """What the method is told."""
+    name: str
+    """Whose gradient is refused if dy is placed in another way."""
+    why: str = ""
+    """It is."""
     tokens: Placed | None = None
     """What is between layers: its tokens may be sharded."""
+    room: str = ""
+    """What the method puts before the weights' names."""
     heads: tuple[int, int, int] = (1, 1, 1)
     regather: bool = False
+
+
+Check = Callable[..., LayerRule]
+"""From the group, the specs of what is given and of the weights, and what the layer is told."""
+_Spec = tuple[Any, ...]
+"""Placement, shape, shards, and shape and itemsize of the block."""
+_Key = tuple[Check, tuple[Any, ...], tuple[_Spec, ...], tuple[str, ...], tuple[_Spec | None, ...]]
 
 
 class BlockShape(NamedTuple):
@@ -52,17 +62,11 @@ class BlockShape(NamedTuple):
     itemsize: int
 
 
-Check = Callable[..., LayerRule]
-"""From the group, the specs of what is given and of the weights, and what the layer is told."""
-_Key = tuple[Check, tuple[Any, ...], tuple[Placed, ...], tuple[str, ...], tuple[Placed, ...]]
-
-
 class KeptLayer(NamedTuple):
     """What a layer keeps for its gradient."""
 
     arrays: tuple[Any, ...]
-    y: Placed
-    """The placement of what came out."""
+    rule: LayerRule
     key: _Key
 
 
@@ -71,24 +75,29 @@ class BoundLayer(LineRunner):
 
     def __init__(self, group: Group, key: _Key) -> None:
         check, told, given, names, specs = key
-        weights = dict(zip(names, specs, strict=True))
-        rule = check(group, given, weights, *told)
-        self.key, self.y, self.x, self.names = key, rule.y, given[0], names
+        xs = tuple(_placed(x) for x in given)
+        there = {n: _placed(spec) for n, spec in zip(names, specs, strict=True) if spec}
+        weights: Weights = dict.fromkeys(names) | there
+        self.key, self.x, self.rule = key, xs[0], check(group, xs, weights, *told)
+        rule = self.rule
+        operands = [_operand(rule.room + name, w) for name, w in there.items()]
+        self.names = list(there)
+        self._arguments: Sequence[Any] = ()
+        self._returned: Sequence[Any] = ()
         terms = LayerTerms(
             layer=rule.layer,
             ranks=group.size,
-            given=tuple(_operand(f"x{n}", x) for n, x in enumerate(given)),
-            weights=tuple(_operand(name, w) for name, w in weights.items()),
+            given=tuple(_operand(f"x{n}", x) for n, x in enumerate(xs)),
+            weights=tuple(operands),
             told=tuple(rule.told.items()),
-            itemsize=(specs or given)[0].local.itemsize,
-            tokens=None if rule.tokens is None or rule.tokens.dim is None else _tokens(rule.tokens),
+            itemsize=[*there.values(), *xs][0].local.itemsize,
+            tokens=_tokens(rule.tokens),
             heads=rule.heads,
             regather=rule.regather,
         )
-        self._arguments: Sequence[Any] = ()
-        self._returned: Sequence[Any] = ()
-        stays: dict[str, Any] = dict.fromkeys(names)
+        stays: dict[str, Any] = dict.fromkeys(each.name for each in operands)
         super().__init__(group.owner, layer_program(terms), stays, self._kernel, group)
+        self._of_weights = {n: self._slots[rule.room + n] for n in there}
 
     def _kernel(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:
         if each.kernel == "arguments":
@@ -101,63 +110,54 @@ class BoundLayer(LineRunner):
     def _return(self, *arrays: Any) -> None:
         self._returned = arrays
 
-    def go(
-        self, turn: int, env: list[Any], arguments: tuple[Any, ...], weights: Weights
-    ) -> Sequence[Any]:
-        """What a part of the line returns; ``env`` has what it keeps."""
-        slots = [self._slots[name] for name in weights]
-        for slot, w in zip(slots, weights.values(), strict=True):
-            env[slot] = w.local
-        self._arguments = arguments
+    def through(
+        self, turn: int, kept: Sequence[Any], arguments: tuple[Any, ...], weights: Weights
+    ) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        """(what a part of the line returns, what it keeps besides)."""
+        env, self._arguments = list(kept or self._stays), arguments
+        for name, slot in self._of_weights.items():
+            w = weights[name]
+            env[slot] = w and w.local
         for _, call in self._bound[turn]:
             call(env)
-        for slot in slots:
+        for slot in self._of_weights.values():
             env[slot] = None
         returned, self._arguments, self._returned = self._returned, (), ()
-        return returned
-
-    def empty(self) -> list[Any]:
-        """Nothing kept yet."""
-        return self._stays.copy()
+        return returned, tuple(env)
 
 
 def forward(
     check: Check, group: Group, given: tuple[Placed, ...], weights: Weights, *told: Any
 ) -> tuple[Placed, KeptLayer]:
-    """(y, kept) of the layer whose rule ``check`` has; PlacementError from there."""
+    """(y, kept) of the layer whose rule ``check`` has; PlacementError from there.
+
+    ``weights``: by name, None for a bias that is not there.
+    """
     try:
-        specs = tuple([_spec(x) for x in given])
-        key = check, told, specs, tuple(weights), tuple([_spec(w) for w in weights.values()])
+        specs = tuple([None if w is None else _spec(w) for w in weights.values()])
+        key = check, told, tuple([_spec(x) for x in given]), tuple(weights), specs
     except AttributeError:
         check(group, given, weights, *told)  # what has no placement is refused by the rule
         raise
     layer = _bound(group, key)
-    env = layer.empty()
-    (y,) = layer.go(0, env, tuple([x.local for x in given]), weights)
-    return layer.y._replace(local=y), KeptLayer(tuple(env), layer.y, layer.key)
+    (y,), kept = layer.through(0, (), tuple([x.local for x in given]), weights)
+    return _block(y, layer.rule.y), KeptLayer(kept, layer.rule, layer.key)
 
 
 def backward(
-    group: Group, dy: Any, kept: KeptLayer, weights: Weights
-) -> tuple[Placed | None, Weights]:
+    group: Group, dy: Placed, kept: KeptLayer, weights: Weights
+) -> tuple[Any, dict[str, Any]]:
     """(dx, or None if x has no gradient, and those of the weights by name), placed as they are."""
+    y, operation = kept.rule.y, f"{kept.rule.name}'s gradient"
+    if kept.rule.why:
+        need(operation, "dy", dy, (type(y.placement),), kept.rule.why)
+    same_placement(operation, "dy", dy, "y", y)
     layer = _bound(group, kept.key)
-    found = layer.go(1, list(kept.arrays), (dy,), weights)
+    found, _ = layer.through(1, kept.arrays, (dy.local,), weights)
     first = len(found) - len(layer.names)
-    of_weights = dict(zip(layer.names, found[first:], strict=True))
-    dx = layer.x._replace(local=found[0]) if first else None
-    return dx, {name: w._replace(local=of_weights[name]) for name, w in weights.items()}
-
-
-def prefixed(room: str, weights: Weights) -> Weights:
-    """The weights as those of a part of a layer."""
-    return {f"{room}.{name}": w for name, w in weights.items()}
-
-
-def inside(room: str, weights: Weights) -> Weights:
-    """The weights of a part of a layer, as it calls them."""
-    start = f"{room}."
-    return {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
+    of = dict(zip(layer.names, found[first:], strict=True))
+    grads = {n: w and _block(of[n], w) for n, w in weights.items()}
+    return _block(found[0], layer.x) if first else None, grads
 
 
 def _bound(group: Group, key: _Key) -> BoundLayer:
@@ -169,11 +169,18 @@ def _bound(group: Group, key: _Key) -> BoundLayer:
     return layer
 
 
-def _spec(x: Placed) -> Placed:
+def _block(local: Any, like: Placed) -> Placed:
+    return Placed(local, like.placement, like.shape, like.shards)
+
+
+def _spec(x: Placed) -> _Spec:
     local = x.local
-    shape, dtype = getattr(local, "shape", ()), getattr(local, "dtype", None)
-    here = BlockShape(shape, 0 if dtype is None else dtype.itemsize)
-    return Placed(here, x.placement, x.shape, x.shards)
+    of = getattr(local, "shape", ()), getattr(local, "itemsize", 0)
+    return x.placement, x.shape, x.shards, *of
+
+
+def _placed(spec: _Spec) -> Placed:
+    return Placed(BlockShape(*spec[3:]), *spec[:3])
 
 
 def _operand(name: str, x: Placed) -> LayerOperand:
@@ -181,6 +188,8 @@ def _operand(name: str, x: Placed) -> LayerOperand:
     return LayerOperand(name, x.shape, Sharding(x.placement, x.shards), x.local.itemsize)
 
 
-def _tokens(x: Placed) -> tuple[int, tuple[int, ...]]:
+def _tokens(x: Placed | None) -> tuple[int, tuple[int, ...]] | None:
+    if x is None or x.dim is None:
+        return None
     dim, shards = x.split
     return dim, shards.counts

@@ -9,33 +9,27 @@ from typing import Any
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.tensor.elementwise import bias_fits
 from tiledask.distributed.tensor.f_g import entering, leaving
-from tiledask.distributed.tensor.layer_programs import (
-    KeptLayer,
-    LayerRule,
-    Weights,
-    backward,
-    forward,
-)
-from tiledask.distributed.tensor.placed import (
-    EVERYWHERE,
-    Placed,
-    fits,
-    need,
-    refuse,
-    same_placement,
-)
+from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, fits, need, refuse
 from tiledask.plan.collectives.shards import Shards
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
 
 __all__ = [
+    "OF_A_SUM",
     "by_columns",
     "by_rows",
-    "check_dy",
     "column_linear",
     "column_linear_grad",
     "row_linear",
     "row_linear_grad",
 ]
+
+AS_Y = "it is placed as y is"
+OF_A_SUM = (
+    f"{AS_Y}. The gradient of a partial sum is that of the sum itself: an all_reduce of it would "
+    "make dw t times too large"
+)
+"""Why dy must be placed as y is, where rows of a matrix made a sum."""
 
 
 def column_linear(
@@ -63,18 +57,19 @@ def column_linear(
     >>> run_threads(program, 2).results
     [[[3.0, 5.0]], [[7.0]]]
     """
-    return forward(_columns, group, (x,), _weights(w, b), regather, name)
+    return forward(_columns, group, (x,), {"w": w, "b": b}, regather, name)
 
 
 def column_linear_grad(
     group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
     """(dx, placed as x was, dw and db, placed as w and b are)."""
-    operation = f"{_name(kept)}'s gradient"
-    need(operation, "dy", dy, (Shard,), "it is placed as y is")
+    operation = f"{kept.rule.name}'s gradient"
+    need(operation, "dy", dy, (Shard,), AS_Y)
     if dy.dim != dy.ndim - 1 or dy.shards != w.shards:
         refuse(operation, f"dy is {dy} ({dy.shards}), the columns of w are {w.shards}")
-    return _gradients(group, dy, kept, w, b)
+    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
+    return dx, grads["w"], grads["b"]
 
 
 def row_linear(
@@ -102,57 +97,39 @@ def row_linear(
     >>> run_threads(program, 2).results
     [[[3.0, 3.0]], [[3.0, 3.0]]]
     """
-    return forward(_rows, group, (x,), _weights(w, b), to, shards, name)
+    return forward(_rows, group, (x,), {"w": w, "b": b}, to, shards, name)
 
 
 def row_linear_grad(
     group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
     """(dx, placed as x was, dw as w, db on every rank)."""
-    check_dy(_name(kept), dy, kept)
-    return _gradients(group, dy, kept, w, b)
-
-
-def _weights(w: Placed, b: Placed | None) -> Weights:
-    return {"w": w} if b is None else {"w": w, "b": b}
-
-
-def _name(kept: KeptLayer) -> str:
-    """What the layer was called."""
-    name: str = kept.key[1][-1]
-    return name
-
-
-def _gradients(
-    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None
-) -> tuple[Placed, Placed, Placed | None]:
-    dx, of = backward(group, dy.local, kept, _weights(w, b))
-    assert dx is not None
-    return dx, of["w"], of.get("b")
+    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
+    return dx, grads["w"], grads["b"]
 
 
 # -- what goes together ----------------------------------------------------------------------------
 
 
 def _columns(
-    group: Group, given: tuple[Placed], weights: Weights, regather: bool, name: str
+    group: Group, given: tuple[Placed], of: Weights, regather: bool, name: str
 ) -> LayerRule:
     (x,) = given
-    y = by_columns(group, name, x, weights["w"], weights.get("b"))
+    y = by_columns(group, name, x, of["w"], of["b"])
     told: dict[str, Any] = {"unit": "", "names": ("w",), "labels": (name,)}
-    return LayerRule("column_linear", y, told, tokens=x, regather=regather)
+    return LayerRule("column_linear", y, told, name, AS_Y, x, regather=regather)
 
 
 def _rows(
     group: Group,
     given: tuple[Placed],
-    weights: Weights,
+    of: Weights,
     to: Placement,
     shards: Shards | None,
     name: str,
 ) -> LayerRule:
-    y = by_rows(group, name, *given, weights["w"], weights.get("b"), to, shards)
-    return LayerRule("row_linear", y, {"unit": "", "w": "w", "label": name}, tokens=y)
+    y = by_rows(group, name, *given, of["w"], of["b"], to, shards)
+    return LayerRule("row_linear", y, {"unit": "", "w": "w", "label": name}, name, OF_A_SUM, y)
 
 
 def by_columns(group: Group, name: str, x: Placed, w: Placed, b: Placed | None = None) -> Placed:
@@ -225,20 +202,6 @@ def by_rows(
     y = leaving(group, y, to, shards)
     bias_fits(group, y, b)
     return y
-
-
-def check_dy(name: str, dy: Placed, kept: KeptLayer) -> None:
-    """None; raises PlacementError unless ``dy`` is placed as y is, of which rows made a sum."""
-    operation, y = f"{name}'s gradient", kept.y
-    need(
-        operation,
-        "dy",
-        dy,
-        (type(y.placement),),
-        "it is placed as y is. The gradient of a partial sum is that of the sum itself: an "
-        "all_reduce of it would make dw t times too large",
-    )
-    same_placement(operation, "dy", dy, "y", y)
 
 
 def _check_width(name: str, x: Placed, w: Placed) -> None:
