@@ -42,7 +42,7 @@ from tiledask.distributed.out_of_core.stream_tiles import (
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, differences
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.plan.products.stream_search import least_memory, plan_stream
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, StreamPlan, plan_cuts
 from tiledask.plan.products.traffic import Traffic

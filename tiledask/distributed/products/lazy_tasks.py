@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from dask._task_spec import Task
 
-from tiledask.distributed.arrays.array import slices
 from tiledask.distributed.products.lazy_plan import SLAB
-from tiledask.distributed.products.multiply import matrices
-from tiledask.plan.products.placement import Region
+from tiledask.distributed.products.panels import matrices
+from tiledask.plan.products.regions import Region, slices
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import accumulator, array_namespace, as_dtype, on_device
 

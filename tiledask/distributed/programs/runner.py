@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
@@ -23,8 +23,10 @@ from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
     Collective,
     Do,
+    Fetch,
     Instruction,
     Instructions,
+    Keep,
     ProgramPart,
     Send,
     Stop,
@@ -33,7 +35,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner"]
+__all__ = ["Bind", "LineRunner", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -41,6 +43,16 @@ returns what is written of a frame (a tuple if several), and changes what stays 
 _Env = list[Any]
 """The arrays of a frame, by slot."""
 _Call = Callable[[_Env], None]
+
+
+class Outside(Protocol):
+    """What is beyond a line: where its fetches read, and where what is kept goes."""
+
+    def fetch(self, each: Fetch) -> Callable[[Any], Any]:
+        """From what its buffer holds (None, if nothing stays there) to what is there afterwards."""
+
+    def keep(self, each: Keep) -> Callable[[Any], None]:
+        """Takes what is kept."""
 
 
 class StepLeftOut(Exception):
@@ -56,14 +68,16 @@ class LineRunner:
 
     def __init__(
         self,
-        rank: Rank,
+        rank: Rank | None,
         program: Instructions,
         stays: Mapping[str, Any],
         bind: Bind,
+        outside: Outside | None = None,
         group: Group | None = None,
     ) -> None:
-        self.rank, self.program, self.group = rank, program, group
-        self.index = rank.index if group is None else group.rank
+        """``rank``: None of a line that is alone, and talks to no other rank."""
+        self.rank, self.program, self.outside, self.group = rank, program, outside, group
+        self.index = 0 if rank is None else rank.index if group is None else group.rank
         """Which rank of the program this is."""
         self.role, self.line = program.role(self.index), list(program.lines[self.index])
         self.frame = 0
@@ -119,7 +133,7 @@ class LineRunner:
             except StepLeftOut:
                 return False
             except Exception as error:
-                error.add_note(f"in {part.name}.{frame} of rank {self.rank.index}: {each!r}")
+                error.add_note(f"in {part.name}.{frame} of rank {self.index}: {each!r}")
                 raise
             if self._last[frame] == turn:
                 del self._frames[frame]
@@ -172,12 +186,26 @@ class LineRunner:
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
+        if isinstance(each, Fetch | Keep):
+            return self._beyond(each, x)
         axis, peer, program = (each.axis,), each.peer, self.program
         group = self._group(axis, program.along(self.index, axis))
         if isinstance(each, Send):
             return lambda env: group.send(env[x], peer, label=self._label, keep=True)
         source = program.peer(self.index, each)
         return lambda env: self._receive(x, group, peer, source, env)
+
+    def _beyond(self, each: Fetch | Keep, x: int) -> _Call:
+        assert self.outside is not None  # who runs such a program says where things lie
+        if isinstance(each, Keep):
+            keep = self.outside.keep(each)
+            return lambda env: keep(env[x])
+        fetch, room = self.outside.fetch(each), self._slot(buffer_of(each.buffer))
+
+        def call(env: _Env) -> None:
+            env[x] = fetch(env[room])
+
+        return call
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
         told = {name: self._resolved(value) for name, value in each.options if name != "product"}
@@ -249,6 +277,7 @@ class LineRunner:
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
         key = axes, members
         if key not in self._groups:
+            assert self.rank is not None  # a line that is alone has no messages
             among = None if self.group is None else self.group.among(members)
             said = (axes, members) if among is None else (among.axes, among.members)
             self._groups[key] = ProgramGroup(self.rank, *said, group=among)

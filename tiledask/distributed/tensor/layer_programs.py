@@ -96,7 +96,7 @@ class BoundLayer(LineRunner):
             regather=rule.regather,
         )
         stays: dict[str, Any] = dict.fromkeys(each.name for each in operands)
-        super().__init__(group.owner, layer_program(terms), stays, self._kernel, group)
+        super().__init__(group.owner, layer_program(terms), stays, self._kernel, group=group)
         self._of_weights = {n: self._slots[rule.room + n] for n in there}
 
     def _kernel(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., Any]:

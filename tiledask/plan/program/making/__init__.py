@@ -9,6 +9,8 @@ of_training.py   the program of a training's step
 of_end.py        that of its end: a checkpoint is written, weights are brought
 of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
+of_product.py    the programs of a blocked product
+of_stream.py     that of a product of matrices in files
 """
 
 from tiledask.submodules import submodules
