@@ -47,6 +47,25 @@ def test_its_program_is_right_and_calls_what_is_recorded(name, t, sequence, rega
         assert said == [(r.label, r.kind, r.sent, r.received, r.messages) for r in mine]
 
 
+@pytest.mark.parametrize("sequence", [False, True])
+def test_programs_of_the_other_layers_are_right(sequence):
+    def program(rank):
+        group, ids = rank.group(), np.array([[0, 3, 1]])
+        x, w = spread(group, np.ones((1, 3, 4)), sequence), T.replicate(np.ones(4))
+        table, logits = T.shard(group, X, 0), T.shard(group, X[None], -1)
+        T.layer_norm(group, x, w, w), T.layer_norm(group, x, w), T.rms_norm(group, x, w)
+        T.embedding(group, ids[:, ::2], table, to=x.placement)
+        T.cross_entropy(group, logits, ids), T.cross_entropy(group, logits, ids, smoothing=0.1)
+        T.column_linear(group, x, T.shard(group, W, 1), T.shard(group, W[0], 0))
+        T.row_linear(group, T.shard(group, X, 1), T.shard(group, W, 0))
+        return bound(group)
+
+    for programs in run_threads(program, 2).results:
+        assert [one.check().name for one in programs] == [
+            "norm", "norm", "norm", "embedding", "loss", "loss", "column_linear", "row_linear"
+        ]  # fmt: skip
+
+
 def test_a_layer_is_bound_once_and_few_are_at_a_time(monkeypatch):
     monkeypatch.setattr(layer_programs, "MOST", 2)
 

@@ -14,7 +14,7 @@ import numpy as np
 from tiledask.plan.collectives.layouts import Sharding
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
 from tiledask.plan.program.making.layers import TensorLayers
-from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
+from tiledask.plan.program.making.writer import ProgramWriter, Value
 from tiledask.plan.program.program import Program
 
 __all__ = ["LayerOperand", "LayerTerms", "layer_program"]
@@ -95,12 +95,8 @@ def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     writer.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
     stays = {name: w.size * w.itemsize for name, w in weights.values.items()}
     written = {"forward": forward, "backward": writer.written}
-    needed(list(written.values()), stays)
     parts = tuple(ProgramPart(kind, -1, tuple(each)) for kind, each in written.items())
-    used = {name for part in parts for each in part.instructions for name in each.writes}
-    nbytes = {name: size for name, size in writer.nbytes.items() if name in used}
-    items = {name: of for name, of in writer.items.items() if name in used}
-    return ProgramRole(parts, nbytes, stays, given=frozenset(stays), items=items)
+    return ProgramRole(parts, writer.nbytes, stays, given=frozenset(stays), items=writer.items)
 
 
 class _Weights:
