@@ -16,6 +16,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
 
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.program.calls import label_of
@@ -59,7 +60,11 @@ class StepLeftOut(Exception):
 
 
 class LineRunner:
-    """One rank's way through its line, as often as it is wanted."""
+    """One rank's way through its line, as often as it is wanted.
+
+    ``group``: whose ranks are those of the program, if these are not all ranks of the run; they
+    agree on each collective before it begins.
+    """
 
     def __init__(
         self,
@@ -68,10 +73,12 @@ class LineRunner:
         stays: Mapping[str, Any],
         bind: Bind,
         outside: Outside | None = None,
+        group: Group | None = None,
     ) -> None:
         """``rank``: None of a line that is alone, and talks to no other rank."""
-        self.rank, self.program, self.outside = rank, program, outside
-        self.index = 0 if rank is None else rank.index
+        self.rank, self.program, self.outside, self.group = rank, program, outside, group
+        self.index = 0 if rank is None else rank.index if group is None else group.rank
+        """Which rank of the program this is."""
         self.role, self.line = program.role(self.index), list(program.lines[self.index])
         self.frame = 0
         """The frame under way."""
@@ -257,7 +264,7 @@ class LineRunner:
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
 
         def call(env: _Env) -> None:
-            made = run(env[x], label=f"{self._label}/{label}")
+            made = run(env[x], label=f"{self._label}/{label}" if self._label else label)
             if name in self.role.stays:
                 env[y][...] = made
                 return
@@ -271,7 +278,9 @@ class LineRunner:
         key = axes, members
         if key not in self._groups:
             assert self.rank is not None  # a line that is alone has no messages
-            self._groups[key] = ProgramGroup(self.rank, axes, members)
+            among = None if self.group is None else self.group.among(members)
+            said = (axes, members) if among is None else (among.axes, among.members)
+            self._groups[key] = ProgramGroup(self.rank, *said, group=among)
         return self._groups[key]
 
     # -- messages ---------------------------------------------------------------------------------
