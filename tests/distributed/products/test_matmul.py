@@ -1,8 +1,8 @@
 """The distributed product: right for every placement, counted to the byte, within its memory.
 
 Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.multiply`,
-`tiledask.distributed.products.needed`, `tiledask.distributed.products.panels`,
-`tiledask.distributed.programs.beside` and `tiledask.lab.product_claims`.
+`tiledask.distributed.products.needed`, `tiledask.distributed.products.panels` and
+`tiledask.lab.product_claims`.
 """
 
 import os
