@@ -52,12 +52,12 @@ def multiply_program(plan: ProductPlan, itemsize: int, sum_itemsize: int | None 
 
     C is held in ``sum_itemsize``, the type that is summed in: 4 for halves.
 
-    >>> from tiledask.plan.products.placement import Replicate, Shard, Tiling
+    >>> from tiledask.plan.products.placement import Shard, Tiling
     >>> from tiledask.plan.products.product import plan_product
     >>> a, b = Tiling((4, 4), (2,), (Shard(0),)), Tiling((4, 4), (2,), (Shard(1),))
     >>> program = multiply_program(plan_product("column_parallel", a, b), 4)
-    >>> for each in program.role(1).parts[0].instructions[:2]:
-    ...     print(each)
+    >>> program.role(1).parts[0].instructions[0], program.traffic.received
+    (room0[a0] = fetch A from 0 {'region': ((0, 2), (0, 4)), 'nbytes': 32} @fetch, (32, 32))
     """
     ranks = [
         _Rank(plan, rank, itemsize, sum_itemsize or itemsize).multiplies()

@@ -39,7 +39,7 @@ def stream_program(plan: StreamPlan, sum_itemsize: int | None = None) -> Program
     >>> plan = plan_cuts(Problem(f, f, f, 4), Cuts((0, 4, 8), (0, 8), 4), 2, 10**9)
     >>> program = stream_program(plan)
     >>> len(program), program.memory.per_place
-    (14, {0: 512, 1: 512})
+    (16, {0: 512, 1: 512})
     """
     tiles: list[list[tuple[Region, int]]] = [[] for _ in range(plan.slots)]
     for tile in plan.tiles:
