@@ -1,12 +1,14 @@
 """The program of a blocked product: its readers agree with the plan, and faults are named.
 
-Holds `tiledask.plan.program.making.of_product`, `tiledask.plan.program.making.of_stream` and
+Holds `tiledask.plan.program.making.of_product`, `tiledask.plan.program.making.of_stream`,
+`tiledask.plan.program.making.of_tile` and
 `tiledask.plan.products.regions`.
 """
 
 import random
 from dataclasses import replace
 from inspect import signature
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, plan_
 from tiledask.plan.program.instructions import Do, Fetch, Keep
 from tiledask.plan.program.making.of_product import AHEAD, multiply_program, sum_program
 from tiledask.plan.program.making.of_stream import stream_program
+from tiledask.plan.program.making.of_tile import TilePiece, tile_line
 
 MESHES = (1,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 2, 2)
 
@@ -235,6 +238,33 @@ def test_a_product_of_files_is_a_line_that_begins_where_it_was_left(begun):
             panels[row.place] += row.bytes
     for slot, held in program.memory.per_place.items():
         assert held <= panels.get(slot, 0)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_task_of_a_lazy_product_takes_every_piece_of_k_once(made):
+    rng = random.Random(made)
+    for _ in range(20):
+        k = rng.randint(1, 30)
+        cuts = [sorted({0, k, *(rng.randint(0, k) for _ in range(3))}) for _ in range(2)]
+        sides = [
+            [TilePiece(f"{word}{i}", ((0, 4), ends), made) for i, ends in enumerate(pairwise(cut))]
+            for word, cut in zip("xy", cuts, strict=True)
+        ]
+        bands = list(pairwise(sorted({*cuts[0], *cuts[1]})))
+        line = tile_line(*sides, bands, 4)
+        td.Program(line.roles, line.lines, line.of_rank).check()
+        lines = line.roles[0].parts[0].instructions
+        products = [dict(each.options) for each in lines if isinstance(each, Do)]
+        assert [told["band"] for told in products] == bands
+        for told in products:
+            for side in "ab":
+                ((start, stop),) = [region[-1] for region in told[side]]
+                assert start <= told["band"][0] < told["band"][1] <= stop
+        assert [told["adds"] for told in products] == [n > 0 for n in range(len(bands))]
+        assert sum(isinstance(each, Fetch) for each in lines) == made * sum(map(len, sides))
+        held = [size for size in line.roles[0].nbytes.values()]
+        most = td.Program(line.roles, line.lines, line.of_rank).memory.peak
+        assert most <= 2 * max(held, default=0)  # one block of each operand at a time
 
 
 def test_what_lies_around_a_hole_is_the_rest():

@@ -11,6 +11,7 @@ of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
 of_product.py    the programs of a blocked product
 of_stream.py     that of a product of matrices in files
+of_tile.py       that of a task of a lazy product
 """
 
 from tiledask.submodules import submodules
