@@ -262,7 +262,7 @@ def test_a_task_of_a_lazy_product_takes_every_piece_of_k_once(made):
                 assert start <= told["band"][0] < told["band"][1] <= stop
         assert [told["adds"] for told in products] == [n > 0 for n in range(len(bands))]
         assert sum(isinstance(each, Fetch) for each in lines) == made * sum(map(len, sides))
-        held = [size for size in line.roles[0].nbytes.values()]
+        held = list(line.roles[0].nbytes.values())
         most = td.Program(line.roles, line.lines, line.of_rank).memory.peak
         assert most <= 2 * max(held, default=0)  # one block of each operand at a time
 
