@@ -387,6 +387,40 @@ def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monk
     multiply(cluster, (2, 2), 9, 9, 9)
 
 
+def test_a_rank_allocates_its_rooms_and_one_c(cluster):
+    """No more than the program says stays: counted where arrays are made."""
+
+    def watch():
+        from tiledask.distributed.products import multiply as room
+
+        honest, sizes = room._empty, []
+
+        def empty(job, shape, dtype):
+            made = honest(job, shape, dtype)
+            sizes.append(made.nbytes)
+            return made
+
+        empty.honest, empty.sizes, room._empty = honest, sizes, empty
+
+    def found():
+        from tiledask.distributed.products import multiply as room
+
+        watched, room._empty = room._empty, room._empty.honest
+        return sum(watched.sizes)
+
+    a, b = on_grid(cluster, *(integers((64, 64)) for _ in range(2)))
+    cluster.run(watch)
+    try:
+        c = td.matmul(a, b, algorithm="summa", panel=8)
+    finally:
+        made = cluster.run(found)
+    rooms = {} if cluster.transport == "comm" else {"fetched panels"}
+    said = [0] * 4
+    for row in c.memory.predicted.rows:
+        said[row.place] += row.bytes * (row.tensor in {"C", *rooms})
+    assert made == said
+
+
 def test_where_the_time_went(cluster):
     c = multiply(cluster, (2, 2), 300, 300, 300, GRID, GRID, algorithm="row_parallel")
     assert len(c.spent) == 4

@@ -101,9 +101,10 @@ class _Line:
         )
         self.reporter = _reporter(job, self.reader)
         self.counted: list[TileTraffic | None] = []
-        stays = job.program.role(0).stays
-        rooms = {name: _room(job, size) for name, size in stays.items() if name not in own}
-        self.stays = {**own, **rooms, "C": _empty(job, extents_of(job.region), job.wide)}
+        self.stays = {**own, "C": _empty(job, extents_of(job.region), job.wide)}
+        for name, size in job.program.role(0).stays.items():
+            if name not in self.stays:
+                self.stays[name] = _room(job, size)
         some = [self._some(fetch) for fetch in job.fetches if fetch.buffer == "C"]
         self.rows = _room(job, max(some)) if some else None
         """Where rows of a partial sum come, before they are added."""
