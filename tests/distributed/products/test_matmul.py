@@ -1,7 +1,8 @@
 """The distributed product: right for every placement, counted to the byte, within its memory.
 
 Holds `tiledask.distributed.cluster.counters`, `tiledask.distributed.products.multiply`,
-`tiledask.distributed.products.needed` and `tiledask.lab.product_claims`.
+`tiledask.distributed.products.needed`, `tiledask.distributed.products.panels` and
+`tiledask.lab.product_claims`.
 """
 
 import os
@@ -20,12 +21,12 @@ import tiledask as td
 from tiledask import Replicate, Shard
 from tiledask.distributed.cluster import counters
 from tiledask.distributed.cluster import worker as on_worker
-from tiledask.distributed.products.multiply import AHEAD
 from tiledask.distributed.products.needed import RUNTIME
 from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
+from tiledask.plan.program.making.of_product import AHEAD
 
 pytestmark = pytest.mark.cluster
 
@@ -384,6 +385,40 @@ def test_a_worker_that_freezes_before_the_counting_costs_no_result(cluster, monk
     assert getattr(made.memory, "measured", None) is None
     np.testing.assert_array_equal(result(), right)
     multiply(cluster, (2, 2), 9, 9, 9)
+
+
+def test_a_rank_allocates_its_rooms_and_one_c(cluster):
+    """No more than the program says stays: counted where arrays are made."""
+
+    def watch():
+        from tiledask.distributed.products import multiply as room
+
+        honest, sizes = room._empty, []
+
+        def empty(job, shape, dtype):
+            made = honest(job, shape, dtype)
+            sizes.append(made.nbytes)
+            return made
+
+        empty.honest, empty.sizes, room._empty = honest, sizes, empty
+
+    def found():
+        from tiledask.distributed.products import multiply as room
+
+        watched, room._empty = room._empty, room._empty.honest
+        return sum(watched.sizes)
+
+    a, b = on_grid(cluster, *(integers((64, 64)) for _ in range(2)))
+    cluster.run(watch)
+    try:
+        c = td.matmul(a, b, algorithm="summa", panel=8)
+    finally:
+        made = cluster.run(found)
+    rooms = {} if cluster.transport == "comm" else {"fetched panels"}
+    said = [0] * 4
+    for row in c.memory.predicted.rows:
+        said[row.place] += row.bytes * (row.tensor in {"C", *rooms})
+    assert made == said
 
 
 def test_where_the_time_went(cluster):

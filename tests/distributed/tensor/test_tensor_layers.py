@@ -1,8 +1,6 @@
 """Feed-forward, attention, norms, embedding and loss over ranks: as on one device; as planned.
 
-Holds `tiledask.distributed.tensor.attention`, `tiledask.distributed.tensor.cross_entropy`,
-`tiledask.distributed.tensor.embedding`, `tiledask.distributed.tensor.mlp`,
-`tiledask.distributed.tensor.named_linear` and `tiledask.distributed.tensor.norms`.
+Holds `tiledask.distributed.tensor.vocabulary`.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,8 @@ from tiledask.distributed.arrays.recompute import anchor
 from tiledask.distributed.cluster.cluster import slot_of
 from tiledask.errors import PlacementError
 from tiledask.plan import html
-from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.regions import Region, slices
 from tiledask.plan.units import format_bytes
 from tiledask.tile import TileCount
 from tiledask.tile.backend import as_dtype, namespace
@@ -217,11 +218,6 @@ def _parts(blocks: list[Future[Any]], sizes: list[int]) -> list[list[Future[Any]
         parts[-1].append(block)
         room -= size
     return parts
-
-
-def slices(region: Region) -> tuple[slice, ...]:
-    """``region`` as an index."""
-    return tuple(slice(start, stop) for start, stop in region)
 
 
 def _transposed(block: Any) -> Any:

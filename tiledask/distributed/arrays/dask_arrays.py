@@ -17,11 +17,11 @@ from tiledask.distributed.arrays.creation import (
     refuse_large_blocks,
 )
 from tiledask.distributed.arrays.mesh import Mesh
-from tiledask.distributed.arrays.redistribute import within
 from tiledask.distributed.cluster.room import Room, room_of
 from tiledask.distributed.products.lazy_graph import check_chunks, edges_of, touching_chunks
 from tiledask.errors import DoesNotFitError, PlacementError
-from tiledask.plan.products.placement import Placement, Region, Tiling, region_size
+from tiledask.plan.products.placement import Placement, Tiling
+from tiledask.plan.products.regions import Region, region_size, within
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import array_namespace, as_dtype, namespace
 from tiledask.tile.backend import to_numpy as off_device

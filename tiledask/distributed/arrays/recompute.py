@@ -18,7 +18,7 @@ import numpy as np
 from distributed import Future, Reschedule, get_client, wait
 
 from tiledask.errors import DeadlineError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.tile.backend import array_namespace
 
 __all__ = ["anchor", "recovered"]

@@ -10,14 +10,15 @@ from typing import Any
 
 from distributed import Future
 
-from tiledask.distributed.arrays.array import Both, ShardedArray, slices
+from tiledask.distributed.arrays.array import Both, ShardedArray
 from tiledask.distributed.cluster.cluster import Cluster, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.plan.products.comms import Piece, collective, redistribution, traffic_of
-from tiledask.plan.products.placement import Partial, Placement, Region, Replicate, Shard, Tiling
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
+from tiledask.plan.products.regions import within
 from tiledask.tile.backend import array_namespace
 
-__all__ = ["Sender", "ends_within", "redistribute", "within"]
+__all__ = ["Sender", "redistribute"]
 
 
 def redistribute(
@@ -122,16 +123,6 @@ def _exchange(
             cluster.submit(rank, _join, new.block_shape(at), where, blocks[rank], *parts, name=name)
         )
     return joined
-
-
-def within(region: Region, block: Region) -> tuple[slice, ...]:
-    """``region`` of the whole array as an index into ``block``."""
-    return slices(ends_within(region, block))
-
-
-def ends_within(region: Region, block: Region) -> Region:
-    """``region`` of the whole array, counted from the start of ``block``."""
-    return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, block, strict=True))
 
 
 def _cut(block: Any, where: tuple[slice, ...]) -> Any:

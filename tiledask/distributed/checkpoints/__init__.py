@@ -13,15 +13,16 @@ A step of an optimizer goes in and out by TrainState.flat() and TrainState.of().
 """
 
 from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox
-from tiledask.distributed.checkpoints.pieces import Box, Flat, TensorSlice, sharded, whole
+from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, sharded, whole
 from tiledask.distributed.checkpoints.read import Checkpoint, open_checkpoint, steps_in
 from tiledask.distributed.checkpoints.write import save_checkpoint
+from tiledask.plan.products.regions import Region
 
 __all__ = [
-    "Box",
     "Checkpoint",
     "Flat",
     "Index",
+    "Region",
     "Stored",
     "StoredBox",
     "TensorSlice",

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.distributed.checkpoints.pieces import Box, extents
 from tiledask.errors import CheckpointError, KernelError
 from tiledask.plan.data import short
+from tiledask.plan.products.regions import Region, extents_of
 from tiledask.tile.backend import as_dtype
 
 __all__ = [
@@ -40,7 +40,7 @@ class StoredBox(NamedTuple):
     """A box in a file of its own, checked in slabs of rows (of its first axis)."""
 
     file: str
-    box: Box
+    box: Region
     offset: int
     """Bytes before the numbers."""
     rows: int
@@ -84,9 +84,9 @@ def in_file(dtype: Any) -> np.dtype:
     return np.dtype(np.uint16) if found.name == "bfloat16" else found
 
 
-def rows_of(box: Box, itemsize: int) -> int:
+def rows_of(box: Region, itemsize: int) -> int:
     """Rows of a slab of about `SLAB` bytes."""
-    return max(1, SLAB // max(1, prod(extents(box)[1:]) * itemsize))
+    return max(1, SLAB // max(1, prod(extents_of(box)[1:]) * itemsize))
 
 
 def write_index(folder: Path, index: Index) -> Path:
@@ -144,7 +144,7 @@ def read_index(folder: Path) -> Index:
     return index
 
 
-def check_cover(name: str, shape: Sequence[int], boxes: Iterable[Box]) -> None:
+def check_cover(name: str, shape: Sequence[int], boxes: Iterable[Region]) -> None:
     """None; raises CheckpointError unless the boxes together are the array.
 
     >>> check_cover("w", (4,), [((0, 1),), ((2, 4),)])
@@ -256,7 +256,7 @@ def _check_files(folder: Path, index: Index) -> None:
         size = as_dtype(each.dtype).itemsize
         for part in each.parts:
             path = folder / part.file
-            wanted = part.offset + prod(extents(part.box)) * size
+            wanted = part.offset + prod(extents_of(part.box)) * size
             try:
                 leaves = not path.resolve().is_relative_to(inside)
                 found = path.stat()

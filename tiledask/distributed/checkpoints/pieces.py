@@ -18,11 +18,9 @@ from typing import Any
 
 from tiledask.errors import CheckpointError
 from tiledask.plan.collectives.shards import Interval, Shards
+from tiledask.plan.products.regions import Region, extents_of
 
-__all__ = ["Box", "Flat", "TensorSlice", "extents", "overlap", "sharded", "whole", "within"]
-
-Box = tuple[Interval, ...]
-"""(start, stop) along each axis; () is the one element of an array without axes."""
+__all__ = ["Flat", "TensorSlice", "sharded", "whole"]
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,10 @@ class TensorSlice:
         return tuple(sum(b - a for a, b in part) for part in self.parts)
 
     @property
-    def boxes(self) -> tuple[Box, ...]:
+    def boxes(self) -> tuple[Region, ...]:
         return tuple(product(*self.parts))
 
-    def views(self, local: Any) -> Iterator[tuple[Box, Any]]:
+    def views(self, local: Any) -> Iterator[tuple[Region, Any]]:
         """(box, the view of ``local`` that holds it)."""
         for box, place in zip(self.boxes, product(*map(_places, self.parts)), strict=True):
             yield box, local[(*place, ...)]  # with ..., of an array without axes a view too
@@ -88,15 +86,15 @@ class Flat:
         return (self.stop - self.start,)
 
     @property
-    def boxes(self) -> tuple[Box, ...]:
+    def boxes(self) -> tuple[Region, ...]:
         return tuple(_boxes(self.shape, self.start, self.stop))
 
-    def views(self, local: Any) -> Iterator[tuple[Box, Any]]:
+    def views(self, local: Any) -> Iterator[tuple[Region, Any]]:
         """(box, the view of ``local`` that holds it)."""
         at = 0
         for box in self.boxes:
-            size = prod(extents(box))
-            yield box, local[at : at + size].reshape(extents(box))
+            size = prod(extents_of(box))
+            yield box, local[at : at + size].reshape(extents_of(box))
             at += size
 
 
@@ -126,26 +124,6 @@ def sharded(shape: tuple[int, ...], dim: int, shards: Shards, rank: int) -> Tens
     return TensorSlice(tuple(shape), tuple(parts))
 
 
-def extents(box: Box) -> tuple[int, ...]:
-    """The shape of a box."""
-    return tuple(stop - start for start, stop in box)
-
-
-def overlap(one: Box, other: Box) -> Box | None:
-    """What both boxes hold; None if nothing.
-
-    >>> overlap(((0, 4), (0, 3)), ((2, 6), (1, 9)))
-    ((2, 4), (1, 3))
-    """
-    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return both if all(a < b for a, b in both) else None
-
-
-def within(box: Box, outer: Box) -> tuple[slice, ...]:
-    """Where ``box`` is in an array that holds ``outer``."""
-    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer, strict=True))
-
-
 def _places(part: tuple[Interval, ...]) -> Iterator[slice]:
     at = 0
     for start, stop in part:
@@ -153,7 +131,7 @@ def _places(part: tuple[Interval, ...]) -> Iterator[slice]:
         at += stop - start
 
 
-def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Region]:
     """Boxes that hold numbers start .. stop row by row, in this order: two for each axis or fewer."""  # noqa: E501
     if start >= stop:
         return
@@ -171,6 +149,6 @@ def _boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     yield from _in_row(shape, last, 0, stop - last * row)
 
 
-def _in_row(shape: tuple[int, ...], at: int, start: int, stop: int) -> Iterator[Box]:
+def _in_row(shape: tuple[int, ...], at: int, start: int, stop: int) -> Iterator[Region]:
     for box in _boxes(shape[1:], start, stop):
         yield ((at, at + 1), *box)

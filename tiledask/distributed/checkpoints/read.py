@@ -19,18 +19,11 @@ from typing import Any
 import numpy as np
 
 from tiledask.distributed.checkpoints.index import Index, Stored, StoredBox, in_file, read_index
-from tiledask.distributed.checkpoints.pieces import (
-    Box,
-    Flat,
-    TensorSlice,
-    extents,
-    overlap,
-    whole,
-    within,
-)
+from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
 from tiledask.distributed.checkpoints.write import UNFINISHED, folder_of
 from tiledask.distributed.out_of_core.stored_npy import look
 from tiledask.errors import CheckpointError
+from tiledask.plan.products.regions import Region, extents_of, overlap, within
 from tiledask.plan.units import format_bytes
 from tiledask.tile.backend import as_dtype
 
@@ -125,13 +118,15 @@ class Checkpoint:
                     del lines  # or the next file's first slab would be a second one in memory
         return local
 
-    def _lines(self, stored: Stored, part: StoredBox, box: Box) -> Iterator[tuple[Box, np.ndarray]]:
+    def _lines(
+        self, stored: Stored, part: StoredBox, box: Region
+    ) -> Iterator[tuple[Region, np.ndarray]]:
         """(box, its numbers, checked) of every slab of ``part`` that ``box`` touches.
 
         The numbers are there until the next slab is read into their place.
         """
         path, dtype = self.path / part.file, in_file(stored.dtype)
-        slab = prod(extents(_slab_box(part, 0)))
+        slab = prod(extents_of(_slab_box(part, 0)))
         buffer = np.empty(slab, dtype)
         try:
             # unbuffered: a file system's blocks, and so a buffer, may be as large as a slab
@@ -154,7 +149,7 @@ class Checkpoint:
                             f"whole: open an earlier step with step="
                         )
                     at = _slab_box(part, number)
-                    yield at, lines.reshape(extents(at))
+                    yield at, lines.reshape(extents_of(at))
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror}; {self} is not whole: open an earlier "
@@ -162,7 +157,7 @@ class Checkpoint:
             ) from None
 
     def _check_header(self, file: Any, part: StoredBox, dtype: np.dtype) -> None:
-        wanted = extents(part.box), False, dtype, part.offset
+        wanted = extents_of(part.box), False, dtype, part.offset
         found: object
         try:
             found = look(file)[:-1]
@@ -204,7 +199,7 @@ def steps_in(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     return tuple(sorted(int(match[1]) for match in found if match))
 
 
-def _touched(stored: Stored, box: Box) -> Iterator[tuple[StoredBox, Box]]:
+def _touched(stored: Stored, box: Region) -> Iterator[tuple[StoredBox, Region]]:
     """(part, what it has of ``box``) of the parts that have anything of it."""
     for part in stored.parts:
         both = overlap(part.box, box)
@@ -214,7 +209,7 @@ def _touched(stored: Stored, box: Box) -> Iterator[tuple[StoredBox, Box]]:
                 return
 
 
-def _slabs(part: StoredBox, box: Box) -> Iterator[tuple[int, int]]:
+def _slabs(part: StoredBox, box: Region) -> Iterator[tuple[int, int]]:
     """(number, elements) of the slabs of ``part`` that ``box``, which it overlaps, touches."""
     both = overlap(part.box, box)
     if not part.box:
@@ -224,10 +219,10 @@ def _slabs(part: StoredBox, box: Box) -> Iterator[tuple[int, int]]:
         return
     first = part.box[0][0]
     for number in range((both[0][0] - first) // part.rows, -(-(both[0][1] - first) // part.rows)):
-        yield number, prod(extents(_slab_box(part, number)))
+        yield number, prod(extents_of(_slab_box(part, number)))
 
 
-def _slab_box(part: StoredBox, number: int) -> Box:
+def _slab_box(part: StoredBox, number: int) -> Region:
     if not part.box:
         return ()
     (start, stop), *rest = part.box

@@ -30,12 +30,13 @@ from tiledask.distributed.checkpoints.index import (
     rows_of,
     write_index,
 )
-from tiledask.distributed.checkpoints.pieces import Box, Flat, TensorSlice, extents, whole
+from tiledask.distributed.checkpoints.pieces import Flat, TensorSlice, whole
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.out_of_core.stored_npy import sync
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.errors import CheckpointError
+from tiledask.plan.products.regions import Region, extents_of
 from tiledask.tile.backend import to_numpy
 
 __all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
@@ -43,7 +44,7 @@ __all__ = ["UNFINISHED", "folder_of", "save_checkpoint"]
 UNFINISHED = ".unfinished"
 _BLOCK = 4096
 """Bytes on the disk, at least, of a folder or an index."""
-Boxes = tuple[tuple[int, ...], str, tuple[Box, ...]]
+Boxes = tuple[tuple[int, ...], str, tuple[Region, ...]]
 """(shape of the array, its type, boxes of it)."""
 Held = dict[str, Boxes]
 """What one rank holds, by name."""
@@ -152,9 +153,9 @@ def _told(everyone: Group, mine: Any) -> list[Any]:
     return [json.loads(texts[a:b]) for a, b in pairwise(ends)]
 
 
-def _assigned(held: list[Held]) -> list[set[tuple[str, Box]]]:
+def _assigned(held: list[Held]) -> list[set[tuple[str, Region]]]:
     """The boxes that each rank writes; every box once, and who has least gets the next."""
-    holders: dict[tuple[str, Box], list[int]] = {}
+    holders: dict[tuple[str, Region], list[int]] = {}
     known: dict[str, tuple[int, tuple[tuple[int, ...], str]]] = {}
     for rank, each in enumerate(held):
         for name, (shape, dtype, boxes) in each.items():
@@ -166,14 +167,14 @@ def _assigned(held: list[Held]) -> list[set[tuple[str, Box]]]:
                 )
             for box in boxes:
                 holders.setdefault((name, box), []).append(rank)
-    boxes_of: dict[str, list[Box]] = {name: [] for name in known}
+    boxes_of: dict[str, list[Region]] = {name: [] for name in known}
     for name, box in holders:
         boxes_of[name].append(box)
     for name, (_, (shape, _)) in known.items():
         check_cover(name, shape, boxes_of[name])
     load = [0] * len(held)
-    assigned: list[set[tuple[str, Box]]] = [set() for _ in held]
-    sizes = {key: prod(extents(key[1])) for key in holders}
+    assigned: list[set[tuple[str, Region]]] = [set() for _ in held]
+    sizes = {key: prod(extents_of(key[1])) for key in holders}
     for (name, box), ranks in sorted(holders.items(), key=lambda item: -sizes[item[0]]):
         writer = min(ranks, key=lambda rank: (load[rank], rank))
         load[writer] += sizes[name, box]
@@ -196,7 +197,7 @@ def _write(
     rank: int,
     arrays: Mapping[str, Any],
     pieces: Mapping[str, TensorSlice | Flat],
-    mine: set[tuple[str, Box]],
+    mine: set[tuple[str, Region]],
 ) -> list[tuple[str, StoredBox]]:
     """(name, part) of each box that this rank has written, once they are on the disk."""
     written: list[tuple[str, StoredBox]] = []
@@ -208,7 +209,7 @@ def _write(
     return written
 
 
-def _write_box(path: Path, box: Box, view: Any) -> StoredBox:
+def _write_box(path: Path, box: Region, view: Any) -> StoredBox:
     host = to_numpy(view)
     # one box of a copy: an axis may be cut; the index names types without their byte order
     host = np.array(host, host.dtype.newbyteorder("="), order="C")

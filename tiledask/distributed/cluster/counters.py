@@ -1,10 +1,11 @@
 """What the workers themselves count: bytes received from whom, and the most memory held."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import isawaitable
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from tiledask.errors import DeadlineError
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.traffic import Traffic
 
-__all__ = ["ANSWER", "Counted", "Transfer", "counting"]
+__all__ = ["ANSWER", "Call", "Counted", "Transfer", "counting"]
 
 ANSWER = 20.0
 """Seconds that the workers have to say what they counted, once the work is done."""
@@ -47,6 +48,10 @@ class Counted:
     transfers: list[Transfer] = field(default_factory=list)
     silent: bool = False
     """Whether a worker did not say what it counted."""
+    first: list[list[Any]] = field(default_factory=list)
+    """By slot, what the calls returned that the workers were given before."""
+    last: list[list[Any]] = field(default_factory=list)
+    """By slot, what those returned which they were given at the end; empty if one is silent."""
 
     def told(self, ask: Callable[..., list[Any]]) -> list[Any] | None:
         """What ``ask(timeout=)`` brings from the workers; None, with a warning, if one is silent.
@@ -89,9 +94,20 @@ class Counted:
         return Ledger.of(rows)
 
 
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, plain or async, and its arguments; as ``dask_worker`` it is given the worker."""
+
+
 @contextmanager
-def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted]:
+def counting(
+    cluster: Cluster,
+    timeout: float | None = None,
+    first: Sequence[Call] = (),
+    last: Sequence[Call] = (),
+) -> Iterator[Counted]:
     """Counts what moves between workers, and how far their memory grows, inside the block.
+
+    ``first`` and ``last`` are called on every worker along with that, before and at the end.
 
     One block at a time on a cluster; another thread's waits until ``timeout`` (seconds) is over.
     A worker that is silent when the block has ended costs the numbers, never the result.
@@ -103,15 +119,17 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
             f"run one at a time, or give each thread a cluster of its own"
         )
     try:
-        marks = cluster.run(_mark, cluster.backend, timeout=seconds)
+        marks = cluster.run(_mark, cluster.backend, first, timeout=seconds)
         counted = Counted(held=tuple(mark["held"] for mark in marks))
+        counted.first = [mark["beside"] for mark in marks]
         begun = perf_counter()
         yield counted
         counted.seconds = perf_counter() - begun
         logs = [mark["log"] for mark in marks]
-        reports = counted.told(partial(cluster.run, _report, cluster.backend, logs))
+        reports = counted.told(partial(cluster.run, _report, cluster.backend, logs, last))
         if reports is None:
             return
+        counted.last = [report["beside"] for report in reports]
         slot_of = {report["address"]: slot for slot, report in enumerate(reports)}
         counted.growth = tuple(
             max(0, report["peak"] - held)
@@ -128,7 +146,7 @@ def counting(cluster: Cluster, timeout: float | None = None) -> Iterator[Counted
         cluster.counting.release()
 
 
-def _mark(backend: str, dask_worker: Any) -> dict[str, Any]:
+async def _mark(backend: str, first: Sequence[Call], dask_worker: Any) -> dict[str, Any]:
     """Where this worker's log of incoming transfers stands, and the bytes it holds."""
     log = dask_worker.transfer_incoming_log
     if len(log) > log.maxlen // 2:
@@ -137,10 +155,13 @@ def _mark(backend: str, dask_worker: Any) -> dict[str, Any]:
         "address": dask_worker.address,
         "log": (dask_worker.address, len(log)),
         "held": host_memory.reset_peak(backend),
+        "beside": await _called(first, dask_worker),
     }
 
 
-def _report(backend: str, marks: list[tuple[str, int]], dask_worker: Any) -> dict[str, Any]:
+async def _report(
+    backend: str, marks: list[tuple[str, int]], last: Sequence[Call], dask_worker: Any
+) -> dict[str, Any]:
     """What came in since the mark, and the peak. A restarted worker has a new address and log."""
     since = dict(marks).get(dask_worker.address, 0)
     came = []
@@ -149,4 +170,10 @@ def _report(backend: str, marks: list[tuple[str, int]], dask_worker: Any) -> dic
         sizes = {key: n for key, n in entry["keys"].items() if not key.startswith("dependency-")}
         came.append((entry["who"], sizes, entry["start"], entry["stop"]))
     peak = host_memory.peak_bytes(backend)
-    return {"address": dask_worker.address, "peak": peak, "log": came}
+    beside = await _called(last, dask_worker)
+    return {"address": dask_worker.address, "peak": peak, "log": came, "beside": beside}
+
+
+async def _called(calls: Sequence[Call], dask_worker: Any) -> list[Any]:
+    made = [function(*args, dask_worker=dask_worker) for function, args in calls]
+    return [await each if isawaitable(each) else each for each in made]

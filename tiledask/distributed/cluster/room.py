@@ -10,7 +10,7 @@ its worker, or hold twice what is read back from the disk. Several rules hold at
 the least that any leaves on any worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from tiledask.distributed.cluster.cluster import Cluster, seconds_of
 from tiledask.plan.units import format_bytes, format_up, parse_bytes
 from tiledask.tile.backend import probe
 
-__all__ = ["MARGIN", "MemoryRule", "Room", "room_of"]
+__all__ = ["MARGIN", "MemoryRule", "Room", "as_room", "asks_room", "room_of"]
 
 MARGIN = 16 * 2**20
 """Bytes by which one worker that does nothing may weigh more than another."""
@@ -119,10 +119,22 @@ def room_of(
     Measured in the workers' own processes, outside of the task graph; DeadlineError if one does
     not answer within ``timeout`` seconds (at most and by default a minute).
     """
+    function, args = asks_room(cluster, blocks, alone)
+    found = cluster.run(function, *args, timeout=min(60.0, seconds_of(timeout)))
+    return as_room(found[: len(blocks) or None], limit)
+
+
+def asks_room(
+    cluster: Cluster, blocks: Sequence[Sequence[Any]] = (), alone: bool = False
+) -> tuple[Callable[..., list[MemoryRule]], tuple[Any, ...]]:
+    """What `room_of` has every worker do, for who asks them anyway: a function and arguments."""
     keys = [[block.key for block in mine] for mine in blocks]
-    asked = keys, cluster.backend, cluster.memory_limit, alone
-    found = cluster.run(_bounds, *asked, timeout=min(60.0, seconds_of(timeout)))
-    bounds = [bound for mine in found[: len(keys) or None] for bound in mine]
+    return _bounds, (keys, cluster.backend, cluster.memory_limit, alone)
+
+
+def as_room(found: Sequence[Sequence[MemoryRule]], limit: int | str | None = None) -> Room:
+    """The Room that the workers' rules leave, and the bytes that the call allows itself."""
+    bounds = [bound for mine in found for bound in mine]
     if limit is not None:
         given = parse_bytes(limit)
         bounds.insert(0, MemoryRule(given, 0, f"memory_limit={limit!r} was asked for"))

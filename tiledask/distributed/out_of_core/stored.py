@@ -22,7 +22,7 @@ from tiledask.distributed.out_of_core.disk import reading, writing
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError, KernelError
 from tiledask.plan import html
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.plan.units import format_bytes
 from tiledask.tile import as_dtype
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.errors import ConfigError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 
 __all__ = ["create", "header", "look", "opened", "read", "rounded", "sync", "write"]
 

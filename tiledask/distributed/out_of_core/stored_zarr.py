@@ -22,7 +22,7 @@ import numpy as np
 from tiledask.distributed.out_of_core.stored_file import StoredFile
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.errors import ConfigError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 
 __all__ = ["chunk_files", "create", "look", "read", "survey", "write"]
 

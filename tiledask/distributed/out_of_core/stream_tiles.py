@@ -1,17 +1,17 @@
-"""What one worker does for a product of stored matrices: read panels, multiply, write its tiles.
+"""What one worker does for a product of stored matrices: it goes through its line of the program.
 
-reading thread    [read 1][read 2]     [read 3]                two pairs of panels, in turn
-worker's thread   [multiply 0][multiply 1] ... [write tile]    C tile += A panel @ B panel
-keeping thread                                     [fsync, record]
+fetch      [read 1][read 2]     [read 3]                two pairs of panels, in turn
+compute    [multiply 0][multiply 1] ... [write tile]    C tile += A panel @ B panel
+a thread                                  [fsync, record]
 """
 
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,12 @@ from tiledask.distributed.cluster.progress import Reporter
 from tiledask.distributed.out_of_core.stored import StoredArray
 from tiledask.distributed.out_of_core.stored_npy import rounded
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, TileRecord
-from tiledask.plan.products.placement import Region
-from tiledask.plan.products.streaming import DEPTH, Cuts, StreamPlan
+from tiledask.distributed.products.panels import held_of, multiply_panel
+from tiledask.distributed.programs.beside import BesideRunner
+from tiledask.plan.products.regions import Region
+from tiledask.plan.products.streaming import Cuts, StreamPlan
+from tiledask.plan.program.instructions import Do, Fetch, Instructions, Keep, ProgramPart
+from tiledask.plan.program.making.of_stream import stream_line
 from tiledask.tile import accumulator
 from tiledask.tile import matmul as tile_matmul
 from tiledask.tile.backend import namespace, synchronize, to_numpy
@@ -111,73 +115,82 @@ def stream_tiles(job: StreamJob) -> int:
     product, records = job.product, job.records
     with records.working(job.slot):
         known = {region: records.tile(region) for region in job.tiles}
-        begin = {region: record.summed for region, record in known.items() if record}
-        steps = [
-            (region, depth)
-            for region in job.tiles
-            for depth in job.cuts.panels(product.k, begin.get(region, 0))
-        ]
-        if not steps:
+        begun = [(region, record.summed if record else 0) for region, record in known.items()]
+        size, wide = product.a.dtype.itemsize, product.summed_in.itemsize
+        line = stream_line(job.cuts, product.k, begun, size, wide)
+        if not line.role(0).parts:
             return 0
+        with _Keeper(job) as keeper:
+            return _FileLine(job, keeper, line).read_bytes()
+
+
+class _FileLine:
+    """A worker's way through its line: files are where it reads and keeps."""
+
+    def __init__(self, job: StreamJob, keeper: "_Keeper", line: Instructions) -> None:
+        self.job, self.keeper, self.line, self.read = job, keeper, line, 0
+        product = job.product
+        of = {"a": product.a, "b": product.b}
+        self.stays = {
+            name: _Panel(of[name[0]], size // product.a.dtype.itemsize, job.backend)
+            for name, size in line.role(0).stays.items()
+            if name != "C"
+        }
         tm, tn = job.cuts.tile
-        room, read = _room(tm * tn, product.summed_in, job.backend), 0
-        reporter = Reporter(records.run, job.slot, job.panels, job.panels - len(steps))
-        with _Keeper(job) as keeper, _panels_ahead(job, steps) as panels:
-            for (region, (start, stop)), (a, b, nbytes) in zip(steps, panels, strict=True):
-                records.check()
-                c, read = _view(room, region, product.c.order), read + nbytes
-                if start and start == begin.get(region):
-                    read += _take_up(product.c, region, c)
-                tile_matmul(
-                    a, b, kernel=product.kernel, tile=product.tile, out=c, beta=float(start > 0)
-                )
-                synchronize(c)
-                if stop == product.k or keeper.due:
-                    keeper.keep(region, c, stop)
-                reporter.one_more()
-    return read
+        self.room = _room(tm * tn, product.summed_in, job.backend)
+        left = sum(isinstance(each, Do) for each in line.role(0).parts[0].instructions)
+        self.reporter = Reporter(job.records.run, job.slot, job.panels, job.panels - left)
 
+    def read_bytes(self) -> int:
+        """Bytes read, once the line was gone through."""
+        BesideRunner(self.line, {**self.stays, "C": self.room}, self.bind, self).run()
+        return self.read
 
-def _take_up(array: StoredArray, region: Region, c: Any) -> int:
-    """Bytes read, once ``c`` holds the partial sum in the file."""
-    if isinstance(c, np.ndarray):
-        return array.read(region, c)
-    held = np.empty(c.shape, c.dtype, order=array.order)
-    read = array.read(region, held)
-    c.set(held)
-    return read
+    def fetch(self, each: Fetch) -> Callable[[Any], Any]:
+        if each.buffer == "C":
+            return partial(self._take_up, each.region)
 
+        def fill(room: _Panel) -> Any:
+            panel, nbytes = room.fill(each.region)
+            self.read += nbytes
+            return panel
 
-@contextmanager
-def _panels_ahead(job: StreamJob, steps: list[Any]) -> Iterator[Iterator[tuple[Any, Any, int]]]:
-    """An iterator over (panel of A, panel of B, bytes read) for each of ``steps``.
+        return fill
 
-    The next pair is read while the caller works on this one; there are DEPTH of them, made once.
-    """
-    product, (tm, tn), w = job.product, job.cuts.tile, min(job.cuts.panel, job.product.k)
-    ring = [
-        (_Panel(product.a, tm * w, job.backend), _Panel(product.b, w * tn, job.backend))
-        for _ in range(min(DEPTH, len(steps)))
-    ]
+    def keep(self, each: Keep) -> Callable[[Any], None]:
+        def keep(room: Any) -> None:
+            if not each.partial or self.keeper.due:
+                self.keeper.keep(each.region, self._tile(room, each.region), each.summed)
+            self.reporter.one_more()
 
-    def fill(step: int) -> tuple[Any, Any, int]:
-        ((of_m, of_n), depth), (a, b) = steps[step], ring[step % DEPTH]
-        (panel_a, read_a), (panel_b, read_b) = a.fill((of_m, depth)), b.fill((depth, of_n))
-        return panel_a, panel_b, read_a + read_b
+        return keep
 
-    with ThreadPoolExecutor(1, thread_name_prefix="panels") as reader:
-        ahead = deque(reader.submit(fill, step) for step in range(len(ring)))
+    def bind(self, each: Do, part: ProgramPart, told: dict[str, Any]) -> Callable[..., None]:
+        return partial(self._multiply, **told)
 
-        def panels() -> Iterator[tuple[Any, Any, int]]:
-            for step in range(len(steps)):
-                yield ahead.popleft().result()
-                if step + len(ring) < len(steps):  # this one's panels are free now
-                    ahead.append(reader.submit(fill, step + len(ring)))
+    def _multiply(
+        self, x: Any, y: Any, room: Any, *, a: Any, b: Any, c: Region, into: Any, adds: bool
+    ) -> None:
+        """The tile of C, once A @ B for a pair of panels was added to it, or begins it."""
+        self.job.records.check()
+        tile, product = self._tile(room, c), self.job.product
+        held = held_of(a, [x]), held_of(b, [y])
+        deque(multiply_panel(*held, tile, c, c, adds, product.kernel, product.tile), maxlen=0)
+        synchronize(tile)
 
-        try:
-            yield panels()
-        finally:
-            reader.shutdown(cancel_futures=True)
+    def _tile(self, room: Any, region: Region) -> Any:
+        return _view(room, region, self.job.product.c.order)
+
+    def _take_up(self, region: Region, room: Any) -> Any:
+        """The room of C, once it holds the partial sum in the file."""
+        array, c = self.job.product.c, self._tile(room, region)
+        if isinstance(c, np.ndarray):
+            self.read += array.read(region, c)
+        else:
+            held = np.empty(c.shape, c.dtype, order=array.order)
+            self.read += array.read(region, held)
+            c.set(held)
+        return room
 
 
 class _Panel:

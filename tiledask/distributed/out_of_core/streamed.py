@@ -42,7 +42,7 @@ from tiledask.distributed.out_of_core.stream_tiles import (
 from tiledask.distributed.out_of_core.unfinished import StreamRecords, differences
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.errors import ConfigError, DoesNotFitError, PlacementError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.plan.products.stream_search import least_memory, plan_stream
 from tiledask.plan.products.streaming import Cuts, Problem, StorageLayout, StreamPlan, plan_cuts
 from tiledask.plan.products.traffic import Traffic
@@ -50,7 +50,13 @@ from tiledask.plan.units import format_bytes, parse_bytes
 from tiledask.tile import accumulator, workspace
 from tiledask.tile.cuda.hopper_tile import HopperTile, as_tile
 
-__all__ = ["StoredProduct", "multiply_stored", "plan_stored"]
+__all__ = ["OPTIONS", "StoredProduct", "multiply_stored", "plan_stored"]
+
+OPTIONS = (
+    *("out", "cluster", "kernel", "tile", "memory_limit", "timeout", "progress"),
+    *("checkpoint", "resume", "overwrite"),
+)
+"""What `multiply_stored` takes."""
 
 _READERS = 4
 """Threads that compare what an unfinished result holds with what was recorded of it."""

@@ -24,7 +24,7 @@ from typing import Any
 from tiledask.distributed.out_of_core.disk import writing
 from tiledask.distributed.out_of_core.stored_npy import sync
 from tiledask.errors import ConfigError, DeadlineError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 
 __all__ = ["StoppedError", "StreamRecords", "TileRecord", "differences"]
 

@@ -15,9 +15,9 @@ from tiledask.errors import PlacementError
 from tiledask.plan import html
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, cost, least_moved
-from tiledask.plan.products.placement import region_size
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.regions import region_size
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["Choice", "Explanation", "fits_in", "weigh"]

@@ -34,7 +34,10 @@ from tiledask.plan.units import parse_bytes
 from tiledask.tile import probe
 from tiledask.tile.backend import array_namespace
 
-__all__ = ["multiply"]
+__all__ = ["OPTIONS", "multiply"]
+
+OPTIONS = ("memory_limit", "kernel", "tile")
+"""What `multiply` takes."""
 
 SHARE = 0.5
 """The share of a worker's memory that its product tasks may hold; the blocks of x and y that

@@ -14,7 +14,6 @@ import numpy as np
 from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.typing import Key
 
-from tiledask.distributed.arrays.redistribute import ends_within, within
 from tiledask.distributed.products.lazy_plan import FAN_IN, Edges, LazyPlan, Side, bands_of
 from tiledask.distributed.products.lazy_tasks import (
     BlockPiece,
@@ -24,7 +23,7 @@ from tiledask.distributed.products.lazy_tasks import (
     multiply_tile,
 )
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region, ends_within, within
 
 __all__ = ["Graph", "Operand", "check_chunks", "edges_of", "recipes_of", "touching_chunks"]
 

@@ -1,8 +1,9 @@
 """The high level of the two-level product: plan it, check that it fits, run it, count it.
 
 plan/products/product.py   who multiplies what, and what must move       arithmetic
+plan/program/making        that as a program: what each rank fetches, and when
 here              lend the blocks, one task per rank, count     the client
-multiply.py       panel by panel, the next ones fetched         a worker
+multiply.py       goes through a rank's line of the program     a worker
 remote_read.py    parts of blocks from worker to worker         memory or messages
 """
 
@@ -10,28 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import signature
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from distributed import Future
 
 from tiledask.distributed.arrays.array import Both, ShardedArray, operators
 from tiledask.distributed.arrays.mesh import Mesh
 from tiledask.distributed.arrays.recompute import anchor
-from tiledask.distributed.arrays.redistribute import ends_within
 from tiledask.distributed.cluster.cluster import seconds_of, slot_of
 from tiledask.distributed.cluster.counters import counting
 from tiledask.distributed.cluster.progress import watching
-from tiledask.distributed.cluster.room import Room, room_of
+from tiledask.distributed.cluster.room import Room, as_room, asks_room, room_of
 from tiledask.distributed.products.announced import announced, ended
 from tiledask.distributed.products.explain import Choice, Explanation, weigh
-from tiledask.distributed.products.multiply import (
-    OperandPart,
-    PanelParts,
-    RankJob,
-    multiply,
-    sum_partials,
-)
+from tiledask.distributed.products.multiply import RankJob, run_line
 from tiledask.distributed.products.needed import ProductNeeds
 from tiledask.distributed.products.operands import check_kernel, check_types
 from tiledask.distributed.products.rates import rates_of
@@ -46,9 +40,13 @@ from tiledask.distributed.transport.remote_read import (
     transport_of,
 )
 from tiledask.errors import PlacementError
-from tiledask.plan.products.comms import Piece
-from tiledask.plan.products.placement import Region, Tiling
+from tiledask.plan.products.placement import Tiling
 from tiledask.plan.products.product import algorithms, moves_nothing
+from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.regions import Region
+from tiledask.plan.program.instructions import Fetch
+from tiledask.plan.program.making.of_product import multiply_program, sum_program
+from tiledask.plan.program.program import Program
 from tiledask.tile import TileCount, accumulator, as_dtype
 
 __all__ = ["Spent", "algorithms", "explain", "matmul"]
@@ -101,7 +99,8 @@ def matmul(
     multiply, DeadlineError after ``timeout`` seconds (default 300): A and B stay as they are.
     """
     options = {"panel": panel, "grid": grid, "replication": replication}
-    if (multiply_others := _of_other_arrays(a, b)) is not None:
+    if (others := _of_other_arrays(a, b)) is not None:
+        multiply_others, takes = others
         given = {
             "algorithm": algorithm,
             **options,
@@ -111,7 +110,6 @@ def matmul(
             "tile": tile,
         }
         given = {name: value for name, value in given.items() if value is not None} | elsewhere
-        takes = [p for p in signature(multiply_others).parameters if p not in ("a", "b", "x", "y")]
         if unknown := sorted(set(given) - set(takes)):
             raise PlacementError(
                 f"a product of {type(a).__name__}s has no {', '.join(unknown)}; it takes "
@@ -126,8 +124,12 @@ def matmul(
         )
     _check(a, b, kernel)
     deadline = time.monotonic() + seconds_of(timeout)
-    choice = _choice(a, b, algorithm, options, kernel, tile, memory_limit, timeout)
-    return _Run(choice, a, b, kernel, tile, deadline, progress).result()
+    if algorithm is None and moves_nothing(a.tiling, b.tiling):
+        algorithm = "local"
+    if algorithm is None:  # one algorithm's time is worth no measuring
+        rates_of(a.mesh.cluster, a.dtype)
+    asked = _Asked(a, b, algorithm, options, kernel, tile, memory_limit)
+    return _Run(asked, deadline, progress).result()
 
 
 def explain(
@@ -151,7 +153,8 @@ def explain(
     """
     _check(a, b, kernel)
     options = {"panel": panel, "grid": grid, "replication": replication}
-    needs, room = _needs(a, kernel, tile), _room(a, b, memory_limit)
+    needs = _needs(a, kernel, tile)
+    room = room_of(a.mesh.cluster, _by_rank(a, b), memory_limit)
     found = _weighed(a, b, algorithm, options, needs, room)
     return replace(found, moved=said_of(a.mesh.cluster))
 
@@ -182,71 +185,68 @@ def _weighed(
     )
 
 
-def _choice(
-    a: ShardedArray,
-    b: ShardedArray,
-    algorithm: str | None,
-    options: dict[str, Any],
-    kernel: str,
-    tile: Any,
-    memory_limit: int | str | None,
-    timeout: float | None,
-) -> Choice:
-    """What `matmul` runs. Rates are measured only where there is a choice."""
-    if algorithm is None and moves_nothing(a.tiling, b.tiling):
-        algorithm = "local"
-    rated = algorithm is None
-    room = _room(a, b, memory_limit, timeout)
-    needs = _needs(a, kernel, tile)
-    found = _weighed(a, b, algorithm, options, needs, room, rated)
-    if found.chosen:
-        return found[found.chosen]
+class _Asked(NamedTuple):
+    """A product, and what was said of it."""
 
-    def files() -> tuple[int, int]:
-        from tiledask.distributed.out_of_core.streamed import limits_of
+    a: ShardedArray
+    b: ShardedArray
+    algorithm: str | None
+    options: dict[str, Any]
+    kernel: str
+    tile: Any
+    memory_limit: int | str | None
 
-        (m, k), n = a.shape, b.shape[1]
-        return limits_of((m, k), (k, n), a.dtype, kernel, tile)
+    def choice(self, room: Room) -> Choice:
+        """What `matmul` runs in so much memory."""
+        a, b = self.a, self.b
+        needs = _needs(a, self.kernel, self.tile)
+        rated = self.algorithm is None
+        found = _weighed(a, b, self.algorithm, self.options, needs, room, rated)
+        if found.chosen:
+            return found[found.chosen]
 
-    in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
-    raise refusal(
-        found,
-        room,
-        a.tiling,
-        b.tiling,
-        needs,
-        a.dtype.itemsize,
-        options,
-        algorithm,
-        files if in_files else None,
-    )
+        def files() -> tuple[int, int]:
+            from tiledask.distributed.out_of_core.streamed import limits_of
+
+            (m, k), n = a.shape, b.shape[1]
+            return limits_of((m, k), (k, n), a.dtype, self.kernel, self.tile)
+
+        in_files = a.ndim == b.ndim == 2 and a.dtype.kind == "f"
+        raise refusal(
+            found,
+            room,
+            a.tiling,
+            b.tiling,
+            needs,
+            a.dtype.itemsize,
+            self.options,
+            self.algorithm,
+            files if in_files else None,
+        )
 
 
 def _needs(a: ShardedArray, kernel: str, tile: Any) -> ProductNeeds:
     return ProductNeeds(a.dtype, kernel, tile, transport_of(a.mesh.cluster))
 
 
-def _room(
-    a: ShardedArray, b: ShardedArray, memory_limit: int | str | None, timeout: float | None = None
-) -> Room:
-    """What a rank may hold of this product, measured now."""
-    blocks = [*zip(a.blocks, b.blocks, strict=False)]
-    return room_of(a.mesh.cluster, blocks, memory_limit, timeout=timeout)
+def _by_rank(a: ShardedArray, b: ShardedArray) -> list[tuple[Future[Any], ...]]:
+    return [*zip(a.blocks, b.blocks, strict=False)]
 
 
-def _of_other_arrays(a: Any, b: Any) -> Callable[..., Any] | None:
-    """What multiplies dask.arrays or files; None for sharded arrays and for what nothing takes."""
+def _of_other_arrays(a: Any, b: Any) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+    """(what multiplies dask.arrays or files, the options that it takes); None for sharded arrays
+    and for what nothing takes."""
     from tiledask.distributed.out_of_core.stored import StoredArray
 
     if isinstance(a, StoredArray) and isinstance(b, StoredArray):
-        from tiledask.distributed.out_of_core.streamed import multiply_stored
+        from tiledask.distributed.out_of_core import streamed
 
-        return multiply_stored
+        return streamed.multiply_stored, streamed.OPTIONS
     dask_array = sys.modules.get("dask.array")
     if dask_array and any(isinstance(x, dask_array.Array) for x in (a, b)):
         from tiledask.distributed.products import lazy
 
-        return lazy.multiply
+        return lazy.multiply, lazy.OPTIONS
     return None
 
 
@@ -280,63 +280,63 @@ class Spent:
 class _Run:
     """One product under way."""
 
-    def __init__(
-        self,
-        choice: Choice,
-        a: ShardedArray,
-        b: ShardedArray,
-        kernel: str,
-        tile: Any,
-        deadline: float,
-        progress: bool | None,
-    ) -> None:
-        assert choice.plan is not None  # what cannot run is never chosen
-        self.choice, self.plan, self.ledger = choice, choice.plan, choice.ledger
-        self.a, self.b, self.kernel, self.tile = a, b, kernel, tile
-        self.cluster = a.mesh.cluster
-        self.deadline = deadline
-        self.progress = progress
+    def __init__(self, asked: _Asked, deadline: float, progress: bool | None) -> None:
+        self.asked, self.deadline, self.progress = asked, deadline, progress
+        self.a, self.b = asked.a, asked.b
+        self.cluster = asked.a.mesh.cluster
         self.on_page = False
-        self.what = f"{choice.algorithm} product {a.shape} @ {b.shape}"
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What is run, known once the workers have said what they may hold."""
+        return self.asked.choice(self.room)
+
+    @property
+    def plan(self) -> ProductPlan:
+        assert self.choice.plan is not None  # what cannot run is never chosen
+        return self.choice.plan
+
+    @property
+    def what(self) -> str:
+        return f"{self.choice.algorithm} product {self.a.shape} @ {self.b.shape}"
 
     def _left(self) -> float:
         return max(0.1, self.deadline - time.monotonic())
 
     def result(self) -> ShardedArray:
-        cluster, plan = self.cluster, self.plan
-        operands = [*self.a.blocks, *self.b.blocks]
+        cluster, a, b = self.cluster, self.a, self.b
+        operands, by_rank = [*a.blocks, *b.blocks], _by_rank(a, b)
         cluster.again(operands)
-        cluster.wait(operands, f"the operands of the {self.what}", self._left())
-        dtype = self.a.dtype
-        predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
-        resident = {"A": self.a.block_bytes, "B": self.b.block_bytes}
+        cluster.wait(operands, f"the operands of {a.shape} @ {b.shape}", self._left())
+        resident = {"A": a.block_bytes, "B": b.block_bytes}
         with (
-            counting(cluster, self._left()) as counted,
             lending(cluster) as lender,
-            announced(
-                cluster, lender.name, self.choice, predicted, counted, resident
-            ) as self.on_page,
+            counting(
+                cluster,
+                self._left(),
+                first=[lender.lends(by_rank), asks_room(cluster, by_rank)],
+                last=[lender.ends],
+            ) as counted,
         ):
-            lent = self._lent(lender, [self.a.blocks, self.b.blocks])
-            a, b = lent
-            turns = [
-                tuple(
-                    PanelParts(_parts(p.a, plan.a, a, rank), _parts(p.b, plan.b, b, rank))
-                    for p in plan.panels[rank]
-                )
-                for rank in range(plan.ranks)
-            ]
-            with watching(self.progress, lender.name, [len(t) for t in turns], self.what, cluster):
-                blocks = self._multiply(lender, turns)
-            if plan.sums:
-                blocks = self._sum(lender, blocks, turns)
-            facts = counted.told(lender.end) or []
+            tickets, rules = zip(*counted.first, strict=True)
+            self.room = as_room(rules[: len(by_rank)], self.asked.memory_limit)
+            plan, dtype = self.plan, a.dtype
+            predicted = plan.traffic(dtype.itemsize, accumulator(dtype).itemsize, cluster.slots)
+            told = cluster, lender.name, self.choice, predicted, counted, resident
+            panels = [len(panels) for panels in plan.panels]
+            with (
+                announced(*told) as self.on_page,
+                watching(self.progress, lender.name, panels, self.what, cluster),
+            ):
+                blocks = self._result(lender, tickets)
+            lender.close()
+        facts: list[Facts] = [found for (found,) in counted.last]
         mesh = self.a.mesh
         if plan.result.mesh != mesh.shape:
             mesh = Mesh(cluster, plan.result.mesh)
         reads = [(src, dst, n) for dst, found in enumerate(facts) for src, n in found.reads]
         traffic = Both(predicted, counted.moved(cluster.slots, reads))
-        memory = Both(self.ledger, counted.ledger(resident))
+        memory = Both(self.choice.ledger, counted.ledger(resident))
         if self.on_page:
             ended(cluster, lender.name, traffic.measured, memory.measured, counted.seconds)
         return ShardedArray(
@@ -356,91 +356,88 @@ class _Run:
         """Wait for blocks that this product makes: they go if it fails, the operands never do."""
         self.cluster.wait(futures, prefix + self.what, self._left(), cancel=True)
 
-    def _lent(self, lender: Lender, arrays: list[Sequence[Future[Any]]]) -> list[list[LentBlock]]:
-        """The blocks of each array, rank by rank, as others may read them."""
-        ranks = [list(mine) for mine in zip(*arrays, strict=True)]
-        tickets = lender.lend(ranks, self._left())
-        return [
-            [
-                LentBlock(str(future.key), rank, tickets[rank][which])
-                for rank, future in enumerate(blocks)
-            ]
-            for which, blocks in enumerate(arrays)
-        ]
-
-    def _job(self, lender: Lender, rank: int, region: Region, **more: Any) -> RankJob:
-        return RankJob(
-            lender.name,
-            lender.transport,
-            rank,
-            region,
-            self.a.dtype.name,
-            self.cluster.backend,
-            self.kernel,
-            self.tile,
-            on_page=self.on_page,
-            **more,
-        )
-
-    def _multiply(self, lender: Lender, turns: list[tuple[PanelParts, ...]]) -> list[Future[Any]]:
-        blocks = []
-        for rank, region in enumerate(self.plan.work.regions):
-            leave = self.plan.result.regions[rank] if self.plan.sums_in_place else None
-            job = self._job(
-                lender,
-                rank,
-                region,
-                turns=turns[rank],
-                leave=leave,
-                unrounded=self.plan.sums,
-            )
-            name = f"multiply_{self.plan.algorithm}"
-            # what keeps Dask able to make again the blocks that rank reads
-            panels, found = self.plan.panels[rank], []
-            for array, pieces in (
-                (self.a, [p for panel in panels for p in panel.a]),
-                (self.b, [p for panel in panels for p in panel.b]),
-            ):
-                sources = {p.source for p in pieces} - {rank}
-                found += [array.anchors[source] for source in sorted(sources)]
-            held = self.a.blocks[rank], self.b.blocks[rank], *found
-            blocks.append(self.cluster.submit(rank, multiply, job, *held, name=name))
-        self._wait(blocks)
-        return blocks
-
-    def _sum(
-        self, lender: Lender, partials: list[Future[Any]], turns: list[tuple[PanelParts, ...]]
-    ) -> list[Future[Any]]:
-        plan, cluster, blocks = self.plan, self.cluster, []
-        (lent,) = self._lent(lender, [partials])
+    def _result(self, lender: Lender, tickets: Sequence[Sequence[Any]]) -> list[Future[Any]]:
+        """The blocks of C, for ``tickets`` of A's and B's: each rank goes through its line, and
+        through a second where k is shared out."""
+        plan, size = self.plan, self.a.dtype.itemsize
+        wide, none = accumulator(self.a.dtype).itemsize, [None] * plan.ranks
+        operands = {"A": _Lent(plan.a, self.a.blocks, self.a.anchors),
+                    "B": _Lent(plan.b, self.b.blocks, self.b.anchors)}  # fmt: skip
+        program = multiply_program(plan, size, wide)
+        lent = _lent(operands, tickets)
+        blocks = self._run(lender, program, plan.work, operands, lent, none, plan.sums)
+        if not plan.sums:
+            return blocks
         anchors = [
-            cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True) for x in partials
+            self.cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True)
+            for x in blocks
         ]
-        for rank, region in enumerate(plan.result.regions):
-            parts = _parts(plan.partials[rank], plan.work, lent, rank)
-            mine = turns[rank] if plan.sums_in_place else ()
-            job = self._job(lender, rank, region, partials=parts, turns=mine)
-            held = partials[rank], self.a.blocks[rank], self.b.blocks[rank]
-            others = [anchors[p.source] for p in plan.summed[rank]]
-            blocks.append(
-                cluster.submit(rank, sum_partials, job, *held, *others, name="reduce_scatter")
+        partials = {"partial": _Lent(plan.work, blocks, anchors)}
+        lent = _lent(partials, lender.lend([[x] for x in blocks], self._left()))
+        program = sum_program(plan, size, wide)
+        return self._run(lender, program, plan.result, partials, lent, blocks, False)
+
+    def _run(
+        self,
+        lender: Lender,
+        program: Program,
+        made: Tiling,
+        arrays: "dict[str, _Lent]",
+        lent: dict[tuple[str, int], tuple[LentBlock, Region]],
+        own: Sequence[Future[Any] | None],
+        unrounded: bool,
+    ) -> list[Future[Any]]:
+        """The block that each rank makes by its line of ``program``, which fetches of ``arrays``;
+        ``own`` are the ranks' partial sums."""
+        blocks = []
+        sums = own[0] is not None
+        for rank, region in enumerate(made.regions):
+            line = program.alone(rank)
+            from_ = {
+                (each.array, each.source): None
+                for each in line.role(0).parts[0].instructions
+                if isinstance(each, Fetch) and each.source is not None
+            }
+            job = RankJob(
+                lender.name,
+                lender.transport,
+                rank,
+                line,
+                {key: lent[key] for key in from_},
+                region,
+                self.a.dtype.name,
+                self.cluster.backend,
+                self.asked.kernel,
+                self.asked.tile,
+                unrounded,
+                self.on_page,
             )
-        self._wait(blocks, "the sums of the ")
+            # what keeps Dask able to make again the blocks that the rank reads
+            found = [arrays[name].anchors[source] for name, source in sorted(from_)]
+            held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
+            name = "reduce_scatter" if sums else f"multiply_{self.plan.algorithm}"
+            blocks.append(self.cluster.submit(rank, run_line, job, *held, name=name))
+        self._wait(blocks, "the sums of the " if sums else "")
         return blocks
 
 
-def _parts(
-    pieces: tuple[Piece, ...], tiling: Tiling, lent: list[LentBlock], rank: int
-) -> tuple[OperandPart, ...]:
-    """``pieces``, each with the block that it is read from."""
-    return tuple(
-        OperandPart(
-            None if p.source == rank else lent[p.source],
-            ends_within(p.region, tiling.regions[p.source]),
-            p.region,
-        )
-        for p in pieces
-    )
+class _Lent(NamedTuple):
+    """An array that ranks fetch of."""
+
+    tiling: Tiling
+    blocks: Sequence[Future[Any]]
+    anchors: Sequence[Future[Any]]
+
+
+def _lent(
+    arrays: dict[str, _Lent], tickets: Sequence[Sequence[Any]]
+) -> dict[tuple[str, int], tuple[LentBlock, Region]]:
+    """(array, rank) -> its block, as others may read it, and where that lies."""
+    return {
+        (name, rank): (LentBlock(str(x.blocks[rank].key), rank, tickets[rank][which]), region)
+        for which, (name, x) in enumerate(arrays.items())
+        for rank, region in enumerate(x.tiling.regions)
+    }
 
 
 def _check(a: Any, b: Any, kernel: str) -> None:

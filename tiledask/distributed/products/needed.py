@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.distributed.products.multiply import AHEAD, SUM_BYTES
+from tiledask.distributed.products.multiply import SUM_BYTES
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.program.making.of_product import AHEAD
 from tiledask.tile import accumulator, workspace
 
 __all__ = ["PANELS", "RUNTIME", "ProductNeeds", "ledger_of"]

@@ -14,16 +14,19 @@ from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
     Collective,
     Do,
+    Fetch,
     Instruction,
     Instructions,
+    Keep,
     ProgramPart,
     Recv,
     Send,
@@ -33,7 +36,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner"]
+__all__ = ["Bind", "LineRunner", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -43,18 +46,41 @@ _Env = list[Any]
 _Call = Callable[[_Env], None]
 
 
+class Outside(Protocol):
+    """What is beyond a line: where its fetches read, and where what is kept goes."""
+
+    def fetch(self, each: Fetch) -> Callable[[Any], Any]:
+        """From what its buffer holds (None, if nothing stays there) to what is there afterwards."""
+
+    def keep(self, each: Keep) -> Callable[[Any], None]:
+        """Takes what is kept."""
+
+
 class StepLeftOut(Exception):
     """A `Stop` stopped."""
 
 
 class LineRunner:
-    """One rank's way through its line, as often as it is wanted."""
+    """One rank's way through its line, as often as it is wanted.
+
+    ``group``: whose ranks are those of the program, if these are not all ranks of the run; they
+    agree on each collective before it begins.
+    """
 
     def __init__(
-        self, rank: Rank, program: Instructions, stays: Mapping[str, Any], bind: Bind
+        self,
+        rank: Rank | None,
+        program: Instructions,
+        stays: Mapping[str, Any],
+        bind: Bind,
+        outside: Outside | None = None,
+        group: Group | None = None,
     ) -> None:
-        self.rank, self.program = rank, program
-        self.role, self.line = program.role(rank.index), list(program.lines[rank.index])
+        """``rank``: None of a line that is alone, and talks to no other rank."""
+        self.rank, self.program, self.outside, self.group = rank, program, outside, group
+        self.index = 0 if rank is None else rank.index if group is None else group.rank
+        """Which rank of the program this is."""
+        self.role, self.line = program.role(self.index), list(program.lines[self.index])
         self.frame = 0
         """The frame under way."""
         self._bind, self._label = bind, ""
@@ -118,7 +144,7 @@ class LineRunner:
         except StepLeftOut:
             raise
         except Exception as error:
-            error.add_note(f"in {part.name}.{self.frame} of rank {self.rank.index}: {each!r}")
+            error.add_note(f"in {part.name}.{self.frame} of rank {self.index}: {each!r}")
             raise
 
     def _leave(self, turn: int) -> None:
@@ -174,16 +200,30 @@ class LineRunner:
         x = self._slot(each.buffer)
         if isinstance(each, Stop):
             return lambda env: _stop(env[x])
+        if isinstance(each, Fetch | Keep):
+            return self._beyond(each, x)
         return self._message(each, x)
 
     def _message(self, each: Send | Recv, x: int) -> _Call:
         """What sends a slot, or fills it."""
         axis, peer, program = (each.axis,), each.peer, self.program
-        group = self._group(axis, program.along(self.rank.index, axis))
+        group = self._group(axis, program.along(self.index, axis))
         if isinstance(each, Send):
             return lambda env: group.send(env[x], peer, label=self._label, keep=True)
-        source = program.peer(self.rank.index, each)
+        source = program.peer(self.index, each)
         return lambda env: self._receive(x, group, peer, source, env)
+
+    def _beyond(self, each: Fetch | Keep, x: int) -> _Call:
+        assert self.outside is not None  # who runs such a program says where things lie
+        if isinstance(each, Keep):
+            keep = self.outside.keep(each)
+            return lambda env: keep(env[x])
+        fetch, room = self.outside.fetch(each), self._slot(buffer_of(each.buffer))
+
+        def call(env: _Env) -> None:
+            env[x] = fetch(env[room])
+
+        return call
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
         told = {name: self._resolved(value) for name, value in each.options if name != "product"}
@@ -217,12 +257,12 @@ class LineRunner:
         if not (isinstance(value, tuple) and value[:1] == ("part",)):
             return value
         _, axis, counts = value
-        at = self.program.coordinates[self.rank.index][axis]
+        at = self.program.coordinates[self.index][axis]
         start = sum(counts[:at])
         return RankPart(start, start + counts[at], sum(counts))
 
     def _collective(self, each: Collective) -> _Call:
-        group = self._group(each.axes, self.program.members(self.rank.index, each))
+        group = self._group(each.axes, self.program.members(self.index, each))
         x, y, name, label = (
             self._slot(each.buffer),
             self._slot(each.result),
@@ -242,7 +282,7 @@ class LineRunner:
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
 
         def call(env: _Env) -> None:
-            made = run(env[x], label=f"{self._label}/{label}")
+            made = run(env[x], label=f"{self._label}/{label}" if self._label else label)
             if name in self.role.stays:
                 env[y][...] = made
                 return
@@ -255,7 +295,10 @@ class LineRunner:
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
         key = axes, members
         if key not in self._groups:
-            self._groups[key] = ProgramGroup(self.rank, axes, members)
+            assert self.rank is not None  # a line that is alone has no messages
+            among = None if self.group is None else self.group.among(members)
+            said = (axes, members) if among is None else (among.axes, among.members)
+            self._groups[key] = ProgramGroup(self.rank, *said, group=among)
         return self._groups[key]
 
     # -- messages ---------------------------------------------------------------------------------
@@ -271,7 +314,7 @@ class LineRunner:
 
     def _sends(self, source: int) -> Iterator[tuple[ProgramPart, str, int]]:
         """What a rank sends to this one, in its order: (part that does, buffer, frame)."""
-        program, me = self.program, self.rank.index
+        program, me = self.program, self.index
         parts = program.role(source).parts
         for number, frame in program.lines[source]:
             for each in parts[number].instructions:

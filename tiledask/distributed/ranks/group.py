@@ -56,12 +56,15 @@ class Group:
         self.size = len(members)
         self.rank = members.index(rank.index)
         """This rank's number in the group."""
-        self._owner = rank
+        self.owner = rank
+        """Whose group this is."""
+        self.bound: dict[Any, Any] = {}
+        """What layers have bound to it, by what they are (tensor/layer_programs.py)."""
         self._calls = 0
 
     def label(self, *names: str) -> AbstractContextManager[None]:
         """Collectives inside the block carry the names, joined by "/", as `Rank.label` does it."""
-        labelled: AbstractContextManager[None] = self._owner.label("/".join(names))
+        labelled: AbstractContextManager[None] = self.owner.label("/".join(names))
         return labelled
 
     def among(self, numbers: Sequence[int]) -> "Group":
@@ -75,7 +78,7 @@ class Group:
         [6, 4, 6, 4, 6]
         """
         members = tuple(self.members[i] for i in numbers)
-        return self if members == self.members else Group(self._owner, self.axes, members)
+        return self if members == self.members else Group(self.owner, self.axes, members)
 
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.size}, members {self.members})"
@@ -244,7 +247,7 @@ class Group:
                 f"a broadcast takes x from its root, rank {root} of the group, and None from all "
                 f"others; rank {self.rank} passed {'None' if x is None else 'an array'}"
             )
-        host, back = (None, self._owner.on_device) if x is None else self._brought(x)
+        host, back = (None, self.owner.on_device) if x is None else self._brought(x)
         facts = {"shape": None, "dtype": None, "root": root}
         with self._calling("broadcast", algorithm, host, **facts) as exchange:
             if exchange.algorithm == NCCL:
@@ -319,7 +322,7 @@ class Group:
         with self._pair("recv", source, None) as exchange:
             ((host,),) = exchange.swap((), (exchange.members.index(self.members[source]),))
             exchange.dtype, exchange.terms = host.dtype, (None, host.nbytes)
-        return self._owner.on_device(host)
+        return self.owner.on_device(host)
 
     def sendrecv(self, x: Any, to: int, source: int) -> Any:
         """Send ``x`` to rank ``to`` and return what rank ``source`` sends: a shift, if all do so.
@@ -342,7 +345,7 @@ class Group:
     ) -> AbstractContextManager[Exchange]:
         chosen = algorithm or default(kind, self.size)
         if chosen == NCCL:
-            nccl_own.check(kind, array, self._owner.transport.devices, self.size)
+            nccl_own.check(kind, array, self.owner.transport.devices, self.size)
             chosen = NCCL if self.size > 1 else default(kind, 1)
         elif chosen not in algorithms(kind):
             raise ConfigError(
@@ -356,7 +359,7 @@ class Group:
 
     def _brought(self, x: Any) -> tuple[Any, Callable[[Any], Any]]:
         """(``x`` where its collective takes it from, what takes a result to where ``x`` was)."""
-        if self._owner.transport.devices is not None and self.size > 1 and on_gpu(x):
+        if self.owner.transport.devices is not None and self.size > 1 and on_gpu(x):
             return x, _same
         return _host(x)
 
@@ -366,7 +369,7 @@ class Group:
         """An Exchange for the group's next collective."""
         self._calls += 1
         return exchanging(
-            self._owner, kind, self.members, self._calls, axes=self.axes, array=array, **facts
+            self.owner, kind, self.members, self._calls, axes=self.axes, array=array, **facts
         )
 
     def _pair(
@@ -377,9 +380,9 @@ class Group:
                 f"rank {self.rank} of a group of {self.size} cannot {kind} to or from {other!r}; "
                 f"choose another of 0..{self.size - 1}"
             )
-        pair = tuple(sorted((self.members[other], self._owner.index)))
+        pair = tuple(sorted((self.members[other], self.owner.index)))
         facts: dict[str, Any] = {"shape": None, "dtype": None}
-        return exchanging(self._owner, kind, pair, 0, axes=self.axes, array=array, **facts)
+        return exchanging(self.owner, kind, pair, 0, axes=self.axes, array=array, **facts)
 
     def _extents(self, x: np.ndarray, dim: int, extents: Sequence[int] | None) -> tuple[int, ...]:
         if extents is None:

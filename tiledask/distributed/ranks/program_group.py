@@ -43,7 +43,8 @@ class ProgramGroup:
     ``label`` is for the record; None takes the rank's labels of now. ``keep`` says that neither
     what is passed nor what comes back is ever changed, by anybody: then ranks that share memory
     need no copies, and nobody waits until others have read.
-    Between GPUs it is a `Group`, which has NCCL.
+    Between GPUs it is a `Group`, which has NCCL; and so it is of a ``group`` that is given, whose
+    ranks agree on each call.
 
     >>> from tiledask.distributed.ranks.threads import run_threads
     >>> def twice(rank):
@@ -54,7 +55,12 @@ class ProgramGroup:
     """
 
     def __init__(
-        self, rank: Any, axes: tuple[int, ...], members: tuple[int, ...], stream: str = ""
+        self,
+        rank: Any,
+        axes: tuple[int, ...],
+        members: tuple[int, ...],
+        stream: str = "",
+        group: Group | None = None,
     ) -> None:
         self.axes, self.members = axes, members
         self.size = len(members)
@@ -64,7 +70,9 @@ class ProgramGroup:
         self._stream = f"program {stream}"
         self._port = rank.transport.port(members, self._stream)
         self._algorithms = {kind: default(kind, self.size) for kind in KINDS}
-        self._group = Group(rank, axes, members) if rank.backend == "cupy" else None
+        if group is None and rank.backend == "cupy":
+            group = Group(rank, axes, members)
+        self._group = group
 
     def __repr__(self) -> str:
         return f"ProgramGroup(rank {self.rank} of {self.size}, members {self.members})"

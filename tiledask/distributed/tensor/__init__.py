@@ -1,16 +1,15 @@
 """Layers whose weights are sharded over the ranks of a group, forward and backward.
 
-block.py            a decoder block of them
-  attention.py        by heads; kv heads that several ranks share
-  mlp.py              feed-forward, plain and gated
-  norms.py            LayerNorm, RMSNorm of tokens that may be sharded
-  named_linear.py     the linear layers inside of a layer
+block.py            a decoder block and its layers: norms; attention by heads; feed-forward
+vocabulary.py       an embedding sharded by rows; the loss of logits that never meet
+linear.py     the linear layers inside of a layer
   linear.py           column-parallel, row-parallel
   embedding.py        a table sharded by rows
   cross_entropy.py    the loss of logits that never meet
 summa.py            linear on a grid of ranks: x, w and y each in blocks; 2-D and 2.5-D
 elementwise.py      activations, sums, biases: what is wrong on a Partial
 f_g.py              f and g, and their forms for tokens that are sharded
+layer_programs.py   each is a program of one layer, run on the group
 shards.py           who holds what of all weights; checkpoints under another layout
 placed.py           a block that says what it is a part of
 
@@ -25,9 +24,21 @@ or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
 
 from tiledask.distributed.ranks.records import compared
-from tiledask.distributed.tensor.attention import self_attention, self_attention_grad
-from tiledask.distributed.tensor.block import DecoderBlock, decoder_block, decoder_block_grad
-from tiledask.distributed.tensor.cross_entropy import cross_entropy, cross_entropy_grad
+from tiledask.distributed.tensor.block import (
+    DecoderBlock,
+    decoder_block,
+    decoder_block_grad,
+    layer_norm,
+    layer_norm_grad,
+    mlp,
+    mlp_grad,
+    rms_norm,
+    rms_norm_grad,
+    self_attention,
+    self_attention_grad,
+    swiglu_mlp,
+    swiglu_mlp_grad,
+)
 from tiledask.distributed.tensor.elementwise import (
     activate,
     activate_grad,
@@ -38,7 +49,6 @@ from tiledask.distributed.tensor.elementwise import (
     swiglu,
     swiglu_grad,
 )
-from tiledask.distributed.tensor.embedding import embedding, embedding_grad
 from tiledask.distributed.tensor.f_g import f, f_grad, g, g_grad, gathered, scattered
 from tiledask.distributed.tensor.linear import (
     column_linear,
@@ -46,8 +56,6 @@ from tiledask.distributed.tensor.linear import (
     row_linear,
     row_linear_grad,
 )
-from tiledask.distributed.tensor.mlp import mlp, mlp_grad, swiglu_mlp, swiglu_mlp_grad
-from tiledask.distributed.tensor.norms import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad
 from tiledask.distributed.tensor.placed import (
     Placed,
     check_window,
@@ -68,6 +76,12 @@ from tiledask.distributed.tensor.shards import (
     whole_of,
 )
 from tiledask.distributed.tensor.summa import GridBlock, RankGrid, summa_linear, summa_linear_grad
+from tiledask.distributed.tensor.vocabulary import (
+    cross_entropy,
+    cross_entropy_grad,
+    embedding,
+    embedding_grad,
+)
 
 __all__ = [
     "DecoderBlock",

@@ -16,6 +16,7 @@ __all__ = [
     "activate_grad",
     "add",
     "add_bias",
+    "bias_fits",
     "softmax",
     "softmax_grad",
     "swiglu",
@@ -91,6 +92,12 @@ def add(x: Placed, y: Placed) -> Placed:
 
 def add_bias(group: Group, x: Placed, b: Placed | None) -> Placed:
     """x + b over the last axis, or x without a bias. Refuses a Partial: b would be there t times."""  # noqa: E501
+    bias_fits(group, x, b)
+    return x if b is None else x.like(rounded(wide(x.local) + wide(b.local), x.local))
+
+
+def bias_fits(group: Group, x: Placed, b: Placed | None) -> None:
+    """None; raises PlacementError unless b can be added to ``x`` once."""
     need(
         "add_bias",
         "x",
@@ -100,11 +107,10 @@ def add_bias(group: Group, x: Placed, b: Placed | None) -> Placed:
         f"{group.size} times; sum first, by g(group, x)",
     )
     if b is None:
-        return x
+        return
     split = x.dim == x.ndim - 1
     need(
         "add_bias", "b", b, (Shard if split else Replicate,), "it is placed as the columns of x are"
     )
     if split and b.shards != x.shards:
         refuse("add_bias", f"b is sharded as {b.shards}, the columns of x as {x.shards}")
-    return x.like(rounded(wide(x.local) + wide(b.local), x.local))

@@ -28,15 +28,13 @@ from tiledask.plan.collectives.shards import Shards, even_shards
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
 
 __all__ = [
-    "enter",
-    "enter_grad",
+    "entering",
     "f",
     "f_grad",
     "g",
     "g_grad",
     "gathered",
-    "leave",
-    "leave_grad",
+    "leaving",
     "scattered",
 ]
 
@@ -78,6 +76,12 @@ def gathered(group: Group, x: Placed) -> Placed:
     If its gradient is not Partial but the same on all ranks, there is nothing to add: then take
     `shard` of it.
     """
+    dim = _joined(group, x)
+    return replicate(group.all_gather(x.local, dim))
+
+
+def _joined(group: Group, x: Placed) -> int:
+    """Along which dimension; raises PlacementError unless a gather makes the array."""
     need("gathered (all_gather)", "x", x, (Shard,), "only shards are joined")
     fits(group, "gathered (all_gather)", "x", x)
     dim, shards = x.split
@@ -87,11 +91,18 @@ def gathered(group: Group, x: Placed) -> Placed:
             f"the ranks' parts of {x} are not one behind the other ({shards}), and a gather "
             f"would mix up its columns; take its halves apart first, or put_together",
         )
-    return replicate(group.all_gather(x.local, dim))
+    return dim
 
 
 def scattered(group: Group, y: Placed, dim: int, shards: Shards | None = None) -> Placed:
     """This rank's part, along ``dim``, of the sum over the ranks of ``y``; grad: `gathered`."""
+    part = _dealt(group, y, dim, shards)
+    at, of = part.split
+    return part._replace(local=group.reduce_scatter(y.local, at, extents=of.counts))
+
+
+def _dealt(group: Group, y: Placed, dim: int, shards: Shards | None) -> Placed:
+    """The placement; raises PlacementError unless ``y`` is a sum and the shards are in a row."""
     need("scattered (reduce_scatter)", "y", y, (Partial,), TWICE.format(group.size))
     dim = checked_dim(y.ndim, dim)
     shards = shards or even_shards(y.shape[dim], group.size)
@@ -100,32 +111,24 @@ def scattered(group: Group, y: Placed, dim: int, shards: Shards | None = None) -
             f"a reduce_scatter along dimension {dim} scatters {y.shape[dim]} indices one behind "
             f"the other, got shards of {shards}; use even_shards({y.shape[dim]}, {group.size})"
         )
-    local = group.reduce_scatter(y.local, dim, extents=shards.counts)
-    return Placed(local, Shard(dim), y.shape, shards)
+    return Placed(None, Shard(dim), y.shape, shards)
 
 
-# -- which of both, by the placement of the layer's x ----------------------------------------------
+# -- which of both, by the placement of a layer's x ------------------------------------------------
 
 
-def enter(group: Group, x: Placed) -> Placed:
-    """All of ``x``, Replicate: by `f` if it is that already, else `gathered`."""
-    return f(group, x) if isinstance(x.placement, Replicate) else gathered(group, x)
+def entering(group: Group, x: Placed) -> None:
+    """None; raises PlacementError unless all of ``x`` can be had: by `f`, or `gathered`."""
+    if isinstance(x.placement, Replicate):
+        f(group, x)
+    else:
+        _joined(group, x)
 
 
-def enter_grad(group: Group, dx: Placed, x: Placed) -> Placed:
-    """The Partial ``dx`` summed up, placed as ``x`` is."""
-    return leave(group, dx, x.placement, x.shards)
-
-
-def leave(
-    group: Group, y: Placed, to: Placement = EVERYWHERE, shards: Shards | None = None
-) -> Placed:
-    """The Partial ``y`` summed up: on every rank by `g`, or sharded by `scattered`."""
+def leaving(group: Group, y: Placed, to: Placement, shards: Shards | None) -> Placed:
+    """The placement of the Partial ``y`` summed up: by `g`, or `scattered`."""
     if isinstance(to, Partial):
         refuse("to=Partial()", f"{y} is summed up here; say to=Replicate(), or Shard(dim) of it")
-    return g(group, y) if isinstance(to, Replicate) else scattered(group, y, to.dim, shards)
-
-
-def leave_grad(group: Group, dy: Placed) -> Placed:
-    """All of ``dy``, Replicate: the gradient of each rank's partial sum."""
-    return enter(group, dy)
+    if isinstance(to, Replicate):
+        return y._replace(placement=EVERYWHERE)
+    return _dealt(group, y, to.dim, shards)

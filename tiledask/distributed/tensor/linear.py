@@ -4,35 +4,32 @@ column   x [.., in] --w[:, mine]--> y [.., mine]                   dx is a sum o
 row      x [.., mine] --w[mine, :]--> partial sum of y [.., out]   y is a sum over ranks
 """
 
-from typing import NamedTuple
+from typing import Any
 
 from tiledask.distributed.ranks.group import Group
-from tiledask.distributed.tensor.elementwise import add_bias
-from tiledask.distributed.tensor.f_g import enter, enter_grad, leave, leave_grad
-from tiledask.distributed.tensor.placed import (
-    EVERYWHERE,
-    Placed,
-    fits,
-    need,
-    partial,
-    refuse,
-    same_placement,
-)
+from tiledask.distributed.tensor.elementwise import bias_fits
+from tiledask.distributed.tensor.f_g import entering, leaving
+from tiledask.distributed.tensor.layer_programs import KeptLayer, LayerRule, backward, forward
+from tiledask.distributed.tensor.placed import EVERYWHERE, Placed, Weights, fits, need, refuse
 from tiledask.plan.collectives.shards import Shards
-from tiledask.plan.products.placement import Placement, Replicate, Shard
-from tiledask.tile import layers as tile
+from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
 
-__all__ = ["KeptLinear", "column_linear", "column_linear_grad", "row_linear", "row_linear_grad"]
+__all__ = [
+    "OF_A_SUM",
+    "by_columns",
+    "by_rows",
+    "column_linear",
+    "column_linear_grad",
+    "row_linear",
+    "row_linear_grad",
+]
 
-
-class KeptLinear(NamedTuple):
-    """What both keep."""
-
-    x: Placed
-    """What w multiplies; of a column_linear that gathers again, this rank's tokens of it."""
-    given: Placed
-    """The placement of a column_linear's x, or a row_linear's y."""
-    name: str
+AS_Y = "it is placed as y is"
+OF_A_SUM = (
+    f"{AS_Y}. The gradient of a partial sum is that of the sum itself: an all_reduce of it would "
+    "make dw t times too large"
+)
+"""Why dy must be placed as y is, where rows of a matrix made a sum."""
 
 
 def column_linear(
@@ -43,7 +40,7 @@ def column_linear(
     *,
     regather: bool = False,
     name: str = "column_linear",
-) -> tuple[Placed, KeptLinear]:
+) -> tuple[Placed, KeptLayer]:
     """(y [..., out] sharded along its columns, kept) for w [in, out] and b [out], sharded so.
 
     x [..., in] is on every rank, or sharded along its tokens: then it is gathered, and with
@@ -60,29 +57,19 @@ def column_linear(
     >>> run_threads(program, 2).results
     [[[3.0, 5.0]], [[7.0]]]
     """
-    _check_by_columns(name, x, w, b)
-    fits(group, name, "w", w)
-    with group.label(name, "forward"):
-        whole = enter(group, x)
-    y, _ = tile.linear(whole.local, w.local, None if b is None else b.local)
-    y = Placed(y, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
-    return y, KeptLinear(x if regather else whole, x.spec, name)
+    return forward(_columns, group, (x,), {"w": w, "b": b}, regather, name)
 
 
 def column_linear_grad(
-    group: Group, dy: Placed, kept: KeptLinear, w: Placed, b: Placed | None = None
+    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
     """(dx, placed as x was, dw and db, placed as w and b are)."""
-    operation = f"{kept.name}'s gradient"
-    need(operation, "dy", dy, (Shard,), "it is placed as y is")
+    operation = f"{kept.rule.name}'s gradient"
+    need(operation, "dy", dy, (Shard,), AS_Y)
     if dy.dim != dy.ndim - 1 or dy.shards != w.shards:
         refuse(operation, f"dy is {dy} ({dy.shards}), the columns of w are {w.shards}")
-    with group.label(kept.name, "backward"):
-        x = enter(group, kept.x)
-        dw, db = tile.linear_grad_weight(dy.local, x.local)
-        dx = partial(tile.linear_grad_input(dy.local, w.local))
-        dx = enter_grad(group, dx, kept.given)
-    return dx, w.like(dw), None if b is None else b.like(db)
+    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
+    return dx, grads["w"], grads["b"]
 
 
 def row_linear(
@@ -94,7 +81,7 @@ def row_linear(
     to: Placement = EVERYWHERE,
     shards: Shards | None = None,
     name: str = "row_linear",
-) -> tuple[Placed, KeptLinear]:
+) -> tuple[Placed, KeptLayer]:
     """(y [..., out], kept) for x sharded along its columns as w [in, out] is along its rows.
 
     ``to``: Replicate(), or Shard(dim) of the tokens (evenly, unless ``shards`` says). b [out] is on
@@ -110,38 +97,43 @@ def row_linear(
     >>> run_threads(program, 2).results
     [[[3.0, 3.0]], [[3.0, 3.0]]]
     """
-    _check_by_rows(name, x, w, b)
-    fits(group, name, "x", x)
-    fits(group, name, "w", w)
-    y = partial(tile.linear(x.local, w.local)[0])
-    with group.label(name, "forward"):
-        y = leave(group, y, to, shards)
-    return add_bias(group, y, b), KeptLinear(x, y.spec, name)
+    return forward(_rows, group, (x,), {"w": w, "b": b}, to, shards, name)
 
 
 def row_linear_grad(
-    group: Group, dy: Placed, kept: KeptLinear, w: Placed, b: Placed | None = None
+    group: Group, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
     """(dx, placed as x was, dw as w, db on every rank)."""
-    operation = f"{kept.name}'s gradient"
-    need(
-        operation,
-        "dy",
-        dy,
-        (type(kept.given.placement),),
-        "it is placed as y is. The gradient of a partial sum is that of the sum itself: an "
-        "all_reduce of it would make dw t times too large",
-    )
-    same_placement(operation, "dy", dy, "y", kept.given)
-    with group.label(kept.name, "backward"):
-        whole = leave_grad(group, dy)
-    dx, dw, db = tile.linear_grad(
-        whole.local, kept.x.local, w.local, None if b is None else b.local
-    )
-    return kept.x.like(dx), w.like(dw), None if b is None else b.like(db)
+    dx, grads = backward(group, dy, kept, {"w": w, "b": b})
+    return dx, grads["w"], grads["b"]
 
 
-def _check_by_columns(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
+# -- what goes together ----------------------------------------------------------------------------
+
+
+def _columns(
+    group: Group, given: tuple[Placed], of: Weights, regather: bool, name: str
+) -> LayerRule:
+    (x,) = given
+    y = by_columns(group, name, x, of["w"], of["b"])
+    told: dict[str, Any] = {"unit": "", "names": ("w",), "labels": (name,)}
+    return LayerRule("column_linear", y, told, name, AS_Y, x, regather=regather)
+
+
+def _rows(
+    group: Group,
+    given: tuple[Placed],
+    of: Weights,
+    to: Placement,
+    shards: Shards | None,
+    name: str,
+) -> LayerRule:
+    y = by_rows(group, name, *given, of["w"], of["b"], to, shards)
+    return LayerRule("row_linear", y, {"unit": "", "w": "w", "label": name}, name, OF_A_SUM, y)
+
+
+def by_columns(group: Group, name: str, x: Placed, w: Placed, b: Placed | None = None) -> Placed:
+    """The placement of `column_linear`'s y; PlacementError for what does not go together."""
     need(name, "x", x, (Replicate, Shard), "sum it first, by g(group, x)")
     if x.dim == x.ndim - 1:
         refuse(
@@ -157,9 +149,21 @@ def _check_by_columns(name: str, x: Placed, w: Placed, b: Placed | None) -> None
         need(name, "b", b, (Shard,), "b is placed as the columns of w are: shard(group, b, 0)")
         if b.shards != w.shards:
             refuse(name, f"b is sharded as {b.shards}, the columns of w as {w.shards}")
+    fits(group, name, "w", w)
+    entering(group, x)
+    return Placed(None, Shard(x.ndim - 1), (*x.shape[:-1], w.shape[1]), w.shards)
 
 
-def _check_by_rows(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
+def by_rows(
+    group: Group,
+    name: str,
+    x: Placed,
+    w: Placed,
+    b: Placed | None = None,
+    to: Placement = EVERYWHERE,
+    shards: Shards | None = None,
+) -> Placed:
+    """The placement of `row_linear`'s y; PlacementError for what does not go together."""
     need(
         name,
         "x",
@@ -191,6 +195,13 @@ def _check_by_rows(name: str, x: Placed, w: Placed, b: Placed | None) -> None:
         )
     if b is not None:
         need(name, "b", b, (Replicate,), "it is added once, after the sum, on every rank")
+    if x.local is not None:
+        fits(group, name, "x", x)
+    fits(group, name, "w", w)
+    y = Placed(None, Partial(), (*x.shape[:-1], w.shape[1]))
+    y = leaving(group, y, to, shards)
+    bias_fits(group, y, b)
+    return y
 
 
 def _check_width(name: str, x: Placed, w: Placed) -> None:

@@ -21,6 +21,7 @@ from tiledask.tile.backend import array_namespace
 __all__ = [
     "EVERYWHERE",
     "Placed",
+    "Weights",
     "check_window",
     "checked_dim",
     "fits",
@@ -84,6 +85,10 @@ class Placed(NamedTuple):
     def __repr__(self) -> str:
         here = "nothing" if self.local is None else list(self.local.shape)
         return f"Placed({self}, {here} here)"
+
+
+Weights = dict[str, Any]
+"""Weights, or their gradients, by name: a Placed each, or None."""
 
 
 def replicate(x: Any) -> Placed:

@@ -40,9 +40,10 @@ from distributed.protocol.serialize import to_serialize
 
 from tiledask.distributed.arrays.recompute import Wanted, recovered
 from tiledask.distributed.cluster.cluster import Cluster
+from tiledask.distributed.cluster.counters import Call
 from tiledask.distributed.transport.mailbox import CancelledError
 from tiledask.errors import ClusterLostError, DeadlineError, KernelError
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.tile import TileCount, as_dtype, ipc
 from tiledask.tile.backend import array_namespace, namespace
 
@@ -166,16 +167,30 @@ class Lender:
         self, blocks: Sequence[Sequence[Future[Any]]], timeout: float | None
     ) -> list[list[Ticket | None]]:
         """A Ticket for every block of ``blocks[slot]``, by slot; None for one not in memory now."""
-        keys = [[future.key for future in mine] for mine in blocks]
-        keys += [[]] * (self.cluster.slots - len(keys))
-        return self.cluster.run(_lend, self.name, keys, timeout=timeout)
+        function, args = self.lends(blocks)
+        return self.cluster.run(function, *args, timeout=timeout)
 
     def end(self, timeout: float = 20.0) -> list[Facts]:
         """What every slot read and did; nothing is lent any more, and tasks that go on stop."""
+        self.close(timeout)
+        function, args = self.ends
+        return self.cluster.run(function, *args, timeout=timeout)
+
+    def lends(self, blocks: Sequence[Sequence[Future[Any]]]) -> Call:
+        """What `lend` has every worker do, for who asks them anyway."""
+        keys = [[future.key for future in mine] for mine in blocks]
+        return _lend, (self.name, [*keys, *[[]] * (self.cluster.slots - len(keys))])
+
+    @property
+    def ends(self) -> Call:
+        """What `end` has every worker do, once all are closed."""
+        return _end, (self.name,)
+
+    def close(self, timeout: float = 20.0) -> None:
+        """None, once no slot has memory of another's GPU open."""
         if self.transport == "ipc":
-            with contextlib.suppress(DeadlineError):  # of one that is frozen: asked again below
+            with contextlib.suppress(DeadlineError):  # of one that is frozen: it is asked again
                 self.cluster.run(_close, self.name, timeout=timeout)
-        return self.cluster.run(_end, self.name, timeout=timeout)
 
 
 @contextlib.contextmanager
@@ -305,7 +320,7 @@ async def _close(name: str) -> None:
         await _beside(_exchanges[name].opened.close)
 
 
-def _end(name: str) -> Facts:
+def _end(name: str, dask_worker: Any = None) -> Facts:
     """The facts of the exchange; its blocks are let go, the tokens first."""
     exchange = _exchanges.pop(name, None) or Loans()
     exchange.cancelled.set()

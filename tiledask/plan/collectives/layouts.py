@@ -60,6 +60,17 @@ class Sharding(NamedTuple):
             return None
         return self.placement.dim, self.shards
 
+    def block_shape(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """Of what ``rank`` has of a weight of ``shape``.
+
+        >>> Sharding(Shard(0), Shards(3, (((0, 2),), ((1, 3),)))).block_shape((3, 4), 1)
+        (2, 4)
+        """
+        if self.split is None:
+            return shape
+        dim, shards = self.split
+        return (*shape[:dim], shards.counts[rank], *shape[dim + 1 :])
+
     def owned(self, shape: tuple[int, ...], rank: int) -> np.ndarray:
         """Which numbers of ``rank``'s block of a weight of ``shape`` no lower rank holds as well.
 

@@ -8,16 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.placement import (
-    Partial,
-    Region,
-    Replicate,
-    Shard,
-    Tiling,
-    fixed_axes,
-    region_size,
-    split,
-)
+from tiledask.plan.products.placement import Partial, Replicate, Shard, Tiling, fixed_axes, split
+from tiledask.plan.products.regions import Region, overlap, region_size
 from tiledask.plan.products.traffic import Traffic
 
 __all__ = ["Holders", "Piece", "collective", "fetch", "holders", "redistribution", "traffic_of"]
@@ -89,15 +81,9 @@ def holders(
             found = [(rank * size + i, region) for rank, region in found]
         else:
             found = [(rank * size + j, region) for rank, region in found for j in range(size)]
-    overlaps = ((rank, _overlap(region, wanted)) for rank, region in found)
     return tuple(
-        (rank, region) for rank, region in overlaps if all(stop > start for start, stop in region)
+        (rank, here) for rank, region in found if (here := overlap(region, wanted)) is not None
     )
-
-
-def _overlap(one: Region, other: Region) -> Region:
-    both = zip(one, other, strict=True)
-    return tuple([(a if a > c else c, b if b < d else d) for (a, b), (c, d) in both])
 
 
 def redistribution(source: Tiling, target: Tiling) -> list[Piece]:

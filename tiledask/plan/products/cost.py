@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 from tiledask.plan.products.comms import Piece
-from tiledask.plan.products.placement import Region
 from tiledask.plan.products.product_plan import ProductPlan
+from tiledask.plan.products.regions import Region
 
 __all__ = ["MachineRates", "ProductCost", "break_even", "cost", "least_moved"]
 

@@ -16,21 +16,17 @@ from math import prod
 from typing import Any
 
 from tiledask.errors import PlacementError
+from tiledask.plan.products.regions import Region
 
 __all__ = [
     "Partial",
     "Placement",
-    "Region",
     "Replicate",
     "Shard",
     "Tiling",
     "fixed_axes",
-    "region_size",
     "split",
 ]
-
-Region = tuple[tuple[int, int], ...]
-"""One (start, stop) per dimension of the whole array."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,6 @@ class Partial:
 
 
 Placement = Shard | Replicate | Partial
-
-
-def region_size(region: Region) -> int:
-    """Elements of a region."""
-    return prod(stop - start for start, stop in region)
 
 
 def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:

@@ -16,7 +16,6 @@ or a vector [k]. The plan alone says what moves; the same plan is executed.
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from inspect import signature
 from math import prod
 from types import MappingProxyType
 from typing import SupportsIndex
@@ -27,6 +26,7 @@ from tiledask.plan.products.product_plan import DepthWalk, ProductPlan
 from tiledask.plan.units import divisors
 
 __all__ = [
+    "OPTIONS",
     "PANEL",
     "algorithms",
     "grids",
@@ -216,6 +216,18 @@ algorithms: Mapping[str, Callable[..., ProductPlan]] = MappingProxyType(
 """Name -> the function that plans a product of two tilings that multiply (`plan_product` checks
 that), or raises PlacementError."""
 
+OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "column_parallel": ("panel",),
+        "row_parallel": ("panel",),
+        "summa": ("panel", "grid"),
+        "cannon": ("grid",),
+        "2.5d": ("panel", "replication", "grid"),
+        "3d": ("grid",),
+    }
+)
+"""Name -> the options that it takes; none for what is not here."""
+
 
 def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductPlan:
     """The plan of algorithm ``name`` for tilings that multiply; options that are None are left out.
@@ -246,7 +258,7 @@ def options_of(name: str) -> tuple[str, ...]:
     >>> options_of("2.5d")
     ('panel', 'replication', 'grid')
     """
-    return tuple(signature(algorithms[name]).parameters)[2:]
+    return OPTIONS.get(name, ())
 
 
 def moves_nothing(a: Tiling, b: Tiling) -> bool:

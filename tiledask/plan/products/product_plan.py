@@ -20,14 +20,8 @@ from typing import Any
 import numpy as np
 
 from tiledask.plan.products.comms import Holders, Piece, holders
-from tiledask.plan.products.placement import (
-    Replicate,
-    Shard,
-    Tiling,
-    fixed_axes,
-    region_size,
-    split,
-)
+from tiledask.plan.products.placement import Replicate, Shard, Tiling, fixed_axes, split
+from tiledask.plan.products.regions import region_size
 from tiledask.plan.products.traffic import Traffic
 
 __all__ = ["DepthWalk", "ProductPanel", "ProductPlan"]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tiledask.errors import ConfigError, DoesNotFitError
 from tiledask.plan import html
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
-from tiledask.plan.products.placement import Region
+from tiledask.plan.products.regions import Region
 from tiledask.plan.units import format_bytes
 
 __all__ = ["Cuts", "Problem", "StorageLayout", "StreamPlan", "Tile", "covered", "plan_cuts"]

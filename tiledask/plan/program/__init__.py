@@ -2,7 +2,7 @@
 
 instructions.py  the nouns: instructions, parts, lines
 program.py       a program: these and its readers
-making/          programs of schedules, of trainings, of layouts
+making/          programs of schedules, trainings, layouts, layers, products
 text.py          as text that people read, and back
 check.py         what is wrong with one, before anything runs
   graph.py       what waits for what

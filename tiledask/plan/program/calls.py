@@ -11,6 +11,7 @@ from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import cost
 from tiledask.plan.program.instructions import (
     Collective,
+    Fetch,
     Instruction,
     Instructions,
     ProgramPart,
@@ -70,6 +71,8 @@ def _call(program: Instructions, rank: int, each: Instruction) -> Planned | None
         return Planned("", "send", program.role(rank).size(each.buffer), 0, 1)
     if isinstance(each, Recv):
         return Planned("", "recv", 0, program.role(rank).size(each.buffer), 0)
+    if isinstance(each, Fetch) and each.source is not None:
+        return Planned(each.array, "fetch", 0, each.nbytes, 0)
     if not isinstance(each, Collective):
         return None
     members = program.members(rank, each)

@@ -1,5 +1,6 @@
 """What is wrong with a program, found before anything runs: with the two places that disagree.
 
+a fetch       is from nowhere, or over what nobody has read
 a buffer      is read before it is written, written twice, has no size, or is left over
 a message     is sent and not taken, awaited and not sent, or of two sizes
 a collective  is left out by a member, made in another order, or of another size
@@ -10,7 +11,7 @@ from itertools import pairwise
 
 from tiledask.errors import ProgramError
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
-from tiledask.plan.program.instructions import Collective, Instructions, Recv, buffer_of
+from tiledask.plan.program.instructions import Collective, Fetch, Instructions, Recv, buffer_of
 
 __all__ = ["check"]
 
@@ -31,8 +32,38 @@ def check(program: Instructions) -> None:
     tiledask.errors.ProgramError: rank 1 takes x1 of frame 0 from rank 0, which never sends it to rank 1: turn 0 of rank 1, 1F.0: 'x1 = recv from 0 @from_0'; send it there, after what makes it
     """  # noqa: E501
     nodes = graph(program)
+    _check_sources(program, nodes)
     _check_left_over(program, nodes)
     _check_circles(nodes)
+
+
+def _check_sources(program: Instructions, nodes: list[Node]) -> None:
+    """Refuse fetches from nowhere, and what is fetched over what nobody has read."""
+    unread: dict[tuple[int, str], LinePlace] = {}
+    for node in nodes:
+        for place in node.places:
+            each, rank = place.instruction, place.rank
+            if isinstance(each, Fetch):
+                if each.source == rank or each.source not in (None, *range(program.ranks)):
+                    raise ProgramError(
+                        f"a fetch is from another one of the {program.ranks} ranks, or from none: "
+                        f"{place}; what is here is read as it is"
+                    )
+                if not each.adds and (before := unread.get((rank, each.buffer))) is not None:
+                    raise ProgramError(
+                        f"{each.buffer} is fetched over what nothing has read: {before}; {place}; "
+                        f"use it first, or fetch it once"
+                    )
+                if "[" in each.buffer:
+                    unread[rank, each.buffer] = place
+            else:
+                for name in each.reads:
+                    unread.pop((rank, name), None)
+    if unread:
+        raise ProgramError(
+            f"what is fetched is left over: {next(iter(unread.values()))}; nothing reads it: is an "
+            f"instruction missing?"
+        )
 
 
 def _check_left_over(program: Instructions, nodes: list[Node]) -> None:

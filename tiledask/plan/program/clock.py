@@ -22,6 +22,7 @@ from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Collective,
     Do,
+    Fetch,
     Instructions,
     ProgramPart,
     Recv,
@@ -139,7 +140,18 @@ class _Run:
             return end, end
         if isinstance(each, Send | Recv):
             return self._message(place, each, start)
+        if isinstance(each, Fetch):
+            return self._fetch(place, each, start)
         return start, start
+
+    def _fetch(self, place: LinePlace, each: Fetch, start: float) -> tuple[float, float]:
+        """Its stream is taken up until all is there: a rank reads one after the other."""
+        end = start
+        if each.source is not None:
+            link = each.source, place.rank
+            end = float(start + self.latency[link] + each.nbytes / self.bandwidth[link])
+        self._span(place, place.rank, TRANSFER, start, end)
+        return end, end
 
     def _message(self, place: LinePlace, each: Send | Recv, start: float) -> tuple[float, float]:
         peer, rank = self.program.peer(place.rank, each), place.rank

@@ -7,13 +7,13 @@ import numpy as np
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.cost import loads
 from tiledask.plan.products.traffic import Traffic
-from tiledask.plan.program.instructions import Collective, Instructions, Send
+from tiledask.plan.program.instructions import Collective, Fetch, Instructions, Send
 
 __all__ = ["count"]
 
 
 def count(program: Instructions) -> Traffic:
-    """The Traffic of ``program``: what its sends carry, and its collectives' messages.
+    """The Traffic of ``program``: what is sent, fetched, and collectives' messages.
 
     Each part of a role is looked at once, however often and on however many ranks it runs.
 
@@ -22,30 +22,37 @@ def count(program: Instructions) -> Traffic:
     [[0, 24], [24, 0]]
     """
     moved = np.zeros((2, program.ranks, program.ranks), np.int64)
-    seen: dict[tuple[int, int], tuple[Any, Any]] = {}
+    seen: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
     known: dict[Any, np.ndarray] = {}
     for rank, line in enumerate(program.lines):
         key = program.of_rank[rank], id(line)
         if key not in seen:
             seen[key] = _by_kind(program, rank, known)
-        sends, groups = seen[key]
+        sends, fetched, groups = seen[key]
         for each, nbytes, times in sends:
             moved[:, rank, program.peer(rank, each)] += nbytes, times
+        for source, nbytes, times in fetched:
+            moved[:, source, rank] += nbytes, times
         for each, totals in groups:
             members = program.members(rank, each)
             moved[:, rank, members] += totals[:, members.index(rank)]
     return Traffic(*moved)
 
 
-def _by_kind(program: Instructions, rank: int, known: dict[Any, np.ndarray]) -> tuple[Any, Any]:
-    """([(send, bytes, times)], [(a collective of a group, bytes and messages between members)])."""
+def _by_kind(
+    program: Instructions, rank: int, known: dict[Any, np.ndarray]
+) -> tuple[Any, Any, Any]:
+    """([(send, bytes, times)], [(rank that it is fetched from, bytes, times)], [(a collective of a
+    group, bytes and messages between members)])."""
     role, line = program.role(rank), program.lines[rank]
     often = np.bincount(line.part, minlength=len(role.parts)).tolist()
-    sends, groups = [], dict[Any, tuple[Collective, np.ndarray]]()
+    sends, fetched, groups = [], [], dict[Any, tuple[Collective, np.ndarray]]()
     for part, times in zip(role.parts, often, strict=True):
         for each in part.instructions:
             if isinstance(each, Send):
                 sends.append((each, times * role.size(each.buffer), times))
+            elif isinstance(each, Fetch) and each.source is not None:
+                fetched.append((each.source, times * each.nbytes, times))
             elif isinstance(each, Collective):
                 n = len(each.counts)
                 _, totals = groups.setdefault(
@@ -55,7 +62,7 @@ def _by_kind(program: Instructions, rank: int, known: dict[Any, np.ndarray]) -> 
                 if what not in known:
                     known[what] = _between(*what)
                 totals += times * known[what]
-    return sends, list(groups.values())
+    return sends, fetched, list(groups.values())
 
 
 def _between(kind: str, counts: tuple[int, ...], itemsize: int) -> np.ndarray:

@@ -9,6 +9,7 @@ What is wrong with single instructions, or does not meet, is found on the way.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 from tiledask.errors import ProgramError
@@ -16,6 +17,7 @@ from tiledask.plan.program.instructions import (
     AllGather,
     Collective,
     Do,
+    Fetch,
     Instruction,
     Instructions,
     ProgramPart,
@@ -156,6 +158,8 @@ class _Walk:
                 waits += self.writes(role, place, name, number)
         if isinstance(each, Send | Recv):
             self.message(each, places[0], number)
+        if isinstance(each, Fetch):
+            self.fetch(role, each, places[0])
         node.waits += [before for before in waits if before != number]
 
     def reads(self, role: ProgramRole, place: LinePlace) -> list[int]:
@@ -233,6 +237,21 @@ class _Walk:
                 f"a message goes twice: {self.at(both[key])}; {place}; leave one out"
             )
         both[key] = number
+
+    def fetch(self, role: ProgramRole, each: Fetch, place: LinePlace) -> None:
+        """Refuse what cannot be fetched, or has no room where it goes."""
+        extents = [stop - start for start, stop in each.region]
+        if min(extents, default=1) < 1 or each.nbytes % prod(extents):
+            raise ProgramError(
+                f"a fetch brings whole elements of a region of {extents}, got {each.nbytes} B: "
+                f"{place}"
+            )
+        room = role.size(buffer_of(each.buffer))
+        if not each.adds and each.at + each.nbytes > room:
+            raise ProgramError(
+                f"{buffer_of(each.buffer)} has {room} B, and what is fetched ends at byte "
+                f"{each.at + each.nbytes}: {place}; give it more, or cut narrower panels"
+            )
 
     def collective(self, place: LinePlace) -> int:
         """The number of a collective's node: the members' calls meet in their order."""

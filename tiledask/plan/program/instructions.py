@@ -25,6 +25,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from tiledask.plan.products.regions import Region
+
 __all__ = [
     "COLLECTIVES",
     "COMPUTE_STREAM",
@@ -32,8 +34,10 @@ __all__ = [
     "AllReduce",
     "Collective",
     "Do",
+    "Fetch",
     "Instruction",
     "Instructions",
+    "Keep",
     "ProgramLine",
     "ProgramPart",
     "ProgramRole",
@@ -207,6 +211,76 @@ class Stop:
         return _on(f"stop if not {self.buffer}", self.stream)
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A region of an array is read from where it lies: who holds it does nothing for that.
+
+    >>> Fetch("room0[a]", "A", ((0, 4), (8, 12)), 64, source=2)
+    room0[a] = fetch A from 2 {'region': ((0, 4), (8, 12)), 'nbytes': 64} @fetch
+    """
+
+    buffer: str
+    """Where it goes; with [item], into one that stays and has room for several."""
+    array: str
+    region: Region
+    nbytes: int
+    source: int | None = None
+    """The rank that holds it; None: it lies in a file, or is made from what lies there."""
+    stream: str = "fetch"
+    at: int = 0
+    """From which byte of the buffer on it lies."""
+    adds: bool = False
+    """Whether it is added to what the buffer holds there."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.buffer,) if self.adds else ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.buffer,)
+
+    def __repr__(self) -> str:
+        told = _told(self, "region", "nbytes", "at", "adds")
+        place = "" if self.source is None else f" from {self.source}"
+        return _on(f"{self.buffer} = fetch {self.array}{place} {told}", self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What a buffer holds of an array goes where that lies.
+
+    >>> Keep("C", "C", ((0, 4), (0, 8)), summed=512, partial=True)
+    keep C as C {'region': ((0, 4), (0, 8)), 'summed': 512, 'partial': True}
+    """
+
+    buffer: str
+    array: str
+    region: Region
+    summed: int = 0
+    """Of a sum, over how much."""
+    partial: bool = False
+    """Whether the sum goes on: then it may be left out."""
+    stream: str = COMPUTE_STREAM
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.buffer,)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return ()
+
+    def __repr__(self) -> str:
+        told = _told(self, "region", "summed", "partial")
+        return _on(f"keep {self.buffer} as {self.array} {told}", self.stream)
+
+
+def _told(each: Any, *names: str) -> dict[str, Any]:
+    """The values of fields, without those that say nothing."""
+    return {name: value for name in names if (value := getattr(each, name)) not in (0, False)}
+
+
 def _on(text: str, stream: str) -> str:
     return text if stream == COMPUTE_STREAM else f"{text} @{stream}"
 
@@ -215,7 +289,7 @@ def _along(axis: int) -> str:
     return f" along {axis}" if axis else ""
 
 
-Instruction = Do | Send | Recv | Collective | Stop
+Instruction = Do | Send | Recv | Collective | Stop | Fetch | Keep
 
 
 def buffer_of(name: str) -> str:
@@ -410,6 +484,10 @@ class Instructions:
     @cached_property
     def _groups(self) -> dict[Any, dict[int, tuple[int, ...]]]:
         return {}
+
+    def alone(self, rank: int) -> "Instructions":
+        """What one rank does, by itself: all that who runs it has to know."""
+        return Instructions((self.role(rank),), (self.lines[rank],), (0,), self.name)
 
     def role(self, rank: int) -> ProgramRole:
         """What the parts of a rank are made of."""

@@ -21,9 +21,11 @@ from tiledask.plan.program.instructions import (
     COLLECTIVES,
     COMPUTE_STREAM,
     Do,
+    Fetch,
     Instruction,
     Instructions,
     Items,
+    Keep,
     ProgramLine,
     ProgramPart,
     ProgramRole,
@@ -93,6 +95,8 @@ _SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
 _RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
 _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
 _COLLECTIVE = re.compile(rf"(\S+) = ({'|'.join(COLLECTIVES)}) (\S+) (\{{.*\}})")
+_FETCH = re.compile(r"(\S+) = fetch (\S+)(?: from (\d{1,8}))? (\{.*\})")
+_KEEP = re.compile(r"keep (\S+) as (\S+) (\{.*\})")
 _STOP = re.compile(r"stop if not (\S+)")
 
 
@@ -211,6 +215,12 @@ def _instruction(number: int, words: str) -> Instruction:
         if found := _COLLECTIVE.fullmatch(words):
             told = ast.literal_eval(found[4])
             return COLLECTIVES[found[2]](found[3], found[1], **told, stream=stream)
+        if found := _FETCH.fullmatch(words):
+            source = None if found[3] is None else int(found[3])
+            told = ast.literal_eval(found[4])
+            return Fetch(found[1], found[2], **told, source=source, stream=stream)
+        if found := _KEEP.fullmatch(words):
+            return Keep(found[1], found[2], **ast.literal_eval(found[3]), stream=stream)
         if found := _DO.fullmatch(words):
             told = tuple(ast.literal_eval(found[4] or "{}").items())
             reads, writes = tuple(found[3].split()), tuple((found[1] or "").split())

@@ -8,10 +8,21 @@ what they are given return None.
 """
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from tiledask.tile.backend import Array, array_namespace
-from tiledask.tile.layers.activations import KeptGate, gelu, gelu_grad, swiglu, swiglu_grad
+from tiledask.tile.layers.activations import (
+    KeptGate,
+    gelu,
+    gelu_grad,
+    relu,
+    relu_grad,
+    silu,
+    silu_grad,
+    swiglu,
+    swiglu_grad,
+)
 from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad, by_head, merged
 from tiledask.tile.layers.cross_entropy import (
     LossRule,
@@ -65,19 +76,19 @@ def _linear_grad_weight(dy: Array, x: Array, turned: bool = False) -> tuple[Arra
     return (dw.T if turned else dw), db
 
 
-def _layer_norm(x: Array, w: Array, b: Array) -> tuple[Array, ...]:
-    y, kept = layer_norm(x, w, b)
+def _layer_norm(x: Array, w: Array, b: Array | None = None, eps: float = 1e-5) -> tuple[Array, ...]:
+    y, kept = layer_norm(x, w, b, eps)
     return y, kept.inverse, kept.mean
 
 
 def _layer_norm_grad(
-    dy: Array, x: Array, inverse: Array, mean: Array, w: Array, b: Array
+    dy: Array, x: Array, inverse: Array, mean: Array, w: Array, b: Array | None = None
 ) -> tuple[Array, ...]:
     return layer_norm_grad(dy, KeptNorm(x, inverse, mean), w, b)
 
 
-def _rms_norm(x: Array, w: Array) -> tuple[Array, ...]:
-    y, kept = rms_norm(x, w)
+def _rms_norm(x: Array, w: Array, eps: float = 1e-6) -> tuple[Array, ...]:
+    y, kept = rms_norm(x, w, eps)
     return y, kept.inverse
 
 
@@ -87,6 +98,15 @@ def _rms_norm_grad(dy: Array, x: Array, inverse: Array, w: Array) -> tuple[Array
 
 def _add(x: Array, y: Array) -> Array:
     return rounded(wide(x) + wide(y), x)
+
+
+def _join(*parts: Array) -> Array:
+    return array_namespace(*parts).concatenate(parts, axis=-1)
+
+
+def _cut(x: Array, widths: tuple[int, ...]) -> tuple[Array, ...]:
+    xp, ends = array_namespace(x), [0, *accumulate(widths)]
+    return tuple(xp.ascontiguousarray(x[..., a:b]) for a, b in pairwise(ends))
 
 
 # -- activations ----------------------------------------------------------------------------------
@@ -99,8 +119,7 @@ def _swiglu(z: Array) -> Array:
 
 def _swiglu_grad(dy: Array, z: Array) -> Array:
     n = z.shape[-1] // 2
-    both = swiglu_grad(dy, KeptGate(z[..., :n], z[..., n:]))
-    return array_namespace(dy).concatenate(both, axis=-1)
+    return _join(*swiglu_grad(dy, KeptGate(z[..., :n], z[..., n:])))
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -115,19 +134,29 @@ def _apart(qkv: Array, heads: _Heads) -> list[Array]:
     return [by_head(qkv[..., ends[i] : ends[i + 1]], width) for i in range(3)]
 
 
-def _attention(qkv: Array, heads: _Heads, kv_of: tuple[int, ...]) -> tuple[Array, Array]:
+def _attention(
+    qkv: Array,
+    heads: _Heads,
+    kv_of: tuple[int, ...],
+    causal: bool = True,
+    scale: float | None = None,
+) -> tuple[Array, Array]:
     q, k, v = _apart(qkv, heads)
-    c, kept = attention(q, k, v, kv_of)
+    c, kept = attention(q, k, v, kv_of, causal, scale)
     return merged(c), kept.p
 
 
 def _attention_grad(
-    dc: Array, qkv: Array, p: Array, heads: _Heads, kv_of: tuple[int, ...]
+    dc: Array,
+    qkv: Array,
+    p: Array,
+    heads: _Heads,
+    kv_of: tuple[int, ...],
+    scale: float | None = None,
 ) -> Array:
     width, (q, k, v) = heads[2], _apart(qkv, heads)
-    kept = KeptAttention(q, k, v, p, kv_of, width**-0.5)
-    parts = attention_grad(by_head(dc, width), kept)
-    return array_namespace(dc).concatenate([merged(part) for part in parts], axis=-1)
+    kept = KeptAttention(q, k, v, p, kv_of, width**-0.5 if scale is None else scale)
+    return _join(*map(merged, attention_grad(by_head(dc, width), kept)))
 
 
 def _rotated(turn: Callable[..., Array], x: Array, heads: _Heads) -> Array:
@@ -135,7 +164,7 @@ def _rotated(turn: Callable[..., Array], x: Array, heads: _Heads) -> Array:
     query, kv, width = heads
     n = (query + kv) * width
     turned = merged(turn(by_head(x[..., :n], width)))
-    return array_namespace(x).concatenate([turned, x[..., n:]], axis=-1)
+    return _join(turned, x[..., n:])
 
 
 def _rotate(qkv: Array, angles: Angles, heads: _Heads) -> Array:
@@ -199,16 +228,19 @@ def _largest_logit(logits: Array) -> Array:
     return xp.full(logits.shape[:-1], -float("inf"), wide(logits).dtype)
 
 
-def _loss_sums(logits: Array, targets: Array, maximum: Array, classes: RankPart) -> Array:
-    rule = LossRule(classes.extent)
+def _loss_sums(
+    logits: Array, targets: Array, maximum: Array, classes: RankPart, **told: Any
+) -> Array:
+    rule = LossRule(classes.extent, **told)
     count_targets(targets, rule)
     if logits.shape[-1]:
         return local_sums(logits, targets, maximum, rule, classes.start)
-    return array_namespace(logits).zeros((2, *logits.shape[:-1]), wide(logits).dtype)
+    sums = 3 if rule.smoothing else 2
+    return array_namespace(logits).zeros((sums, *logits.shape[:-1]), wide(logits).dtype)
 
 
-def _loss(sums: Array, targets: Array, classes: RankPart, count: float) -> Array:
-    return loss_of_sums(sums, targets, LossRule(classes.extent), count)
+def _loss(sums: Array, targets: Array, classes: RankPart, count: float, **told: Any) -> Array:
+    return loss_of_sums(sums, targets, LossRule(classes.extent, **told), count)
 
 
 def _logits_grad(
@@ -220,10 +252,11 @@ def _logits_grad(
     *,
     classes: RankPart,
     count: float,
+    **told: Any,
 ) -> Array:
     if not logits.shape[-1]:
         return logits.copy()
-    rule = LossRule(classes.extent)
+    rule = LossRule(classes.extent, **told)
     return logits_grad(float(scale), logits, targets, maximum, sums[0], rule, count, classes.start)
 
 
@@ -257,11 +290,13 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "attention_grad": _attention_grad,
     "clear": _clear,
     "columns": _columns,
+    "cut": _cut,
     "embedding": _embedding,
     "embedding_grad": _embedding_grad,
     "gelu": lambda z: gelu(z)[0],
     "gelu_grad": gelu_grad,
     "hand_on": _hand_on,
+    "join": _join,
     "largest_logit": _largest_logit,
     "layer_norm": _layer_norm,
     "layer_norm_grad": _layer_norm_grad,
@@ -272,11 +307,15 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "loss": _loss,
     "loss_sums": _loss_sums,
     "pack": _pack,
+    "relu": lambda z: relu(z)[0],
+    "relu_grad": relu_grad,
     "put_columns": _put_columns,
     "rms_norm": _rms_norm,
     "rms_norm_grad": _rms_norm_grad,
     "rotate": _rotate,
     "rotate_grad": _rotate_grad,
+    "silu": lambda z: silu(z)[0],
+    "silu_grad": silu_grad,
     "swiglu": _swiglu,
     "swiglu_grad": _swiglu_grad,
 }

@@ -29,6 +29,7 @@ from tiledask.tile.layers.operands import check_floats, check_integers, check_sh
 __all__ = [
     "KeptLoss",
     "LossRule",
+    "check_count",
     "count_targets",
     "cross_entropy",
     "cross_entropy_grad",
@@ -163,7 +164,7 @@ def loss_of_sums(sums: Array, targets: Array, rule: LossRule, count: float) -> A
     Each device gets the same number. ``count`` is `count_targets`, 1 for the sum, or the number of
     tokens of the whole batch.
     """
-    _check_count(count)
+    check_count(count)
     if len(sums) != (3 if rule.smoothing else 2):
         raise KernelError(
             f"smoothing={rule.smoothing} needs {3 if rule.smoothing else 2} sums for each token, "
@@ -192,7 +193,7 @@ def logits_grad(
     scale the loss: ``dloss`` is the scale.
     """
     xp = check_floats(logits=logits)
-    _check_count(count)
+    check_count(count)
     p = xp.exp(wide(logits) - maximum[..., None]) / exponentials[..., None]
     at, here = _local(targets, rule, first, logits.shape[-1])
     tokens = p.reshape(-1, p.shape[-1])  # a view: p is new
@@ -214,7 +215,8 @@ def _counts(targets: Array, rule: LossRule) -> Array:
     return targets.astype("int64") != rule.ignore
 
 
-def _check_count(count: float) -> None:
+def check_count(count: float) -> None:
+    """None; raises KernelError unless ``count`` is above 0."""
     if not count > 0:
         raise KernelError(
             f"a loss is a sum over a count above 0, got {count}; if all targets are ignored there "

@@ -4,10 +4,14 @@ writer.py        instructions under way; the tape from which a backward is writt
 layers.py        layers over tensor-parallel ranks, forward only
 unit_states.py   weights, gradients and the optimizer's states by ZeRO, and the update
 decoder.py       the shapes of a decoder's units
+of_layer.py      the program of one layer
 of_training.py   the program of a training's step
 of_end.py        that of its end: a checkpoint is written, weights are brought
 of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
+of_product.py    the programs of a blocked product
+of_stream.py     that of a product of matrices in files
+of_tile.py       that of a task of a lazy product
 """
 
 from tiledask.submodules import submodules

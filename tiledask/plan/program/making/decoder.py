@@ -119,14 +119,9 @@ class DecoderShapes(ABC):
         >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64).shapes("embedding", ranks=4, rank=3)
         {'table': (14, 16)}
         """
-        layout, found = self.layout(unit, ranks), {}
-        for name, whole in self.whole_shapes(unit).items():
-            shape = list(whole)
-            if split := layout[name].split:
-                dim, held = split
-                shape[dim] = held.counts[rank]
-            found[name] = tuple(shape)
-        return found
+        layout = self.layout(unit, ranks)
+        whole = self.whole_shapes(unit)
+        return {name: layout[name].block_shape(shape, rank) for name, shape in whole.items()}
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ tokens, and what enters a column_linear is gathered. What a layer writes of its 
 on the writer's tape. (Shoeybi et al., arXiv:1909.08053; Korthikanti et al., arXiv:2205.05198.)
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
 from tiledask.plan.collectives.cost import even
-from tiledask.plan.collectives.shards import deal_heads, even_shards
+from tiledask.plan.collectives.shards import deal_heads
 from tiledask.plan.program.making.writer import Gradients, ProgramWriter, Value
 
 __all__ = ["TENSOR", "LayerWeights", "TensorLayers"]
@@ -30,6 +31,10 @@ class LayerWeights(Protocol):
 
     def weight(self, unit: str, name: str) -> Value:
         """An array of a unit as it is now: forward or backward."""
+        ...
+
+    def has(self, unit: str, name: str) -> bool:
+        """Whether a unit has such an array."""
         ...
 
     def gradient(self, unit: str, name: str, g: Value) -> None:
@@ -50,68 +55,89 @@ class TensorLayers:
     ranks: int
     rank: int
     """Whose shapes are written."""
-    rows: int
-    tokens: int
-    """Of a row, on all ranks together."""
-    sequence: bool
-    """Whether each rank has tokens of its own between the layers."""
-    heads: tuple[int, int, int]
+    tokens: tuple[int, tuple[int, ...]] | None = None
+    """(the dimension, how many each rank has) where each has tokens of its own between layers."""
+    heads: tuple[int, int, int] = (1, 1, 1)
     """Query heads, kv heads, columns of each, on all ranks together."""
+    regather: bool = False
+    """Whether tokens that were gathered are let go, and gathered again in the backward."""
 
     # -- between the ranks ----------------------------------------------------------------------
 
-    def shape(self, width: int) -> tuple[int, int, int]:
-        """Of what is between layers, here."""
-        tokens = even(self.tokens, self.ranks)[self.rank] if self.sequence else self.tokens
-        return self.rows, tokens, width
+    @property
+    def apart(self) -> bool:
+        """Whether ranks have tokens of their own."""
+        return self.tokens is not None and self.ranks > 1
 
     def enter(self, x: Value, label: str) -> Value:
         """All tokens of ``x``."""
-        if not self.sequence or self.ranks == 1:
+        if self.tokens is None or self.ranks == 1:
             return x
-        width = x.shape[-1]
-        shape, counts = (self.rows, self.tokens, width), self._counts(width)
-        return self.writer.all_gather(x, label, (TENSOR,), shape, counts=counts, dim=1, stream="tp")
+        dim, extents = self.tokens
+        shape = (*x.shape[:dim], sum(extents), *x.shape[dim + 1 :])
+        told: dict[str, Any] = {"counts": self._counts(shape), "dim": dim, "stream": "tp"}
+        return self.writer.all_gather(x, label, (TENSOR,), shape, **told)
 
     def leave(self, y: Value, label: str) -> Value:
         """The sum over the ranks of ``y``, or this rank's tokens of it."""
         if self.ranks == 1:
             return y
-        width = y.shape[-1]
-        told: dict[str, Any] = {"counts": self._counts(width), "stream": "tp"}
-        if self.sequence:
-            told |= {"dim": 1, "extents": even(self.tokens, self.ranks)}
-            return self.writer.reduce_scatter(y, label, (TENSOR,), self.shape(width), **told)
-        return self.writer.all_reduce(y, label, (TENSOR,), **told)
+        told: dict[str, Any] = {"counts": self._counts(y.shape), "stream": "tp"}
+        if self.tokens is None:
+            return self.writer.all_reduce(y, label, (TENSOR,), **told)
+        dim, extents = self.tokens
+        shape = (*y.shape[:dim], extents[self.rank], *y.shape[dim + 1 :])
+        told |= {"dim": dim, "extents": extents}
+        return self.writer.reduce_scatter(y, label, (TENSOR,), shape, **told)
 
-    def _counts(self, width: int) -> tuple[int, ...]:
-        if self.sequence:
-            return tuple(self.rows * n * width for n in even(self.tokens, self.ranks))
-        return even(self.rows * self.tokens * width, self.ranks)
-
-    def _part(self, extent: int) -> tuple[str, int, tuple[int, ...]]:
-        """Which of ``extent`` indices are here."""
-        return "part", TENSOR, even_shards(extent, self.ranks).counts
+    def _counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.tokens is None:
+            return even(prod(shape), self.ranks)
+        dim, extents = self.tokens
+        return tuple(prod(shape[:dim] + shape[dim + 1 :]) * n for n in extents)
 
     # -- linear layers --------------------------------------------------------------------------
 
     def column_linear(
-        self, x: Value, unit: str, w: str, label: str, b: str = "", turned: bool = False
+        self,
+        x: Value,
+        unit: str,
+        names: Sequence[str],
+        labels: Sequence[str],
+        turned: bool = False,
+        by_heads: bool = False,
     ) -> Value:
-        """x w + b by columns; ``turned``: w is the transpose of what is kept."""
-        whole = self.enter(x, f"{label}/forward")
-        y = self._linear(whole, unit, w, b, turned)
+        """x w + b by columns, of one w or of several, side by side; ``turned``: w is the
+        transpose of what is kept; ``by_heads``: some columns are on several ranks."""
+        writer = self.writer
+        wholes = [self.enter(x, f"{label}/forward") for label in labels]
+        ys = [
+            self._linear(whole, unit, w, self._bias(unit, w), turned)
+            for whole, w in zip(wholes, names, strict=True)
+        ]
+        y = self._joined(ys)
 
         def rule(dy: Value) -> Gradients:
-            dx = self.leave(self._dx(dy, unit, w, turned, whole.shape), f"{label}/backward")
-            self._dw(dy, whole, unit, w, b, turned)
-            return [(x, dx)]
+            found, of_x = dict[str, Value](), []
+            for d, whole, w, label in zip(self._cut(dy, ys), wholes, names, labels, strict=True):
+                again = self.enter(x, f"{label}/backward") if self.regather else whole
+                of_x += [
+                    (x, self.leave(self._dx(d, unit, w, turned, again.shape), f"{label}/backward"))
+                ]
+                with writer.gradients_of_weights():
+                    found |= self._dw(d, again, unit, w, self._bias(unit, w), turned)
+            with writer.gradients_of_weights():
+                if by_heads:
+                    found = self._shared(found, unit)
+                for name, g in found.items():
+                    self.weights.gradient(unit, name, g)
+            return of_x
 
-        return self.writer.on_tape(y, rule)
+        return writer.on_tape(y, rule)
 
-    def row_linear(self, x: Value, unit: str, w: str, label: str, b: str = "") -> Value:
+    def row_linear(self, x: Value, unit: str, w: str, label: str) -> Value:
         """The sum of all ranks' x w by rows, + b."""
-        made = self.leave(self._linear(x, unit, w), f"{label}/forward")
+        made, b = self.leave(self._linear(x, unit, w), f"{label}/forward"), self._bias(unit, w)
         y = made
         if b:
             y = self.writer.value("y", made.shape)
@@ -120,10 +146,35 @@ class TensorLayers:
         def rule(dy: Value) -> Gradients:
             whole = self.enter(dy, f"{label}/backward")
             dx = self._dx(whole, unit, w, False, x.shape)
-            self._dw(whole, x, unit, w, b, False)
+            with self.writer.gradients_of_weights():
+                for name, g in self._dw(whole, x, unit, w, b, False).items():
+                    self.weights.gradient(unit, name, g)
             return [(x, dx)]
 
         return self.writer.on_tape(y, rule)
+
+    def _bias(self, unit: str, w: str) -> str:
+        """The name of the bias of ``w``; none if the unit has none."""
+        room, dot, name = w.rpartition(".")
+        b = f"{room}{dot}b{name[1:]}"
+        return b if self.weights.has(unit, b) else ""
+
+    def _joined(self, parts: Sequence[Value]) -> Value:
+        """One behind the other, by columns."""
+        if len(parts) == 1:
+            return parts[0]
+        y = self.writer.value("y", (*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)))
+        self.writer.do("join", parts, (y,))
+        return y
+
+    def _cut(self, dy: Value, parts: Sequence[Value]) -> Sequence[Value]:
+        """The gradients of what was joined."""
+        if len(parts) == 1:
+            return [dy]
+        found = [self.writer.value("dy", part.shape) for part in parts]
+        widths = tuple(part.shape[-1] for part in parts)
+        self.writer.do("cut", (dy,), found, widths=widths)
+        return found
 
     def _linear(self, x: Value, unit: str, w: str, b: str = "", turned: bool = False) -> Value:
         weight = self.weights.weight(unit, w)
@@ -142,30 +193,31 @@ class TensorLayers:
         self.writer.do("linear_grad_input", reads, (dx,), turned=turned or None, product=product)
         return dx
 
-    def _dw(self, dy: Value, x: Value, unit: str, w: str, b: str, turned: bool) -> None:
-        with self.writer.gradients_of_weights():
-            columns = dy.shape[-1]
-            found = [self.writer.value("dw", self.weights.weight(unit, w).shape)]
-            found += [self.writer.value("db", (columns,))] if b else []
-            product = x.shape[-1], prod(x.shape[:-1]), columns
-            self.writer.do(
-                "linear_grad_weight", (dy, x), found, turned=turned or None, product=product
-            )
-            if w == "attention.wqkv":
-                found = self._shared(found, unit)
-            for name, value in zip((w, b), found, strict=False):
-                self.weights.gradient(unit, name, value)
+    def _dw(self, dy: Value, x: Value, unit: str, w: str, b: str, turned: bool) -> dict[str, Value]:
+        """The gradients of w and b, by name."""
+        columns = dy.shape[-1]
+        found = {w: self.writer.value("dw", self.weights.weight(unit, w).shape)}
+        found |= {b: self.writer.value("db", (columns,))} if b else {}
+        product = x.shape[-1], prod(x.shape[:-1]), columns
+        writes = tuple(found.values())
+        self.writer.do(
+            "linear_grad_weight", (dy, x), writes, turned=turned or None, product=product
+        )
+        return found
 
     # -- norms, sums, activations ---------------------------------------------------------------
 
-    def norm(self, x: Value, unit: str, name: str, label: str, gated: bool) -> Value:
+    def norm(
+        self, x: Value, unit: str, name: str, label: str, gated: bool, eps: float | None = None
+    ) -> Value:
         """RMSNorm if ``gated``, else LayerNorm; over each token's width."""
         writer, kernel = self.writer, "rms_norm" if gated else "layer_norm"
-        names = [f"{name}.w"] if gated else [f"{name}.w", f"{name}.b"]
+        names = [f"{name}.{kind}" for kind in ("w" if gated else "wb")]
+        names = [n for n in names if self.weights.has(unit, n)]
         y, each = writer.value("y", x.shape), (*x.shape[:-1], 1)
         kept = [writer.value("inverse", each, writer.wide)]
         kept += [] if gated else [writer.value("mean", each, writer.wide)]
-        writer.do(kernel, (x, *self._all_of(unit, names)), (y, *kept))
+        writer.do(kernel, (x, *self._all_of(unit, names)), (y, *kept), eps=eps)
 
         def rule(dy: Value) -> Gradients:
             dx, width = writer.value("dx", x.shape), x.shape[-1:]
@@ -173,7 +225,7 @@ class TensorLayers:
             reads = (dy, x, *kept, *self._all_of(unit, names))
             writer.do(f"{kernel}_grad", reads, (dx, *found))
             with writer.gradients_of_weights(later=True):
-                if self.sequence and self.ranks > 1:  # each rank has seen its own tokens only
+                if self.apart:  # each rank has seen its own tokens only
                     items = tuple((n, width) for n in names)
                     packed = writer.value("packed", (len(names) * width[0],), items=items)
                     writer.do("pack", found, (packed,))
@@ -198,21 +250,24 @@ class TensorLayers:
         return self.writer.on_tape(total, lambda d: [(x, d), (y, d)])
 
     def through(self, kernel: str, x: Value, width: int) -> Value:
-        """``kernel`` of ``x``, which its gradient needs too."""
+        """``kernel`` of ``x``; its gradient needs x too, or of relu what came out."""
         y = self.writer.value("y", (*x.shape[:-1], width))
         self.writer.do(kernel, (x,), (y,))
+        kept = y if kernel == "relu" else x
 
         def rule(dy: Value) -> Gradients:
             dx = self.writer.value("dx", x.shape)
-            self.writer.do(f"{kernel}_grad", (dy, x), (dx,))
+            self.writer.do(f"{kernel}_grad", (dy, kept), (dx,))
             return [(x, dx)]
 
         return self.writer.on_tape(y, rule)
 
     # -- attention ------------------------------------------------------------------------------
 
-    def attention(self, qkv: Value, rotated: bool) -> Value:
-        """Each query head at its kv head, among q | k | v; causal."""
+    def attention(
+        self, qkv: Value, angles: Value | None, causal: bool = True, scale: float | None = None
+    ) -> Value:
+        """Each query head at its kv head, among q | k | v; q and k turned by ``angles``."""
         writer, (query, kv, width) = self.writer, self.heads
         of_query, of_kv = deal_heads(query, kv, self.ranks)
         n, m = of_query.counts[self.rank], of_kv.counts[self.rank]
@@ -221,23 +276,25 @@ class TensorLayers:
             ((start, stop),), ((first, _),) = of_query.parts[self.rank], of_kv.parts[self.rank]
             looks = tuple(i // (query // kv) - first for i in range(start, stop))
         told: dict[str, Any] = {"heads": (n, m, width)}
-        if rotated:
-            qkv = self._rotated(qkv, told)
+        if angles:
+            qkv = self._rotated(qkv, angles, told)
+        told |= {"kv_of": looks, "causal": None if causal else False, "scale": scale}
         rows, tokens, _ = qkv.shape
         c = writer.value("y", (rows, tokens, n * width))
         p = writer.value("p", (rows, n, tokens, tokens))
         product = rows * n, tokens, width
-        writer.do("attention", (qkv,), (c, p), **told, kv_of=looks, product=product)
+        writer.do("attention", (qkv,), (c, p), **told, product=product)
 
         def rule(dc: Value) -> Gradients:
             d = writer.value("dx", qkv.shape)
-            writer.do("attention_grad", (dc, qkv, p), (d,), **told, kv_of=looks, product=product)
+            back = told | {"causal": None, "product": product}
+            writer.do("attention_grad", (dc, qkv, p), (d,), **back)
             return [(qkv, d)]
 
         return writer.on_tape(c, rule)
 
-    def _rotated(self, qkv: Value, told: dict[str, Any]) -> Value:
-        writer, angles = self.writer, Value("angles", (), 0)
+    def _rotated(self, qkv: Value, angles: Value, told: dict[str, Any]) -> Value:
+        writer, told = self.writer, told.copy()
         turned = writer.value("qkv", qkv.shape)
         writer.do("rotate", (qkv, angles), (turned,), **told)
 
@@ -248,53 +305,86 @@ class TensorLayers:
 
         return writer.on_tape(turned, rule)
 
-    def _shared(self, found: list[Value], unit: str) -> list[Value]:
-        """dw and db of q | k | v: of kv heads on several ranks, the sum over these."""
+    def _shared(self, found: dict[str, Value], unit: str) -> dict[str, Value]:
+        """``found`` of q | k | v, or of each apart: of kv heads on several ranks, the sum."""
         query, kv, width = self.heads
         of_query, of_kv = deal_heads(query, kv, self.ranks)
+        q, k = of_query.counts[self.rank] * width, of_kv.counts[self.rank] * width
+        one = len({name.rpartition(".")[2][1:] for name in found}) == 1
+        names = [n for kind in "wb" for n in found if n.rpartition(".")[2][0] == kind]
+        names = names if one else [n for n in names if n[-1] in "kv"]
         for ranks, at in of_kv.scaled(width).shared():
             if self.rank not in ranks:
                 continue
-            here = of_kv.scaled(width).local(self.rank, at)
-            q, k = of_query.counts[self.rank] * width, of_kv.counts[self.rank] * width
-            columns = tuple((o + here.start, o + here.stop) for o in (q, q + k))
-            size = sum(2 * prod(d.shape[:-1]) * (here.stop - here.start) for d in found)
+            here, mine = of_kv.scaled(width).local(self.rank, at), [found[n] for n in names]
+            columns = tuple((o + here.start, o + here.stop) for o in ((q, q + k) if one else (0,)))
+            each = len(columns) * (here.stop - here.start)
+            size = sum(each * prod(d.shape[:-1]) for d in mine)
             flat = self.writer.value("shared", (size,))
-            self.writer.do("columns", found, (flat,), columns=columns)
+            self.writer.do("columns", mine, (flat,), columns=columns)
             total = self.writer.all_reduce(
-                flat, f"{unit}/attention/shared kv/backward", (TENSOR,),
+                flat, _label(unit, "attention/shared kv/backward"), (TENSOR,),
                 counts=even(size, len(ranks)), among=ranks if len(ranks) < self.ranks else (),
                 stream="tp",
             )  # fmt: skip
-            made = [self.writer.value("dw", d.shape) for d in found]
-            self.writer.do("put_columns", (total, *found), made, columns=columns)
-            found = made
+            made = [self.writer.value("dw", d.shape) for d in mine]
+            self.writer.do("put_columns", (total, *mine), made, columns=columns)
+            found = found | dict(zip(names, made, strict=True))
         return found
 
     # -- a decoder's block, its beginning and its end -------------------------------------------
 
-    def block(self, x: Value, unit: str, inner: int, gated: bool) -> Value:
+    def block(
+        self, x: Value, angles: Value | None, unit: str, gated: bool, causal: bool = True
+    ) -> Value:
         """Norm, attention, +, norm, feed-forward, +."""
-        b = (lambda name: "") if gated else (lambda name: name)
-        a = self.norm(x, unit, "norm_1", f"{unit}/norm_1", gated)
-        name = "attention.wqkv"
-        qkv = self.column_linear(a, unit, name, f"{unit}/attention/wqkv", b("attention.bqkv"))
-        c = self.attention(qkv, gated)
-        o = self.row_linear(c, unit, "attention.wo", f"{unit}/attention/wo", b("attention.bo"))
-        x = self.add(x, o)
-        m = self.norm(x, unit, "norm_2", f"{unit}/norm_2", gated)
-        mine = even_shards(inner, self.ranks).counts[self.rank]
-        first, last = ("w_gate_up", "w_down") if gated else ("w_1", "w_2")
-        z = self.column_linear(m, unit, f"mlp.{first}", f"{unit}/mlp/{first}", b("mlp.b_1"))
-        g = self.through("swiglu" if gated else "gelu", z, mine)
-        y = self.row_linear(g, unit, f"mlp.{last}", f"{unit}/mlp/{last}", b("mlp.b_2"))
-        return self.add(x, y)
+        a = self.norm(x, unit, "norm_1", _label(unit, "norm_1"), gated)
+        x = self.add(x, self.self_attention(a, angles, unit, causal))
+        m = self.norm(x, unit, "norm_2", _label(unit, "norm_2"), gated)
+        return self.add(x, self.feed_forward(m, unit, "swiglu" if gated else "gelu"))
 
-    def embedding(self, ids: Value, vocabulary: int, width: int) -> Value:
-        """The rows of the table for tokens ``ids``."""
-        writer, part = self.writer, self._part(vocabulary)
+    def self_attention(
+        self,
+        x: Value,
+        angles: Value | None,
+        unit: str,
+        causal: bool = True,
+        scale: float | None = None,
+    ) -> Value:
+        """Projections to heads, in one matrix or three, attention, and the projection back."""
+        qkv = self._into(x, unit, "attention", ("wqkv",), ("wq", "wk", "wv"), by_heads=True)
+        c = self.attention(qkv, angles, causal, scale)
+        return self.row_linear(c, unit, "attention.wo", _label(unit, "attention/wo"))
+
+    def feed_forward(self, x: Value, unit: str, kernel: str) -> Value:
+        """By columns, an activation or SwiGLU's gate, and by rows."""
+        gated = kernel == "swiglu"
+        last = "w_down" if gated else "w_2"
+        one, several = (("w_gate_up",), ("w_gate", "w_up")) if gated else (("w_1",), ("w_1",))
+        z = self._into(x, unit, "mlp", one, several)
+        g = self.through(kernel, z, self.weights.weight(unit, f"mlp.{last}").shape[0])
+        return self.row_linear(g, unit, f"mlp.{last}", _label(unit, f"mlp/{last}"))
+
+    def _into(
+        self,
+        x: Value,
+        unit: str,
+        room: str,
+        one: Sequence[str],
+        several: Sequence[str],
+        by_heads: bool = False,
+    ) -> Value:
+        """A `column_linear` of the layer called ``room``, by one matrix if it has that."""
+        names = one if self.weights.has(unit, f"{room}.{one[0]}") else several
+        labels = [_label(unit, f"{room}/{name}") for name in names]
+        names = [f"{room}.{name}" for name in names]
+        return self.column_linear(x, unit, names, labels, by_heads=by_heads)
+
+    def embedding(self, ids: Value, counts: tuple[int, ...]) -> Value:
+        """The rows of the table for tokens ``ids``; ``counts``: rows that each rank has."""
+        writer, part = self.writer, ("part", TENSOR, counts)
         table = self.weights.weight("embedding", "table")
-        made = writer.value("x", (self.rows, self.tokens, width))
+        made = writer.value("x", (*ids.shape, table.shape[-1]))
         writer.do("embedding", (ids, table), (made,), rows=part)
         y = self.leave(made, "embedding/forward")
 
@@ -311,50 +401,65 @@ class TensorLayers:
     def positions(self, x: Value) -> Value:
         """x + the row of the table for each token's place."""
         writer, table = self.writer, self.weights.weight("positions", "table")
-        part = self._part(self.tokens) if self.sequence else None
+        part = ("part", TENSOR, self.tokens[1]) if self.tokens else None
         y = writer.value("x", x.shape)
         writer.do("add_rows", (x, table), (y,), tokens=part)
 
         def rule(dy: Value) -> Gradients:
             with writer.gradients_of_weights():
                 d = writer.value("dw", table.shape)
-                writer.do("add_rows_grad", (dy,), (d,), tokens=part, rows=self.tokens)
-                if self.sequence and self.ranks > 1:  # every rank has seen its own tokens only
+                writer.do("add_rows_grad", (dy,), (d,), tokens=part, rows=table.shape[0])
+                if self.apart:  # every rank has seen its own tokens only
                     d = self._summed_small(d, "positions/backward")
                 self.weights.gradient("positions", "table", d)
             return [(x, dy)]
 
         return writer.on_tape(y, rule)
 
-    def loss(self, logits: Value, targets: Value, classes: int, count: int, scaled: bool) -> Value:
-        """The sum of the tokens' cross-entropies over ``count``; its gradient times the scale."""
-        writer, part, tokens = self.writer, self._part(classes), (self.rows, self.tokens)
+    def loss(
+        self,
+        logits: Value,
+        targets: Value,
+        counts: tuple[int, ...],
+        count: float,
+        smoothing: float = 0.0,
+        ignore: int = -100,
+    ) -> Value:
+        """The sum of the tokens' cross-entropies over ``count``; its gradient times that of the
+        loss, if this is another value. ``counts``: classes that each rank has."""
+        writer, tokens, n = self.writer, targets.shape, targets.size
+        rule_of: dict[str, Any] = {"classes": ("part", TENSOR, counts)}
+        rule_of |= {"smoothing": smoothing or None, "ignore": None if ignore == -100 else ignore}
         maximum = writer.value("maximum", tokens, writer.wide)
         writer.do("largest_logit", (logits,), (maximum,))
-        n = self.rows * self.tokens
         told: dict[str, Any] = {"stream": "tp"}
         if self.ranks > 1:
             maximum = writer.all_reduce(
                 maximum, "cross_entropy/maximum/forward", (TENSOR,),
                 counts=even(n, self.ranks), op="max", **told,
             )  # fmt: skip
-        sums = writer.value("sums", (2, *tokens), writer.wide)
-        writer.do("loss_sums", (logits, targets, maximum), (sums,), classes=part)
+        sums = writer.value("sums", (3 if smoothing else 2, *tokens), writer.wide)
+        writer.do("loss_sums", (logits, targets, maximum), (sums,), **rule_of)
         if self.ranks > 1:
             sums = writer.all_reduce(
                 sums,
                 "cross_entropy/sums/forward",
                 (TENSOR,),
-                counts=even(2 * n, self.ranks),
+                counts=even(sums.size, self.ranks),
                 **told,
             )
         loss = writer.value("loss", (), writer.wide)
-        writer.do("loss", (sums, targets), (loss,), classes=part, count=count)
+        writer.do("loss", (sums, targets), (loss,), **rule_of, count=count)
 
-        def rule(_: Value) -> Gradients:
+        def rule(dloss: Value) -> Gradients:
             d = writer.value("dx", logits.shape)
-            reads = [logits, targets, maximum, sums] + [Value("scale", (), 8)] * scaled
-            writer.do("logits_grad", reads, (d,), classes=part, count=count)
+            reads = [logits, targets, maximum, sums] + [dloss] * (dloss is not loss)
+            writer.do("logits_grad", reads, (d,), **rule_of, count=count)
             return [(logits, d)]
 
         return writer.on_tape(loss, rule)
+
+
+def _label(unit: str, name: str) -> str:
+    """Of a collective, as in the records of a run; ``unit`` may be without a name."""
+    return f"{unit}/{name}" if unit else name

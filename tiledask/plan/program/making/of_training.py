@@ -273,16 +273,16 @@ class _Stages:
     def _stage(self, s: int, rows: int, named: bool) -> list[tuple[str, list[Instruction]]]:
         """(kind, instructions) of its parts, for micro-batches of so many rows."""
         writer, model, terms = self.writer, self.model, self.terms
-        shape = model.head_counts
-        layers = TensorLayers(
-            writer, self.states, self.mesh[TENSOR], self.rank, rows, model.sequence,
-            terms.sequence_parallel, shape,
-        )  # fmt: skip
+        ranks = self.mesh[TENSOR]
+        tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
+        heads = model.head_counts
+        layers = TensorLayers(writer, self.states, ranks, self.rank, tokens, heads)
+        shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         suffix = f":{rows}" if named else ""
         units = model.stage_units(s, terms.cut)
         writer.part()
-        ids, targets = self._tokens(s, layers)
-        x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, layers)
+        ids, targets = self._tokens(s, rows)
+        x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, shape)
         first = x
         blocks = [unit for unit in units if unit.startswith("layer")]
 
@@ -294,14 +294,14 @@ class _Stages:
         seeds: dict[Value, Value] = {}
         if s == self.last:
             loss = self._loss(layers, x, targets, sends if s and not blocks else None)
-            seeds[loss] = loss
+            seeds[loss] = Value("scale", (), 8) if terms.scaled else loss
         else:
             out = self._goes(x, first, f"x{s + 1}{suffix}", s + 1)
             x = out if out is x else writer.on_tape(out, lambda d: [(first, d)])
         forward, tape = writer.written, writer.take_tape()
         writer.part()
         if s < self.last:
-            seeds[x] = self._comes(f"dx{s + 1}{suffix}", s + 1, layers)
+            seeds[x] = self._comes(f"dx{s + 1}{suffix}", s + 1, shape)
         found = writer.backward(tape, seeds)
         if s and not blocks and s < self.last:
             self._goes(found[first], seeds[x], f"dx{s}{suffix}", s - 1)
@@ -315,21 +315,20 @@ class _Stages:
         ends = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}
         return self.states.stays | self._numbers() | ends
 
-    def _tokens(self, s: int, layers: TensorLayers) -> tuple[Value, Value]:
+    def _tokens(self, s: int, rows: int) -> tuple[Value, Value]:
         """(ids, targets), as far as the stage needs them."""
-        shape, found = (layers.rows, layers.tokens), []
+        shape, found = (rows, self.model.sequence), []
         for name, at in (("ids", 0), ("targets", self.last)):
             if s == at:
                 made = self.writer.value(name, shape, 8)
-                self.writer.do(name, (), (made,), rows=layers.rows)
+                self.writer.do(name, (), (made,), rows=rows)
                 found.append(made)
         return found[0] if found else _NOTHING, found[-1] if found else _NOTHING
 
     def _embedded(self, layers: TensorLayers, ids: Value) -> Value:
-        model = self.model
         with self.states.scope("embedding", again=False):
-            x = layers.embedding(ids, model.vocabulary, model.hidden)
-        if not model.gated:
+            x = layers.embedding(ids, even(self.model.vocabulary, layers.ranks))
+        if not self.model.gated:
             with self.states.scope("positions", again=False):
                 x = layers.positions(x)
         return x
@@ -346,7 +345,8 @@ class _Stages:
         def written() -> Value:
             if sends:
                 writer.at_backward(sends)
-            return layers.block(x, unit, self.model.inner, self.model.gated)
+            angles = Value("angles", (), 0) if self.model.gated else None
+            return layers.block(x, angles, unit, self.model.gated)
 
         if not self.terms.recompute:
             with self.states.scope(unit):
@@ -380,19 +380,21 @@ class _Stages:
             x = layers.norm(x, "head", "norm", "norm", model.gated)
             if model.tied:
                 with states.scope("embedding"):
-                    logits = layers.column_linear(x, "embedding", "table", "w_head", turned=True)
+                    logits = layers.column_linear(
+                        x, "embedding", ["table"], ["w_head"], turned=True
+                    )
             else:
-                logits = layers.column_linear(x, "head", "w_head", "w_head")
-            loss = layers.loss(logits, targets, model.vocabulary, count, self.terms.scaled)
+                logits = layers.column_linear(x, "head", ["w_head"], ["w_head"])
+            loss = layers.loss(logits, targets, even(model.vocabulary, layers.ranks), count)
         total = Value("loss", (), 8)
         writer.do("add_loss", (total, loss), (total,))
         return loss
 
     # -- between stages ---------------------------------------------------------------------------
 
-    def _comes(self, name: str, other: int, layers: TensorLayers) -> Value:
+    def _comes(self, name: str, other: int, shape: tuple[int, ...]) -> Value:
         """What another stage makes."""
-        made = Value(name, layers.shape(self.model.hidden), self.writer.itemsize)
+        made = Value(name, shape, self.writer.itemsize)
         device = self.schedule.place[other]
         if device != self.device:
             self.writer.named(made)

@@ -125,6 +125,10 @@ class UnitStates:
         flat = self._flat[unit]
         return Value(f"{flat.name}[{name}]", self.shapes[unit][name], flat.itemsize)
 
+    def has(self, unit: str, name: str) -> bool:
+        """Whether a unit has such an array."""
+        return name in self.shapes[unit]
+
     def gradient(self, unit: str, name: str, g: Value) -> None:
         """Added to those of the step; where these are sharded, when the unit's are all there."""
         if self.sharded["gradients"]:

@@ -1,0 +1,108 @@
+"""A layer that ranks call is a program: checked, counted as it is recorded, bound once.
+
+Holds `tiledask.distributed.tensor.layer_programs` and `tiledask.plan.program.making.of_layer`.
+"""
+
+import pickle
+
+import numpy as np
+import pytest
+from oracles.tensor_cases import LIES, spread
+from test_tensor_layers import LAYERS, B, H, S
+
+from tiledask.distributed import tensor as T
+from tiledask.distributed.ranks.threads import run_threads
+from tiledask.distributed.tensor import layer_programs
+from tiledask.errors import CollectiveError
+from tiledask.plan.program.calls import calls
+
+X, W = np.arange(12.0).reshape(3, 4), np.arange(24.0).reshape(4, 6)
+
+
+def bound(group):
+    return [layer.program for layer in group.bound.values()]
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize(("sequence", "regather"), LIES)
+@pytest.mark.parametrize("t", [2, 3, 4])
+@pytest.mark.parametrize("name", LAYERS)
+def test_its_program_is_right_and_calls_what_is_recorded(name, t, sequence, regather):
+    layer = LAYERS[name]
+    whole = {n: np.ones(p.shape) for n, p in layer.parameters.items()}
+
+    def program(rank):
+        group = rank.group()
+        mine = T.shard_weights(group, whole, layer.layout(t))
+        x = spread(group, np.ones((B, S, H)), sequence)
+        _, kept = getattr(T, layer.name)(group, x, mine, *layer.args, regather=regather)
+        getattr(T, f"{layer.name}_grad")(group, x, kept, mine)
+        return bound(group)
+
+    done = run_threads(program, t)
+    for rank, ((one,), first) in enumerate(zip(done.results, done.results[0] * t, strict=True)):
+        assert one.check() == first
+        said = [(c.label.partition("/")[2], *c[1:]) for c in calls(one, rank)]
+        mine = done.records.where(rank=rank)
+        assert said == [(r.label, r.kind, r.sent, r.received, r.messages) for r in mine]
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_programs_of_the_other_layers_are_right(sequence):
+    def program(rank):
+        group, ids = rank.group(), np.array([[0, 3, 1]])
+        x, w = spread(group, np.ones((1, 3, 4)), sequence), T.replicate(np.ones(4))
+        table, logits = T.shard(group, X, 0), T.shard(group, X[None], -1)
+        T.layer_norm(group, x, w, w), T.layer_norm(group, x, w), T.rms_norm(group, x, w)
+        T.embedding(group, ids[:, ::2], table, to=x.placement)
+        T.cross_entropy(group, logits, ids), T.cross_entropy(group, logits, ids, smoothing=0.1)
+        T.column_linear(group, x, T.shard(group, W, 1), T.shard(group, W[0], 0))
+        T.row_linear(group, T.shard(group, X, 1), T.shard(group, W, 0))
+        return bound(group)
+
+    for programs in run_threads(program, 2).results:
+        assert [one.check().name for one in programs] == [
+            "norm", "norm", "norm", "embedding", "loss", "loss", "column_linear", "row_linear"
+        ]  # fmt: skip
+
+
+def test_a_layer_is_bound_once_and_few_are_at_a_time(monkeypatch):
+    monkeypatch.setattr(layer_programs, "MOST", 2)
+
+    def program(rank):
+        group, seen = rank.group(), []
+        for rows in (1, 2, 1, 2, 3, 1):
+            y, _ = T.column_linear(group, T.replicate(X[:rows]), T.shard(group, W, 1))
+            assert (y.local == (X[:rows] @ W)[:, 3 * rank.index :][:, :3]).all()
+            seen.append(len(group.bound))
+        return seen
+
+    assert run_threads(program, 2).results == [[1, 2, 2, 2, 1, 2]] * 2
+
+
+def test_what_is_kept_serves_twice_and_travels_and_weights_are_those_of_the_gradient():
+    def program(rank):
+        group, dy = rank.group(), np.ones((3, 6))
+        w = T.shard(group, W, 0)
+        _, kept = T.row_linear(group, T.shard(group, X, 1), w)
+        there = pickle.loads(pickle.dumps(kept))
+        group.bound.clear()
+        found = [T.row_linear_grad(group, T.replicate(dy), k, w) for k in (kept, there, kept)]
+        for dx, dw, db in found:
+            assert db is None
+            assert (dx.local == (dy @ W.T)[:, 2 * rank.index :][:, :2]).all()
+            assert (dw.local == (X.T @ dy)[2 * rank.index :][:2]).all()
+        twice = T.row_linear_grad(group, T.replicate(dy), kept, w.like(2 * w.local))[0]
+        return (twice.local == 2 * found[0][0].local).all()
+
+    assert all(run_threads(program, 2).results)
+
+
+def test_ranks_that_call_different_layers_are_told():
+    def program(rank):
+        group = rank.group()
+        x = T.shard(group, X[: 3 - rank.index], 1)
+        T.row_linear(group, x, T.shard(group, W, 0))
+
+    with pytest.raises(CollectiveError, match="shape"):
+        run_threads(program, 2)

@@ -1,0 +1,118 @@
+"""The program of one layer on the ranks of a tensor-parallel group: made from shapes alone.
+
+forward     x = do arguments      the layer      do returns y
+backward    dy = do arguments     its tape       do returns dx, and the weights' gradients
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiledask.plan.collectives.layouts import Sharding
+from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
+from tiledask.plan.program.making.layers import TensorLayers
+from tiledask.plan.program.making.writer import ProgramWriter, Value
+from tiledask.plan.program.program import Program
+
+__all__ = ["LayerOperand", "LayerTerms", "layer_program"]
+
+
+class LayerOperand(NamedTuple):
+    """An array that a layer is given, or one of its weights."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole."""
+    sharding: Sharding
+    itemsize: int
+    """Bytes of a number."""
+
+    def value(self, rank: int) -> Value:
+        """What a rank has of it."""
+        return Value(self.name, self.sharding.block_shape(self.shape, rank), self.itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTerms:
+    """What a layer's program follows from."""
+
+    layer: str
+    """The method of `TensorLayers` that writes it."""
+    ranks: int
+    given: tuple[LayerOperand, ...]
+    """What it takes, and the gradient of the first of which it gives, if it has one."""
+    weights: tuple[LayerOperand, ...]
+    told: tuple[tuple[str, Any], ...] = ()
+    """What its method is told besides, by name."""
+    itemsize: int
+    """Bytes of a number of activations."""
+    tokens: tuple[int, tuple[int, ...]] | None = None
+    """As of `TensorLayers`; so are the next two."""
+    heads: tuple[int, int, int] = (1, 1, 1)
+    regather: bool = False
+
+
+@lru_cache(256)
+def layer_program(terms: LayerTerms) -> Program:
+    """The Program of a layer's forward and backward on a mesh of (1, ranks); nothing is computed.
+
+    >>> from tiledask.plan.collectives.shards import even_shards
+    >>> from tiledask.plan.products.placement import Replicate, Shard
+    >>> x = LayerOperand("x", (3, 4), Sharding(Replicate()), 8)
+    >>> w = LayerOperand("w", (4, 6), Sharding(Shard(1), even_shards(6, 2)), 8)
+    >>> told = ("unit", ""), ("names", ("w",)), ("labels", ("column_linear",))
+    >>> terms = LayerTerms(
+    ...     layer="column_linear", ranks=2, given=(x,), weights=(w,), told=told, itemsize=8)
+    >>> print(layer_program(terms).check().line_text(1), layer_program(terms).traffic.sent)
+    forward.0 backward.0 (96, 96)
+    """
+    roles = tuple(_role(terms, rank) for rank in range(terms.ranks))
+    turns = np.arange(2, dtype=np.int32), np.zeros(2, np.int32), np.zeros(2, bool)
+    of_rank, mesh = tuple(range(terms.ranks)), (1, terms.ranks)
+    return Program(roles, (ProgramLine(*turns),) * terms.ranks, of_rank, terms.layer, mesh)
+
+
+def _role(terms: LayerTerms, rank: int) -> ProgramRole:
+    writer = ProgramWriter(terms.itemsize)
+    weights = _Weights({each.name: each.value(rank) for each in terms.weights})
+    layers = TensorLayers(
+        writer, weights, terms.ranks, rank, terms.tokens, terms.heads, terms.regather
+    )
+    writer.part()
+    given = [writer.named(each.value(rank)) for each in terms.given]
+    writer.do("arguments", (), given)
+    y = getattr(layers, terms.layer)(*given, **dict(terms.told))
+    writer.do("returns", (y,))
+    forward, tape = writer.written, writer.take_tape()
+    writer.part()
+    dy = writer.value("dy", y.shape, y.itemsize)
+    writer.do("arguments", (), (dy,))
+    found = writer.backward(tape, {y: dy})
+    of_x = [found[given[0]]] if given[0] in found else []
+    writer.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
+    stays = {name: w.size * w.itemsize for name, w in weights.values.items()}
+    written = {"forward": forward, "backward": writer.written}
+    parts = tuple(ProgramPart(kind, -1, tuple(each)) for kind, each in written.items())
+    return ProgramRole(parts, writer.nbytes, stays, given=frozenset(stays), items=writer.items)
+
+
+class _Weights:
+    """The weights of a layer without a unit: a `layers.LayerWeights`."""
+
+    def __init__(self, values: dict[str, Value]) -> None:
+        self.values, self.gradients = values, dict[str, Value]()
+
+    def weight(self, unit: str, name: str) -> Value:
+        return self.values[name]
+
+    def has(self, unit: str, name: str) -> bool:
+        return name in self.values
+
+    def gradient(self, unit: str, name: str, g: Value) -> None:
+        self.gradients[name] = g
+
+    def scope(self, unit: str, when: str, again: bool) -> AbstractContextManager[None]:
+        return nullcontext()
