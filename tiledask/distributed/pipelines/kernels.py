@@ -8,7 +8,7 @@ Beside buffers a stage makes outputs, losses, and the sum of its weights' gradie
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -129,7 +129,12 @@ class StageKernels:
         made = self._backward_input(frame, reads, last)
         return made | self._backward_weight(frame, made, last)
 
-    _DO = dict(zip(KERNELS.values(), (_forward, _backward, _backward_input, _backward_weight)))
+    _DO: ClassVar[dict[str, Callable[..., dict[str, Any]]]] = {
+        KERNELS["F"]: _forward,
+        KERNELS["B"]: _backward,
+        KERNELS["I"]: _backward_input,
+        KERNELS["W"]: _backward_weight,
+    }
 
 
 def _what(buffer: str) -> str:

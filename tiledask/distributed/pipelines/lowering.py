@@ -173,7 +173,8 @@ def _act(topic: str, device: int, paced: Paced, before: Any, *work: Any) -> Any:
     rows = [work[n : n + 6] for n in range(0, len(work), 6)]
     for part, _, operands, own, came, gradients in rows:
         sums = gradients and gradients.beside.gradients[part.stage]
-        kernels.append(StageKernels(*operands, sums))
+        kernels.append(StageKernels(*operands))
+        kernels[-1].sums = sums
         buffers.append({name: x for made in own for name, x in made.buffers.items()})
         buffers[-1] |= {name: aligned(block.array) for name, block in came.items()}
         arrivals.append(next((Arrival(block.made) for block in came.values()), None))

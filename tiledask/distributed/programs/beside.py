@@ -70,7 +70,7 @@ class BesideRunner(LineRunner):
 
         def beside(stream: str) -> None:
             try:
-                self._go(stream, going)
+                self._through(stream, going)
             except BaseException as error:
                 going.fail(error)
 
@@ -82,7 +82,7 @@ class BesideRunner(LineRunner):
         for thread in threads:
             thread.start()
         try:
-            self._go(COMPUTE_STREAM, going)
+            self._through(COMPUTE_STREAM, going)
         except BaseException as error:
             going.fail(error)
         for thread in threads:
@@ -92,7 +92,7 @@ class BesideRunner(LineRunner):
             raise going.error
         return True
 
-    def _go(self, stream: str, going: "_Going") -> None:
+    def _through(self, stream: str, going: "_Going") -> None:
         for each, call, frame, waits in self._steps[stream]:
             if waits:
                 begun = time()
