@@ -248,7 +248,7 @@ def test_a_product_fails_by_itself_and_never_by_the_page(cluster, monkeypatch):
     def fails(*_):
         raise PlacementError("planted")
 
-    monkeypatch.setattr(matmul._Run, "_multiply", fails)
+    monkeypatch.setattr(matmul._Run, "_result", fails)
     with pytest.raises(PlacementError, match="planted"):
         td.matmul(a, a, algorithm="summa")
     wait_until(lambda: cluster.client.run_on_scheduler(_record).products[-1].is_over)
