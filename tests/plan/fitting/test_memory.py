@@ -18,6 +18,7 @@ from tiledask.plan.fitting.memory import stage_parameters
 from tiledask.plan.inputs.layout import SCHEDULES, Layout
 from tiledask.plan.inputs.model import Model, count
 from tiledask.plan.inputs.recipes import load_recipe, lora, recipes, state_bytes
+from tiledask.plan.ledger import ALWAYS, Ledger, Row
 
 SMALL = Model(hidden=64, layers=6, heads=8, ffn=256, vocab=96, learned_pos=32, dropout=True)
 GATED = replace(SMALL, layers=4, kv_heads=2, ffn=128, mlp="swiglu", norm="rmsnorm", tied=False)
@@ -440,3 +441,8 @@ def test_partitions_with_embedding_and_head_as_items():
 def test_what_is_no_run_is_refused(call, words):
     with pytest.raises((ConfigError, PartitionError), match=words):
         call()
+
+
+def test_the_peak_is_that_of_the_fullest_place():
+    rows = [Row(place, "weights", ALWAYS, nbytes, "") for place, nbytes in enumerate((3, 8, 5))]
+    assert Ledger.of(rows).peak == 8
