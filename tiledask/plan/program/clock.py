@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import ProgramError
-from tiledask.plan.collectives.algorithms import default
-from tiledask.plan.collectives.seconds import seconds as collective_seconds
+from tiledask.plan.collectives.seconds import replayed
 from tiledask.plan.data import short
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
@@ -203,11 +202,7 @@ class _Run:
         if any((table != table.flat[0]).any() for table in (self.latency, self.bandwidth)):
             raise ProgramError("with links that differ, say how long collectives take: collective=")
         latency, rate = (float(table.flat[0]) for table in (self.latency, self.bandwidth))
-        algorithm = default(each.kind, len(each.counts))
-        took = collective_seconds(
-            each.kind, algorithm, each.counts, each.itemsize, latency=latency, bandwidth=rate
-        )
-        return float(max(took))
+        return float(max(replayed(each.loads(), each.size, latency, rate)))
 
     def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
         """Work of a part that goes on is one span."""

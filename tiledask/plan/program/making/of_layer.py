@@ -1,4 +1,4 @@
-"""The program of one layer on the ranks of a tensor-parallel group: made from shapes alone.
+"""The program of one layer on the ranks of a group: made from shapes alone.
 
 forward     x = do arguments      the layer      do returns y
 backward    dy = do arguments     its tape       do returns dx, and the weights' gradients
@@ -13,8 +13,8 @@ import numpy as np
 
 from tiledask.plan.collectives.layouts import Sharding
 from tiledask.plan.program.instructions import ProgramLine, ProgramPart, ProgramRole
-from tiledask.plan.program.making.layers import TensorLayers
-from tiledask.plan.program.making.writer import ProgramWriter, Value
+from tiledask.plan.program.making.convolutions import ConvolutionLayers
+from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
 
 __all__ = ["LayerOperand", "LayerTerms", "layer_program"]
@@ -40,7 +40,7 @@ class LayerTerms:
     """What a layer's program follows from."""
 
     layer: str
-    """The method of `TensorLayers` that writes it."""
+    """The method of `ConvolutionLayers`, or of `TensorLayers`, that writes it."""
     ranks: int
     given: tuple[LayerOperand, ...]
     """What it takes, and the gradient of the first of which it gives, if it has one."""
@@ -53,6 +53,8 @@ class LayerTerms:
     """As of `TensorLayers`; so are the next two."""
     heads: tuple[int, int, int] = (1, 1, 1)
     regather: bool = False
+    wanted: bool = True
+    """Whether the gradient of what is given is, not those of the weights alone."""
 
 
 @lru_cache(256)
@@ -78,7 +80,7 @@ def layer_program(terms: LayerTerms) -> Program:
 def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     writer = ProgramWriter(terms.itemsize)
     weights = _Weights({each.name: each.value(rank) for each in terms.weights})
-    layers = TensorLayers(
+    layers = ConvolutionLayers(
         writer, weights, terms.ranks, rank, terms.tokens, terms.heads, terms.regather
     )
     writer.part()
@@ -91,8 +93,10 @@ def _role(terms: LayerTerms, rank: int) -> ProgramRole:
     dy = writer.value("dy", y.shape, y.itemsize)
     writer.do("arguments", (), (dy,))
     found = writer.backward(tape, {y: dy})
-    of_x = [found[given[0]]] if given[0] in found else []
+    of_x = [found[given[0]]] if terms.wanted and given[0] in found else []
     writer.do("returns", [*of_x, *(weights.gradients[each.name] for each in terms.weights)])
+    if not terms.wanted:  # the forward is not touched: who has run it can go on with either
+        needed([writer.written], {})
     stays = {name: w.size * w.itemsize for name, w in weights.values.items()}
     written = {"forward": forward, "backward": writer.written}
     parts = tuple(ProgramPart(kind, -1, tuple(each)) for kind, each in written.items())
