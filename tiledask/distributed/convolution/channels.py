@@ -118,9 +118,7 @@ def by_output_grad(
 # -- by input channels ---------------------------------------------------------------------------
 
 
-def by_input(
-    group: Group, x: Any, w: Any, b: Any = None, **options: Any
-) -> tuple[Any, KeptLayer]:
+def by_input(group: Group, x: Any, w: Any, b: Any = None, **options: Any) -> tuple[Any, KeptLayer]:
     """(all of y, kept) for this rank's channels of x, its columns of w and all of b.
 
     One all_reduce; b, which every rank has, is added once, behind it.

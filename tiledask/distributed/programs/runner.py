@@ -310,9 +310,7 @@ class LineRunner:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _receive(
-        self, each: Recv, slot: int, group: ProgramGroup, source: int, env: _Env
-    ) -> None:
+    def _receive(self, each: Recv, slot: int, group: ProgramGroup, source: int, env: _Env) -> None:
         """Messages come in the order of their sender's line; what is early is kept in its frame."""
         if source not in self._arriving:
             self._arriving[source] = self._sends(source)

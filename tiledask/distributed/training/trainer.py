@@ -1,7 +1,7 @@
 """What a rank of a training keeps from step to step, and the kernels of its program that use it.
 
     weights, masters, moments   a flat array per unit, all of it or this rank's part (ZeRO)
-    ids, targets                the rows of a micro-batch
+    ids, targets                the rows of a micro-batch; or images and classes
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
     write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
@@ -18,6 +18,7 @@ import numpy as np
 from tiledask.distributed import tensor as T
 from tiledask.distributed.data_parallel.flat import Packing
 from tiledask.distributed.programs.runner import LineRunner
+from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.training.grad_norm import Guard, squares
 from tiledask.plan.program.instructions import Do, ProgramPart
@@ -34,7 +35,8 @@ __all__ = ["Trainer"]
 
 MASTER = "master weights"
 Batch = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Micro-batch -> (ids, targets), each [rows, tokens], of this rank's copy of the model."""
+"""Micro-batch -> (ids, targets), each [rows, tokens], or (images, classes), of this rank's copy of
+the model."""
 Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 """Of the last step's loss and (tensor class, unit) -> this rank's arrays by name."""
 
@@ -42,19 +44,29 @@ Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a `job.TrainingJob`; ``program``: of a step of it; ``end``: of what follows the last.
+    ``job``: a `job.TrainingJob`, or what has the same; ``program``: of a step of it; ``end``: of
+    what follows the last, if anything does. ``axes``: of the program's mesh, for data, tensor and
+    pipeline parallelism; the mesh of the run may have another shape.
     """
 
-    def __init__(self, rank: Rank, job: Any, program: Program, end: Program) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        job: Any,
+        program: Program,
+        end: Program | None = None,
+        axes: tuple[int, int, int] = (DATA, TENSOR, PIPELINE),
+    ) -> None:
         self.rank, self.job = rank, job
         self.guard = Guard(job.scale, job.clip)
-        self.units = job.units(rank.coordinates[PIPELINE])
-        tensor = rank.group(TENSOR)
+        self.stage = program.coordinates[rank.index][axes[2]]
+        self.units = job.units(self.stage)
+        copies, tensor = (_group(rank, program, axis) for axis in axes[:2])
+        self.tensor = tensor
         self.layouts = {unit: job.model.layout(unit, tensor.size) for unit in self.units}
         drawn = {unit: self._drawn(unit) for unit in self.units}
         self.packings = {unit: Packing.of(arrays) for unit, arrays in drawn.items()}
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
-        copies = rank.group(DATA)
         self.parts = sharded_parts(sizes, copies.size, copies.rank)
         self.sharded = {
             s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
@@ -81,7 +93,7 @@ class Trainer:
         self.batch: Batch | None = None
         self._came: tuple[int, Any] = -1, None
         self._runner = LineRunner(rank, program, stays, self._bind)
-        self._end = LineRunner(rank, end, stays, self._bind)
+        self._end = end and LineRunner(rank, end, stays, self._bind)
         self._write: Write | None = None
         self._brought: dict[str, T.Placed] = {}
 
@@ -96,6 +108,7 @@ class Trainer:
         """The weights by "unit.name", whole but for the tensor ranks' blocks; ``write`` is called
         with what a checkpoint is made of, if there is one."""
         self._write = write
+        assert self._end is not None
         self._end.run()
         return self._brought
 
@@ -127,7 +140,7 @@ class Trainer:
     def _drawn(self, unit: str) -> dict[str, Any]:
         job, model = self.job, self.job.model
         found = T.draw_sharded(
-            self.rank.group(TENSOR),
+            self.tensor,
             model.parameters(unit),
             self.layouts[unit],
             job.seed,
@@ -153,11 +166,10 @@ class Trainer:
     def _owned(self, unit: str) -> np.ndarray:
         """Which of the numbers that are stepped here no rank before this one holds."""
         model, first = self.job.model, self.job.schedule.place[0]
-        here, tensor = self.rank.coordinates[PIPELINE], self.rank.group(TENSOR)
-        again = model.tied and unit == "embedding" and here != first
+        again = model.tied and unit == "embedding" and self.stage != first
         parts = []
         for name, parameter in model.parameters(unit).items():
-            owned = self.layouts[unit][name].owned(parameter.shape, tensor.rank)
+            owned = self.layouts[unit][name].owned(parameter.shape, self.tensor.rank)
             parts.append((owned & (not again)).ravel())
         flat = np.concatenate(parts)
         return flat[self.parts[unit]] if self.job.zero else flat
@@ -183,8 +195,11 @@ class Trainer:
     def _targets(self, rows: int) -> Any:
         return self._tokens(1)
 
-    def _add_loss(self, total: np.ndarray, loss: Any) -> None:
-        total += float(loss)
+    _images, _classes = _ids, _targets
+
+    def _add_loss(self, total: np.ndarray, loss: Any, shares: int = 1) -> None:
+        """``shares``: how many ranks have the same loss, of which each counts its share."""
+        total += float(loss) / shares
 
     def _square_sum(self, *reads: Any, masked: tuple[bool, ...]) -> np.ndarray:
         left, total = iter(reads), 0.0
@@ -208,11 +223,10 @@ class Trainer:
         self._write(float(loss), whole)
 
     def _bring(self, *flat: Any, units: tuple[str, ...]) -> None:
-        group = self.rank.group(TENSOR)
         for unit, weights in zip(units, flat, strict=True):
             for name, array in self.packings[unit].unpack(weights).items():
                 split = self.layouts[unit][name].split
-                placed = T.sharded(group, array, *split) if split else T.replicate(array)
+                placed = T.sharded(self.tensor, array, *split) if split else T.replicate(array)
                 self._brought[f"{unit}.{name}"] = placed
 
     def _advance(self, updates: np.ndarray) -> None:
@@ -256,12 +270,19 @@ class Trainer:
             array[...] = flush(states.get(tensor, new), array.dtype)
 
 
+def _group(rank: Rank, program: Program, axis: int) -> Group:
+    """The ranks that differ from ``rank`` along an axis of the program's mesh only."""
+    return rank.group().among(program.along(rank.index, (axis,)))
+
+
 _OWN = {
     "add_loss",
     "advance",
     "bring",
+    "classes",
     "guard",
     "ids",
+    "images",
     "square_sum",
     "step",
     "targets",
