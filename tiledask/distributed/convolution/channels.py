@@ -266,4 +266,5 @@ def _pair(
 
 def _made(x: Placed, w: Placed, laid: Windows) -> Placed:
     """What comes out. Raises KernelError where windows do not fit into the image."""
-    return Placed(None, EVERYWHERE, (x.shape[0], w.shape[0], *laid.out(x.shape[2:])))
+    n, _, high, wide = x.shape
+    return Placed(None, EVERYWHERE, (n, w.shape[0], *laid.out((high, wide))))

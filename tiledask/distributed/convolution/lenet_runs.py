@@ -12,7 +12,7 @@ is that of plan/program/making/of_lenet.py.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tiledask.plan.program.instructions import Do, ProgramPart
 from tiledask.plan.program.lenet import NAMES, Split, unit_dim
 from tiledask.plan.program.making.of_lenet import PARTS, STAGES, LeNetTerms, lenet_program
 from tiledask.plan.program.making.unit_states import DATA
+from tiledask.plan.program.program import Program
 from tiledask.tile import layers as L
 from tiledask.tile.backend import to_numpy
 from tiledask.tile.optimizers import SGD, Rule
@@ -70,10 +71,15 @@ class LeNetJob(LeNetTerms):
     clip: ClassVar[None] = None
 
     @classmethod
-    def of(cls, split: Split, batch: int, rule: Rule, dtype: str, **told: Any) -> "LeNetJob":
+    def of(cls, split: Split, batch: int, rule: Rule, dtype: str, **told: Any) -> Self:
         """The job of a step, or of many."""
         terms = split, batch, recipe_for(rule, dtype), np.dtype(dtype).itemsize
         return cls(*terms, rule=rule, dtype=dtype, **told)
+
+    @property
+    def program(self) -> Program:
+        """Of a step."""
+        return lenet_program(LeNetTerms(self.split, self.batch, self.recipe, self.itemsize))
 
     @property
     def model(self) -> LeNetUnits:
@@ -95,8 +101,7 @@ class LeNetTrainer(Trainer):
             )
         self.flops = 0
         """Of the products of the last step, counted from the arrays that are multiplied."""
-        terms = LeNetTerms(job.split, job.batch, job.recipe, job.itemsize)
-        super().__init__(rank, job, lenet_program(terms), axes=(DATA, PARTS, STAGES))
+        super().__init__(rank, job, job.program, axes=(DATA, PARTS, STAGES))
 
     def step(self, batch: Any) -> float:
         self.flops = 0

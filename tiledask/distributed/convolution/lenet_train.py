@@ -150,6 +150,7 @@ def train_lenet(
     nudge = whole("nudge", nudge, 0)
     told = {"data": data, "steps": steps, "seed": seed, "nudge": nudge}
     job = _Job.of(split, batch, rule or Adam(), dtype, **told)
+    job.program.check()
     if mesh is None:
         done = run_threads(_train_rank, split.ranks, job, timeout=timeout)
     else:

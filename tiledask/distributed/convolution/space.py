@@ -234,5 +234,6 @@ def _pool(
 
 def _made(x: Placed, channels: int, window: Windows, split: RowSplit) -> Placed:
     """What comes out, by rows. Raises KernelError where windows do not fit into the image."""
-    shape = x.shape[0], channels, sum(split.out), window.out(x.shape[ROWS:])[1]
+    n, _, high, wide = x.shape
+    shape = n, channels, sum(split.out), window.out((high, wide))[1]
     return Placed(None, Shard(ROWS), shape, _shards(split.out))

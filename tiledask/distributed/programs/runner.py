@@ -281,12 +281,12 @@ class LineRunner:
             extents = each.extents or each.counts
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
         elif isinstance(each, AllToAll):
-            ways = {"split_dim": each.split_dim, "concat_dim": each.dim}
-            run = partial(group.agreed, each.kind, extents=each.extents, **ways)
+            dims = {"split_dim": each.split_dim, "concat_dim": each.dim}
+            run = partial(group.agreed, each.kind, {"extents": each.extents} | dims)
         else:
             assert isinstance(each, HaloExchange)
-            wider = {"dim": each.dim, "before": each.before, "after": each.after}
-            run = partial(group.agreed, each.kind, extents=each.extents, **wider)
+            widths = {"dim": each.dim, "before": each.before, "after": each.after}
+            run = partial(group.agreed, each.kind, {"extents": each.extents} | widths)
 
         def call(env: _Env) -> None:
             made = run(env[x], label=self._called(each))

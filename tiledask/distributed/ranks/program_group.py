@@ -8,7 +8,7 @@ What can still go wrong at run time is said as in a Group: a rank that raised, a
 a deadline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,7 +177,7 @@ class ProgramGroup:
         record(self._owner, port, begun, what, label, (None, x.nbytes), synchronises=False)
         return x
 
-    def agreed(self, kind: str, x: Any, *, label: str | None = None, **how: Any) -> Any:
+    def agreed(self, kind: str, how: Mapping[str, Any], x: Any, *, label: str | None = None) -> Any:
         """A collective as a `Group` has it, whose ranks agree on the call: halos, all_to_all."""
         if self._agreeing is None:
             self._agreeing = Group(self._owner, self.axes, self.members)

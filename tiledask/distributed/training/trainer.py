@@ -93,7 +93,7 @@ class Trainer:
         self.batch: Batch | None = None
         self._came: tuple[int, Any] = -1, None
         self._runner = LineRunner(rank, program, stays, self._bind)
-        self._end = end and LineRunner(rank, end, stays, self._bind)
+        self._end = None if end is None else LineRunner(rank, end, stays, self._bind)
         self._write: Write | None = None
         self._brought: dict[str, T.Placed] = {}
 
