@@ -261,7 +261,8 @@ class HaloExchange(Collective):
     def loads(self) -> Iterable[list[tuple[Move, int]]]:
         back, row = self.kind == "halo_reduce", self._row * self.itemsize
         found = []
-        for strip in halo_strips(self.extents, self.before, self.after):
+        strips = halo_strips(self.extents, self.before, self.after)
+        for strip in sorted(strips, key=lambda each: each.source > each.destination):  # each way
             ends = strip.destination, strip.source
             move = Move(*(ends if back else ends[::-1]), (), back)
             found.append((move, row * (strip.stop - strip.start)))
