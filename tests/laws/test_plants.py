@@ -162,6 +162,24 @@ PLANTS = [
         "test_convolution_space",
     ),
     Plant(
+        "plan/program/making/convolutions.py",
+        "extents=split.rows, before=split.before,",
+        "extents=split.rows, before=max(0, split.before - 1),",
+        "test_convolution_space",
+    ),
+    Plant(
+        "plan/program/making/convolutions.py",
+        'self.leave(self._convolved(x, unit, w, "", window, 1), label)',
+        'self._convolved(x, unit, w, "", window, 1)',
+        "test_convolution_channels",
+    ),
+    Plant(
+        "plan/program/making/of_lenet.py",
+        "axes = (DATA, PARTS) if space else (DATA,)",
+        "axes = (DATA,)",
+        "test_program_lenet",
+    ),
+    Plant(
         "distributed/out_of_core/stored_npy.py",
         "(top * line + left)",
         "(top * line)",
