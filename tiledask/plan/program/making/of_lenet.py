@@ -328,16 +328,13 @@ def need_of(split: Split, images: int, itemsize: int) -> Need:
     states = tuple(replace(state, bytes=itemsize) for state in usual.states)
     terms = LeNetTerms(split, images, replace(usual, states=states), itemsize)
     program = lenet_program(terms)
-    ranks = range(split.ranks)
-    parameters = [
-        sum(prod(s) for name in NAMES if flat_name("weights", name) in program.role(rank).stays
-            for s in split.shapes(name, split.at(rank)[2]).values())
-        for rank in ranks
-    ]  # fmt: skip
+    roles = [program.role(rank) for rank in range(split.ranks)]
+    weights = [flat_name("weights", name) for name in NAMES]
+    held = (sum(role.stays.get(name, 0) for name in weights) for role in roles)
     return Need(
-        tuple(tuple(calls(program, rank)) for rank in ranks),
-        tuple(parameters),
-        tuple(_flops(program.role(rank)) for rank in ranks),
+        tuple(tuple(calls(program, rank)) for rank in range(split.ranks)),
+        tuple(nbytes // itemsize for nbytes in held),
+        tuple(map(_flops, roles)),
     )
 
 
