@@ -79,7 +79,7 @@ def test_zero3_degree_is_the_first_that_fits():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        *((lambda bad=bad: minimum_devices(bad), "integer of 1 or more") for bad in (0, 2.0, True)),
+        *((lambda bad=bad: minimum_devices(bad), "whole number of 1 or more") for bad in (0, 2.0, True)),
         (lambda: minimum_devices(5, capacity=0), "capacity must be 1 byte"),
         (lambda: zero3_minimum_degree(10, "mixed-adam-16", 15), "does not hold one parameter"),
         (

@@ -12,9 +12,9 @@ from tiledask.plan.inputs.layout import Layout
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"dp": 0}, ConfigError, "dp must be an integer of 1 or more, got 0"),
-        ({"tp": 2.0}, ConfigError, "tp must be an integer"),
-        ({"pp": True}, ConfigError, "pp must be an integer"),
+        ({"dp": 0}, ConfigError, "dp must be a whole number of 1 or more, got 0"),
+        ({"tp": 2.0}, ConfigError, "tp must be a whole number"),
+        ({"pp": True}, ConfigError, "pp must be a whole number"),
         ({"microbatch": "1"}, ConfigError, "microbatch must be"),
         ({"zero": 4}, ConfigError, "zero must be 0, 1, 2 or 3, got 4"),
         ({"sequence_parallel": 1}, ConfigError, "sequence_parallel must be True or False"),

@@ -10,6 +10,7 @@ from tiledask.errors import KernelError
 from tiledask.plan import html
 from tiledask.plan.inputs.hardware import Device
 from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.whole import is_whole
 from tiledask.tile.backend import as_dtype, namespace, probe
 from tiledask.tile.choice.at_hand import cpu_name, device_at_hand
 from tiledask.tile.choice.bound import predict
@@ -158,7 +159,7 @@ def tune(
 
     A CPU's prediction is the bytes between its memory and its cache, and so an order, no time.
     """
-    if repeats < 1 or not deadline > 0:
+    if not is_whole(repeats, 1) or not deadline > 0:
         raise KernelError(
             f"repeats is 1 or more and deadline above 0 s, got {repeats} and {deadline}"
         )
