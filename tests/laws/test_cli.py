@@ -104,7 +104,7 @@ def test_tables_for_people(capsys, typed, words):
         ("idle gpipe --diagnose no.csv", "finds schedule, stages and micro-batches in"),
         ("idle --diagnose no.csv --layers a,b", "numbers between commas"),
         ("idle --diagnose no.csv --unit h", "a unit of time is s, ms, us, ns; got 'h'"),
-        ("matmul -5", "a size is 1 or more, got -5"),
+        ("matmul -5", "a size must be a whole number of 1 or more, got -5"),
         ("matmul 64 --mesh two", "a mesh is rows x columns"),
         ("matmul 64 --mesh 2x2x2", "a mesh is rows x columns"),
         ("matmul 64 --mesh 0x2", "workers must be a whole number of 1 or more, got 0"),

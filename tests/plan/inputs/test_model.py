@@ -228,7 +228,10 @@ def table(model):
         ({"dense_layers": (0,)}, "dense_layers belongs to a mixture"),
         ({"experts": 4, "top_k": 1, "shared_gate": True}, "needs shared_ffn"),
         ({"experts": 4, "top_k": 1, "dense_layers": (6,)}, "dense_layers must be at most 5"),
-        ({"experts": 4, "top_k": 1, "dense_layers": (-1,)}, "dense_layers must be a whole number of 0"),
+        (
+            {"experts": 4, "top_k": 1, "dense_layers": (-1,)},
+            "dense_layers must be a whole number of 0",
+        ),
         ({"experts": 4, "top_k": 1, "dense_layers": range(10**12)}, "a tuple of at most 6"),
         ({"experts": 4, "top_k": 1, "dense_layers": 2}, "must be a tuple of at most 6 layer"),
         ({"v_head_dim": 16}, "v_head_dim belongs to latent attention"),

@@ -247,7 +247,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         (lambda: partition([math.inf, 1], 1), "cost number 1"),
         (lambda: partition(["a", 1], 1), "cost number 1 .* got 'a'"),
         (lambda: partition("11", 1), "list of numbers"),
-        (lambda: partition(5.0, 1), "list of numbers"),
+        (lambda: partition(5.0, 1), "layers must be a whole number of 1 or more, got 5.0; write 5"),
         (lambda: partition([1, 1], 0), "stages must be a whole number of 1 or more, got 0"),
         (lambda: partition([1, 1], 1.5), "stages must be a whole number"),
         (lambda: partition([1, 1], True), "stages must be a whole number"),
@@ -284,7 +284,7 @@ def test_a_room_is_kept_exactly_beyond_64_bits(unit):
         *(
             (
                 lambda bad=bad: judge(bad, costs=[1, 1], devices=2),
-                "assignment|a layer is a whole number",
+                "assignment|a layer must be a whole number",
             )
             for bad in (3.5, None, [], [0.5, 1], ["a", "b"], [[1], ["x"]], [True, [1]])
         ),

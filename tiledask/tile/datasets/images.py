@@ -67,7 +67,7 @@ class Images:
         """
         if not is_whole(size, 1) or not is_whole(step, 0):
             raise ConfigError(
-                f"a batch has 1 row or more of a step from 0, got {size} of step {step}"
+                f"a batch has 1 row or more of a step from 0, got {size!r} of step {step!r}"
             )
         places = step * size + positions((size,), (rows,))
         at = np.empty(len(places), np.int64)
