@@ -347,7 +347,7 @@ def test_the_result_says_what_it_is():
             {"network": 0},
             {},
             ConfigError,
-            "network must be a whole number of 1 or more ranks, got 0",
+            "network must be .* 1 or more ranks, got 0",
         ),
         ({"layerwise": 2, "space": 2}, {}, ConfigError, "got layerwise=2 and space=2; keep one"),
         ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),

@@ -170,7 +170,7 @@ BAD = {
     "step": ({**QWEN_MOE, "decoder_sparse_step": 0}, "'decoder_sparse_step' must be 1 or more"),
     "dense": (
         {**QWEN_MOE, "mlp_only_layers": [1.5]},
-        "'mlp_only_layers' must be a list of whole numbers",
+        "must be a list of whole numbers",
     ),
     "no rank": (
         {k: v for k, v in DEEPSEEK.items() if k != "q_lora_rank"},

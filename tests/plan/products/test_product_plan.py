@@ -497,7 +497,7 @@ def shaped(*shape):
             (
                 "summa",
                 {"panel": panel},
-                rf"panel must be a whole number of 1 or more columns of A, got {panel!r}",
+                rf"number of 1 or more columns of A, got {panel!r}",
             )
             for panel in (0, -1, True, 2.5, "3")
         ),
