@@ -23,6 +23,7 @@ import numpy as np
 
 from tiledask.errors import ConfigError
 from tiledask.plan.units import format_bytes, format_seconds
+from tiledask.plan.whole import is_whole
 
 if TYPE_CHECKING:
     from tiledask.distributed.cluster.load import Load
@@ -160,12 +161,12 @@ def exact(value: Value, unit: str) -> str:
     >>> exact(134217728, "bytes")
     '134,217,728 B'
     """
-    whole = isinstance(value, int) and not isinstance(value, bool) and unit == "bytes"
+    whole = is_whole(value) and unit == "bytes"
     return f"{value:,} B" if whole else ""
 
 
 def _number(value: float) -> str:
-    if isinstance(value, int):
+    if is_whole(value):
         return f"{value:,}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 

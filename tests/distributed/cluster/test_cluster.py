@@ -193,12 +193,12 @@ def test_the_dashboard_takes_no_pages_of_other_hosts(cluster, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workers": 0}, "workers is a whole number of 1 or more, got 0"),
+        ({"workers": 0}, "workers must be a whole number of 1 or more, got 0"),
         ({"device": "cpu", "timeout": -1}, "a timeout is a number"),
-        ({"workers": True}, "workers is a whole number"),
-        ({"workers": 2.5}, "workers is a whole number"),
+        ({"workers": True}, "workers must be a whole number"),
+        ({"workers": 2.5}, "workers must be a whole number"),
         ({"workers": 10**6}, "workers fit"),
-        ({"threads": 0}, "threads is a whole number"),
+        ({"threads": 0}, "threads must be a whole number"),
         ({"device": "tpu"}, "device is 'auto', 'cuda' or 'cpu', got 'tpu'"),
         ({"memory_cap": "lots"}, "cannot read 'lots' as a size"),
         ({"memory_limit": -1}, "0 to 1e[+]24 bytes, got -1"),

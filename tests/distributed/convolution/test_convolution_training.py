@@ -343,12 +343,17 @@ def test_the_result_says_what_it_is():
     ("ways", "options", "error", "words"),
     [
         ({"tensor": 2}, {}, ConfigError, "'space', got 'tensor'"),
-        ({"network": 0}, {}, ConfigError, "network has a whole number of 1 rank or more, got 0"),
+        (
+            {"network": 0},
+            {},
+            ConfigError,
+            "network must be .* 1 or more ranks, got 0",
+        ),
         ({"layerwise": 2, "space": 2}, {}, ConfigError, "got layerwise=2 and space=2; keep one"),
         ({"network": 5}, {}, PlacementError, "LeNet has 4: got 5"),
         ("layerwise", {}, ConfigError, r"how many ranks each has: \{'layerwise': 4\}"),
         ({}, {"data": WIDE}, ConfigError, "images of 28 x 28 and up to 10 classes, got Images"),
-        ({}, {"batch": 0}, ConfigError, "images of a batch 1 or more: got 1, 0"),
+        ({}, {"batch": 0}, ConfigError, "batch must be a whole number of 1 or more images, got 0"),
         ({}, {"dtype": "float16"}, ConfigError, "'float32' or 'float64', got 'float16'"),
         (
             {"layerwise": 2},

@@ -317,7 +317,7 @@ def test_a_worker_that_lost_its_arrays_is_not_asked_to_go_on():
     [
         ({"what": 0}, ConfigError, "a number of parameters of 1 or more, got 0"),
         ({"what": "gpt2"}, ConfigError, "got 'gpt2'"),
-        ({"scale": 0}, ConfigError, "scale is an integer of 1 or more, got 0"),
+        ({"scale": 0}, ConfigError, "scale must be a whole number of 1 or more, got 0"),
         ({"what": 5, "scale": 10}, ConfigError, "5 parameters at 1:10 are less than one"),
         ({"what": DECODER, "scale": 2}, ConfigError, "at scale 1, got 2"),
         ({"recipe": "lora"}, ConfigError, "keeps 2 B of 'adapter weights'"),

@@ -95,7 +95,7 @@ def test_an_illegal_answer_says_what_is_wrong_and_is_still_drawn(slots, product_
         (choice, {"algorithm": "2.5d", "grid": (2, 2)}, "a grid of 3 extents"),
         (choice, {"algorithm": "summa", "grid": 4}, "a grid of 2 extents"),
         (choice, {"algorithm": "2.5d", "replication": 3}, "take one of 1, 2, 4"),
-        (choice, {"algorithm": "summa", "panel": 0}, "a whole number of columns"),
+        (choice, {"algorithm": "summa", "panel": 0}, "a whole number of 1 or more columns"),
         (choice, {"algorithm": "local"}, "cannot be multiplied where it lies"),
     ):
         assert_illegal(exercise, answer, words)

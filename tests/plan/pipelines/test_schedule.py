@@ -193,7 +193,7 @@ def test_says_what_it_is():
     ("call", "message"),
     [
         (lambda: schedule("2f2b", 2, 2), "no schedule '2f2b'; there are naive, gpipe"),
-        (lambda: schedule("1f1b", 0, 2), "stages must be a whole number of at least 1, got 0"),
+        (lambda: schedule("1f1b", 0, 2), "stages must be a whole number of 1 or more, got 0"),
         (lambda: schedule("1f1b", 2, 0), "microbatches must be"),
         (lambda: schedule("1f1b", 2, 1.5), "microbatches must be"),
         (lambda: schedule("1f1b", True, 2), "stages must be"),

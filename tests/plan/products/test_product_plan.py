@@ -494,7 +494,11 @@ def shaped(*shape):
         ("summa", {"width": 2}, r"summa has no option width; it takes panel, grid"),
         ("local", {"panel": 2}, r"local has no option panel; it takes none at all"),
         *(
-            ("summa", {"panel": panel}, rf"whole number of columns of A, 1 or more, got {panel!r}")
+            (
+                "summa",
+                {"panel": panel},
+                rf"number of 1 or more columns of A, got {panel!r}",
+            )
             for panel in (0, -1, True, 2.5, "3")
         ),
         *(

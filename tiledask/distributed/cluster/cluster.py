@@ -10,7 +10,6 @@ slot through a restart.
 import asyncio
 import contextlib
 import copy
-import operator
 import os
 import signal
 import threading
@@ -37,6 +36,7 @@ from tiledask.distributed.cluster.panel import panel
 from tiledask.distributed.cluster.spool import open_spool
 from tiledask.errors import ClusterLostError, ConfigError, DeadlineError
 from tiledask.plan import html
+from tiledask.plan.whole import is_whole
 
 __all__ = ["DEADLINE", "RUNNING", "Cluster", "seconds_of", "slot_of"]
 
@@ -223,13 +223,12 @@ class Cluster:
         """
         self.check_alive()
         self.again(x for x in args if isinstance(x, Future))
-        whole = hasattr(slot, "__index__") and not isinstance(slot, bool)
-        if not whole or not 0 <= slot < self.slots:
+        if not is_whole(slot, 0, self.slots - 1):
             raise ConfigError(
                 f"slot {slot!r} does not exist: this cluster has slots 0..{self.slots - 1}; "
                 f"start_cluster(workers=...) makes more"
             )
-        slot = operator.index(slot)
+        slot = int(slot)
         future = self.client.submit(
             _enter,
             function,

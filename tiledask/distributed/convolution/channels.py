@@ -17,6 +17,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.products.placement import split
+from tiledask.plan.whole import is_whole
 from tiledask.tile.layers.activations import find_activation
 
 __all__ = [
@@ -56,7 +57,7 @@ def own(group: Group, units: int, groups: int = 1) -> slice:
     >>> [(s.start, s.stop) for s in run_threads(lambda rank: own(rank.group(), 10), 4).results]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
-    if groups < 1 or units % groups:
+    if not is_whole(groups, 1) or units % groups:
         raise PlacementError(
             f"groups divide the channels that are sharded with them, got groups={groups} and "
             f"{units} channels; use a divisor of {units}"

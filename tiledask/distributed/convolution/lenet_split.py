@@ -26,6 +26,7 @@ from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.rows import RowSplit, split_rows
 from tiledask.plan.products.placement import split
+from tiledask.plan.whole import whole_number
 
 __all__ = ["WAYS", "RankGroups", "Split", "rows_of", "stages_of"]
 
@@ -56,8 +57,7 @@ class Split:
         for name, n in ways.items():
             if name not in WAYS:
                 raise ConfigError(f"LeNet is split by {', '.join(map(repr, WAYS))}, got {name!r}")
-            if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-                raise ConfigError(f"{name} has a whole number of 1 rank or more, got {n!r}")
+            whole_number(name, n, 1, of="ranks")
         if {"layerwise", "space"} <= set(ways):
             raise ConfigError(
                 f"a layer is split by its units or in space, got layerwise={ways['layerwise']} and "

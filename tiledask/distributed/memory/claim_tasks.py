@@ -23,6 +23,7 @@ from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.needs import checked
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.schedules import schedule
+from tiledask.plan.whole import is_whole
 from tiledask.tile.memory.flat_states import FlatStates, gradient_from_seed
 from tiledask.tile.memory.pool import Pool, Refused
 from tiledask.tile.memory.stage_trainer import BACKWARD, STEP, Role, StageTrainer
@@ -45,7 +46,7 @@ class MemoryCase:
     @property
     def share(self) -> int:
         """The parameters of one stage's slice, where a number of them is claimed."""
-        assert isinstance(self.what, int)
+        assert is_whole(self.what)
         return -(-self.what // (self.layout.tp * self.layout.pp))
 
     @property

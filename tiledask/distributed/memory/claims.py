@@ -19,6 +19,7 @@ from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, load_recipe
 from tiledask.plan.ledger import Ledger
 from tiledask.plan.units import format_bytes, parse_bytes
+from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.memory.flat_states import check_states
 from tiledask.tile.memory.pool import Refused
 from tiledask.tile.memory.stage_trainer import check_model
@@ -172,7 +173,7 @@ def run_claim(
     cap, recipe = parse_bytes(capacity), load_recipe(recipe)
     model = isinstance(what, Model)
     scale = _scale(what, scale)
-    whole = what if isinstance(what, Model) else what // scale
+    whole = what if isinstance(what, Model) else int(what) // scale
     case = MemoryCase(whole, layout, recipe, sequence, cap // scale)
     predicted = case.predicted
     really = replace(case, recipe=recipe if kept is None else load_recipe(kept))
@@ -185,15 +186,13 @@ def run_claim(
 
 def _scale(what: Model | int, scale: int | None) -> int:
     model = isinstance(what, Model)
-    whole = isinstance(what, int) and not isinstance(what, bool) and what >= 1
-    if not model and not whole:
+    if not model and not is_whole(what, 1):
         raise ConfigError(
             f"a claim is about a Model or a number of parameters of 1 or more, got {what!r}; "
             f"td.load_model(name).parameters is such a number"
         )
     scale = (1 if model else 1000) if scale is None else scale
-    if isinstance(scale, bool) or not isinstance(scale, int) or scale < 1:
-        raise ConfigError(f"scale is an integer of 1 or more, got {scale!r}")
+    scale = whole_number("scale", scale, 1)
     if isinstance(what, Model) and scale > 1:
         raise ConfigError(
             f"a Model is run as it is, at scale 1, got {scale}; give a smaller Model, or run the "

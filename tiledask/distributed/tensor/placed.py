@@ -16,6 +16,7 @@ from tiledask.distributed.ranks.group import Group
 from tiledask.errors import PlacementError
 from tiledask.plan.collectives.shards import Shards, even_shards
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard
+from tiledask.plan.whole import whole_number
 from tiledask.tile.backend import array_namespace
 
 __all__ = [
@@ -130,8 +131,8 @@ def sharded(group: Group, local: Any, dim: int, shards: Shards | int) -> Placed:
     Raises PlacementError if it has another extent than the shards say, such as that of the whole.
     """
     dim = checked_dim(local.ndim, dim)
-    if isinstance(shards, int):
-        shards = even_shards(shards, group.size)
+    if not isinstance(shards, Shards):
+        shards = even_shards(whole_number("shards", shards, 0), group.size)
     if shards.ranks != group.size or shards.counts[group.rank] != local.shape[dim]:
         raise PlacementError(
             f"rank {group.rank} of {group.size} holds {local.shape[dim]} of dimension {dim}, but "

@@ -35,7 +35,6 @@ from tiledask.distributed.training.validate import (
     scale_of,
     shape_of,
     terms_of,
-    whole,
 )
 from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan import html
@@ -45,6 +44,7 @@ from tiledask.plan.program.calls import Planned, calls
 from tiledask.plan.program.making.of_end import end_program
 from tiledask.plan.program.making.of_training import step_program
 from tiledask.plan.program.program import Program
+from tiledask.plan.whole import whole_number
 from tiledask.tile.optimizers import LossScale, Rule
 
 if TYPE_CHECKING:
@@ -234,8 +234,8 @@ def train(
     """
     shape = shape_of(ranks.shape if isinstance(ranks, Mesh) else ranks)
     of_kind(model=model, data=data, rule=rule, scale=scale)
-    steps, batch, seed = whole("steps", steps, 0), whole("batch", batch, 1), whole("seed", seed)
-    nudge = whole("nudge", nudge, 0)
+    steps, batch = whole_number("steps", steps, 0), whole_number("batch", batch, 1)
+    seed, nudge = whole_number("seed", seed), whole_number("nudge", nudge, 0)
     if data.vocabulary > model.vocabulary:
         raise ConfigError(
             f"the data has {data.vocabulary} different tokens, the model {model.vocabulary}: "

@@ -18,6 +18,7 @@ from tiledask.lab.accuracy import exact, memory, time
 from tiledask.lab.accuracy.peers import error
 from tiledask.lab.accuracy.rows import PublishedRow, PublishedSource
 from tiledask.plan.data import data_file
+from tiledask.plan.whole import is_whole
 
 __all__ = ["groups", "main", "page"]
 
@@ -123,7 +124,7 @@ def _rows(rows: Iterable[PublishedRow]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
+    return f"{value:,}" if is_whole(value) else f"{value:,.5g}"
 
 
 WORDS = {

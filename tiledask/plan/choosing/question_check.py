@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan import html
-from tiledask.plan.data import Fields, names, read, read_named, short
+from tiledask.plan.data import Fields, names, read, read_named
 from tiledask.plan.fitting.fit import Fit, fits, minimum_devices
 from tiledask.plan.fitting.overhead import VERDICTS, default_overhead, judge, overhead_of
 from tiledask.plan.inputs.layout import Layout
@@ -30,6 +30,7 @@ from tiledask.plan.inputs.run import check_run
 from tiledask.plan.pipelines.closed_form import bubble_fraction
 from tiledask.plan.timing.collective_time import zero_passes
 from tiledask.plan.units import divisors, format_bytes, parse_bytes
+from tiledask.plan.whole import is_whole
 
 __all__ = [
     "BARELY",
@@ -234,7 +235,7 @@ class _Premise:
                 raise given.fail(name, "changes what only a model tells; name a 'model' too")
             if isinstance(usual, bool):
                 chosen[name] = given.boolean(name)
-            elif isinstance(usual, int):
+            elif is_whole(usual):
                 chosen[name] = given.integer(name, minimum=0)
             elif isinstance(given.values[name], str):
                 chosen[name] = given.text(name)

@@ -18,6 +18,7 @@ import numpy as np
 from tiledask.errors import ScheduleError
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.units import format_seconds
+from tiledask.plan.whole import is_whole
 
 __all__ = ["Footprint", "Moment", "Steps", "memory_over_time"]
 
@@ -88,7 +89,7 @@ class Footprint:
 
     def __repr__(self) -> str:
         most, device, time = self.peak
-        size = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+        size = f"{most:,}" if is_whole(most) else f"{most:g}"
         return (
             f"Footprint({self.origin}: {self.devices} devices, peak {size} on device {device} "
             f"after {format_seconds(time)})"

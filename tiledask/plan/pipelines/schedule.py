@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
+from tiledask.errors import ScheduleError, short
 from tiledask.plan import html
-from tiledask.plan.data import short
 
 __all__ = ["KINDS", "Action", "Columns", "Schedule"]
 

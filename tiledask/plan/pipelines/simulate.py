@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.bound import Evidence
 from tiledask.plan.pipelines.links import Links, PerLink
 from tiledask.plan.pipelines.longest_path import longest_path

@@ -17,6 +17,7 @@ from typing import Any
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.regions import Region
+from tiledask.plan.whole import is_whole
 
 __all__ = [
     "Partial",
@@ -36,7 +37,7 @@ class Shard:
     dim: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, bool) or not hasattr(self.dim, "__index__"):
+        if not is_whole(self.dim):
             raise PlacementError(
                 f"Shard takes the number of a dimension, 0 for the first; got {self.dim!r}"
             )
@@ -96,8 +97,7 @@ class Tiling:
 
     def __post_init__(self) -> None:
         for name, extents, least in (("shape", self.shape, 0), ("mesh", self.mesh, 1)):
-            whole = (hasattr(n, "__index__") and not isinstance(n, bool) for n in extents)
-            if not all(whole) or any(n < least for n in extents):
+            if not all(is_whole(n, least) for n in extents):
                 raise PlacementError(
                     f"a {name} is a tuple of whole numbers of {least} or more, got {extents}"
                 )

@@ -14,16 +14,15 @@ A is [..., k]: any number of leading dimensions (tokens, batches), none for a ve
 or a vector [k]. The plan alone says what moves; the same plan is executed.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import SupportsIndex
 
 from tiledask.errors import PlacementError
 from tiledask.plan.products.placement import Partial, Placement, Replicate, Shard, Tiling
 from tiledask.plan.products.product_plan import DepthWalk, ProductPlan
 from tiledask.plan.units import divisors
+from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = [
     "OPTIONS",
@@ -148,7 +147,7 @@ def two_and_a_half_d(
     Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix multiplication and LU
     factorization algorithms", 2011.
     """
-    if replication is not None and (not _whole(replication) or a.ranks % replication):
+    if replication is not None and (not is_whole(replication, 1) or a.ranks % replication):
         raise PlacementError(
             f"2.5d with replication {replication!r} needs a number of ranks that it divides, there "
             f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
@@ -247,8 +246,7 @@ def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductP
             f"{', '.join(takes) or 'none at all'}"
         )
     _check_shapes(a, b)
-    if not _whole(panel := given.get("panel", 1)):
-        raise PlacementError(f"a panel is a whole number of columns of A, 1 or more, got {panel!r}")
+    whole_number("panel", given.get("panel", 1), 1, of="columns of A", error=PlacementError)
     return algorithms[name](a, b, **given)
 
 
@@ -335,10 +333,6 @@ def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
     return [Shard(longest), Shard(rows if columns else longest)]
 
 
-def _whole(x: object) -> bool:
-    return isinstance(x, SupportsIndex) and not isinstance(x, bool) and operator.index(x) >= 1
-
-
 def _width(panel: int) -> str:
     return f"panel {panel}"
 
@@ -396,7 +390,11 @@ def _grid(
     if asked is not None:
         best = min(usable, key=moved)
         wanted = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-        if len(wanted) != axes or not all(map(_whole, wanted)) or prod(wanted) != a.ranks:
+        if (
+            len(wanted) != axes
+            or not all(is_whole(n, 1) for n in wanted)
+            or prod(wanted) != a.ranks
+        ):
             raise PlacementError(
                 f"{name} on {a.ranks} ranks needs a grid of {axes} extents whose product is "
                 f"{a.ranks}, got {asked!r}; for example {best}"

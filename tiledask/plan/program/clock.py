@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tiledask.errors import ProgramError
+from tiledask.errors import ProgramError, short
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.seconds import seconds as collective_seconds
-from tiledask.plan.data import short
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import (

@@ -15,8 +15,7 @@ from math import prod
 
 import numpy as np
 
-from tiledask.errors import ProgramError
-from tiledask.plan.data import short
+from tiledask.errors import ProgramError, short
 from tiledask.plan.program.instructions import (
     COLLECTIVES,
     COMPUTE_STREAM,

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 
 from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
 from tiledask.plan.pipelines.schedule import Columns, Schedule
+from tiledask.plan.whole import MOST_COUNT, whole_number
 
 __all__ = [
     "chunks_each",
@@ -153,13 +153,5 @@ def chunks_each(stages: int, devices: int) -> int:
     return stages // devices
 
 
-MANY = 10**12
-"""Nobody counts further; a number of thousands of digits could not even be printed."""
-
-
 def count_of(value: int, name: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ScheduleError(f"{name} must be a whole number of at least 1, got {short(value)}")
-    if value > MANY:
-        raise ScheduleError(f"{name} must be at most {MANY:,}, got {short(value)}")
-    return int(value)
+    return whole_number(name, value, 1, MOST_COUNT, error=ScheduleError)

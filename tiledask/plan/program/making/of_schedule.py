@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tiledask.errors import ScheduleError
-from tiledask.plan.data import short
+from tiledask.errors import ScheduleError, short
 from tiledask.plan.pipelines.links import CONVENTIONS
 from tiledask.plan.pipelines.needs import validate
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
