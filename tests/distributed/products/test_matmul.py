@@ -26,6 +26,7 @@ from tiledask.distributed.products.rates import rates_of
 from tiledask.distributed.transport import remote_read
 from tiledask.errors import DeadlineError, DoesNotFitError, KernelError, PlacementError
 from tiledask.lab.product_claims import RandomProduct, product_rows
+from tiledask.plan.products.product import algorithms, options_of
 from tiledask.plan.program.making.of_product import AHEAD
 
 pytestmark = pytest.mark.cluster
@@ -219,7 +220,7 @@ def test_every_algorithm_on_every_mesh(cluster, transport, name, case):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("panel", [1, 3, 1000])
-@pytest.mark.parametrize("name", ["column_parallel", "row_parallel", "summa", "2.5d"])
+@pytest.mark.parametrize("name", [name for name in algorithms if "panel" in options_of(name)])
 def test_any_panel_width(cluster, name, panel):
     c = multiply(cluster, (2, 2), 10, 17, 9, GRID, GRID, algorithm=name, panel=panel)
     whole = multiply(cluster, (2, 2), 10, 17, 9, GRID, GRID, algorithm=name)

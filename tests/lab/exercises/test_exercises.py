@@ -271,7 +271,7 @@ def test_the_fewest_bytes_are_those_of_every_option_tried(monkeypatch):
     assert len(tried) > 100
     limits = sorted({limit for limit, _ in tried})[::2]
     found = {limit: choreography._fewest(a, b, dtype, limit) for limit in limits}
-    assert len(set(found.values())) > 3
+    assert len(set(found.values())) > 3, "too few different optima to tell much: take other shapes"
     for limit, fewest in found.items():
         assert fewest == min(moved for held, moved in tried if held <= limit)
 

@@ -25,6 +25,7 @@ from tiledask.plan.units import divisors
 from tiledask.plan.whole import is_whole, whole_number
 
 __all__ = [
+    "GRID_AXES",
     "OPTIONS",
     "PANEL",
     "algorithms",
@@ -108,7 +109,7 @@ def summa(
 
     van de Geijn and Watts, "SUMMA", 1997. ``grid``: (p, q), default the mesh if it has two axes.
     """
-    mesh = _grid("summa", a, b, grid, 2)
+    mesh = _grid("summa", a, b, grid)
     return _plan("summa", _width(panel), a, b, mesh, _grid_work("summa", a, b), panel=panel)
 
 
@@ -123,7 +124,7 @@ def cannon(a: Tiling, b: Tiling, *, grid: tuple[int, int] | None = None) -> Prod
 
     Cannon, "A cellular computer to implement the Kalman filter algorithm", 1969.
     """
-    mesh = _grid("cannon", a, b, grid, 2)
+    mesh = _grid("cannon", a, b, grid)
     return _plan(
         "cannon", "blocks", a, b, mesh, _grid_work("cannon", a, b), panel=None, skewed=True
     )
@@ -152,7 +153,7 @@ def two_and_a_half_d(
             f"2.5d with replication {replication!r} needs a number of ranks that it divides, there "
             f"are {a.ranks}; take one of {', '.join(map(str, divisors(a.ranks)))}"
         )
-    mesh = _grid("2.5d", a, b, grid, 3, last=replication)
+    mesh = _grid("2.5d", a, b, grid, last=replication)
     work = [*_grid_work("2.5d", a, b), Partial()]
     words = f"replication {mesh[2]}, {_width(panel)}"
     return _plan("2.5d", words, a, b, mesh, work, [2], panel=panel, sharded=True)
@@ -167,7 +168,7 @@ def three_d(a: Tiling, b: Tiling, *, grid: tuple[int, int, int] | None = None) -
     Agarwal, Balle, Gustavson, Joshi and Palkar, "A three-dimensional approach to parallel matrix
     multiplication", 1995.
     """
-    mesh = _grid("3d", a, b, grid, 3)
+    mesh = _grid("3d", a, b, grid)
     return _plan(
         "3d",
         "",
@@ -226,6 +227,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Name -> the options that it takes; none for what is not here."""
+
+GRID_AXES: Mapping[str, int] = MappingProxyType({"summa": 2, "cannon": 2, "2.5d": 3, "3d": 3})
+"""Name -> the axes of the grid that it takes, of each that takes one."""
 
 
 def plan_product(name: str, a: Tiling, b: Tiling, **options: object) -> ProductPlan:
@@ -325,8 +329,7 @@ def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
     rows, columns = len(a.shape) - 1, len(b.shape) - 1
     if not rows + columns:
         raise PlacementError(
-            f"{name} cuts rows and columns of C, and the product of two vectors has neither; "
-            f"use row_parallel"
+            f"{name} cuts rows and columns of C, and the product of two vectors has neither; use row_parallel"
         )
     taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
     longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
@@ -377,9 +380,10 @@ def _unsummed(name: str, operand: str, axis: int) -> PlacementError:
 
 
 def _grid(
-    name: str, a: Tiling, b: Tiling, asked: Sequence[int] | None, axes: int, last: int | None = None
+    name: str, a: Tiling, b: Tiling, asked: Sequence[int] | None, last: int | None = None
 ) -> tuple[int, ...]:
     """The grid of ranks: the one asked for, the mesh if it fits, or the one that moves least."""
+    axes = GRID_AXES[name]
     m, n, k = prod(a.shape[:-1]), prod(b.shape[1:]), a.shape[-1]
 
     def moved(grid: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
