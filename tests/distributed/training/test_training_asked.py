@@ -80,6 +80,7 @@ def test_what_makes_no_sense_is_said(options, words):
     [
         ({"heads": 0}, "a GPT's heads must be a whole number of 1 or more, got 0"),
         ({"hidden": 8.0}, r"a GPT's hidden must be a whole number of 1 or more, got 8\.0"),
+        ({"tied": 1}, "a GPT's tied is True or False, got 1"),
         ({"ffn": 0}, "a GPT's ffn must be a whole number of 1 or more, got 0"),
         ({"kv_heads": 0}, "a GPT's kv_heads must be a whole number of 1 or more, got 0"),
         ({"hidden": 15, "heads": 4}, "a width that its heads share: got hidden=15, heads=4"),

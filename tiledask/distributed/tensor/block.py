@@ -38,7 +38,7 @@ from tiledask.distributed.tensor.placed import (
     refuse,
     same_placement,
 )
-from tiledask.errors import PlacementError
+from tiledask.errors import ConfigError, PlacementError
 from tiledask.plan.collectives.shards import Shards, deal_heads, side_by_side
 from tiledask.plan.products.placement import Replicate, Shard
 from tiledask.tile import layers as tile
@@ -97,9 +97,14 @@ def decoder_block_grad(
 
 
 def _used(weights: Weights, block: DecoderBlock) -> Weights:
-    """Those that such a block has."""
+    """All, if such a block has them. Raises ConfigError for one that would do nothing in it."""
     rooms = "attention.", "mlp.", *(f"norm_{n}.{kind}" for n in "12" for kind in block.norm_kinds)
-    return {name: w for name, w in weights.items() if name.startswith(rooms)}
+    if unknown := sorted(name for name in weights if not name.startswith(rooms)):
+        raise ConfigError(
+            f"a decoder block has weights {', '.join(rooms)}..., and none called "
+            f"{', '.join(unknown)}; leave {'it' if len(unknown) == 1 else 'them'} out"
+        )
+    return dict(weights)
 
 
 def _block(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiledask.distributed import tensor as T
-from tiledask.errors import ConfigError
+from tiledask.errors import ConfigError, short
 from tiledask.plan.collectives.layouts import HeadCounts
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.whole import whole_number
@@ -46,7 +46,13 @@ class GPT(DecoderShapes):
     stage then both have it, and add up its gradients."""
 
     def __post_init__(self) -> None:
-        counts = {name: n for name, n in vars(self).items() if name not in ("gated", "tied")}
+        switches = "gated", "tied"
+        for name in switches:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"a GPT's {name} is True or False, got {short(getattr(self, name))}"
+                )
+        counts = {name: n for name, n in vars(self).items() if name not in switches}
         for name, n in counts.items():
             if n is None and name in ("kv_heads", "ffn"):
                 continue

@@ -329,7 +329,8 @@ def _grid_work(name: str, a: Tiling, b: Tiling) -> list[Placement]:
     rows, columns = len(a.shape) - 1, len(b.shape) - 1
     if not rows + columns:
         raise PlacementError(
-            f"{name} cuts rows and columns of C, and the product of two vectors has neither; use row_parallel"
+            f"{name} cuts rows and columns of C, and the product of two vectors has neither; "
+            f"use row_parallel"
         )
     taken = [p.dim for p in a.placements if isinstance(p, Shard) and p.dim < rows]
     longest = max(range(rows), key=lambda d: (d in taken, a.shape[d]), default=rows)
