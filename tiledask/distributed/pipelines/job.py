@@ -62,17 +62,6 @@ class PipelineJob:
     """Dask's name of a block -> what a span of its transfer says: kind, stage, micro-batch."""
 
     @property
-    def frames(self) -> list[dict[int, list[int]]]:
-        """By device and stage there, the micro-batches that pass."""
-        found = []
-        for device, line in enumerate(self.program.lines):
-            mine = dict[int, set[int]]()
-            for number, frame in line:
-                mine.setdefault(self.program.role(device).parts[number].stage, set()).add(frame)
-            found.append({stage: sorted(mine[stage]) for stage in sorted(mine)})
-        return found
-
-    @property
     def messages(self) -> Iterator[tuple[int, int, int]]:
         """(from, to, micro-batch) of every block that goes to another device."""
         for device, line in enumerate(self.program.lines):
@@ -102,9 +91,10 @@ class PipelineJob:
         arrays = [a for a in (self.batch, self.target) if a is not None]
         files = [(cluster.keep(each), each.dtype.name) for each in arrays]
         rows = split(0, len(self.batch), self.schedule.microbatches)
-        for device, mine in enumerate(self.frames):
+        for device, actions in enumerate(self.schedule.orders):
             stages = []
-            for s, frames in mine.items():
+            for s in sorted({action.stage for action in actions}):
+                frames = sorted({i for _, stage, i in actions if stage == s})
                 targets = frames if s == last and len(arrays) > 1 else []
                 stages.append((s, self.stages[s], frames if s == 0 else [], targets))
             given = stages, files, rows, self.batch.shape[1], self.batch.size, cluster.backend

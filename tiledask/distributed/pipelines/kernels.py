@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tiledask.distributed.pipelines.paced import action_of
 from tiledask.distributed.programs.runner import LineRunner
 from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.program.instructions import Do, Instructions, ProgramPart
@@ -171,7 +170,8 @@ class StageRunner(LineRunner):
     def action(self, turn: int) -> Action:
         """What a schedule calls a turn of the line."""
         number, frame = self.line[turn]
-        return action_of(self.role.parts[number], frame)
+        part = self.role.parts[number]
+        return Action(part.kind, part.stage, frame)
 
     def made(self) -> list[StagesMade]:
         """What every stage makes beside buffers as the line is gone through."""

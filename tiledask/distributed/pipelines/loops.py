@@ -14,8 +14,9 @@ from distributed import get_worker
 
 from tiledask.distributed.pipelines.job import Done, PipelineJob
 from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, StagesMade
-from tiledask.distributed.pipelines.paced import Arrival, Pace, action_of, perform
+from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import Meeting, meeting, of_run
+from tiledask.plan.pipelines.schedule import Action
 from tiledask.plan.pipelines.timeline import Timeline
 from tiledask.plan.program.instructions import Do, Recv, Send
 from tiledask.plan.program.program import Program
@@ -85,8 +86,8 @@ class _PacedRunner(StageRunner):
             for turn in turns:
                 self.arrivals.append(None)
                 self._some(Recv, turn)
-            paced, work = self.pace.of(*actions), partial(self._some, Do, *turns)
-            self.end = perform(here.run, here.device, paced, self.arrivals, work)
+            work = partial(self._some, Do, *turns)
+            self.end = perform(here.run, here.device, self.pace, actions, self.arrivals, work)
             self._some(Send, *turns)
             for turn in turns:
                 self._leave(turn)
@@ -105,7 +106,7 @@ class _PacedRunner(StageRunner):
                 self.worker, peer, self.action(self.turn), env[x], self.end
             )
         makers = {
-            frame: action_of(part, frame)
+            frame: Action(part.kind, part.stage, frame)
             for part, buffer, frame in self._sends(peer)
             if buffer == name
         }

@@ -14,7 +14,6 @@ The order never rests on priorities, so Dask's task stream is the Gantt chart of
 
 import operator
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +28,7 @@ from tiledask.distributed.pipelines.kernels import StageOperands, StageRunner, S
 from tiledask.distributed.pipelines.paced import Arrival, Pace, perform
 from tiledask.distributed.transport.meeting import meeting, of_run
 from tiledask.errors import ClusterLostError
+from tiledask.plan.pipelines.needs import checked
 from tiledask.plan.pipelines.timeline import TRANSFER, Timeline
 from tiledask.plan.program.instructions import Instructions, ProgramPart, Recv, Send
 from tiledask.plan.program.making.of_schedule import KERNELS
@@ -85,7 +85,7 @@ def _submit(job: PipelineJob) -> list[Future[Any]]:
     came: dict[tuple[int, int], list[Future[Any]]] = {}  # by device and frame: all that was sent
     sums: dict[tuple[int, int], Future[Any]] = {}  # by device and stage: with the gradients so far
     ends: list[list[Future[Any]]] = [[] for _ in lines]  # by device: with an output
-    for device, turns in _in_order(program):
+    for device, turns in _in_order(job):
         line, block = lines[device], _block(program, device, turns)
         given, before_it = list[list[Future[Any]]](), list[list[Future[Any]]]()
         for part, frame in block:
@@ -138,17 +138,17 @@ def _block(program: Program, rank: int, turns: Sequence[int]) -> _Block:
     return [(parts[line.part[turn]], int(line.frame[turn])) for turn in turns]
 
 
-def _in_order(program: Program) -> Iterator[tuple[int, list[int]]]:
+def _in_order(job: PipelineJob) -> Iterator[tuple[int, list[int]]]:
     """A device and its turns that are done at once, each after what it receives from."""
-    left = {rank: deque(line.at_once) for rank, line in enumerate(program.lines)}
-    sent: set[_Key] = set()
-    while any(left.values()):
-        for rank, blocks in left.items():
-            if blocks:
-                block = _block(program, rank, blocks[0])
-                if sent.issuperset(_messages(Recv, rank, block)):
-                    sent.update(_messages(Send, rank, block))
-                    yield rank, blocks.popleft()
+    blocks = [iter(line.at_once) for line in job.program.lines]
+    begun = [0] * len(blocks)
+    for action in checked(job.schedule)[1]:
+        device = job.schedule.holder(action.stage, action.microbatch)
+        if not begun[device]:
+            turns = next(blocks[device])
+            begun[device] = len(turns)
+            yield device, turns
+        begun[device] -= 1
 
 
 def _messages(kind: type, rank: int, block: _Block) -> list[_Key]:
@@ -278,7 +278,7 @@ def _act(line: TaskLine, first: int, before: Any, *given: Any) -> Any:
         for turn in turns:
             line.go(turn)
 
-    end = perform(topic, device, pace.of(*map(line.action, turns)), arrivals, work)
+    end = perform(topic, device, pace, [*map(line.action, turns)], arrivals, work)
     line.blocks.clear()
     blocks = [
         StageBlock(line.sends.pop(turn), end) if turn in line.sends else None for turn in turns
