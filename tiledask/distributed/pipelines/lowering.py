@@ -48,13 +48,7 @@ class StageBlock:
 
 
 register_generic(StageBlock)
-
-
-def _bytes(block: StageBlock) -> int:
-    return int(block.array.nbytes)
-
-
-sizeof.register(StageBlock, _bytes)
+sizeof.register(StageBlock, lambda block: int(block.array.nbytes))
 
 
 def run_tasks(job: PipelineJob, simulated: Timeline | None) -> Done:
@@ -87,39 +81,35 @@ def _submit(job: PipelineJob) -> list[Future[Any]]:
     ends: list[list[Future[Any]]] = [[] for _ in lines]  # by device: with an output
     for device, turns in _in_order(job):
         line, block = lines[device], _block(program, device, turns)
-        given, before_it = list[list[Future[Any]]](), list[list[Future[Any]]]()
+        blocks, summed = list[list[Future[Any]]](), list[list[Future[Any]]]()
         for part, frame in block:
             arrived = came.setdefault((device, frame), [])
             arrived += [sent.pop(key) for key in _messages(Recv, device, [(part, frame)])]
-            given.append(arrived)
-            summed = sums.get((device, part.stage)) if part.kind in "BW" else None
-            before_it.append([] if summed is None else [summed])
-        # what nobody else gets is the task's result; else that is the block, or those of a pair
-        whole = len(block) == 1 and not _messages(Send, device, block)
-        name = KERNELS[block[0][0].kind] if len(block) == 1 else "overlapped"
-        work = [*chain(*given, before_it[0] if whole else ())]
-        ran = submit(device, _act, line, turns[0], before[device], *work, name=name)
+            blocks.append(arrived)
+            so_far = sums.get((device, part.stage)) if part.kind in "BW" else None
+            summed.append([] if so_far is None else [so_far])
+        # the task's result is what is sent, of a pair a list of that; if nothing is, what is made
+        alone, sends = len(block) == 1, bool(_messages(Send, device, block))
+        given = [*chain(*blocks), *(summed[0] if alone and not sends else [])]
+        name = KERNELS[block[0][0].kind] if alone else "overlapped"
+        ran = submit(device, _act, line, turns[0], before[device], *given, name=name)
         before[device] = ran
         for n, (part, frame) in enumerate(block):
+            hand = made = ran
             for key in _messages(Send, device, [(part, frame)]):
-                hand = ran
-                if len(block) > 1:
+                if not alone:
                     hand = submit(device, operator.getitem, ran, n, name="hand", beside=True)
                 sent[key], job.sent[hand.key] = hand, (TRANSFER, part.stage, frame)
             output = part.kind == "F" and part.stage == job.schedule.stages - 1
-            if not output and part.kind not in "BW":
-                continue
-            made = ran
-            if not whole:
-                taken = turns[n], ran, *given[n], *before_it[n]
-                name = "loss" if output else "gradients"
-                made = submit(device, _beside, line, *taken, name=name, beside=True)
+            if (output or part.kind in "BW") and (sends or not alone):
+                name, given = "loss" if output else "gradients", [*blocks[n], *summed[n]]
+                made = submit(device, _beside, line, turns[n], ran, *given, name=name, beside=True)
             if output:
                 ends[device].append(made)
-            else:
+            elif part.kind in "BW":
                 sums[device, part.stage] = made
-    for (device, _), made in sorted(sums.items(), key=lambda each: each[0]):
-        ends[device].append(made)
+    for device, stage in sorted(sums):
+        ends[device].append(sums[device, stage])
     return [
         submit(device, _on_host, *made, name="results", beside=True)
         for device, made in enumerate(ends)
@@ -242,11 +232,7 @@ class TaskLine(StageRunner):
         return send if isinstance(each, Send) else take
 
 
-def _size(line: TaskLine) -> int:
-    return int(sizeof(line.own[1]))
-
-
-sizeof.register(TaskLine, _size)
+sizeof.register(TaskLine, lambda line: int(sizeof(line.own[1])))
 
 
 def _begin(seconds: float, device: int, operands: Any, topic: str, *own: Any) -> TaskLine:
