@@ -30,6 +30,33 @@ class Plant(NamedTuple):
 PLANTS = [
     # plan: arithmetic
     Plant(
+        "plan/whole.py",
+        "None if isinstance(value, bool) else operator.index(value)",
+        "operator.index(value)",
+        "test_whole_numbers",
+    ),
+    Plant(
+        "plan/whole.py", "number <= most", "number < most", "test_whole_numbers the_rule_the_value"
+    ),
+    Plant(
+        "plan/products/placement.py",
+        "if not is_whole(self.dim):",
+        "if not isinstance(self.dim, int):",
+        "test_whole_numbers nobody_else",
+    ),
+    Plant(
+        "plan/judged.py",
+        'MARKS = {True: "✓", None: "", False: "✗"}',
+        'MARKS = {True: "✓", None: "✓", False: "✗"}',
+        "test_judged",
+    ),
+    Plant(
+        "plan/choosing/question_check.py",
+        "all(finding.holds is not False for finding in self.findings)",
+        "all(finding.holds for finding in self.findings)",
+        "test_premise",
+    ),
+    Plant(
         "plan/ledger.py",
         "max(self.per_place.values(), default=0)",
         "min(self.per_place.values(), default=0)",

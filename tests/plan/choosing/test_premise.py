@@ -10,10 +10,11 @@ import pytest
 
 import tiledask as td
 from tiledask.errors import ConfigError
-from tiledask.plan.choosing.question_check import BARELY, FAILS, HOLDS, check_premise, premises
+from tiledask.plan.choosing.question_check import check_premise, premises
 from tiledask.plan.collectives.data_parallel import zero_step
 from tiledask.plan.fitting.overhead import CUDA_CONTEXT
 from tiledask.plan.inputs.recipes import load_recipe
+from tiledask.plan.judged import BARELY, FAILS, HOLDS
 from tiledask.plan.units import format_bytes
 
 # per premise and claim: the verdict, and a number that must stand in its working

@@ -17,10 +17,11 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import FAILS, HOLDS, CheckedClaim, Critique
+from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.collectives import convolution as planned
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.expected import Expected
+from tiledask.plan.judged import FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -118,12 +119,12 @@ def _premise(channels: int, units: int, rows: int, devices: int) -> Critique:
         "d2l on layerwise partitioning",
         f"LeNet on {devices} devices, a step of 256 images in float32",
         (
-            CheckedClaim(
+            judged(
                 "A very large number of synchronization or barrier operations",
                 HOLDS if layerwise.barriers > data.barriers else FAILS,
                 f"{layerwise.barriers} a step, where data parallelism has {data.barriers}.",
             ),
-            CheckedClaim(
+            judged(
                 "The data to transfer is potentially even larger than with layers on GPUs",
                 HOLDS if sent > other else FAILS,
                 f"{format_bytes(sent)} against {format_bytes(other)}: {sent / other:.3g} times.",

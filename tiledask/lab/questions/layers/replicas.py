@@ -14,14 +14,9 @@ from tiledask.distributed.cluster.cluster import Cluster
 from tiledask.lab.puzzles.fields import whole
 from tiledask.lab.questions.question import CourseQuestion, Input, WorkedAnswer
 from tiledask.lab.table import Claim, Comparison
-from tiledask.plan.choosing.question_check import (
-    BARELY,
-    FAILS,
-    HOLDS,
-    CheckedClaim,
-    Critique,
-)
+from tiledask.plan.choosing.question_check import Critique
 from tiledask.plan.collectives.cost import even
+from tiledask.plan.judged import BARELY, FAILS, HOLDS, judged
 from tiledask.plan.units import format_bytes
 
 __all__ = ["QUESTION"]
@@ -104,22 +99,22 @@ def _premise(images: int, devices: int) -> Critique:
         "d2l on data parallelism",
         "LeNet in float32: 4 B a parameter",
         (
-            CheckedClaim(
+            judged(
                 "One synchronisation after each minibatch is enough",
                 HOLDS if said.barriers == 1 else FAILS,
                 f"All gradients in one all_reduce: {said.barriers} a step.",
             ),
-            CheckedClaim(
+            judged(
                 "More GPUs do not allow larger models",
                 HOLDS if min(said.parameters) == PARAMETERS else FAILS,
                 f"Each of {devices} keeps {min(said.parameters):,} of {PARAMETERS:,} parameters.",
             ),
-            CheckedClaim(
+            judged(
                 f"{devices} GPUs can be {devices} times as fast",
                 HOLDS if fastest > 0.99 * devices else BARELY,
                 f"The largest share of {images} images leaves {fastest:.3g} times at best.",
             ),
-            CheckedClaim(
+            judged(
                 "With batch normalisation, too, the result is that of one device",
                 HOLDS if off < ROUND_OFF else FAILS,
                 f"By each device's own statistics an output is off by up to {off:.3g}.",
