@@ -231,6 +231,7 @@ def step(
         rows = tuple(pool.rows(role.stage))
         return DeviceRun(role, slot, rows, refused=error.with_traceback(None))
     loss = trained(trainer, case)
+    trainer.close()
     line, last = trainer.line, rank is not None and role.stage == case.layout.pp - 1
     rows = tuple(pool.rows(role.stage))
     return DeviceRun(

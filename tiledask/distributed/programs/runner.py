@@ -136,6 +136,10 @@ class LineRunner:
             return False
         return True
 
+    def close(self) -> None:
+        """Let go of all arrays at once, and of what would be called."""
+        self._bound, self._stays, self._frames = [], [], {}
+
     def _go(self, turn: int, calls: Iterable[tuple[Instruction, _Call]]) -> None:
         """Do instructions of a turn."""
         number, self.frame = self.line[turn]

@@ -117,6 +117,13 @@ class Trainer:
     def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
         return LineRunner(self.rank, program, stays, self._bind)
 
+    def close(self) -> None:
+        """Let go of all arrays at once."""
+        for line in filter(None, (self._runner, self._end)):
+            line.close()
+        for units in self.arrays.values():
+            units.clear()
+
     # -- what is kept -----------------------------------------------------------------------------
 
     @property
