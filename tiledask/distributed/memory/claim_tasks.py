@@ -114,7 +114,10 @@ class MemoryCase:
     def job(self) -> ClaimJob:
         """What its ranks are told."""
         recipe, layout = self.recipe, self.layout
-        told = {"rule": rule_for(recipe), "dtype": f"float{8 * recipe.compute_bytes}"}
+        told: dict[str, Any] = {
+            "rule": rule_for(recipe),
+            "dtype": f"float{8 * recipe.compute_bytes}",
+        }
         if isinstance(self.what, Model):
             terms = training_terms(self.what, layout, recipe, self.sequence)
             return ClaimJob(**vars(terms), **told)

@@ -283,14 +283,14 @@ class TensorLayers:
         told |= {"kv_of": looks, "causal": None if causal else False, "scale": scale}
         rows, tokens, _ = qkv.shape
         c = writer.value("y", (rows, tokens, n * width))
-        first = writer.value("p", (rows, n, tokens, tokens))
+        kept = writer.value("p", (rows, n, tokens, tokens))
         product = rows * n, tokens, width
-        writer.do("attention", (qkv,), (c, first), **told, product=product)
+        writer.do("attention", (qkv,), (c, kept), **told, product=product)
 
         def rule(dc: Value) -> Gradients:
-            d, p = writer.value("dx", qkv.shape), first
+            d, p = writer.value("dx", qkv.shape), kept
             if self.selective:
-                p = writer.value("p", first.shape)
+                p = writer.value("p", kept.shape)
                 writer.do("attention_weights", (qkv,), (p,), **told, product=product)
             back = told | {"causal": None, "product": product}
             back["work"] = p.size * p.itemsize  # p's gradient, over which that of the scores goes
