@@ -17,8 +17,18 @@ from tiledask.plan.program.instructions import (
 
 __all__ = ["held", "tensor_classes"]
 
-_OF_WEIGHTS = ("db", "dw", "packed", "part", "shared")
-_ON_THE_WAY = ("dx", "dy", "handed", "sum")
+_BY_WORD = {
+    **dict.fromkeys(("ids", "targets"), "token ids"),
+    **dict.fromkeys(("inverse", "mean", "maximum", "sums", "loss"), "statistics"),
+    "whole": "gathered weights",
+}
+_IN_BACKWARD = {
+    **dict.fromkeys(("db", "dw", "packed", "part", "shared"), "gradients of weights"),
+    **dict.fromkeys(("dx", "dy", "handed", "sum"), "activation gradients"),
+}
+"""By the word with which a buffer's name begins."""
+_LOGITS = {"largest_logit": "logits", "logits_grad": "logit gradients"}
+"""By the kernel that reads, or writes, them alone."""
 
 
 def held(program: Instructions) -> Ledger:
@@ -44,27 +54,24 @@ def held(program: Instructions) -> Ledger:
 def tensor_classes(role: ProgramRole) -> dict[str, str]:
     """The tensor class of every buffer of a training's role, as ledgers have them.
 
-    What a forward leaves to a backward are activations; what is gone before its part ends is
-    "in between".
+    What a forward leaves to a backward are activations, but for statistics of norms and of the
+    loss; what is gone before its part ends is "in between".
     """
     classes = {name: name.partition("/")[0].replace("_", " ") for name in role.stays}
-    last = {buffer_of(name): number for number, part in enumerate(role.parts)
-            for each in part.instructions for name in each.reads}  # fmt: skip
-    for number, part in enumerate(role.parts):
-        for name in (buffer_of(name) for each in part.instructions for name in each.writes):
+    each_in = [(number, each) for number, part in enumerate(role.parts)
+               for each in part.instructions]  # fmt: skip
+    last = {buffer_of(name): number for number, each in each_in for name in each.reads}
+    for number, each in each_in:
+        forward = role.parts[number].kind == "F"
+        for name in map(buffer_of, each.writes):
             word = name.partition(".")[0].partition(":")[0].rstrip("0123456789")
-            if name in classes:
-                continue
-            if word == "whole":
-                classes[name] = "gathered weights"
-            elif part.kind == "F":
-                kept = last.get(name, number) != number
-                classes[name] = "activations" if kept else "in between"
-            elif word in _OF_WEIGHTS:
-                classes[name] = "gradients of weights"
-            else:
-                back = word in _ON_THE_WAY
-                classes[name] = "activation gradients" if back else "activations"
+            usual = "activations" if last.get(name, number) != number else "in between"
+            if not forward:
+                usual = _IN_BACKWARD.get(word, "recomputed activations")
+            classes.setdefault(name, _BY_WORD.get(word, usual))
+        if isinstance(each, Do) and each.kernel in _LOGITS:
+            named = each.reads[0] if each.kernel == "largest_logit" else each.writes[0]
+            classes[named] = _LOGITS[each.kernel]
     return classes
 
 
