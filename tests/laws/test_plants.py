@@ -160,9 +160,21 @@ PLANTS = [
         "test_tile_choice",
     ),
     Plant(
-        "tile/memory/flat_states.py",
-        "share = -(-count // copies)",
-        "share = count // copies",
+        "tile/memory/pool.py",
+        "if self.held + nbytes > self.capacity:",
+        "if nbytes > self.capacity:",
+        "test_claims refusal",
+    ),
+    Plant(
+        "tile/memory/pool.py",
+        "self._ask(tensor, array.nbytes)",
+        "self._ask(tensor, 0)",
+        "test_claims view",
+    ),
+    Plant(
+        "distributed/memory/claim_trainer.py",
+        "return x[self.here] * self.times",
+        "return x[self.here] * 1",
         "test_claims zero",
     ),
     # distributed: ranks that agree

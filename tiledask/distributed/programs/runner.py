@@ -46,6 +46,10 @@ _Env = list[Any]
 _Call = Callable[[_Env], None]
 
 
+_OF_READERS = ("product", "work")
+"""Options that are for other readers."""
+
+
 class Outside(Protocol):
     """What is beyond a line: where its fetches read, and where what is kept goes."""
 
@@ -131,6 +135,10 @@ class LineRunner:
         except StepLeftOut:
             return False
         return True
+
+    def close(self) -> None:
+        """Let go of all arrays at once, and of what would be called."""
+        self._bound, self._stays, self._frames = [], [], {}
 
     def _go(self, turn: int, calls: Iterable[tuple[Instruction, _Call]]) -> None:
         """Do instructions of a turn."""
@@ -226,7 +234,7 @@ class LineRunner:
         return call
 
     def _do(self, each: Do, part: ProgramPart) -> _Call:
-        told = {name: self._resolved(value) for name, value in each.options if name != "product"}
+        told = {n: self._resolved(value) for n, value in each.options if n not in _OF_READERS}
         kernel = self._bind(each, part, told)
         in_place = [n for n in each.writes if n not in each.reads and n in self.role.stays]
         reads = tuple(map(self._slot, (*each.reads, *in_place)))
@@ -262,7 +270,7 @@ class LineRunner:
         return RankPart(start, start + counts[at], sum(counts))
 
     def _collective(self, each: Collective) -> _Call:
-        group = self._group(each.axes, self.program.members(self.index, each))
+        group = self._together(each)
         x, y, name, label = (
             self._slot(each.buffer),
             self._slot(each.result),
@@ -270,8 +278,12 @@ class LineRunner:
             each.label,
         )
         items = [self._slot(f"{name}[{item}]") for item, _ in self.role.items.get(name, ())]
-        # what is of a frame is never written again, here and elsewhere
-        keep = buffer_of(each.buffer) not in self.role.stays
+        base = self._slot(self.role.within[name]) if name in self.role.within else None
+        here = slice(None)
+        if each.kind == "reduce_scatter":
+            here = self._resolved(("part", each.axes[0], each.counts)).here
+        # what is of a frame is never written again, here and elsewhere, if its place is its own
+        keep = buffer_of(each.buffer) not in self.role.stays | self.role.within
         run: Callable[..., Any]
         if each.kind == "all_reduce":
             run = partial(group.all_reduce, op=each.op, keep=keep)
@@ -286,11 +298,19 @@ class LineRunner:
             if name in self.role.stays:
                 env[y][...] = made
                 return
+            if base is not None:
+                place = env[base][here]
+                place[...] = made
+                made = place
             env[y] = made
             for slot, (_, view) in zip(items, self._views(name, made), strict=False):
                 env[slot] = view
 
         return call
+
+    def _together(self, each: Collective) -> Any:
+        """Whom a collective is among."""
+        return self._group(each.axes, self.program.members(self.index, each))
 
     def _group(self, axes: tuple[int, ...], members: tuple[int, ...]) -> ProgramGroup:
         key = axes, members

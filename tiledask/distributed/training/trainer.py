@@ -9,8 +9,9 @@
 All other kernels are tile's, by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tiledask.tile import layers as tile
 from tiledask.tile.backend import accumulator, as_dtype
 from tiledask.tile.epilogue import pieces
 from tiledask.tile.layers.by_name import KERNELS, RankPart
+from tiledask.tile.memory.pool import Pool
 from tiledask.tile.optimizers import flush
 
 __all__ = ["Trainer"]
@@ -42,25 +44,37 @@ Write = Callable[[float, Mapping[tuple[str, str], Mapping[str, Any]]], None]
 class Trainer:
     """One rank's part of a model, with newly drawn weights: those that one device would draw.
 
-    ``job``: a `job.TrainingJob`; ``program``: of a step of it; ``end``: of what follows the last.
+    ``job``: a `job.TrainingJob`; ``program``: of a step of it; ``end``: of what follows the last;
+    ``pool``: in which its states lie.
     """
 
-    def __init__(self, rank: Rank, job: Any, program: Program, end: Program) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        job: Any,
+        program: Program,
+        end: Program | None = None,
+        pool: Pool | None = None,
+    ) -> None:
         self.rank, self.job = rank, job
+        self.pool = Pool(backend=rank.backend) if pool is None else pool
         self.guard = Guard(job.scale, job.clip)
         self.units = job.units(rank.coordinates[PIPELINE])
         tensor = rank.group(TENSOR)
         self.layouts = {unit: job.model.layout(unit, tensor.size) for unit in self.units}
-        drawn = {unit: self._drawn(unit) for unit in self.units}
-        self.packings = {unit: Packing.of(arrays) for unit, arrays in drawn.items()}
+        shapes = {u: job.model.shapes(u, tensor.size, tensor.rank) for u in self.units}
+        self.packings = {unit: Packing(tuple(of.items())) for unit, of in shapes.items()}
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
         copies = rank.group(DATA)
         self.parts = sharded_parts(sizes, copies.size, copies.rank)
         self.sharded = {
             s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
         }
-        self.arrays = {s.tensor: self._made(s, drawn) for s in job.recipe.states}
+        self.arrays = {s.tensor: self._zeros(s) for s in job.recipe.states}
         """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
+        for unit in self.units:
+            kept = [t for t in ("weights", MASTER) if t in self.arrays]
+            self.draw(unit, {tensor: self.arrays[tensor][unit] for tensor in kept})
         stays = {
             flat_name(tensor, unit): array
             for tensor, arrays in self.arrays.items()
@@ -80,8 +94,8 @@ class Trainer:
         self.numbers["scale"][...] = self.guard.loss_scale
         self.batch: Batch | None = None
         self._came: tuple[int, Any] = -1, None
-        self._runner = LineRunner(rank, program, stays, self._bind)
-        self._end = LineRunner(rank, end, stays, self._bind)
+        self._runner = self._line(program, stays)
+        self._end = None if end is None else self._line(end, stays)
         self._write: Write | None = None
         self._brought: dict[str, T.Placed] = {}
 
@@ -96,8 +110,19 @@ class Trainer:
         """The weights by "unit.name", whole but for the tensor ranks' blocks; ``write`` is called
         with what a checkpoint is made of, if there is one."""
         self._write = write
-        self._end.run()
+        if self._end is not None:
+            self._end.run()
         return self._brought
+
+    def _line(self, program: Program, stays: Mapping[str, Any]) -> LineRunner:
+        return LineRunner(self.rank, program, stays, self._bind)
+
+    def close(self) -> None:
+        """Let go of all arrays at once."""
+        for line in filter(None, (self._runner, self._end)):
+            line.close()
+        for units in self.arrays.values():
+            units.clear()
 
     # -- what is kept -----------------------------------------------------------------------------
 
@@ -124,30 +149,41 @@ class Trainer:
         flat, kept = self.packings[unit].pack(arrays), self.arrays[tensor][unit]
         kept[...] = flat[self.parts[unit]] if self.sharded[tensor] else flat
 
-    def _drawn(self, unit: str) -> dict[str, Any]:
-        job, model = self.job, self.job.model
-        found = T.draw_sharded(
-            self.rank.group(TENSOR),
-            model.parameters(unit),
-            self.layouts[unit],
-            job.seed,
-            f"{unit}.",
-            accumulator(job.dtype),
-            self.rank.backend,
-            tile.Nudge(job.nudge, job.dtype) if job.nudge else None,
-        )
-        return {name: w.local for name, w in found.items()}
+    def draw(self, unit: str, into: Mapping[str, Any]) -> None:
+        """Newly drawn weights of a unit, one after the other, into flat arrays by tensor class: of
+        all numbers, or where the class is sharded of this rank's."""
+        whole, at = slice(0, self.packings[unit].size), 0
+        for size, drawn in self._draws(unit):
+            flat = None
+            for tensor, kept in into.items():
+                mine = self.parts[unit] if self.sharded.get(tensor) else whole
+                low, high = max(at, mine.start), min(at + size, mine.stop)
+                if low < high:
+                    flat = drawn() if flat is None else flat
+                    kept[low - mine.start : high - mine.start] = flat[low - at : high - at]
+            at += size
 
-    def _made(self, state: Any, drawn: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        made = {}
+    def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """(how many numbers, what draws them) of a unit's weights, one after the other."""
+        job, shapes = self.job, dict(self.packings[unit].shapes)
+        told = self.layouts[unit], job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
+        nudge = tile.Nudge(job.nudge, job.dtype) if job.nudge else None
+
+        def drawn(one: dict[str, Any]) -> Any:
+            (w,) = T.draw_sharded(self.rank.group(TENSOR), one, *told, nudge).values()
+            return w.local.reshape(-1)
+
+        for name, parameter in job.model.parameters(unit).items():
+            yield prod(shapes[name]), partial(drawn, {name: parameter})
+
+    def _zeros(self, state: Any) -> dict[str, Any]:
         dtype = as_dtype(self.job.dtype if state.bytes == 2 else f"float{8 * state.bytes}")
+        made = {}
         for unit, packing in self.packings.items():
-            flat = packing.pack(drawn[unit])
-            held = flat[self.parts[unit]] if self.sharded[state.tensor] else flat
-            held = held.astype(dtype)
-            if state.tensor not in ("weights", MASTER):
-                held[...] = 0
-            made[unit] = held
+            here = self.parts[unit]
+            size = here.stop - here.start if self.sharded[state.tensor] else packing.size
+            made[unit] = self.pool.empty(state.tensor, (size,), dtype)
+            made[unit][...] = 0
         return made
 
     def _owned(self, unit: str) -> np.ndarray:
@@ -226,14 +262,13 @@ class Trainer:
         states: tuple[str, ...],
         part: RankPart | None = None,
     ) -> Any:
-        """The optimizer's step of a unit's numbers that are this rank's; with ``part``, new
-        weights of it, else in place."""
+        """The optimizer's step of a unit's numbers that are this rank's, in place; with ``part``,
+        the weights that it stepped."""
         mine = dict(zip(states, reads, strict=False))
         factor, divisor = reads[len(states) :] or (1.0, 1.0)
         new = None
         if part is not None:
-            source = mine["weights"][part.here]
-            mine["weights"] = new = source.copy()
+            mine["weights"] = new = mine["weights"][part.here]
         for piece in pieces(gradients):
             of_piece = {tensor: array[piece] for tensor, array in mine.items()}
             self._step_piece(gradients[piece], of_piece, factor, divisor, int(updates))
@@ -252,6 +287,7 @@ class Trainer:
         keeps: tuple[str, ...] = rule.keeps
         kept = {s: mine[s].astype(w.dtype, copy=False) for s in keeps}
         new, states = rule.step(w, g, kept, steps)
+        states |= {"fp32 gradients": g}
         for tensor, array in mine.items():
             array[...] = flush(states.get(tensor, new), array.dtype)
 

@@ -25,9 +25,9 @@ from tiledask.plan.pipelines.schedules import schedules
 from tiledask.plan.program.making.of_training import TrainingTerms
 from tiledask.plan.whole import is_whole, whole_number
 from tiledask.tile.backend import as_dtype
-from tiledask.tile.memory.flat_states import check_states
 from tiledask.tile.optimizers import Adam, LossScale, Rule, rule_for
 from tiledask.tile.optimizers.clipping import clip_factor
+from tiledask.tile.optimizers.rules import check_states
 
 __all__ = [
     "cut_of",

@@ -102,6 +102,13 @@ class _Walk:
         self.slot_of: dict[tuple[str, int], list[int]] = {}
         turns: dict[tuple[int, int], int] = {}
         line = self.program.lines[rank]
+        for name, base in role.within.items():
+            if role.stays.get(base, -1) < role.nbytes.get(name, 0):
+                raise ProgramError(
+                    f"{name} of {role.nbytes.get(name, 0)} B lies within {base}, which has "
+                    f"{role.stays.get(base, 0)} B that stay on rank {rank}; give it a place of its "
+                    f"own"
+                )
         block: list[LinePlace] = []
         rows = zip(line.part.tolist(), line.frame.tolist(), line.paired.tolist(), strict=True)
         for turn, (number, frame, paired) in enumerate(rows):
@@ -200,10 +207,7 @@ class _Walk:
         if buffer in role.given:
             raise ProgramError(f"{name} is given, and no line changes it: {place}")
         if buffer in role.stays:
-            before = [self.writer[buffer]] if buffer in self.writer else []
-            before += self.readers.pop(buffer, [])
-            self.writer[buffer] = number
-            return before
+            return self.overwrites(buffer, number)
         if buffer not in role.nbytes:
             raise ProgramError(f"{name} has no size: {place}; give rank {self.here} one")
         if (first := self.written.get((buffer, place.frame))) is not None:
@@ -212,7 +216,15 @@ class _Walk:
                 f"{self.at(first)}; {place}; write another buffer, or leave one out"
             )
         self.written[buffer, place.frame] = number
-        return []
+        base = role.within.get(buffer)
+        return [] if base is None else self.overwrites(base, number)
+
+    def overwrites(self, buffer: str, number: int) -> list[int]:
+        """All that read or wrote before what stays, and is now written."""
+        before = [self.writer[buffer]] if buffer in self.writer else []
+        before += self.readers.pop(buffer, [])
+        self.writer[buffer] = number
+        return before
 
     def at(self, number: int) -> LinePlace:
         """The place of a node on the rank under way."""

@@ -69,7 +69,13 @@ class Do:
     options: tuple[tuple[str, Any], ...] = ()
     """(name, value) of what the kernel is told besides: numbers, text, and tuples of these.
     ("part", axis, counts) is the slice that is this rank's, by its coordinate along the axis;
-    "product", (m, k, n) of a matrix product, is for those who price it."""
+    "product", (m, k, n) of a matrix product, is for those who price it; "work", bytes that it
+    needs beside what it reads and writes, for those who weigh it."""
+
+    @property
+    def work(self) -> int:
+        """Bytes of its work space."""
+        return next((value for name, value in self.options if name == "work"), 0)
 
     def __repr__(self) -> str:
         made = f"{' '.join(self.writes)} = " if self.writes else ""
@@ -343,6 +349,9 @@ class ProgramRole:
     """Of what stays, what no line changes."""
     items: dict[str, Items] = field(default_factory=dict)
     """By buffer that is flat: what lies in it."""
+    within: dict[str, str] = field(default_factory=dict)
+    """By buffer of a frame that has no place of its own: the one that stays in whose it lies, over
+    what was there."""
 
     def size(self, name: str) -> int:
         """Bytes of a buffer."""

@@ -73,6 +73,9 @@ def to_text(program: Instructions) -> str:
         for name, items in role.items.items():
             shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
             text.append(f"  in {name}: {', '.join(shapes)}")
+        for base in dict.fromkeys(role.within.values()):
+            here = (name for name, of in role.within.items() if of == base)
+            text.append(f"  within {base}: {', '.join(here)}")
         for part in role.parts:
             text += [f"  {part.name}", *(f"    {each!r}" for each in part.instructions)]
     return "\n".join(text)
@@ -130,6 +133,8 @@ def from_text(text: str) -> Instructions:
                 (n, tuple(map(int, "".join(shape).split("x"))) if shape else ())
                 for n, *shape in items
             )
+        elif (found := re.fullmatch(r"within (\S+): (.+)", words)) and roles:
+            roles[-1].within |= dict.fromkeys(found[2].split(", "), found[1])
         elif (found := _PART.fullmatch(words)) and roles:
             stage, kind = (int(found[1]), found[2]) if found[1] else (-1, found[3])
             rows = int(found[5]) if found[5] else None
@@ -163,6 +168,7 @@ class _RoleText:
     nbytes: dict[str, int]
     stays: dict[str, dict[str, int]] = field(default_factory=dict)
     items: dict[str, Items] = field(default_factory=dict)
+    within: dict[str, str] = field(default_factory=dict)
     parts: list[tuple[str, int, int, int | None, list[Instruction]]] = field(default_factory=list)
 
     def made(self) -> ProgramRole:
@@ -172,7 +178,9 @@ class _RoleText:
         )
         stays = {name: size for sizes in self.stays.values() for name, size in sizes.items()}
         scratch, given = (frozenset(self.stays.get(word, ())) for word in ("scratch", "given"))
-        return ProgramRole(tuple(parts), self.nbytes, stays, scratch, given, self.items)
+        return ProgramRole(
+            tuple(parts), self.nbytes, stays, scratch, given, self.items, self.within
+        )
 
 
 def _read_sizes(number: int, words: str, text: str) -> dict[str, int]:

@@ -23,7 +23,14 @@ from tiledask.tile.layers.activations import (
     swiglu,
     swiglu_grad,
 )
-from tiledask.tile.layers.attention import KeptAttention, attention, attention_grad, by_head, merged
+from tiledask.tile.layers.attention import (
+    KeptAttention,
+    attention,
+    attention_grad,
+    attention_weights,
+    by_head,
+    merged,
+)
 from tiledask.tile.layers.cross_entropy import (
     LossRule,
     count_targets,
@@ -146,6 +153,17 @@ def _attention(
     return merged(c), kept.p
 
 
+def _attention_weights(
+    qkv: Array,
+    heads: _Heads,
+    kv_of: tuple[int, ...],
+    causal: bool = True,
+    scale: float | None = None,
+) -> Array:
+    q, k, _ = _apart(qkv, heads)
+    return attention_weights(q, k, kv_of, causal, scale)
+
+
 def _attention_grad(
     dc: Array,
     qkv: Array,
@@ -209,15 +227,15 @@ def _embedding_grad(dy: Array, ids: Array, rows: RankPart) -> Array:
 
 
 def _add_rows(x: Array, table: Array, tokens: RankPart | None = None) -> Array:
-    return x + (table if tokens is None else table[tokens.here])
+    return x + table[tokens.here if tokens else slice(x.shape[1])]
 
 
 def _add_rows_grad(dy: Array, rows: int, tokens: RankPart | None = None) -> Array:
     total = dy.sum(axis=0)
-    if tokens is None:
+    if len(total) == rows:
         return total
     whole = array_namespace(dy).zeros((rows, dy.shape[-1]), dy.dtype)
-    whole[tokens.here] = total
+    whole[tokens.here if tokens else slice(len(total))] = total
     return whole
 
 
@@ -288,6 +306,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "add_rows_grad": _add_rows_grad,
     "attention": _attention,
     "attention_grad": _attention_grad,
+    "attention_weights": _attention_weights,
     "clear": _clear,
     "columns": _columns,
     "cut": _cut,

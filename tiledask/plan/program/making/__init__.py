@@ -7,6 +7,7 @@ decoder.py       the shapes of a decoder's units
 of_layer.py      the program of one layer
 of_training.py   the program of a training's step
 of_end.py        that of its end: a checkpoint is written, weights are brought
+of_states.py     that of a step of which the parameters are counted, and nothing else is known
 of_layout.py     that of a planner's layout, and its seconds
 of_schedule.py   the program of a pipeline schedule
 of_product.py    the programs of a blocked product

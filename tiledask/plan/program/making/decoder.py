@@ -47,10 +47,15 @@ class DecoderShapes(ABC):
         """Columns between the two matrices of the feed-forward."""
 
     @property
+    def positions(self) -> int:
+        """Rows of the table of positions; 0: there is none."""
+        return 0 if self.gated else self.sequence
+
+    @property
     def units(self) -> tuple[str, ...]:
         """Its parts, in order."""
         blocks = (f"layer {n}" for n in range(self.layers))
-        return ("embedding", *(() if self.gated else ("positions",)), *blocks, "head")
+        return ("embedding", *(("positions",) if self.positions else ()), *blocks, "head")
 
     def stage_units(self, stage: int, cut: Sequence[int]) -> tuple[str, ...]:
         """The units of one stage; ``cut``: how many layers each stage has, 0 or more.
@@ -83,7 +88,7 @@ class DecoderShapes(ABC):
         if unit == "embedding":
             return {"table": (self.vocabulary, h)}
         if unit == "positions":
-            return {"table": (self.sequence, h)}
+            return {"table": (self.positions, h)}
         if unit == "head":
             return self._norm_shapes("norm") | (
                 {} if self.tied else {"w_head": (h, self.vocabulary)}
@@ -138,6 +143,13 @@ class Decoder(DecoderShapes):
     """Columns between the two matrices of the feed-forward."""
     gated: bool = False
     tied: bool = False
+    learned: int | None = None
+    """Rows of the table of positions, 0 for none; None: a row per token, or none if ``gated``."""
+
+    @property
+    def positions(self) -> int:
+        """Rows of the table of positions; 0: there is none."""
+        return super().positions if self.learned is None else self.learned
 
     @property
     def head_counts(self) -> HeadCounts:

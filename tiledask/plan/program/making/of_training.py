@@ -66,6 +66,8 @@ class TrainingTerms:
     """Whether gradients are, by the norm of all."""
     recompute: bool = False
     """Whether a block's forward is done again in its backward, from its input alone."""
+    selective: bool = False
+    """Whether the attention's probabilities are, from q, k and v."""
 
     def rows(self, copies: int, copy: int, microbatch: int) -> slice:
         """The rows of the batch of one micro-batch of one copy of the model; there may be none."""
@@ -225,7 +227,9 @@ class _Stages:
         items = {n: i for n, i in self.writer.items.items() if n in nbytes or n in stays}
         scratch = frozenset(self.states.scratch | {"loss"})
         given = frozenset(self.states.given | ({"angles"} & stays.keys()))
-        return ProgramRole(tuple(self.parts), nbytes, stays, scratch, given, items), line
+        within = {n: base for n, base in self.writer.within.items() if n in nbytes}
+        parts = tuple(self.parts)
+        return ProgramRole(parts, nbytes, stays, scratch, given, items, within), line
 
     def _part(
         self, kind: str, stage: int, instructions: Sequence[Instruction], rows: int | None = None
@@ -276,7 +280,9 @@ class _Stages:
         ranks = self.mesh[TENSOR]
         tokens = (1, even(model.sequence, ranks)) if terms.sequence_parallel else None
         heads = model.head_counts
-        layers = TensorLayers(writer, self.states, ranks, self.rank, tokens, heads)
+        layers = TensorLayers(
+            writer, self.states, ranks, self.rank, tokens, heads, selective=terms.selective
+        )
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         suffix = f":{rows}" if named else ""
         units = model.stage_units(s, terms.cut)
@@ -328,7 +334,7 @@ class _Stages:
     def _embedded(self, layers: TensorLayers, ids: Value) -> Value:
         with self.states.scope("embedding", again=False):
             x = layers.embedding(ids, even(self.model.vocabulary, layers.ranks))
-        if not self.model.gated:
+        if self.model.positions:
             with self.states.scope("positions", again=False):
                 x = layers.positions(x)
         return x

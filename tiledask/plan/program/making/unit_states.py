@@ -167,14 +167,11 @@ class UnitStates:
         mine = {unit: self._kept("gradients", unit) for unit in self.shapes}
         if tied:
             g = mine["embedding"]
-            mine["embedding"] = writer.all_reduce(
-                g,
-                "tied table",
-                (PIPELINE,),
-                counts=even(g.size, len(tied)),
-                among=tied,
-                stream="pp",
+            counts = even(g.size, len(tied))
+            both = writer.all_reduce(
+                g, "tied table", (PIPELINE,), counts=counts, among=tied, stream="pp"
             )
+            mine["embedding"] = writer.put_within(both, g)
         for unit, g in mine.items():
             mine[unit] = self._added_up(unit, g)
         told = self._guard(mine, norm) if norm else []
@@ -186,7 +183,8 @@ class UnitStates:
             kept = [self._kept(name, unit) for name in names]
             writes = list(kept)
             if self.zero in (1, 2):
-                new[unit] = writer.value("new", g.shape, self._bytes("weights"))
+                made = writer.value("new", g.shape, self._bytes("weights"))
+                new[unit] = writer.put_within(made, self._kept("weights", unit))
                 writes[names.index("weights")] = new[unit]
             part = ("part", DATA, self.extents[unit]) if self.zero in (1, 2) else None
             writer.do("step", (updates, g, *kept, *told), writes, states=names, part=part)
@@ -197,17 +195,20 @@ class UnitStates:
             )
 
     def _added_up(self, unit: str, g: Value) -> Value:
-        """The gradients over the copies of the model: of all numbers, or of this rank's."""
+        """The gradients over the copies of the model, of all numbers or of this rank's, in the
+        place of its own."""
         writer, extents = self.writer, self.extents[unit]
         if self.copies == 1 or self.sharded["gradients"]:
             return g
         label = f"{unit}/gradients"
         if not self.zero:
             counts = even(g.size, self.copies)
-            return writer.all_reduce(g, label, (DATA,), counts=counts, stream="dp")
-        return writer.reduce_scatter(
-            g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
-        )
+            total = writer.all_reduce(g, label, (DATA,), counts=counts, stream="dp")
+        else:
+            total = writer.reduce_scatter(
+                g, label, (DATA,), (extents[self.copy],), counts=extents, stream="dp"
+            )
+        return writer.put_within(total, g)
 
     def _guard(self, mine: Mapping[str, Value], norm: "NormTerms") -> list[Value]:
         """The norm of all gradients, and by what they are multiplied; the step may be left out."""

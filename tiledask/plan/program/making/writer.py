@@ -60,6 +60,7 @@ class ProgramWriter:
         """Whether gradients of weights are parts of their own."""
         self.nbytes: dict[str, int] = {}
         self.items: dict[str, Items] = {}
+        self.within: dict[str, str] = {}
         self._names: dict[str, int] = {}
         self._tape: Tape = []
         self._later: list[Instruction] = []
@@ -105,6 +106,11 @@ class ProgramWriter:
         self.nbytes[value.name] = value.size * value.itemsize
         if items:
             self.items[value.name] = items
+        return value
+
+    def put_within(self, value: Value, kept: Value) -> Value:
+        """``value``, a buffer that takes the place of ``kept``, which stays, or of a part of it."""
+        self.within[value.name] = self.within.get(kept.name, kept.name)
         return value
 
     def rename(self, value: Value, name: str) -> None:
