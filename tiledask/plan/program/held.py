@@ -8,6 +8,7 @@ import numpy as np
 
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.program.instructions import (
+    Drop,
     Instructions,
     ProgramLine,
     ProgramRole,
@@ -21,7 +22,7 @@ def held(program: Instructions) -> Ledger:
     """The Ledger of every rank's fullest moment: a row per buffer, for all frames together.
 
     Streams are taken in the order of the line, so that a send lets its buffer go at its turn. What
-    stays is there at every moment.
+    stays is there at every moment, what frames share until it is dropped.
 
     >>> import tiledask as td
     >>> held(td.program(td.schedule("1f1b", 4, 8))).per_place
@@ -50,6 +51,7 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
     frames = 1 + int(line.frame.max(initial=-1))
     born = {name: np.full(frames, -1) for name in role.nbytes}
     dies = {name: np.full(frames, -1) for name in role.nbytes}
+    made, dropped = ({name: list[np.ndarray]() for name in role.shared} for _ in range(2))
     for number, part in enumerate(role.parts):
         here = line.part == number
         frame, turn = line.frame[here], turns[here]
@@ -57,11 +59,19 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
             for name in map(buffer_of, each.writes):
                 if name in born:
                     born[name][frame] = turn + at
+                elif name in made and name not in map(buffer_of, each.reads):
+                    (dropped if isinstance(each, Drop) else made)[name].append(turn + at)
             for name in map(buffer_of, (*each.reads, *each.writes)):
                 if name in dies:
                     dies[name][frame] = np.maximum(dies[name][frame], turn + at)
+    for of, each_time in (
+        (born, made),
+        (dies, dropped),
+    ):  # each one made is dropped before the next
+        of.update({n: np.sort(np.concatenate(found)) for n, found in each_time.items() if found})
+    sizes = {name: size for name, size in (role.nbytes | role.shared).items() if name in born}
     change = np.zeros(len(line) * most + 1)
-    for name, size in role.nbytes.items():
+    for name, size in sizes.items():
         there = born[name] >= 0
         np.add.at(change, born[name][there], size)
         np.add.at(change, dies[name][there] + 1, -size)
@@ -69,7 +79,7 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
     turn = moment // most
     when = f"{role.parts[line.part[turn]].name}.{line.frame[turn]}"
     found = []
-    for name, size in role.nbytes.items():
+    for name, size in sizes.items():
         alive = int(((born[name] >= 0) & (born[name] <= moment) & (dies[name] >= moment)).sum())
         if alive:
             found.append((name, when, alive * size, f"{alive} x {size:g}"))
