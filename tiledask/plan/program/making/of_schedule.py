@@ -209,7 +209,7 @@ class _Maker:
                 parts.append(ProgramPart(kind, s, self._on_weights(kind, s)))
             part = next(own)[0] if kind in KINDS else number[kind, s]
             rows.append((part, frame, paired))
-        part, frame, paired = zip(*rows, strict=True)
+        columns = zip(*rows, strict=True)
         here = sorted({action.stage for action in order})
         mine = {s: self.shares[s][copy] for s in here}
         whole = {s: sum(self.shares[s]) for s in here}
@@ -224,8 +224,8 @@ class _Maker:
         (shared if self.reduces else sizes).update({f"gradients{s}": whole[s] for s in trained})
         given = frozenset(f"share{s}" for s in here)
         made = ProgramRole(tuple(parts), sizes, stays, frozenset(), given, {}, shared)
-        columns = np.array(part, np.int32), np.array(frame, np.int32), np.array(paired, np.bool_)
-        return made, ProgramLine(*columns)
+        types = (np.int32, np.int32, np.bool_)
+        return made, ProgramLine(*(np.array(c, t) for c, t in zip(columns, types, strict=True)))
 
     def _on_weights(self, word: str, s: int) -> tuple[Instruction, ...]:
         """What is done with a stage's weights or gradients."""
