@@ -195,7 +195,8 @@ def test_closed_forms_of_one_stage(m):
         assert t.makespan == gathers * U + m * (F + B) + G
         assert t.busy == m * (F + B)
         assert t.transfer == gathers * U + G
-        assert t.exposed_transfer == gathers * U
+        assert t.exposed_transfer == gathers * U + G
+        assert t.idle_time.total["transfer"] == t.exposed_transfer == t.idle
 
 
 def test_a_gather_ahead_is_hidden():

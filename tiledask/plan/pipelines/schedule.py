@@ -28,7 +28,7 @@ from tiledask.errors import ScheduleError
 from tiledask.plan import html
 from tiledask.plan.data import short
 
-__all__ = ["KINDS", "SHARDING", "Action", "Columns", "Schedule", "Sharding"]
+__all__ = ["KINDS", "SHARDING", "Action", "Columns", "Schedule", "WeightColumns"]
 
 
 class Action(NamedTuple):
@@ -80,7 +80,7 @@ class Columns(NamedTuple):
         return cls.of([], [], [])
 
 
-class Sharding(NamedTuple):
+class WeightColumns(NamedTuple):
     """What devices do with their stages' weights, in columns: device after device, in order."""
 
     device: np.ndarray
@@ -93,7 +93,7 @@ class Sharding(NamedTuple):
     """int32."""
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, int, int]]) -> "Sharding":
+    def of(cls, rows: Iterable[tuple[int, int, int, int]]) -> "WeightColumns":
         """(device, turn, kind, stage) of each."""
         columns = list(zip(*rows, strict=True)) or [()] * 4
         types = (np.int32, np.int64, np.int8, np.int32)
@@ -128,7 +128,7 @@ class Schedule:
     places: tuple[tuple[int, ...], ...]
     """Per replica of the model, the device of each stage."""
     name: str = ""
-    sharding: Sharding = field(default_factory=lambda: Sharding.of(()))
+    sharding: WeightColumns = field(default_factory=lambda: WeightColumns.of(()))
     """What is done with weights between the actions; nothing where each copy of the model has all
     of them."""
 
@@ -176,7 +176,7 @@ class Schedule:
             for row, pair in zip(rows, pairs, strict=True)
         )
         made = cls.of_columns(columns, place, name)
-        return replace(made, sharding=Sharding.of(on_weights)) if on_weights else made
+        return replace(made, sharding=WeightColumns.of(on_weights)) if on_weights else made
 
     @classmethod
     def of_columns(

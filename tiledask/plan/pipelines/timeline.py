@@ -194,8 +194,9 @@ class Timeline:
     @cached_property
     def exposed_transfer_per_device(self) -> tuple[float, ...]:
         """Seconds in which each device waits for a block that is on its way to it, and whose
-        action could otherwise start."""
-        return self._waited("transfer")
+        action could otherwise start; for weights; and, all work done, for sums of gradients."""
+        after = self.makespan - float(self.end[self.computes].max(initial=0.0))
+        return tuple(waited + after for waited in self._waited("transfer"))
 
     @cached_property
     def overhead_per_device(self) -> tuple[float, ...]:
