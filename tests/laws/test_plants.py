@@ -28,6 +28,43 @@ class Plant(NamedTuple):
 
 
 PLANTS = [
+    # weights that copies of the model share out
+    Plant(
+        "plan/pipelines/needs.py",
+        'if (a.kind == "UNSHARD") == (s in there) and a.kind != "REDUCE_GRAD":',
+        "if False:",
+        "test_sharding test_names_each_fault",
+    ),
+    Plant(
+        "plan/pipelines/needs.py",
+        "if unsummed and reduces:",
+        "if False:",
+        "test_sharding test_names_each_fault",
+    ),
+    Plant(
+        "plan/pipelines/longest_path.py",
+        "t = max(t, on_weights[1, wanted])",
+        "t = max(t, on_weights[0, wanted])",
+        "test_sharding test_closed_forms_of_one_stage",
+    ),
+    Plant(
+        "plan/program/held.py",
+        "(dropped if isinstance(each, Drop) else made)",
+        "(made if isinstance(each, Drop) else dropped)",
+        "test_program_sharded test_weights_are_held",
+    ),
+    Plant(
+        "plan/program/making/unit_states.py",
+        'if "gradients" in self.by_stage:',
+        'if "gradients" in self.by_stage and self.copy == 0:',
+        "test_training_unshard test_every_policy",
+    ),
+    Plant(
+        "distributed/programs/runner.py",
+        "for env in (self._stays, *self._frames.values()):",
+        "for env in (self._stays,):",
+        "test_training_unshard test_nothing_stays",
+    ),
     # plan: arithmetic
     Plant(
         "plan/whole.py",

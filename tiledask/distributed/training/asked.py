@@ -37,6 +37,7 @@ def training_program(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
+    unshard: str | int | None = None,
     checkpoint: bool = False,
 ) -> Program:
     """What every rank of a (dp, tp, pp) mesh would do in a step of `tiledask.train`.
@@ -62,6 +63,6 @@ def training_program(
     scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel,
-        zero, rule, dtype, recipe, scale, clip, recompute,
+        zero, rule, dtype, recipe, scale, clip, recompute, unshard,
     )  # fmt: skip
     return end_program(terms, shape, saved=True) if checkpoint else step_program(terms, shape)

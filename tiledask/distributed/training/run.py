@@ -163,6 +163,7 @@ def train(
     scale: LossScale | None = None,
     clip: float | None = None,
     recompute: bool = False,
+    unshard: str | int | None = None,
     seed: int = 0,
     nudge: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -205,6 +206,11 @@ def train(
         The largest norm of all gradients together, each counted once, wherever it is.
     recompute
         Keep of each block its input alone, and do its forward again in the backward.
+    unshard
+        When the weights that ZeRO 3 shards are gathered. None: each layer's for itself, whenever a
+        micro-batch comes to it, and each micro-batch's gradients are reduced. Else a stage's
+        together, as `tiledask.shard_weights` keeps them ("action", "phase", "step", or a number of
+        stages), and its gradients are reduced once. A schedule may say so itself.
     nudge
         With a number other than 0 every weight begins one rounding up or down, each as that number
         draws it: the same training in other roundings, a control for
@@ -245,7 +251,7 @@ def train(
     scale = scale_of(scale, dtype)
     terms = terms_of(
         model, shape, batch, microbatches, schedule, cut, sequence_parallel, zero, rule, dtype,
-        recipe, scale, clip, recompute,
+        recipe, scale, clip, recompute, unshard,
     )  # fmt: skip
     path, first = ready(folder, steps)
     job = TrainingJob(

@@ -4,6 +4,7 @@
     ids, targets                the rows of a micro-batch
     square_sum, guard           the norm of all gradients: clipped, or the step left out
     step                        the optimizer's, of this rank's numbers
+    zeros                       a stage's gradients, before its first backward
     write_checkpoint, bring     after the last step: whole arrays, to files and to whoever asked
 
 All other kernels are tile's, by name.
@@ -251,6 +252,10 @@ class Trainer:
                 placed = T.sharded(group, array, *split) if split else T.replicate(array)
                 self._brought[f"{unit}.{name}"] = placed
 
+    def _zeros(self, size: int, itemsize: int) -> Any:
+        dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")
+        return self.rank.on_device(np.zeros(size, dtype))
+
     def _advance(self, updates: np.ndarray) -> None:
         updates += 1
 
@@ -302,5 +307,6 @@ _OWN = {
     "step",
     "targets",
     "write_checkpoint",
+    "zeros",
 }
 """Kernels that use what the rank keeps."""

@@ -15,12 +15,14 @@ import numpy as np
 from tiledask.errors import ProgramError, short
 from tiledask.plan.collectives.algorithms import default
 from tiledask.plan.collectives.seconds import seconds as collective_seconds
+from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.pipelines.timeline import COMPUTE, TRANSFER, Span, Timeline
 from tiledask.plan.program.graph import LinePlace, Node, followers, graph
 from tiledask.plan.program.instructions import (
     COMPUTE_STREAM,
     Collective,
     Do,
+    Drop,
     Fetch,
     Instructions,
     ProgramPart,
@@ -45,8 +47,8 @@ def clock(
 ) -> Timeline:
     """The Timeline of ``program``: its kernels, and what is on its way to a rank beneath them.
 
-    seconds       of a part's kernel, by the part's name ("0F") or its kind ("F"): one number, or
-                  one per frame; or a function of every kernel
+    seconds       of a part's kernel on the stream of the work, by the part's name ("0F") or its
+                  kind ("F"): one number, or one per frame; or a function of every kernel
     latency       seconds on the way of a message: a number, or a table [from rank][to rank]
     bandwidth     bytes/s of a link from one rank to another: a message takes up its stream for
                   its bytes over that
@@ -116,7 +118,7 @@ class _Run:
         self._known: dict[Any, float] = {}
         for part in (part for role in program.roles for part in role.parts):
             given = self.by_kernel or part.name in self.seconds or part.kind in self.seconds
-            if part.stage >= 0 and not given:
+            if part.stage >= 0 and part.kind in COMPUTE and not given:
                 raise ProgramError(
                     f"no seconds for {part.name}; give seconds={{{part.kind!r}: ...}}, or "
                     f"{part.name!r}; there are {', '.join(map(repr, seconds)) or 'none'}"  # type: ignore[arg-type]
@@ -135,8 +137,11 @@ class _Run:
         if isinstance(each, Collective):
             end = start + self._took(each)
             for one in node.places:
-                self._span(one, one.rank, TRANSFER, start, end)
+                self._span(one, one.rank, _kind_of(one, TRANSFER), start, end)
             return end, end
+        if isinstance(each, Drop):
+            self._span(place, place.rank, _kind_of(place), start, start)
+            return start, start
         if isinstance(each, Send | Recv):
             return self._message(place, each, start)
         if isinstance(each, Fetch):
@@ -174,7 +179,7 @@ class _Run:
 
     def _kernel(self, place: LinePlace) -> float:
         if self.by_kernel is None:
-            if place.part.stage < 0:
+            if place.part.kind not in COMPUTE or place.instruction.stream != COMPUTE_STREAM:
                 return 0.0
             return self._of_part(place.part, place.frame, self.seconds)
         each = place.instruction
@@ -211,7 +216,7 @@ class _Run:
     def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
         """Work of a part that goes on is one span."""
         here = self._spans.setdefault((rank, place.turn, kind), [])
-        frame = place.frame if place.part.stage >= 0 else -1
+        frame = place.frame if place.part.kind in COMPUTE else -1
         if kind != TRANSFER:
             if start == end and here:
                 return
@@ -224,9 +229,13 @@ class _Run:
         return [span for found in self._spans.values() for span in found]
 
 
-def _kind_of(place: LinePlace) -> str:
-    """The kind of a part's work in a Timeline; what is of no stage belongs to the update."""
-    return place.part.kind if place.part.kind in COMPUTE else "U"
+def _kind_of(place: LinePlace, moves: str = "") -> str:
+    """The kind of a part's work in a Timeline; what is of no stage belongs to the update.
+    ``moves``: of what moves numbers instead, but for stages' weights."""
+    kind = place.part.kind
+    if kind in SHARDING:
+        return kind
+    return moves or (kind if kind in COMPUTE else "U")
 
 
 def _table(values: Any, n: int, name: str) -> np.ndarray:

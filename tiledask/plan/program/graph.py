@@ -17,6 +17,7 @@ from tiledask.plan.program.instructions import (
     AllGather,
     Collective,
     Do,
+    Drop,
     Fetch,
     Instruction,
     Instructions,
@@ -133,6 +134,11 @@ class _Walk:
             else:
                 for place in mine:
                     self.instruction(role, [place])
+        if left := sorted(role.shared.keys() & self.writer.keys()):
+            raise ProgramError(
+                f"{left[0]} is left over: {self.at(self.writer[left[0]])}; it is there for all "
+                f"frames until rank {rank} drops it; do so after its last use"
+            )
         if idle := sorted(role.stays.keys() - role.given - self.writer.keys()):
             raise ProgramError(
                 f"{idle[0]} stays on rank {rank}, and nothing writes it: is an instruction "
@@ -157,7 +163,7 @@ class _Walk:
         for place in places:
             waits += [] if isinstance(each, Collective) else self.reads(role, place)
             for name in place.instruction.reads:
-                if (buffer := buffer_of(name)) in role.stays:
+                if (buffer := buffer_of(name)) in role.of_rank:
                     self.readers.setdefault(buffer, []).append(number)
                 elif (held := self.slot_of.get((buffer, place.frame))) is not None:
                     held.append(number)
@@ -176,7 +182,12 @@ class _Walk:
     def maker(self, role: ProgramRole, place: LinePlace, name: str) -> list[int]:
         """What makes a buffer; nothing if it was there before."""
         buffer = name if name in role.nbytes else buffer_of(name)
-        if buffer in role.stays:
+        if buffer in role.shared and buffer not in self.writer:
+            raise ProgramError(
+                f"{name} is read and is not there: {place}; on rank {self.here}, make it first, "
+                f"and drop it after its last use"
+            )
+        if buffer in role.of_rank:
             if buffer in role.scratch and buffer not in self.writer:
                 raise ProgramError(
                     f"{name}, which every line makes anew, is read and was not written before: "
@@ -206,8 +217,20 @@ class _Walk:
         buffer = name if name in role.nbytes else buffer_of(name)
         if buffer in role.given:
             raise ProgramError(f"{name} is given, and no line changes it: {place}")
-        if buffer in role.stays:
-            return self.overwrites(buffer, number)
+        drops = isinstance(place.instruction, Drop)
+        if drops and buffer not in role.shared:
+            raise ProgramError(f"{name} is dropped, and frames share no such buffer: {place}")
+        made = buffer in role.shared and name not in place.instruction.reads
+        if made and drops != (buffer in self.writer):
+            raise ProgramError(
+                f"{name} is {'dropped and is not there' if drops else 'there and made anew'}: "
+                f"{place}; make it once, and drop it once"
+            )
+        if buffer in role.of_rank:
+            before = self.overwrites(buffer, number)
+            if drops:
+                del self.writer[buffer]
+            return before
         if buffer not in role.nbytes:
             raise ProgramError(f"{name} has no size: {place}; give rank {self.here} one")
         if (first := self.written.get((buffer, place.frame))) is not None:

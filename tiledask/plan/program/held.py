@@ -9,6 +9,7 @@ import numpy as np
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.program.instructions import (
     Do,
+    Drop,
     Instructions,
     ProgramLine,
     ProgramRole,
@@ -35,7 +36,8 @@ def held(program: Instructions) -> Ledger:
     """The Ledger of every rank's fullest moment: a row per buffer, for all frames together.
 
     Streams are taken in the order of the line, so that a send lets its buffer go at its turn. What
-    stays is there at every moment, and what lies within that is no more.
+    stays is there at every moment, and what lies within that is no more; what frames share is there
+    until it is dropped.
 
     >>> import tiledask as td
     >>> held(td.program(td.schedule("1f1b", 4, 8))).per_place
@@ -89,6 +91,7 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
     change = np.zeros(len(line) * most + 1)
     born = {name: np.full(frames, -1) for name in role.nbytes}
     dies = {name: np.full(frames, -1) for name in role.nbytes}
+    made, dropped = ({name: list[np.ndarray]() for name in role.shared} for _ in range(2))
     for number, part in enumerate(role.parts):
         here = line.part == number
         frame, turn = line.frame[here], turns[here]
@@ -96,13 +99,18 @@ def _fullest(role: ProgramRole, line: ProgramLine) -> list[_Held]:
             for name in map(buffer_of, each.writes):
                 if name in born:
                     born[name][frame] = turn + at
+                elif name in made and name not in map(buffer_of, each.reads):
+                    (dropped if isinstance(each, Drop) else made)[name].append(turn + at)
             for name in map(buffer_of, (*each.reads, *each.writes)):
                 if name in dies:
                     dies[name][frame] = np.maximum(dies[name][frame], turn + at)
             if isinstance(each, Do) and each.work:
                 change[turn + at] += each.work
                 change[turn + at + 1] -= each.work
-    own = {name: size for name, size in role.nbytes.items() if name not in role.within}
+    for of, each_time in ((born, made), (dies, dropped)):  # each is dropped before the next is made
+        of.update({n: np.sort(np.concatenate(found)) for n, found in each_time.items() if found})
+    own = {name: size for name, size in (role.nbytes | role.shared).items()
+           if name in born and name not in role.within}  # fmt: skip
     for name, size in own.items():
         there = born[name] >= 0
         np.add.at(change, born[name][there], size)

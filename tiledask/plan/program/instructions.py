@@ -8,7 +8,9 @@
       send x1 to 1 @to_1               @ a stream: each goes on in its own order
 
 A buffer is of one frame: written once, and let go after the last instruction that reads it. What
-stays (weights, states) is of the rank: it is there before, may be written again, and stays.
+stays (weights, states) is of the rank: it is there before, may be written again, and stays. What
+frames share (weights that were gathered) is of the rank too: there from whoever writes it to its
+drop.
 Between the streams of a rank only buffers order things: an instruction waits for what it reads,
 and a write of what stays for all that came before it in the line and reads or writes that.
 
@@ -16,7 +18,7 @@ Ranks are those of a mesh, in row-major order. An instruction names axes of it a
 along them, never a rank: so ranks whose blocks have equal shapes share their parts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
@@ -34,6 +36,7 @@ __all__ = [
     "AllReduce",
     "Collective",
     "Do",
+    "Drop",
     "Fetch",
     "Instruction",
     "Instructions",
@@ -199,6 +202,25 @@ COLLECTIVES = {each.kind: each for each in (AllReduce, AllGather, ReduceScatter)
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """A buffer that frames share is let go; whoever needs it again makes it anew."""
+
+    buffer: str
+    stream: str = COMPUTE_STREAM
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (self.buffer,)
+
+    def __repr__(self) -> str:
+        return _on(f"drop {self.buffer}", self.stream)
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The line ends here if a buffer, one number, is not a number. Readers go on behind it."""
 
@@ -295,7 +317,7 @@ def _along(axis: int) -> str:
     return f" along {axis}" if axis else ""
 
 
-Instruction = Do | Send | Recv | Collective | Stop | Fetch | Keep
+Instruction = Do | Send | Recv | Collective | Drop | Stop | Fetch | Keep
 
 
 def buffer_of(name: str) -> str:
@@ -312,8 +334,8 @@ class ProgramPart:
     """Instructions that a rank issues one after the other, for one frame."""
 
     kind: str
-    """F forward, B full backward, I gradient of the input, W gradient of the weights; or a word
-    for what no stage does."""
+    """F forward, B full backward, I gradient of the input, W gradient of the weights; UNSHARD,
+    RESHARD and REDUCE_GRAD; or a word for what no stage does, or one before all others."""
     stage: int
     """-1: none."""
     instructions: tuple[Instruction, ...]
@@ -352,10 +374,17 @@ class ProgramRole:
     within: dict[str, str] = field(default_factory=dict)
     """By buffer of a frame that has no place of its own: the one that stays in whose it lies, over
     what was there."""
+    shared: dict[str, int] = field(default_factory=dict)
+    """By buffer, what frames share: there from whoever writes it to its `Drop`."""
+
+    @property
+    def of_rank(self) -> Set[str]:
+        """Buffers that are of no frame."""
+        return self.stays.keys() | self.shared.keys()
 
     def size(self, name: str) -> int:
         """Bytes of a buffer."""
-        return self.nbytes[name] if name in self.nbytes else self.stays[name]
+        return (self.nbytes if name in self.nbytes else self.stays | self.shared)[name]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,12 @@ from math import prod
 import numpy as np
 
 from tiledask.errors import ProgramError, short
+from tiledask.plan.pipelines.schedule import SHARDING
 from tiledask.plan.program.instructions import (
     COLLECTIVES,
     COMPUTE_STREAM,
     Do,
+    Drop,
     Fetch,
     Instruction,
     Instructions,
@@ -70,6 +72,7 @@ def to_text(program: Instructions) -> str:
         for word, names in _kept(role).items():
             sizes = {name: role.stays[name] for name in role.stays if name in names}
             text += [f"  {word} {_sizes(sizes)}"] * bool(sizes)
+        text += [f"  shared {_sizes(role.shared)}"] * bool(role.shared)
         for name, items in role.items.items():
             shapes = (f"{item} {'x'.join(map(str, shape))}".rstrip() for item, shape in items)
             text.append(f"  in {name}: {', '.join(shapes)}")
@@ -92,13 +95,16 @@ def _sizes(nbytes: Mapping[str, int]) -> str:
 
 
 _WORD = re.compile(r"(\(?)([^\s().]+)\.(\d{1,9})(\)?)")
-_PART = re.compile(r"(?:(\d{1,8})([FBIW])|([a-z]+))('*)(?::(\d{1,9}))?")
+_PART = re.compile(
+    rf"(?:(\d{{1,8}})([FBIW]|begin|{'|'.join(SHARDING)})|([a-z]+))('*)(?::(\d{{1,9}}))?"
+)
 _SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
 _RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
 _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
 _COLLECTIVE = re.compile(rf"(\S+) = ({'|'.join(COLLECTIVES)}) (\S+) (\{{.*\}})")
 _FETCH = re.compile(r"(\S+) = fetch (\S+)(?: from (\d{1,8}))? (\{.*\})")
 _KEEP = re.compile(r"keep (\S+) as (\S+) (\{.*\})")
+_DROP = re.compile(r"drop (\S+)")
 _STOP = re.compile(r"stop if not (\S+)")
 
 
@@ -125,7 +131,7 @@ def from_text(text: str) -> Instructions:
         elif found := re.fullmatch(r"of rank ([\d ]+):(.*)", words):
             of_rank |= {int(rank): len(roles) for rank in found[1].split()}
             roles.append(_RoleText(_read_sizes(number, words, found[2])))
-        elif (found := re.fullmatch(r"(stays|scratch|given) (.*)", words)) and roles:
+        elif (found := re.fullmatch(r"(stays|scratch|given|shared) (.*)", words)) and roles:
             roles[-1].stays[found[1]] = _read_sizes(number, words, found[2])
         elif (found := re.fullmatch(r"in (\S+): (.*)", words)) and roles:
             items = (item.split() for item in found[2].split(","))
@@ -176,10 +182,11 @@ class _RoleText:
             ProgramPart(kind, stage, tuple(instructions), replica, rows)
             for kind, stage, replica, rows, instructions in self.parts
         )
+        shared = self.stays.pop("shared", {})
         stays = {name: size for sizes in self.stays.values() for name, size in sizes.items()}
         scratch, given = (frozenset(self.stays.get(word, ())) for word in ("scratch", "given"))
         return ProgramRole(
-            tuple(parts), self.nbytes, stays, scratch, given, self.items, self.within
+            tuple(parts), self.nbytes, stays, scratch, given, self.items, self.within, shared
         )
 
 
@@ -216,6 +223,8 @@ def _instruction(number: int, words: str) -> Instruction:
         return Send(found[1], int(found[2]), stream, int(found[3] or 0))
     if found := _RECV.fullmatch(words):
         return Recv(found[1], int(found[2]), stream, int(found[3] or 0))
+    if found := _DROP.fullmatch(words):
+        return Drop(found[1], stream)
     if found := _STOP.fullmatch(words):
         return Stop(found[1], stream)
     try:

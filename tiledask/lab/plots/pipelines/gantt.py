@@ -34,6 +34,11 @@ KINDS = {
     "U": ("update of the weights", colour_named("update")),
 }
 """Kind of action -> its name in a legend, its colour."""
+WEIGHTS = {
+    "UNSHARD": ("weights gathered", RED),
+    "REDUCE_GRAD": ("gradients summed over copies", PINK),
+}
+"""The same of what is done with weights that copies of the model share out."""
 
 
 class IdleLook(NamedTuple):
@@ -105,7 +110,7 @@ def gantt(
         x, _ = draw.points_per_unit(axes)
         for drawn in axes.collections:
             widths = [np.ptp(path.vertices[:, 0]) for path in drawn.get_paths()]
-            if widths and drawn.get_gid() not in (TRANSFER, *IDLE):
+            if widths and drawn.get_gid() not in (TRANSFER, *WEIGHTS, *IDLE):
                 drawn.set_linewidth(min(0.5, 0.12 * x * float(np.median(widths))))
         _numbers(axes, [a for a in done if first <= a.box[0] and a.end <= last])
     if not any(axes.texts for axes in panels):
@@ -140,11 +145,12 @@ def _panel(axes: "Axes", timeline: Timeline, actions: list[_Action], name: str) 
         alike = [a.box for a in actions if (a.kind, a.chunk) == (kind, chunk)]
         draw.boxes(axes, alike, facecolor=colour_of(kind, chunk), gid=f"{kind}{chunk}")
     # a transfer is a thin mark under the row of the device that receives
-    columns = (timeline.device, timeline.start, timeline.end)
-    moved = zip(*(c[timeline.kind == TRANSFER].tolist() for c in columns), strict=True)
     under = draw.HEIGHT / 2 + 0.03
-    marks = [(start, device + under, end - start, 0.08) for device, start, end in moved]
-    draw.boxes(axes, marks, color=INK, gid=TRANSFER)
+    for moved in (TRANSFER, *WEIGHTS):
+        columns = (timeline.device, timeline.start, timeline.end)
+        each = zip(*(c[timeline.kind == moved].tolist() for c in columns), strict=True)
+        marks = [(start, device + under, end - start, 0.08) for device, start, end in each]
+        draw.boxes(axes, marks, color=INK if moved == TRANSFER else WEIGHTS[moved][1], gid=moved)
     step = 1 + timeline.devices // 24
     devices = range(timeline.devices)
     draw.lanes(axes, [f"device {d}" for d in devices], step)
@@ -254,6 +260,9 @@ def _legend(timelines: Sequence[Timeline]) -> list:
     entries = [draw.patch_entry(*shown) for shown in kinds_shown(*timelines)]
     if any((timeline.kind == TRANSFER).any() for timeline in timelines):
         entries.append(draw.line_entry("transfer to the device", linewidth=2))
+    for kind, (words, colour) in WEIGHTS.items():
+        if any((timeline.kind == kind).any() for timeline in timelines):
+            entries.append(draw.line_entry(words, color=colour, linewidth=2))
     causes = {cause for timeline in timelines for cause in _idle_boxes(timeline)}
     for cause, words in CAUSES.items():
         if cause in causes:

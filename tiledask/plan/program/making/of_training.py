@@ -6,6 +6,7 @@
     F(s)     x of the stage before, its units' layers, x of the next or the loss
     B(s)     the rules of their tape, from the last to the first: I and W where backwards are split
     begin    gradients are cleared         update   sums over the copies, norm, optimizer's step
+    UNSHARD(s), RESHARD(s), REDUCE_GRAD(s)          what the schedule says of a stage's weights
 
 Ranks whose blocks have equal shapes share a role: made once, whatever the mesh.
 """
@@ -20,7 +21,7 @@ import numpy as np
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
-from tiledask.plan.pipelines.schedule import KINDS, Schedule
+from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import (
     Instruction,
@@ -32,6 +33,7 @@ from tiledask.plan.program.instructions import (
 )
 from tiledask.plan.program.making.decoder import DecoderShapes
 from tiledask.plan.program.making.layers import TENSOR, TensorLayers
+from tiledask.plan.program.making.of_schedule import turns_of
 from tiledask.plan.program.making.unit_states import PIPELINE, NormTerms, UnitStates
 from tiledask.plan.program.making.writer import ProgramWriter, Value, needed
 from tiledask.plan.program.program import Program
@@ -82,6 +84,13 @@ class TrainingTerms:
         return tuple(unit for unit in self.model.units if unit in mine)
 
     @property
+    def by_stage(self) -> frozenset[str]:
+        """Of which tensor classes the schedule says when a stage's are whole."""
+        said = set(self.schedule.sharding.kind.tolist())
+        named = {"UNSHARD": "weights", "REDUCE_GRAD": "gradients"}
+        return frozenset(named[k] for k in named if SHARDING.index(k) in said)
+
+    @property
     def guarded(self) -> tuple[int, ...]:
         """The mesh's axes over which the norm of all gradients is added up; none if it is not
         asked for. Copies of the model have the same gradients, unless ZeRO shards these."""
@@ -100,7 +109,8 @@ def step_program(terms: TrainingTerms, mesh: tuple[int, int, int]) -> Program:
     found, of_rank = by_role(terms, mesh, made, rows)
     roles, lines = zip(*found, strict=True)
     name = f"training {terms.schedule.name}".rstrip()
-    slots = (("dp", SLOTS),) if terms.zero == 3 and mesh[0] > 1 else ()
+    by_unit = terms.zero == 3 and mesh[0] > 1 and not terms.by_stage
+    slots = (("dp", SLOTS),) if by_unit else ()
     return Program(roles, tuple(lines[n] for n in of_rank), of_rank, name, mesh, slots)
 
 
@@ -200,36 +210,52 @@ class _Stages:
         )
         units = terms.units(self.device)
         shapes = {unit: self.model.shapes(unit, mesh[TENSOR], self.rank) for unit in units}
-        self.states = UnitStates(self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy)
+        by_stage = terms.by_stage if mesh[0] > 1 else frozenset()
+        self.states = UnitStates(
+            self.writer, shapes, terms.recipe, terms.zero, mesh[0], self.copy, by_stage
+        )
         self.parts: list[ProgramPart] = []
 
     def made(self, rows: tuple[int, ...]) -> tuple[ProgramRole, ProgramLine]:
         """The role, and the line of its ranks, of whose micro-batches these are the rows."""
-        orders = self.schedule.orders[self.device]
+        turns = [
+            turn
+            for turn in turns_of(self.schedule, self.device)
+            if turn.kind in KINDS or self.states.by_stage
+        ]
         variants = sorted(set(rows))
         self._begin()
-        numbers = {}
+        numbers: dict[tuple[str, int, int], int] = {}
         for stage in sorted(self.kinds):
             for n in variants:
                 for kind, instructions in self._stage(stage, n, len(variants) > 1):
                     numbers[kind, stage, n] = len(self.parts)
                     named = n if len(variants) > 1 else None
                     self._part(kind, stage, instructions, named)
+        for kind, stage in dict.fromkeys(t[:2] for t in turns if t.kind not in KINDS):
+            numbers[kind, stage, 0] = len(self.parts)
+            self.writer.part()
+            self.states.stage = stage
+            self.states.on_weights(kind, self.model.stage_units(stage, self.terms.cut))
+            self._part(kind, stage, self.writer.written)
         self._update()
-        turns = [(numbers[a.kind, a.stage, rows[a.microbatch]], a.microbatch) for a in orders]
-        columns = np.array([(0, 0), *turns, (len(self.parts) - 1, 0)], np.int32).T
-        here = slice(*self.schedule.turns[self.device : self.device + 2])
-        paired = np.concatenate([[False], self.schedule.paired[here], [False]])
-        line = ProgramLine(columns[0].copy(), columns[1].copy(), paired)
+        of = [rows[t.frame] if t.kind in KINDS else 0 for t in turns]
+        parts = [numbers[t.kind, t.stage, n] for t, n in zip(turns, of, strict=True)]
+        columns = [0, *parts, len(self.parts) - 1], [0, *(t.frame for t in turns), 0]
+        paired = np.array([False, *(turn.paired for turn in turns), False])
+        part, frame = (np.array(column, np.int32) for column in columns)
+        line = ProgramLine(part, frame, paired)
         used = {name for part in self.parts for each in part.instructions for name in each.writes}
         nbytes = {n: size for n, size in self.writer.nbytes.items() if n in used}
         stays = self.states.stays | self._numbers()
-        items = {n: i for n, i in self.writer.items.items() if n in nbytes or n in stays}
+        shared = self.states.shared
+        kept = nbytes.keys() | stays.keys() | shared.keys()
+        items = {n: i for n, i in self.writer.items.items() if n in kept}
         scratch = frozenset(self.states.scratch | {"loss"})
         given = frozenset(self.states.given | ({"angles"} & stays.keys()))
         within = {n: base for n, base in self.writer.within.items() if n in nbytes}
         parts = tuple(self.parts)
-        return ProgramRole(parts, nbytes, stays, scratch, given, items, within), line
+        return ProgramRole(parts, nbytes, stays, scratch, given, items, within, shared), line
 
     def _part(
         self, kind: str, stage: int, instructions: Sequence[Instruction], rows: int | None = None
@@ -286,6 +312,7 @@ class _Stages:
         shape = rows, tokens[1][self.rank] if tokens else model.sequence, model.hidden
         suffix = f":{rows}" if named else ""
         units = model.stage_units(s, terms.cut)
+        self.states.stage = s
         writer.part()
         ids, targets = self._tokens(s, rows)
         x = self._embedded(layers, ids) if s == 0 else self._comes(f"x{s}{suffix}", s - 1, shape)
@@ -319,7 +346,7 @@ class _Stages:
     def _lasting(self, s: int, suffix: str) -> Mapping[str, int]:
         """What somebody reads, though no instruction of the stage does."""
         ends = {f"x{s + 1}{suffix}": 0, f"dx{s}{suffix}": 0}
-        return self.states.stays | self._numbers() | ends
+        return self.states.stays | self.states.shared | self._numbers() | ends
 
     def _tokens(self, s: int, rows: int) -> tuple[Value, Value]:
         """(ids, targets), as far as the stage needs them."""
