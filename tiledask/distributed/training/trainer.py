@@ -71,7 +71,7 @@ class Trainer:
         self.sharded = {
             s.tensor: s.sharded(job.zero) and copies.size > 1 for s in job.recipe.states
         }
-        self.arrays = {s.tensor: self._zeros(s) for s in job.recipe.states}
+        self.arrays = {s.tensor: self._states(s) for s in job.recipe.states}
         """Tensor class -> unit -> what this rank keeps: flat, all of it or its part."""
         for unit in self.units:
             kept = [t for t in ("weights", MASTER) if t in self.arrays]
@@ -177,7 +177,7 @@ class Trainer:
         for name, parameter in job.model.parameters(unit).items():
             yield prod(shapes[name]), partial(drawn, {name: parameter})
 
-    def _zeros(self, state: Any) -> dict[str, Any]:
+    def _states(self, state: Any) -> dict[str, Any]:
         dtype = as_dtype(self.job.dtype if state.bytes == 2 else f"float{8 * state.bytes}")
         made = {}
         for unit, packing in self.packings.items():
@@ -252,7 +252,7 @@ class Trainer:
                 placed = T.sharded(group, array, *split) if split else T.replicate(array)
                 self._brought[f"{unit}.{name}"] = placed
 
-    def _zeros(self, size: int, itemsize: int) -> Any:
+    def _begin_sum(self, size: int, itemsize: int) -> Any:
         dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")
         return self.rank.on_device(np.zeros(size, dtype))
 
@@ -300,6 +300,7 @@ class Trainer:
 _OWN = {
     "add_loss",
     "advance",
+    "begin_sum",
     "bring",
     "guard",
     "ids",
@@ -307,6 +308,5 @@ _OWN = {
     "step",
     "targets",
     "write_checkpoint",
-    "zeros",
 }
 """Kernels that use what the rank keeps."""

@@ -230,7 +230,7 @@ class _Maker:
         """What is done with a stage's weights or gradients."""
         weights, gradients = f"weights{s}", f"gradients{s}"
         if word == "begin":
-            return (Do("zeros", (), (gradients,)),)
+            return (Do("begin_sum", (), (gradients,)),)
         if word == "RESHARD":
             return (Drop(weights, "dp"),)
         if word == "UNSHARD":

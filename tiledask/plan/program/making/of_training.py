@@ -240,8 +240,8 @@ class _Stages:
             self._part(kind, stage, self.writer.written)
         self._update()
         of = [rows[t.frame] if t.kind in KINDS else 0 for t in turns]
-        parts = [numbers[t.kind, t.stage, n] for t, n in zip(turns, of, strict=True)]
-        columns = [0, *parts, len(self.parts) - 1], [0, *(t.frame for t in turns), 0]
+        turned = [numbers[t.kind, t.stage, n] for t, n in zip(turns, of, strict=True)]
+        columns = [0, *turned, len(self.parts) - 1], [0, *(t.frame for t in turns), 0]
         paired = np.array([False, *(turn.paired for turn in turns), False])
         part, frame = (np.array(column, np.int32) for column in columns)
         line = ProgramLine(part, frame, paired)

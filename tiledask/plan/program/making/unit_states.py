@@ -189,7 +189,7 @@ class UnitStates:
                 label = f"{unit}/weights"
                 writer.gather_into(mine, whole, label, (DATA,), counts=counts, stream="dp")
             elif kind == "begin":
-                writer.do("zeros", (), (whole,), size=whole.size, itemsize=whole.itemsize)
+                writer.do("begin_sum", (), (whole,), size=whole.size, itemsize=whole.itemsize)
             elif kind == "REDUCE_GRAD":
                 part = writer.reduce_scatter(
                     whole, f"{unit}/gradients", (DATA,), mine.shape, counts=counts, stream="dp"
