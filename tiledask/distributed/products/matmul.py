@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pickle import dumps
 from typing import Any, NamedTuple
 
 from distributed import Future
@@ -368,10 +369,8 @@ class _Run:
         blocks = self._run(lender, program, plan.work, operands, lent, none, plan.sums)
         if not plan.sums:
             return blocks
-        anchors = [
-            self.cluster.submit(slot_of(x), anchor, x, name="dependency", beside=True)
-            for x in blocks
-        ]
+        held = {slot_of(x): (x,) for x in blocks}
+        anchors = self.cluster.submit_all(anchor, held, name="dependency", beside=True)
         partials = {"partial": _Lent(plan.work, blocks, anchors)}
         lent = _lent(partials, lender.lend([[x] for x in blocks], self._left()))
         program = sum_program(plan, size, wide)
@@ -389,7 +388,7 @@ class _Run:
     ) -> list[Future[Any]]:
         """The block that each rank makes by its line of ``program``, which fetches of ``arrays``;
         ``own`` are the ranks' partial sums."""
-        blocks = []
+        args = {}
         sums = own[0] is not None
         for rank, region in enumerate(made.regions):
             line = program.alone(rank)
@@ -414,9 +413,9 @@ class _Run:
             )
             # what keeps Dask able to make again the blocks that the rank reads
             found = [arrays[name].anchors[source] for name, source in sorted(from_)]
-            held = self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
-            name = "reduce_scatter" if sums else f"multiply_{self.plan.algorithm}"
-            blocks.append(self.cluster.submit(rank, run_line, job, *held, name=name))
+            args[rank] = dumps(job), self.a.blocks[rank], self.b.blocks[rank], own[rank], *found
+        name = "reduce_scatter" if sums else f"multiply_{self.plan.algorithm}"
+        blocks = self.cluster.submit_all(run_line, args, name=name)
         self._wait(blocks, "the sums of the " if sums else "")
         return blocks
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pickle import loads
 from time import time
 from typing import Any
 
@@ -75,13 +76,14 @@ class RankJob:
         return part.instructions
 
 
-def run_line(job: RankJob, own_a: Any, own_b: Any, own_partial: Any = None, *_anchors: Any) -> Any:
-    """The block of C, or a partial sum of it, that ``job`` asks for.
+def run_line(told: bytes, own_a: Any, own_b: Any, own_partial: Any = None, *_anchors: Any) -> Any:
+    """The block of C, or a partial sum of it, that a RankJob asks for.
 
+    ``told``: that, pickled, so that the scheduler need not look into it.
     ``own_partial``: where partial sums are added up, the rank's own. Sums are taken in the
     program's order: always the same bits.
     """
-    line = _Line(job, {"A": own_a, "B": own_b, "partial": own_partial})
+    line = _Line(loads(told), {"A": own_a, "B": own_b, "partial": own_partial})
     try:
         return line.result()
     except LoanLostError:
