@@ -82,7 +82,8 @@ async def _in_slot(
         return None
     worker = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
     made = function(*args, **worker)
-    return dumps((slot, await made if isawaitable(made) else made))
+    found: bytes = dumps((slot, await made if isawaitable(made) else made))
+    return found
 
 
 def slot_on(worker: Any) -> int:
