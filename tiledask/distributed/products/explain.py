@@ -7,8 +7,8 @@ often repeated. What a rank may hold is asked each time.
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -20,6 +20,7 @@ from tiledask.plan.products.cost import MachineRates, ProductCost, break_even, c
 from tiledask.plan.products.product import PANEL, algorithms, options_of, plan_product
 from tiledask.plan.products.product_plan import ProductPlan
 from tiledask.plan.products.regions import region_size
+from tiledask.plan.program.explained import ProgramExplanation, explain_product
 from tiledask.plan.units import format_bytes, format_seconds
 
 __all__ = ["KEPT", "Choice", "Explanation", "fits_in", "remembered", "weigh"]
@@ -50,6 +51,8 @@ class Choice:
     cost: ProductCost | None = None
     bound: int = 0
     """Bytes that some rank must move in any algorithm with this much memory."""
+    _rated: tuple[int, int, MachineRates] | None = field(repr=False, default=None)
+    """Bytes of an element and of a partial sum, and what this machine does."""
 
     @property
     def peak(self) -> int:
@@ -60,6 +63,14 @@ class Choice:
     def keeps_placements(self) -> bool:
         """Whether C is cut as A is."""
         return self.plan is not None and self.plan.result.placements == self.plan.a.placements
+
+    @cached_property
+    def programs(self) -> tuple[ProgramExplanation, ...]:
+        """What the ranks would do, instruction by instruction, and when: one program, and where k
+        is shared out a second that sums up; none where it cannot run."""
+        if self.plan is None or self._rated is None:
+            return ()
+        return explain_product(self.plan, *self._rated)
 
     @property
     def seconds(self) -> float:
@@ -271,6 +282,7 @@ def _choice(
         plan.result.mesh == a.mesh,
         seconds,
         int(bound),
+        None if rates is None else (*itemsizes, rates),
     )
 
 

@@ -32,6 +32,7 @@ KINDS = {
     "I": ("backward: input gradient", colour_named("backward_input")),
     "W": ("backward: weight gradient", colour_named("backward_weight")),
     "U": ("update of the weights", colour_named("update")),
+    "M": ("multiply, and add up", colour_named("multiply")),
 }
 """Kind of action -> its name in a legend, its colour."""
 
