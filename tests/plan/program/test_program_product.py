@@ -103,7 +103,11 @@ def test_where_no_core_is_free_nothing_overlaps():
     rows = {row.what: row for row in free.rows}
     assert set(rows) == {"multiply", "fetch A", "fetch B"}
     assert rows["fetch A"].sent == rows["fetch B"].sent == 32 * 32 * 4
-    assert free.timeline.to_frame().kind.isin(["M", "T"]).all()
+    drawn = free.timeline.to_frame()
+    assert drawn.kind.isin(["M", "T"]).all()
+    for rank, panels in enumerate(plan.panels):
+        mine = drawn[(drawn.device == rank) & (drawn.kind == "M")]
+        assert mine.microbatch.tolist() == list(range(len(panels)))
 
 
 @pytest.mark.few(20)

@@ -216,10 +216,12 @@ class _Run:
         return float(max(took))
 
     def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
-        """Work of a part that goes on is one span."""
+        """Work of a part that goes on is one span; of a product each panel, by its number."""
         here = self._spans.setdefault((rank, place.turn, kind), [])
         frame = place.frame if place.part.stage >= 0 else -1
-        if kind != TRANSFER:
+        if kind == "M":
+            frame = len(here)
+        elif kind != TRANSFER:
             if start == end and here:
                 return
             if here and here[-1][5] == start:
