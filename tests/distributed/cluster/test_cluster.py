@@ -9,6 +9,7 @@ import importlib.util
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -464,12 +465,10 @@ def answering(*answers):
 
     def sync(*_):
         answer = answers.pop(0) if answers[1:] else answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return {"tcp://here:1": answer}
+        failed = isinstance(answer, Exception)
+        return {"tcp://here:1": answer if failed else pickle.dumps((0, answer))}
 
-    slot = {0: {"address": "tcp://here:1"}}
-    return mock.Mock(slots=1, wait_for_slots=lambda *_: slot, client=mock.Mock(sync=sync))
+    return mock.Mock(slots=1, client=mock.Mock(sync=sync))
 
 
 def test_a_worker_that_is_gone_is_asked_again_and_then_said_to_be_lost():

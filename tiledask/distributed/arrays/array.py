@@ -93,10 +93,8 @@ class ShardedArray:
     @cached_property
     def anchors(self) -> tuple[Future[Any], ...]:
         """Per rank an empty task after its block: what reads the block past Dask depends on it."""
-        submit = self.mesh.cluster.submit
-        return tuple(
-            submit(slot_of(b), anchor, b, name="dependency", beside=True) for b in self.blocks
-        )
+        held = {slot_of(block): (block,) for block in self.blocks}
+        return tuple(self.mesh.cluster.submit_all(anchor, held, name="dependency", beside=True))
 
     @property
     def T(self) -> "ShardedArray":

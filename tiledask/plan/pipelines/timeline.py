@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPUTE", "TRANSFER", "Span", "Timeline", "union_length"]
 
-COMPUTE = ("F", "B", "I", "W", "U")
+COMPUTE = ("F", "B", "I", "W", "U", "M")
 """Kinds of compute, PyTorch's letters: forward, full backward, input gradient, weight gradient; and
-the update of a training, of no stage."""
+of no stage the update of a training, and the panels of a blocked product (M, multiply)."""
 TRANSFER = "T"
 """A block on its way to the device; it may overlap compute and is never counted as busy. Its stage
 and micro-batch are those of the action that made it, or -1 where that is not known."""

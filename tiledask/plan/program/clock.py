@@ -44,6 +44,7 @@ def clock(
     bandwidth: float | Sequence[Sequence[float]] = float("inf"),
     overlapped: Mapping[str, Seconds] | None = None,
     collective: Callable[[Collective], float] | None = None,
+    fetch: Callable[[Fetch], float] | None = None,
 ) -> Timeline:
     """The Timeline of ``program``: its kernels, and what is on its way to a rank beneath them.
 
@@ -55,6 +56,7 @@ def clock(
     overlapped    of two parts at once, by the first of them; default: the sum of both
     collective    the seconds of a collective among its members; default: its messages' by latency
                   and bandwidth, if these are numbers
+    fetch         the seconds of a fetch; default: its bytes by latency and bandwidth
 
     A message on the stream of the work takes up both ends for latency and carrying, first the
     sender's, then the receiver's. A collective begins when all members can, and ends for all.
@@ -66,7 +68,7 @@ def clock(
     >>> clock(program, {"F": 1.0, "B": 2.0}).makespan
     33.0
     """
-    run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective)
+    run = _Run(program, seconds, overlapped or {}, latency, bandwidth, collective, fetch)
     nodes = graph(program)
     users, left = followers(nodes)
     starts = [0.0] * len(nodes)
@@ -105,6 +107,7 @@ class _Run:
         latency: Any,
         bandwidth: Any,
         collective: Callable[[Collective], float] | None,
+        fetch: Callable[[Fetch], float] | None,
     ) -> None:
         n = program.ranks
         self.program, self.overlapped = program, overlapped
@@ -115,6 +118,7 @@ class _Run:
         if not (self.bandwidth > 0).all() or not np.isfinite(self.latency).all():
             raise ProgramError("bandwidth is above 0 bytes/s, and latency a finite number of s")
         self.collective = collective or self._by_messages
+        self.fetch = fetch
         self._known: dict[Any, float] = {}
         for part in (part for role in program.roles for part in role.parts):
             given = self.by_kernel or part.name in self.seconds or part.kind in self.seconds
@@ -151,7 +155,9 @@ class _Run:
     def _fetch(self, place: LinePlace, each: Fetch, start: float) -> tuple[float, float]:
         """Its stream is taken up until all is there: a rank reads one after the other."""
         end = start
-        if each.source is not None:
+        if self.fetch is not None:
+            end = start + self._finite(each.array, self.fetch(each))
+        elif each.source is not None:
             link = each.source, place.rank
             end = float(start + self.latency[link] + each.nbytes / self.bandwidth[link])
         self._span(place, place.rank, TRANSFER, start, end)
@@ -214,10 +220,12 @@ class _Run:
         return float(max(took))
 
     def _span(self, place: LinePlace, rank: int, kind: str, start: float, end: float) -> None:
-        """Work of a part that goes on is one span."""
+        """Work of a part that goes on is one span; of a product each panel, by its number."""
         here = self._spans.setdefault((rank, place.turn, kind), [])
         frame = place.frame if place.part.kind in COMPUTE else -1
-        if kind != TRANSFER:
+        if kind == "M":
+            frame = len(here)
+        elif kind != TRANSFER:
             if start == end and here:
                 return
             if here and here[-1][5] == start:
@@ -230,12 +238,12 @@ class _Run:
 
 
 def _kind_of(place: LinePlace, moves: str = "") -> str:
-    """The kind of a part's work in a Timeline; what is of no stage belongs to the update.
+    """The kind of a part's work in a Timeline; what else is of no stage belongs to the update.
     ``moves``: of what moves numbers instead, but for stages' weights."""
     kind = place.part.kind
     if kind in SHARDING:
         return kind
-    return moves or (kind if kind in COMPUTE else "U")
+    return moves or (kind if kind in COMPUTE else "M" if kind in ("multiply", "sum") else "U")
 
 
 def _table(values: Any, n: int, name: str) -> np.ndarray:

@@ -503,10 +503,11 @@ class Instructions:
         return prod(self.stands_for[axis] for axis in axes) if self.stands_for else 1
 
     def on_compute(self, *streams: str) -> Self:
-        """The same with collectives of these streams on the stream of the work: nothing hides."""
+        """The same with collectives and fetches of these streams on the stream of the work: nothing
+        hides."""
 
         def moved(each: Instruction) -> Instruction:
-            if isinstance(each, Collective) and each.stream in streams:
+            if isinstance(each, Collective | Fetch) and each.stream in streams:
                 return replace(each, stream=COMPUTE_STREAM)
             return each
 

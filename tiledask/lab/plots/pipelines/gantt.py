@@ -32,6 +32,7 @@ KINDS = {
     "I": ("backward: input gradient", colour_named("backward_input")),
     "W": ("backward: weight gradient", colour_named("backward_weight")),
     "U": ("update of the weights", colour_named("update")),
+    "M": ("multiply, and add up", colour_named("multiply")),
 }
 """Kind of action -> its name in a legend, its colour."""
 WEIGHTS = {
@@ -81,8 +82,9 @@ def gantt(
 ) -> "Figure":
     """A figure with one panel per timeline, one row per device, all on one time axis.
 
-    The number in a box is the micro-batch, where there is room for it; idle time is hatched by its
-    cause; at the right of a row is the idle share of its device, unless all are idle equally long.
+    The number in a box is the micro-batch, or of a product the panel, where there is room for it;
+    idle time is hatched by its cause; at the right of a row is the idle share of its device, unless
+    all are idle equally long.
     ``titles`` name the panels; without them a timeline's origin does. ``between``: only these
     seconds are drawn, for a closer look. A forward and a backward that a device does at once share
     the height of its row.
@@ -267,4 +269,5 @@ def _legend(timelines: Sequence[Timeline]) -> list:
     for cause, words in CAUSES.items():
         if cause in causes:
             entries.append(draw.patch_entry(f"idle: {words}", PALE, linewidth=0, **_face(cause)))
-    return [*entries, draw.number_entry("the micro-batch")]
+    panels = all((t.kind[t.code < len(COMPUTE)] == "M").all() for t in timelines)
+    return [*entries, draw.number_entry("the panel" if panels else "the micro-batch")]
