@@ -9,7 +9,7 @@ runs is a call per instruction. Streams are gone through in the order of the lin
 whatever their number; a collective is met by its members in that order too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
@@ -36,7 +36,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner", "Outside"]
+__all__ = ["Bind", "LineRunner", "Members", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -54,6 +54,17 @@ class Outside(Protocol):
 
     def keep(self, each: Keep) -> Callable[[Any], None]:
         """Takes what is kept."""
+
+
+class Members(Protocol):
+    """Whose ranks are those of a program, where these are not all ranks of the run."""
+
+    @property
+    def rank(self) -> int:
+        """This one's number among them."""
+
+    def among(self, numbers: Sequence[int], /) -> Group:
+        """The group of some of them, this one included."""
 
 
 class StepLeftOut(Exception):
@@ -74,7 +85,7 @@ class LineRunner:
         stays: Mapping[str, Any],
         bind: Bind,
         outside: Outside | None = None,
-        group: Group | None = None,
+        group: Members | None = None,
     ) -> None:
         """``rank``: None of a line that is alone, and talks to no other rank."""
         self.rank, self.program, self.outside, self.group = rank, program, outside, group
@@ -277,6 +288,10 @@ class LineRunner:
             run = partial(group.all_reduce, op=each.op, keep=keep)
         elif each.kind == "all_gather":
             run = partial(group.all_gather, dim=each.dim, keep=keep)
+        elif each.kind == "broadcast":
+            run = partial(group.broadcast, shape=each.shape, root=each.root, keep=keep)
+        elif each.kind == "reduce":
+            run = partial(group.reduce, root=each.root, op=each.op, keep=keep)
         else:
             extents = each.extents or each.counts
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)
