@@ -175,9 +175,9 @@ class ProgramGroup:
         given = rank_rounds("broadcast", algorithm, self.size, self.rank, root)
         self._transport.carry(self._port, through(given, held, keep), None, 8 * size)
         result = joined(held, tuple(shape))
-        what = "broadcast", algorithm, self.members, self.axes
-        what = *what, name_of(result.dtype), result.nbytes
-        record(self._owner, self._port, begun, what, label, (counts, result.itemsize, root))
+        dtype, terms = name_of(result.dtype), (counts, result.itemsize, root)
+        what = "broadcast", algorithm, self.members, self.axes, dtype, result.nbytes
+        record(self._owner, self._port, begun, what, label, terms)
         return result
 
     def reduce(

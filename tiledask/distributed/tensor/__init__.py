@@ -75,7 +75,7 @@ from tiledask.distributed.tensor.shards import (
     swiglu_layout,
     whole_of,
 )
-from tiledask.distributed.tensor.summa import GridBlock, RankGrid, summa_linear, summa_linear_grad
+from tiledask.distributed.tensor.summa import RankGrid, summa_linear, summa_linear_grad
 from tiledask.distributed.tensor.vocabulary import (
     cross_entropy,
     cross_entropy_grad,
@@ -85,7 +85,6 @@ from tiledask.distributed.tensor.vocabulary import (
 
 __all__ = [
     "DecoderBlock",
-    "GridBlock",
     "Placed",
     "RankGrid",
     "activate",

@@ -50,7 +50,7 @@ class Trainer:
         self.guard = Guard(job.scale, job.clip)
         self.units = job.units(rank.coordinates[PIPELINE])
         tensor = rank.group(TENSOR)
-        self.layouts = {unit: job.model.layout(unit, tensor.size) for unit in self.units}
+        self.tilings = {unit: job.model.tilings(unit, tensor.size) for unit in self.units}
         drawn = {unit: self._drawn(unit) for unit in self.units}
         self.packings = {unit: Packing.of(arrays) for unit, arrays in drawn.items()}
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
@@ -129,7 +129,7 @@ class Trainer:
         found = T.draw_sharded(
             self.rank.group(TENSOR),
             model.parameters(unit),
-            self.layouts[unit],
+            job.model.layout(unit, self.rank.group(TENSOR).size),
             job.seed,
             f"{unit}.",
             accumulator(job.dtype),
@@ -156,8 +156,8 @@ class Trainer:
         here, tensor = self.rank.coordinates[PIPELINE], self.rank.group(TENSOR)
         again = model.tied and unit == "embedding" and here != first
         parts = []
-        for name, parameter in model.parameters(unit).items():
-            owned = self.layouts[unit][name].owned(parameter.shape, tensor.rank)
+        for tiling in self.tilings[unit].values():
+            owned = tiling.owned(tensor.rank)
             parts.append((owned & (not again)).ravel())
         flat = np.concatenate(parts)
         return flat[self.parts[unit]] if self.job.zero else flat
@@ -208,12 +208,9 @@ class Trainer:
         self._write(float(loss), whole)
 
     def _bring(self, *flat: Any, units: tuple[str, ...]) -> None:
-        group = self.rank.group(TENSOR)
         for unit, weights in zip(units, flat, strict=True):
             for name, array in self.packings[unit].unpack(weights).items():
-                split = self.layouts[unit][name].split
-                placed = T.sharded(group, array, *split) if split else T.replicate(array)
-                self._brought[f"{unit}.{name}"] = placed
+                self._brought[f"{unit}.{name}"] = T.Placed(array, self.tilings[unit][name])
 
     def _advance(self, updates: np.ndarray) -> None:
         updates += 1

@@ -13,12 +13,11 @@ from tiledask.errors import PartitionError
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.layouts import (
     HeadCounts,
-    Sharding,
     Shardings,
     block_layout,
     embedding_layout,
 )
-from tiledask.plan.products.placement import Replicate
+from tiledask.plan.products.placement import Replicate, Tiling
 
 __all__ = ["Decoder", "DecoderShapes"]
 
@@ -107,11 +106,19 @@ class DecoderShapes(ABC):
     def layout(self, unit: str, ranks: int) -> Shardings:
         """How a unit's weights are placed on the ranks of a tensor-parallel group."""
         if unit == "positions":
-            return {"table": Sharding(Replicate())}
+            return {"table": Replicate()}
         if unit in ("embedding", "head"):
-            norm = {f"norm.{kind}": Sharding(Replicate()) for kind in "wb"}
+            norm: Shardings = {f"norm.{kind}": Replicate() for kind in "wb"}
             return norm | embedding_layout(self.vocabulary, ranks)
         return block_layout(self.head_counts, self.inner, ranks)
+
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        """How a unit's weights lie on the ranks of a tensor-parallel group."""
+        layout = self.layout(unit, ranks)
+        return {
+            name: Tiling(shape, (ranks,), (layout[name],))
+            for name, shape in self.whole_shapes(unit).items()
+        }
 
     def shapes(self, unit: str, ranks: int, rank: int) -> Shapes:
         """Of a unit's weights on one rank of a tensor-parallel group.
@@ -119,9 +126,8 @@ class DecoderShapes(ABC):
         >>> Decoder(59, 16, 3, 8, HeadCounts(4, 4, 4), 64).shapes("embedding", ranks=4, rank=3)
         {'table': (14, 16)}
         """
-        layout = self.layout(unit, ranks)
-        whole = self.whole_shapes(unit)
-        return {name: layout[name].block_shape(shape, rank) for name, shape in whole.items()}
+        tilings = self.tilings(unit, ranks)
+        return {name: tiling.block_shape((rank,)) for name, tiling in tilings.items()}
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,8 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     """What the shapes on a tensor rank follow from."""
     model, found = terms.model, []
     for unit in ("embedding", "layer 0", "head"):
-        layout = model.layout(unit, ranks)
-        for name in model.whole_shapes(unit):
-            if split := layout[name].split:
-                _, held = split
+        for tiling in model.tilings(unit, ranks).values():
+            if held := tiling.shards():
                 shared = [ranks for ranks, _ in held.shared() if rank in ranks]
                 found.append((held.counts[rank], *shared))
     tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
@@ -264,9 +262,8 @@ class _Stages:
         first, ranks = self.schedule.place[0], self.mesh[TENSOR]
         if self.model.tied and unit == "embedding" and self.device != first:
             return True
-        layout = self.model.layout(unit, ranks)
-        splits = [layout[name].split for name in self.model.whole_shapes(unit)]
-        return any(ranks > 1 if split is None else any(split[1].shared()) for split in splits)
+        held = [tiling.shards() for tiling in self.model.tilings(unit, ranks).values()]
+        return any(ranks > 1 if shards is None else any(shards.shared()) for shards in held)
 
     # -- a stage ----------------------------------------------------------------------------------
 

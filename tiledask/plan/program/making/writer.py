@@ -186,9 +186,9 @@ class ProgramWriter:
         axes: tuple[int, ...],
         **told: Any,
     ) -> None:
-        names = (value.name if value else "" for value in (x, y))
+        brought, made = (value.name if value else "" for value in (x, y))
         size = (x or y).itemsize  # type: ignore[union-attr]  # one of both is there
-        self.written.append(kind(*names, axes, itemsize=size, label=label, **told))
+        self.written.append(kind(brought, made, axes, itemsize=size, label=label, **told))
 
     # -- backwards ------------------------------------------------------------------------------
 
