@@ -88,7 +88,7 @@ PLANTS = [
         "slowest, each = min(times)",
         "test_judge_chunks",
     ),
-    Plant("plan/products/shards.py", "(i if i < extra else extra)", "i", "test_placement"),
+    Plant("plan/intervals.py", "(i if i < extra else extra)", "i", "test_placement"),
     Plant(
         "plan/products/regions.py",
         "[slice(*at) for at in pairwise(ends)]",

@@ -11,7 +11,7 @@ whatever their number; a collective is met by its members in that order too.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
     Collective,
@@ -120,7 +121,7 @@ class LineRunner:
     def _views(self, name: str, flat: Any) -> Iterator[tuple[str, Any]]:
         """The arrays in a flat one."""
         items = self.role.items.get(name, ())
-        ends = [0, *accumulate(prod(shape) for _, shape in items)]
+        ends = ends_of(prod(shape) for _, shape in items)
         for (item, shape), (a, b) in zip(items, pairwise(ends), strict=True):
             yield f"{name}[{item}]", flat[a:b].reshape(shape)
 
@@ -269,8 +270,8 @@ class LineRunner:
             return value
         _, axis, counts = value
         at = self.program.coordinates[self.index][axis]
-        start = sum(counts[:at])
-        return RankPart(start, start + counts[at], sum(counts))
+        ends = ends_of(counts)
+        return RankPart(ends[at], ends[at + 1], ends[-1])
 
     def _collective(self, each: Collective) -> _Call:
         group = self._group(each.axes, self.program.members(self.index, each))

@@ -5,7 +5,8 @@ kv heads that they use     0       0 1     1     1          kv head 1 is on rank
 """
 
 from tiledask.errors import PlacementError
-from tiledask.plan.products.shards import Interval, Shards, even_shards
+from tiledask.plan.intervals import Interval
+from tiledask.plan.products.shards import Shards, even_shards
 
 __all__ = ["deal_heads", "side_by_side"]
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from tiledask.errors import PlacementError
+from tiledask.plan.intervals import Interval, part_of, split
 from tiledask.plan.products.regions import Region, TensorSlice, overlap, within
-from tiledask.plan.products.shards import Interval, Shards, even_shards, part_of, split
+from tiledask.plan.products.shards import Shards, even_shards
 
 __all__ = [
     "ANY",

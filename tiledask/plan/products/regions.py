@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from tiledask.errors import CheckpointError
-from tiledask.plan.products.shards import Interval, ends_of
+from tiledask.plan.intervals import Interval, ends_of
 
 __all__ = [
     "Region",

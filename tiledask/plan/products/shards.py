@@ -4,49 +4,19 @@
 even(10, 4)         0 1 2    3 4 5    6 7      8 9
 side by side        gate 0 1 2 | up 0 1 2, ...            each rank has its part of both
 10 heads over 5     kv 0 1   1 2      3        4          kv head 1 is on ranks 0 and 1
-
-What is cut evenly is cut here, whoever cuts it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
 from tiledask.errors import PlacementError
+from tiledask.plan.intervals import Interval, split
 
-__all__ = ["Interval", "Shards", "ends_of", "even_shards", "part_of", "split"]
-
-Interval = tuple[int, int]
-"""(start, stop) of indices in the whole dimension."""
-
-
-def split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """``parts`` consecutive intervals of start..stop, as even as numpy.array_split makes them.
-
-    >>> split(0, 10, 4)
-    [(0, 3), (3, 6), (6, 8), (8, 10)]
-    """
-    return [part_of(start, stop, parts, i) for i in range(parts)]
-
-
-def part_of(start: int, stop: int, parts: int, i: int) -> tuple[int, int]:
-    """Interval ``i`` of ``split``."""
-    size, extra = divmod(stop - start, parts)
-    i = range(parts)[i]  # IndexError, as of the list, for one that is not there
-    first = start + i * size + (i if i < extra else extra)
-    return first, first + size + (i < extra)
-
-
-def ends_of(extents: Iterable[int]) -> list[int]:
-    """Where parts of these extents, one behind the other, begin and end.
-
-    >>> ends_of((3, 0, 2))
-    [0, 3, 3, 5]
-    """
-    return [0, *accumulate(extents)]
+__all__ = ["Shards", "even_shards"]
 
 
 @dataclass(frozen=True)

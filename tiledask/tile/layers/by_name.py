@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tiledask.plan.products.shards import ends_of
+from tiledask.plan.intervals import ends_of
 from tiledask.tile.backend import Array, accumulator, array_namespace
 from tiledask.tile.layers.activations import (
     KeptGate,

@@ -7,7 +7,6 @@ stage                 0                          1                 2
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from tiledask.errors import PartitionError
 from tiledask.plan.collectives.cost import even
@@ -17,6 +16,7 @@ from tiledask.plan.collectives.layouts import (
     block_layout,
     embedding_layout,
 )
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.products.placement import Replicate, Tiling
 
 __all__ = ["Decoder", "DecoderShapes"]
@@ -64,7 +64,7 @@ class DecoderShapes(ABC):
                 f"stages of {', '.join(map(str, cut))} layers are {sum(cut)} together, the model "
                 f"has {self.layers}; give each stage 0 or more that add up to {self.layers}"
             )
-        ends = (0, *accumulate(cut))
+        ends = ends_of(cut)
         blocks = tuple(f"layer {n}" for n in range(ends[stage], ends[stage + 1]))
         before = [u for u in self.units if u in ("embedding", "positions")] if not stage else []
         last = stage == len(cut) - 1

@@ -20,6 +20,7 @@ import numpy as np
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.intervals import part_of
 from tiledask.plan.pipelines.schedule import KINDS, Schedule
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import (
@@ -152,8 +153,8 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
 def _looks(model: Any, ranks: int, rank: int) -> Any:
     """Where, among the kv heads here, the query heads here begin to look."""
     heads = model.head_counts
-    share, first = heads.query // heads.kv, even(heads.query, ranks)
-    return sum(first[:rank]) % share
+    first, _ = part_of(0, heads.query, ranks, rank)
+    return first % (heads.query // heads.kv)
 
 
 def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
