@@ -49,17 +49,6 @@ def both_ways(rank, x, w, b, dy):
     return {"y": y, "dx": dx, "dw": dw} | ({} if b is None else {"db": db})
 
 
-def whole(blocks):
-    """The array of which all ranks of the grid have these blocks."""
-    tiling = blocks[0].tiling
-    made = np.full(tiling.shape, np.nan)
-    for block, region in zip(blocks, tiling.regions, strict=True):
-        place = tuple(slice(*at) for at in region)
-        assert block.local.shape == made[place].shape
-        made[place] = block.local
-    return made
-
-
 def check(grid, run=run_threads, x=(7, 5), outputs=11, bias=True):
     """What one device finds; the ranks whose calls and bytes are planned."""
     x, w, b, dy = draw(x, (x[-1], outputs), (outputs,), (*x[:-1], outputs))
@@ -69,7 +58,7 @@ def check(grid, run=run_threads, x=(7, 5), outputs=11, bias=True):
     done = run(both_ways, grid, x, w, b, dy)
     for name, value in (expected | {"y": y}).items():
         if value is not None:
-            assert_close(whole([result[name] for result in done.results]), value, name)
+            assert_close(T.whole_of([result[name] for result in done.results]), value, name)
     assert not len(done.records.mismatches)
     return done
 

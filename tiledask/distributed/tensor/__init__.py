@@ -15,9 +15,9 @@ One convention, that of tiledask/tile/layers, with the group before all:
     y, kept        = f(group, x, weights..., options)
     dx, dweights.. = f_grad(group, dy, kept, weights...)
 
-Everything that goes in and comes out is a `Placed`, on a group or on a grid: it knows whether it is replicated, a shard or
-a partial sum, and what would be silently wrong raises PlacementError. x may be on every rank,
-or sharded along its tokens (sequence parallel): y is then placed as x is.
+Everything that goes in and comes out is a `Placed`, on a group or on a grid: it knows whether it is
+replicated, a shard or a partial sum, and what would be silently wrong raises PlacementError. x may
+be on every rank, or sharded along its tokens (sequence parallel): y is then placed as x is.
 """
 
 from tiledask.distributed.ranks.records import compared

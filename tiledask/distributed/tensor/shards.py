@@ -22,7 +22,7 @@ from tiledask.plan.collectives.layouts import (
     mlp_layout,
     swiglu_layout,
 )
-from tiledask.plan.products.placement import Partial, Shard, Tiling
+from tiledask.plan.products.placement import ANY, Partial, Shard, Tiling
 from tiledask.plan.products.regions import Region, overlap, slices, within
 from tiledask.tile import layers as tile
 from tiledask.tile.backend import to_numpy
@@ -90,26 +90,28 @@ def whole_of(blocks: Sequence[Placed]) -> np.ndarray:
     [1.0, 1.0]
     """
     first, locals_ = blocks[0], [to_numpy(block.local) for block in blocks]
-    if first.placements == (Partial(),):
+    tiling = first.tiling
+    if tiling.placements == (Partial(),):
         total: np.ndarray = np.sum(locals_, axis=0)
         return total
-    shards = first.shards
-    if shards and not (shards.covers and shards.ranks == len(blocks)):
+    places = [(n,) for n in range(len(blocks))] if ANY in tiling.mesh else [*tiling.coordinates()]
+    shards = tiling.shards()
+    if len(places) != len(blocks) or (shards and not shards.covers):
         raise PlacementError(
             f"{len(blocks)} blocks of {first} do not make the array: they are {shards}; "
-            f"pass those of all {shards.ranks} ranks"
+            f"pass those of all {tiling.ranks} ranks"
         )
     made = np.empty(first.shape, locals_[0].dtype)
     there: dict[Region, int] = {}
-    for rank, local in enumerate(locals_):
-        mine = first.tiling.slice((rank,))
+    for rank, (at, local) in enumerate(zip(places, locals_, strict=True)):
+        mine = tiling.slice(at)
         for box, view in mine.views(local):
             for other, one in there.items():
                 if (both := overlap(box, other)) is not None:
                     theirs = made[slices(both)]
                     _check_same(first, one, theirs, rank, view[within(both, box)])
             made[slices(box)] = view
-        there |= dict.fromkeys(mine.boxes, rank)
+        there = dict.fromkeys(mine.boxes, rank) | there
     return made
 
 
