@@ -225,7 +225,7 @@ def refuse(operation: str, reason: str) -> NoReturn:
 
 def same_placement(operation: str, name: str, x: Placed, other_name: str, other: Placed) -> None:
     """None; raises PlacementError unless both have the same placement."""
-    if x.tiling != other.tiling:
+    if x.tiling is not other.tiling and x.tiling != other.tiling:
         refuse(
             operation,
             f"{name} and {other_name} must have the same placement, got {x} "

@@ -123,7 +123,7 @@ def summa_linear_grad(
     grid: RankGrid, dy: Placed, kept: KeptLayer, w: Placed, b: Placed | None = None
 ) -> tuple[Placed, Placed, Placed | None]:
     """(dx, dw, db), in blocks as x, w and b are."""
-    _check_block(grid, "dy", "x", dy, kept.rule.y.shape)
+    _check_block(grid, "dy", "x", dy, kept.rule.y.tiling)
     dx, grads = backward(grid, dy, kept, {"w": w, "b": b})
     return dx, grads["w"], grads["b"]
 
@@ -136,18 +136,15 @@ def _summa(grid: RankGrid, given: tuple[Placed], of: Weights) -> LayerRule:
             f"{list(w.shape)}"
         )
     inputs, outputs = w.shape
-    _check_block(grid, "x", "x", x, (*x.shape[:-1], inputs))
-    _check_block(grid, "w", "w", w, (inputs, outputs))
+    _check_block(grid, "x", "x", x, grid.tiling("x", (*x.shape[:-1], inputs)))
+    _check_block(grid, "w", "w", w, grid.tiling("w", w.shape))
     if b is not None:
-        _check_block(grid, "b", "b", b, (outputs,))
+        _check_block(grid, "b", "b", b, grid.tiling("b", (outputs,)))
     y = Placed(None, grid.tiling("x", (*x.shape[:-1], outputs)))
     return LayerRule("summa_linear", y, {"label": "summa_linear", "inputs": inputs}, "summa_linear")
 
 
-def _check_block(
-    grid: RankGrid, name: str, operand: str, block: Placed, shape: tuple[int, ...]
-) -> None:
-    wanted = grid.tiling(operand, shape)
+def _check_block(grid: RankGrid, name: str, operand: str, block: Placed, wanted: Tiling) -> None:
     if block.tiling != wanted:
         refuse(
             f"summa_linear on a grid {grid.mesh}",

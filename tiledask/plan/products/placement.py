@@ -164,6 +164,14 @@ class Tiling:
         """To another process go the fields alone, not the regions of all ranks."""
         return Tiling, (self.shape, self.mesh, self.placements)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Layers look for their programs by it at every call."""
+        return hash((self.shape, self.mesh, self.placements))
+
     @property
     def ranks(self) -> int:
         return prod(self.mesh)
