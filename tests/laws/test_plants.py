@@ -152,7 +152,37 @@ PLANTS = [
         "slowest, each = min(times)",
         "test_judge_chunks",
     ),
-    Plant("plan/products/placement.py", "(i if i < extra else extra)", "i", "test_placement"),
+    Plant("plan/intervals.py", "(i if i < extra else extra)", "i", "test_placement"),
+    Plant(
+        "plan/products/regions.py",
+        "[slice(*at) for at in pairwise(ends)]",
+        "[slice(a + 1, b + 1) for a, b in pairwise(ends)]",
+        "test_checkpoints",
+    ),
+    Plant(
+        "plan/products/placement.py",
+        "parts[placement.dim] = ((start, stop),) if start < stop else ()",
+        "parts[placement.dim] = ((max(start - 1, 0), stop - 1),) if start < stop - 1 else ()",
+        "test_tensor_summa one_device",
+    ),
+    Plant(
+        "plan/program/making/grid_layers.py",
+        "self._panel(x, way, ROW, panel.column, panel.of_x",
+        "self._panel(x, way, ROW, panel.row, panel.of_x",
+        "test_tensor_summa one_device",
+    ),
+    Plant(
+        "plan/program/making/grid_layers.py",
+        "self._summed(dw, way, COLUMN, panel.row)",
+        "self._summed(dw, way, COLUMN, self.mesh[COLUMN] - 1 - panel.row)",
+        "test_tensor_summa one_device",
+    ),
+    Plant(
+        "plan/collectives/panels.py",
+        "of_w.local(row, (start, stop))",
+        "of_w.local(row, (start - (start > 0), stop))",
+        "test_tensor_summa every_column",
+    ),
     Plant(
         "plan/inputs/hf_config.py", '4 * values["hidden"]', '3 * values["hidden"]', "test_hf_config"
     ),

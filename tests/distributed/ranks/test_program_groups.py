@@ -44,6 +44,10 @@ def by_group(rank, case):
             made.append(g.all_gather(x, dim))
         with rank.label("scatter"):
             made.append(g.reduce_scatter(whole, 0, op, extents=rows, wide=wide))
+        with rank.label("root"):
+            made.append(g.broadcast(x if g.rank == n - 1 else None, n - 1))
+            total = g.reduce(x, n // 2, op, wide=wide)
+            made += [] if total is None else [total]
         if n > 1:
             with rank.label("shift"):
                 g.send(x, (g.rank + 1) % n)
@@ -63,6 +67,10 @@ def by_program(rank, case):
         made = [g.all_reduce(x, op, wide=wide, label="layer/sum", **how)]
         made.append(g.all_gather(x, dim, label="layer/gather", **how))
         made.append(g.reduce_scatter(whole, rows, 0, op, wide=wide, label="layer/scatter", **how))
+        mine, label = x if g.rank == n - 1 else None, "layer/root"
+        made.append(g.broadcast(mine, x.shape, n - 1, label=label, **how))
+        total = g.reduce(x, n // 2, op, wide=wide, label=label, **how)
+        made += [] if total is None else [total]
         if n > 1:
             with rank.label("layer"), rank.label("shift"):
                 g.send(x, (g.rank + 1) % n, **how)

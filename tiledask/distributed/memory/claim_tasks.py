@@ -24,14 +24,13 @@ from tiledask.distributed.memory.claim_trainer import (
 from tiledask.distributed.ranks.rank import Rank
 from tiledask.distributed.ranks.run import run_ranks
 from tiledask.errors import DeadlineError
-from tiledask.plan.collectives.layouts import Sharding, Shardings
 from tiledask.plan.fitting.memory import estimate_memory
 from tiledask.plan.inputs.layout import Layout
 from tiledask.plan.inputs.model import Model
 from tiledask.plan.inputs.recipes import Recipe, state_bytes
 from tiledask.plan.ledger import ALWAYS, Ledger, Row
 from tiledask.plan.pipelines.schedules import schedule
-from tiledask.plan.products.placement import Replicate
+from tiledask.plan.products.placement import Replicate, Tiling
 from tiledask.plan.program.making.of_layout import training_terms
 from tiledask.plan.program.making.of_states import UNIT, states_program
 from tiledask.plan.program.making.of_training import step_program
@@ -71,8 +70,8 @@ class _Parameters:
     def shapes(self, unit: str, ranks: int, rank: int) -> Mapping[str, tuple[int, ...]]:
         return {"w": (self.count,)}
 
-    def layout(self, unit: str, ranks: int) -> Shardings:
-        return {"w": Sharding(Replicate())}
+    def tilings(self, unit: str, ranks: int) -> dict[str, Tiling]:
+        return {"w": Tiling((self.count,), (ranks,), (Replicate(),))}
 
 
 @dataclass(frozen=True)

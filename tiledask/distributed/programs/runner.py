@@ -11,7 +11,7 @@ whatever their number; a collective is met by its members in that order too.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from operator import itemgetter
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tiledask.distributed.ranks.group import Group
 from tiledask.distributed.ranks.program_group import ProgramGroup
 from tiledask.distributed.ranks.rank import Rank
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.calls import label_of
 from tiledask.plan.program.instructions import (
     Collective,
@@ -37,7 +38,7 @@ from tiledask.plan.program.instructions import (
 from tiledask.tile.backend import aligned
 from tiledask.tile.layers.by_name import RankPart
 
-__all__ = ["Bind", "LineRunner", "Outside"]
+__all__ = ["Bind", "LineRunner", "Members", "Outside"]
 
 Bind = Callable[[Do, ProgramPart, dict[str, Any]], Callable[..., Any]]
 """From an instruction, its part and what the kernel is told to what is called with its arrays. It
@@ -61,6 +62,17 @@ class Outside(Protocol):
         """Takes what is kept."""
 
 
+class Members(Protocol):
+    """Whose ranks are those of a program, where these are not all ranks of the run."""
+
+    @property
+    def rank(self) -> int:
+        """This one's number among them."""
+
+    def among(self, numbers: Sequence[int], /) -> Group:
+        """The group of some of them, this one included."""
+
+
 class StepLeftOut(Exception):
     """A `Stop` stopped."""
 
@@ -79,7 +91,7 @@ class LineRunner:
         stays: Mapping[str, Any],
         bind: Bind,
         outside: Outside | None = None,
-        group: Group | None = None,
+        group: Members | None = None,
     ) -> None:
         """``rank``: None of a line that is alone, and talks to no other rank."""
         self.rank, self.program, self.outside, self.group = rank, program, outside, group
@@ -114,7 +126,7 @@ class LineRunner:
     def _views(self, name: str, flat: Any) -> Iterator[tuple[str, Any]]:
         """The arrays in a flat one."""
         items = self.role.items.get(name, ())
-        ends = [0, *accumulate(prod(shape) for _, shape in items)]
+        ends = ends_of(prod(shape) for _, shape in items)
         for (item, shape), (a, b) in zip(items, pairwise(ends), strict=True):
             yield f"{name}[{item}]", flat[a:b].reshape(shape)
 
@@ -293,8 +305,8 @@ class LineRunner:
             return value
         _, axis, counts = value
         at = self.program.coordinates[self.index][axis]
-        start = sum(counts[:at])
-        return RankPart(start, start + counts[at], sum(counts))
+        ends = ends_of(counts)
+        return RankPart(ends[at], ends[at + 1], ends[-1])
 
     def _collective(self, each: Collective) -> _Call:
         group = self._together(each)
@@ -316,6 +328,10 @@ class LineRunner:
             run = partial(group.all_reduce, op=each.op, keep=keep)
         elif each.kind == "all_gather":
             run = partial(group.all_gather, dim=each.dim, keep=keep)
+        elif each.kind == "broadcast":
+            run = partial(group.broadcast, shape=each.shape, root=each.root, keep=keep)
+        elif each.kind == "reduce":
+            run = partial(group.reduce, root=each.root, op=each.op, keep=keep)
         else:
             extents = each.extents or each.counts
             run = partial(group.reduce_scatter, dim=each.dim, extents=extents, keep=keep)

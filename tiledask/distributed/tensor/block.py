@@ -39,8 +39,9 @@ from tiledask.distributed.tensor.placed import (
     same_placement,
 )
 from tiledask.errors import ConfigError, PlacementError
-from tiledask.plan.collectives.shards import Shards, deal_heads, side_by_side
+from tiledask.plan.collectives.shards import deal_heads, side_by_side
 from tiledask.plan.products.placement import Replicate, Shard
+from tiledask.plan.products.shards import Shards
 from tiledask.tile import layers as tile
 from tiledask.tile.layers.linear import check_weights
 
@@ -160,7 +161,7 @@ def self_attention_grad(
 
 def _with_angles(x: Placed, angles: tile.Angles | None) -> tuple[Placed, ...]:
     """What a layer is given that turns its heads by ``angles``."""
-    return (x,) if angles is None else (x, Placed(angles, EVERYWHERE, ()))
+    return (x,) if angles is None else (x, Placed.of(angles, EVERYWHERE, ()))
 
 
 def _attention(
@@ -197,7 +198,7 @@ def _attend(group: Group, x: Placed, weights: Weights, heads: tile.Heads) -> Pla
             )
     for name in names:
         by_columns(group, f"w{name}", x, weights[f"w{name}"], weights.get(f"b{name}"))
-    c = Placed(None, Shard(2), (*x.shape[:2], query.extent), query)
+    c = Placed.of(None, Shard(2), (*x.shape[:2], query.extent), query)
     return by_rows(group, "wo", c, weights["wo"], weights.get("bo"), x.placement, x.shards)
 
 
@@ -272,7 +273,7 @@ def _half(both: Placed, weights: Weights) -> Placed:
             f"w_gate_up must be sharded as gate and up each are, {side_by_side(inner, inner)}, "
             f"so that every rank has what it multiplies; got {both.shards}: take swiglu_layout",
         )
-    return both._replace(shape=(*both.shape[:-1], inner.extent), shards=inner)
+    return Placed.of(None, both.placement, (*both.shape[:-1], inner.extent), inner)
 
 
 # -- norms -----------------------------------------------------------------------------------------

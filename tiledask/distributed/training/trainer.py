@@ -62,7 +62,7 @@ class Trainer:
         self.guard = Guard(job.scale, job.clip)
         self.units = job.units(rank.coordinates[PIPELINE])
         tensor = rank.group(TENSOR)
-        self.layouts = {unit: job.model.layout(unit, tensor.size) for unit in self.units}
+        self.tilings = {unit: job.model.tilings(unit, tensor.size) for unit in self.units}
         shapes = {u: job.model.shapes(u, tensor.size, tensor.rank) for u in self.units}
         self.packings = {unit: Packing(tuple(of.items())) for unit, of in shapes.items()}
         sizes = {unit: packing.size for unit, packing in self.packings.items()}
@@ -167,7 +167,8 @@ class Trainer:
     def _draws(self, unit: str) -> Iterator[tuple[int, Callable[[], Any]]]:
         """(how many numbers, what draws them) of a unit's weights, one after the other."""
         job, shapes = self.job, dict(self.packings[unit].shapes)
-        told = self.layouts[unit], job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
+        layout = {name: tiling.placements[0] for name, tiling in self.tilings[unit].items()}
+        told = layout, job.seed, f"{unit}.", accumulator(job.dtype), self.rank.backend
         nudge = tile.Nudge(job.nudge, job.dtype) if job.nudge else None
 
         def drawn(one: dict[str, Any]) -> Any:
@@ -193,8 +194,8 @@ class Trainer:
         here, tensor = self.rank.coordinates[PIPELINE], self.rank.group(TENSOR)
         again = model.tied and unit == "embedding" and here != first
         parts = []
-        for name, parameter in model.parameters(unit).items():
-            owned = self.layouts[unit][name].owned(parameter.shape, tensor.rank)
+        for tiling in self.tilings[unit].values():
+            owned = tiling.owned(tensor.rank)
             parts.append((owned & (not again)).ravel())
         flat = np.concatenate(parts)
         return flat[self.parts[unit]] if self.job.zero else flat
@@ -245,12 +246,9 @@ class Trainer:
         self._write(float(loss), whole)
 
     def _bring(self, *flat: Any, units: tuple[str, ...]) -> None:
-        group = self.rank.group(TENSOR)
         for unit, weights in zip(units, flat, strict=True):
             for name, array in self.packings[unit].unpack(weights).items():
-                split = self.layouts[unit][name].split
-                placed = T.sharded(group, array, *split) if split else T.replicate(array)
-                self._brought[f"{unit}.{name}"] = placed
+                self._brought[f"{unit}.{name}"] = T.Placed(array, self.tilings[unit][name])
 
     def _begin_sum(self, size: int, itemsize: int) -> Any:
         dtype = as_dtype(self.job.dtype if itemsize == 2 else f"float{8 * itemsize}")

@@ -17,6 +17,7 @@ from typing import Any, SupportsIndex
 
 from tiledask.errors import ConfigError, PartitionError, ScheduleError, short
 from tiledask.plan.arrays import Array
+from tiledask.plan.intervals import even
 from tiledask.plan.pipelines.schedules import BOTH_WAYS, V_SHAPED, is_looped, schedules
 from tiledask.plan.whole import is_whole, whole_number
 
@@ -282,8 +283,7 @@ def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
                 f"{layout.chunks} chunks need as many items, the model has {layers + 2}: {layers} "
                 f"layers, embedding and head; use pp x interleave of {layers + 2} or less"
             )
-        each, more = divmod(layers + 2, layout.chunks)
-        sizes = [each + (chunk < more) for chunk in range(layout.chunks)]
+        sizes = list(even(layers + 2, layout.chunks))
         sizes[0] -= 1
         sizes[-1] -= 1
         return tuple(sizes)
@@ -299,5 +299,4 @@ def _chunk_layers(layout: Layout, layers: int) -> tuple[int, ...]:
             f"pp x interleave = {layout.chunks} chunks need as many layers, the model has "
             f"{layers}; use pp x interleave of {layers} or less"
         )
-    each, more = divmod(layers, layout.chunks)
-    return tuple(each + (chunk < more) for chunk in range(layout.chunks))
+    return even(layers, layout.chunks)

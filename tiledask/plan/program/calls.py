@@ -77,5 +77,5 @@ def _call(program: Instructions, rank: int, each: Instruction) -> Planned | None
         return None
     members = program.members(rank, each)
     me, algorithm = members.index(rank), default(each.kind, len(members))
-    of = cost(each.kind, algorithm, each.counts, each.itemsize)
+    of = cost(each.kind, algorithm, each.counts, each.itemsize, each.root)
     return Planned(each.label, each.kind, of.sent[me], of.received[me], of.messages[me])

@@ -213,9 +213,14 @@ class _Run:
         if any((table != table.flat[0]).any() for table in (self.latency, self.bandwidth)):
             raise ProgramError("with links that differ, say how long collectives take: collective=")
         latency, rate = (float(table.flat[0]) for table in (self.latency, self.bandwidth))
-        algorithm = default(each.kind, len(each.counts))
         took = collective_seconds(
-            each.kind, algorithm, each.counts, each.itemsize, latency=latency, bandwidth=rate
+            each.kind,
+            default(each.kind, len(each.counts)),
+            each.counts,
+            each.itemsize,
+            latency=latency,
+            bandwidth=rate,
+            root=each.root,
         )
         return float(max(took))
 

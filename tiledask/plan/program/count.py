@@ -58,18 +58,18 @@ def _by_kind(
                 _, totals = groups.setdefault(
                     (each.axes, each.among), (each, np.zeros((2, n, n), np.int64))
                 )
-                what = each.kind, each.counts, each.itemsize
+                what = each.kind, each.counts, each.itemsize, each.root
                 if what not in known:
                     known[what] = _between(*what)
                 totals += times * known[what]
     return sends, fetched, list(groups.values())
 
 
-def _between(kind: str, counts: tuple[int, ...], itemsize: int) -> np.ndarray:
+def _between(kind: str, counts: tuple[int, ...], itemsize: int, root: int) -> np.ndarray:
     """[2, n, n]: bytes and messages from member to member of a collective."""
     n = len(counts)
     found = np.zeros((2, n, n), np.int64)
-    for moves in loads(kind, default(kind, n), counts, itemsize):
+    for moves in loads(kind, default(kind, n), counts, itemsize, root):
         for move, nbytes in moves:
             found[:, move.source, move.destination] += nbytes, 1
     return found

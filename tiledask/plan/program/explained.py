@@ -257,7 +257,8 @@ def _rows(
                 add(each.kernel, each, times, kernel(each))
             elif isinstance(each, Collective):
                 n = len(each.counts)
-                moved = cost(each.kind, default(each.kind, n), each.counts, each.itemsize)
+                algorithm = default(each.kind, n)
+                moved = cost(each.kind, algorithm, each.counts, each.itemsize, each.root)
                 add(each.label, each, times, between["collective"](each), moved.sent[0])
             elif isinstance(each, Send):
                 size = role.size(each.buffer)

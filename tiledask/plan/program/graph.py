@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tiledask.errors import ProgramError
 from tiledask.plan.program.instructions import (
     AllGather,
+    Broadcast,
     Collective,
     Do,
     Drop,
@@ -24,6 +25,7 @@ from tiledask.plan.program.instructions import (
     ProgramPart,
     ProgramRole,
     Recv,
+    Reduce,
     ReduceScatter,
     Send,
     buffer_of,
@@ -370,14 +372,25 @@ def _differs(one: LinePlace, other: LinePlace) -> str:
     here, there = ((p.part.kind, p.part.stage, p.frame) for p in (one, other))
     if here != there:
         return "their part or frame"
-    names = ("kind", "axes", "among", "counts", "itemsize", "label", "dim", "op", "stream")
-    return ", ".join(name for name in names if getattr(a, name) != getattr(b, name))
+    names = "kind axes among counts itemsize label dim op stream root shape"
+    return ", ".join(name for name in names.split() if getattr(a, name) != getattr(b, name))
 
 
 def _check_sizes(role: ProgramRole, place: LinePlace, me: int) -> None:
-    """Raises ProgramError for buffers of other sizes than a collective's counts say."""
+    """Raises ProgramError for buffers of other sizes than a collective's counts say, and for what
+    is not brought or kept where its root is."""
     each = place.instruction
     assert isinstance(each, Collective)
+    brings = not isinstance(each, Broadcast) or me == each.root
+    keeps = not isinstance(each, Reduce) or me == each.root
+    said = bool(each.buffer), bool(each.result)
+    if said != (brings, keeps) or not 0 <= each.root < len(each.counts):
+        raise ProgramError(
+            f"a broadcast is from its root and a reduce to it, number {each.root} of the "
+            f"{len(each.counts)} members; this rank is number {me}, and "
+            f"{'brings' if said[0] else 'does not bring'} what is sent and "
+            f"{'keeps' if said[1] else 'does not keep'} what comes: {place}"
+        )
     whole, mine = (n * each.itemsize for n in (sum(each.counts), each.counts[me]))
     wanted = (
         (mine, whole)
@@ -387,7 +400,7 @@ def _check_sizes(role: ProgramRole, place: LinePlace, me: int) -> None:
         else (whole, whole)
     )
     for name, size in zip((each.buffer, each.result), wanted, strict=True):
-        if role.size(name) != size:
+        if name and role.size(name) != size:
             raise ProgramError(
                 f"{name} has {role.size(name)} B, and the counts of its collective are {size} B: "
                 f"{place}; let both say the same"

@@ -34,6 +34,7 @@ __all__ = [
     "COMPUTE_STREAM",
     "AllGather",
     "AllReduce",
+    "Broadcast",
     "Collective",
     "Do",
     "Drop",
@@ -45,6 +46,7 @@ __all__ = [
     "ProgramPart",
     "ProgramRole",
     "Recv",
+    "Reduce",
     "ReduceScatter",
     "Send",
     "Stop",
@@ -139,9 +141,9 @@ class Collective:
     kind: ClassVar[str] = ""
 
     buffer: str
-    """What this rank brings."""
+    """What this rank brings; empty if it brings nothing."""
     result: str
-    """What it has afterwards: another buffer."""
+    """What it has afterwards: another buffer; empty if it has nothing."""
     axes: tuple[int, ...]
     counts: tuple[int, ...]
     """Elements of each member's chunk."""
@@ -157,19 +159,24 @@ class Collective:
     op: str = "sum"
     """Of what is added up: or "max"."""
     stream: str = COMPUTE_STREAM
+    root: int = 0
+    """From or to which of the members all of it goes, by its number among them."""
+    shape: tuple[int, ...] = ()
+    """Of what a root sends: the others have nothing to tell it by."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (self.buffer,)
+        return (self.buffer,) if self.buffer else ()
 
     @property
     def writes(self) -> tuple[str, ...]:
-        return (self.result,)
+        return (self.result,) if self.result else ()
 
     def __repr__(self) -> str:
         said = [f for f in fields(self) if f.name not in ("buffer", "result", "stream")]
         told = {f.name: value for f in said if (value := getattr(self, f.name)) != f.default}
-        return _on(f"{self.result} = {self.kind} {self.buffer} {told}", self.stream)
+        made = f"{self.result} = " if self.result else ""
+        return _on(f"{made}{' '.join((self.kind, *self.reads))} {told}", self.stream)
 
 
 class AllReduce(Collective):
@@ -198,7 +205,25 @@ class ReduceScatter(Collective):
     kind = "reduce_scatter"
 
 
-COLLECTIVES = {each.kind: each for each in (AllReduce, AllGather, ReduceScatter)}
+class Broadcast(Collective):
+    """What the root brings, on all; the others bring nothing.
+
+    >>> Broadcast("", "x1", (1,), (2, 2), 8, shape=(2, 2), root=1)
+    x1 = broadcast {'axes': (1,), 'counts': (2, 2), 'itemsize': 8, 'root': 1, 'shape': (2, 2)}
+    """
+
+    __slots__ = ()
+    kind = "broadcast"
+
+
+class Reduce(Collective):
+    """The sum of what all bring, on the root; the others have nothing afterwards."""
+
+    __slots__ = ()
+    kind = "reduce"
+
+
+COLLECTIVES = {each.kind: each for each in (AllReduce, AllGather, ReduceScatter, Broadcast, Reduce)}
 
 
 @dataclass(frozen=True, slots=True)

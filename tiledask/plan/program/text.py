@@ -101,7 +101,7 @@ _PART = re.compile(
 _SEND = re.compile(r"send (\S+) to (\d{1,8})(?: along (\d))?")
 _RECV = re.compile(r"(\S+) = recv from (\d{1,8})(?: along (\d))?")
 _DO = re.compile(r"(?:(\S.*) = )?do (\S+)((?: [^\s{]\S*)*)(?: (\{.*\}))?")
-_COLLECTIVE = re.compile(rf"(\S+) = ({'|'.join(COLLECTIVES)}) (\S+) (\{{.*\}})")
+_COLLECTIVE = re.compile(rf"(?:(\S+) = )?({'|'.join(COLLECTIVES)})(?: ([^\s{{]\S*))? (\{{.*\}})")
 _FETCH = re.compile(r"(\S+) = fetch (\S+)(?: from (\d{1,8}))? (\{.*\})")
 _KEEP = re.compile(r"keep (\S+) as (\S+) (\{.*\})")
 _DROP = re.compile(r"drop (\S+)")
@@ -230,7 +230,7 @@ def _instruction(number: int, words: str) -> Instruction:
     try:
         if found := _COLLECTIVE.fullmatch(words):
             told = ast.literal_eval(found[4])
-            return COLLECTIVES[found[2]](found[3], found[1], **told, stream=stream)
+            return COLLECTIVES[found[2]](found[3] or "", found[1] or "", **told, stream=stream)
         if found := _FETCH.fullmatch(words):
             source = None if found[3] is None else int(found[3])
             told = ast.literal_eval(found[4])

@@ -1,10 +1,9 @@
 """The schedules whose backward is one action: layer-wise, GPipe, 1F1B, and their loops."""
 
-from itertools import pairwise
-
 import numpy as np
 
 from tiledask.errors import ScheduleError
+from tiledask.plan.intervals import split
 from tiledask.plan.pipelines.schedule import Columns, Schedule
 from tiledask.plan.whole import MOST_COUNT, whole_number
 
@@ -137,9 +136,7 @@ def _alternate(forwards: Columns, backwards: Columns, warmup: int) -> Columns:
 
 def even_groups(count: int, groups: int) -> list[range]:
     """0 .. count - 1 in ``groups`` runs, the larger ones first."""
-    size, extra = divmod(count, groups)
-    starts = [g * size + min(g, extra) for g in range(groups + 1)]
-    return [range(a, b) for a, b in pairwise(starts)]
+    return [range(*ends) for ends in split(0, count, groups)]
 
 
 def chunks_each(stages: int, devices: int) -> int:

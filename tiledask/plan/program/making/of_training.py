@@ -21,6 +21,7 @@ import numpy as np
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
 from tiledask.plan.inputs.recipes import Recipe
+from tiledask.plan.intervals import part_of
 from tiledask.plan.pipelines.schedule import KINDS, SHARDING, Schedule
 from tiledask.plan.products.placement import split
 from tiledask.plan.program.instructions import (
@@ -153,10 +154,8 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
     """What the shapes on a tensor rank follow from."""
     model, found = terms.model, []
     for unit in ("embedding", "layer 0", "head"):
-        layout = model.layout(unit, ranks)
-        for name in model.whole_shapes(unit):
-            if split := layout[name].split:
-                _, held = split
+        for tiling in model.tilings(unit, ranks).values():
+            if held := tiling.shards():
                 shared = [ranks for ranks, _ in held.shared() if rank in ranks]
                 found.append((held.counts[rank], *shared))
     tokens = even(model.sequence, ranks)[rank] if terms.sequence_parallel else 0
@@ -166,8 +165,8 @@ def _blocks(terms: TrainingTerms, ranks: int, rank: int) -> Any:
 def _looks(model: Any, ranks: int, rank: int) -> Any:
     """Where, among the kv heads here, the query heads here begin to look."""
     heads = model.head_counts
-    share, first = heads.query // heads.kv, even(heads.query, ranks)
-    return sum(first[:rank]) % share
+    first, _ = part_of(0, heads.query, ranks, rank)
+    return first % (heads.query // heads.kv)
 
 
 def _extents(terms: TrainingTerms, copies: int, ranks: int, device: int) -> Any:
@@ -294,9 +293,8 @@ class _Stages:
         first, ranks = self.schedule.place[0], self.mesh[TENSOR]
         if self.model.tied and unit == "embedding" and self.device != first:
             return True
-        layout = self.model.layout(unit, ranks)
-        splits = [layout[name].split for name in self.model.whole_shapes(unit)]
-        return any(ranks > 1 if split is None else any(split[1].shared()) for split in splits)
+        held = [tiling.shards() for tiling in self.model.tilings(unit, ranks).values()]
+        return any(ranks > 1 if shards is None else any(shards.shared()) for shards in held)
 
     # -- a stage ----------------------------------------------------------------------------------
 

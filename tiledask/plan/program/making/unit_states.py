@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from tiledask.plan.collectives.cost import even
 from tiledask.plan.collectives.data_parallel import shards
+from tiledask.plan.intervals import ends_of
 from tiledask.plan.program.instructions import Do, Drop, Items, Stop
 from tiledask.plan.program.making.writer import ProgramWriter, Value
 
@@ -45,7 +46,7 @@ def sharded_parts(sizes: Mapping[str, int], copies: int, copy: int) -> dict[str,
     {'one': slice(0, 3, None), 'two': slice(0, 2, None)}
     """
     extents = dict(zip(sizes, shards(list(sizes.values()), copies), strict=True))
-    return {unit: slice(sum(each[:copy]), sum(each[: copy + 1])) for unit, each in extents.items()}
+    return {unit: slice(*ends_of(each)[copy : copy + 2]) for unit, each in extents.items()}
 
 
 class NormTerms(NamedTuple):

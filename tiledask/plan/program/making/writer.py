@@ -15,10 +15,12 @@ from typing import Any
 from tiledask.plan.program.instructions import (
     AllGather,
     AllReduce,
+    Broadcast,
     Collective,
     Do,
     Instruction,
     Items,
+    Reduce,
     ReduceScatter,
     buffer_of,
 )
@@ -125,7 +127,7 @@ class ProgramWriter:
             if isinstance(each, Do):
                 self.written[at] = replace(each, reads=new(each.reads), writes=new(each.writes))
             elif isinstance(each, Collective):
-                (buffer,), (result,) = new(each.reads), new(each.writes)
+                buffer, result = new((each.buffer, each.result))
                 self.written[at] = replace(each, buffer=buffer, result=result)
 
     # -- instructions ---------------------------------------------------------------------------
@@ -168,17 +170,31 @@ class ProgramWriter:
         self._collective(ReduceScatter, x, y, label, axes, **told)
         return y
 
+    def broadcast(
+        self, x: Value | None, y: Value, label: str, axes: tuple[int, ...], **told: Any
+    ) -> Value:
+        """``y``: on all what the root has, which is ``x`` there and None elsewhere."""
+        self._collective(Broadcast, x, y, label, axes, shape=y.shape, **told)
+        return y
+
+    def reduce(
+        self, x: Value, y: Value | None, label: str, axes: tuple[int, ...], **told: Any
+    ) -> None:
+        """``y``: on the root the sum, and None elsewhere."""
+        self._collective(Reduce, x, y, label, axes, **told)
+
     def _collective(
         self,
         kind: type[Collective],
-        x: Value,
-        y: Value,
+        x: Value | None,
+        y: Value | None,
         label: str,
         axes: tuple[int, ...],
         **told: Any,
     ) -> None:
-        made = kind(x.name, y.name, axes, itemsize=x.itemsize, label=label, **told)
-        self.written.append(made)
+        brought, made = (value.name if value else "" for value in (x, y))
+        size = (x or y).itemsize  # type: ignore[union-attr]  # one of both is there
+        self.written.append(kind(brought, made, axes, itemsize=size, label=label, **told))
 
     # -- backwards ------------------------------------------------------------------------------
 
