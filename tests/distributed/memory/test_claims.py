@@ -531,6 +531,11 @@ def test_a_wait_has_an_end(cluster):
         ({"recipe": "lora"}, ConfigError, "keeps 2 B of 'adapter weights'"),
         ({"recipe": "mixed-adam-8bit"}, ConfigError, "1 B of 'momentum'"),
         ({"what": DECODER, "recipe": "fp16-weights"}, ConfigError, "does not train"),
+        (
+            {"what": DECODER, "recipe": "fsdp-adam"},
+            ConfigError,
+            "keeps weights of 4 B and computes with 2 B",
+        ),
         ({"what": DECODER, "sequence": 65}, ConfigError, "64 positions, got sequence=65"),
         ({"layout": Layout(cp=2)}, ConfigError, "cp=1, got 2"),
         ({"what": replace(DECODER, mlp="swiglu")}, ConfigError, "mlp='gelu', got 'swiglu'"),
